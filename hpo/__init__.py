@@ -1,0 +1,5 @@
+"""Evolutionary hyperparameter search with multi-rank workers."""
+
+from hpo.space import Categorical, Float, Int, SearchSpace
+
+__all__ = ["Categorical", "Float", "Int", "SearchSpace"]

@@ -1,0 +1,156 @@
+"""The command lines of run_islands.py and hpo, as typer reads them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from hpo.errors import UsageError
+from hpo.options import DEFAULT_EVALUATIONS, LOG_LEVELS, Options
+
+# typer brings its own copy of click since 0.20, and used the real one before: this is its base class in both.
+_Mistake: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
+def _app(**options: Any) -> typer.Typer:
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options)
+
+
+def _parser(kind: Callable[[str], Any], name: str) -> Callable[[str], Any]:
+    """Make a parser whose message shows the value, which typer's own does not."""
+
+    def parse(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not {name}") from None
+
+    return parse
+
+
+_whole = _parser(int, "a whole number")
+_number = _parser(float, "a number")
+
+
+def call(app: typer.Typer, program: str) -> int:
+    """Run a typer app on this process's command line and give its exit status; a mistake is one line on stderr."""
+    try:
+        return int(app(standalone_mode=False, prog_name=program) or 0)
+    except (_Mistake, UsageError) as error:
+        message = error.format_message() if isinstance(error, _Mistake) else str(error)
+        print(f"error: {message.rstrip('.')}", *([] if isinstance(error, UsageError) else [f"(see {program} --help)"]), file=sys.stderr)
+        return 2
+
+
+def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.Typer:
+    """Make the command line of run_islands.py, which gives its options to `chosen`."""
+    app = _app()
+
+    @app.command()
+    def run_islands(
+        search_space: Annotated[
+            Path, typer.Argument(metavar="[SEARCH_SPACE]", help="Python file with a `space` and an `objective`.")
+        ] = default,
+        evaluations: Annotated[
+            Optional[int],
+            typer.Option(
+                metavar="N",
+                parser=_whole,
+                help=f"Evaluations in the whole run, shared by all workers.  [default: {DEFAULT_EVALUATIONS}]",
+            ),
+        ] = None,
+        generations: Annotated[
+            Optional[int],
+            typer.Option(metavar="G", parser=_whole, help="Instead of --evaluations: G times the number of workers."),
+        ] = None,
+        islands: Annotated[int, typer.Option(metavar="N", parser=_whole, help="Islands to deal the workers to.")] = 2,
+        ranks_per_worker: Annotated[
+            int, typer.Option(metavar="N", parser=_whole, help="MPI ranks that train one network together.")
+        ] = 2,
+        migration_probability: Annotated[
+            float,
+            typer.Option(metavar="P", parser=_number, help="Chance that an island sends its best after an evaluation."),
+        ] = 0.9,
+        pollination: Annotated[
+            bool, typer.Option("--pollination/--migration", help="Send copies to other islands, or the individuals themselves.")
+        ] = True,
+        seed: Annotated[
+            Optional[int], typer.Option(metavar="N", parser=_whole, help="Seed of weights, order and breeding.  [default: 0]")
+        ] = None,
+        run_dir: Annotated[
+            Optional[Path], typer.Option(metavar="DIR", help="Where the run is kept.  [default: a new runs/NAME-DATE-TIME]")
+        ] = None,
+        resume: Annotated[
+            bool, typer.Option("--resume", help="Go on with the run in --run-dir; start it if there is none yet.")
+        ] = False,
+        top_n: Annotated[int, typer.Option(metavar="N", parser=_whole, help="Individuals in the final tables.")] = 3,
+        settings: Annotated[
+            Optional[list[str]],
+            typer.Option("--set", metavar="NAME=VALUE", help="A setting of the search space; may be given many times."),
+        ] = None,
+        storage: Annotated[
+            Optional[str],
+            typer.Option(metavar="URL", help="Optuna storage for the study.  [default: the journal RUN_DIR/study.log]"),
+        ] = None,
+        log_level: Annotated[
+            str, typer.Option(metavar="LEVEL", help=f"What goes to stderr: {', '.join(LOG_LEVELS)}.")
+        ] = "warning",
+    ) -> None:
+        """Search the hyperparameters of a network with islands of multi-rank workers.
+
+        Start it under MPI: mpirun -n 8 python run_islands.py
+        """
+        chosen(
+            Options(
+                search_space=search_space,
+                evaluations=evaluations,
+                generations=generations,
+                islands=islands,
+                ranks_per_worker=ranks_per_worker,
+                migration_probability=migration_probability,
+                pollination=pollination,
+                seed=seed,
+                run_dir=run_dir,
+                resume=resume,
+                top_n=top_n,
+                settings=tuple(settings or ()),
+                storage=storage,
+                log_level=log_level,
+            )
+        )
+
+    return app
+
+
+def hpo_app() -> typer.Typer:
+    """Make the command line of hpo, for looking at runs."""
+    app = _app(no_args_is_help=True)
+
+    @app.callback()
+    def hpo() -> None:
+        """Look at runs of run_islands.py; needs no MPI."""
+
+    @app.command()
+    def top(
+        run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, running or finished.")],
+        n: Annotated[int, typer.Option("-n", metavar="N", parser=_whole, help="Individuals per table.")] = 3,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as in summary.json.")] = False,
+    ) -> None:
+        """Print the best individuals of each island and of the whole run."""
+        from hpo.report.tables import print_tables
+        from hpo.session import look
+
+        if n < 1:
+            raise UsageError(f"-n must be at least 1, not {n}")
+        summary = look(run_dir, n)
+        if as_json:
+            print(json.dumps(summary, indent=2))
+        else:
+            print_tables(summary)
+
+    return app

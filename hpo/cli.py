@@ -1,0 +1,77 @@
+"""Entry points: options read by one rank and told to all, one message for a mistake, and exit statuses."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpo.errors import UsageError
+from hpo.layout import Layout
+from hpo.options import Options
+from hpo.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from hpo.communicator import SleepingComm
+
+
+def main() -> None:
+    """Be the command hpo."""
+    from hpo.arguments import call, hpo_app
+
+    sys.exit(call(hpo_app(), "hpo"))
+
+
+def run_islands(default_search_space: Path) -> None:
+    """Be the command run_islands.py, on each rank of an MPI job."""
+    from hpo.communicator import world
+
+    comm = world()
+    try:
+        status = _run_islands(comm, default_search_space)
+    except KeyboardInterrupt:
+        comm.Abort(130)
+    except BaseException:
+        # A bug, or a disk that is full: other ranks wait for this one, so the whole job has to end.
+        traceback.print_exc()
+        sys.stderr.flush()
+        comm.Abort(1)
+    sys.exit(status)
+
+
+def _run_islands(comm: SleepingComm, default_search_space: Path) -> int:
+    options, layout, status = comm.bcast(_parse(default_search_space, comm.size) if comm.rank == 0 else None)
+    if status is not None:
+        return int(status)
+    from hpo.run import run
+
+    logging.basicConfig(
+        level=options.log_level.upper(), format=f"%(levelname)s rank {comm.rank} %(name)s: %(message)s", stream=sys.stderr
+    )
+    try:
+        run(options, layout, comm)
+    except UsageError as error:
+        if comm.rank == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+def _parse(default_search_space: Path, ranks: int) -> tuple[Options | None, Layout | None, int | None]:
+    """Read and check the command line on one rank: options and layout, or the exit status to leave with."""
+    from hpo.arguments import call, run_islands_app
+
+    chosen: list[tuple[Options, Layout]] = []
+
+    def check(options: Options) -> None:
+        layout = Layout(ranks, options.ranks_per_worker, options.islands)
+        if not options.search_space.exists():
+            raise UsageError(f"{options.search_space}: no such file; give the path of a search space file")
+        if options.run_dir is not None:
+            RunDir(options.run_dir).check(options.resume)
+        chosen.append((options, layout))
+
+    status = call(run_islands_app(default_search_space, check), "run_islands.py")
+    return (*chosen[0], None) if chosen else (None, None, status)

@@ -1,0 +1,132 @@
+"""Propulate's islands over the workers: built, filled with what the record knows, run until the budget is spent."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout, suppress
+from typing import Any
+
+from hpo.communicator import SleepingComm
+from hpo.layout import Layout
+from hpo.record import Evaluation
+from hpo.space import SearchSpace
+
+
+def _import_lazily(name: str) -> None:
+    """Make a module load when it is first used."""
+    spec = importlib.util.find_spec(name)
+    if name in sys.modules or spec is None or spec.loader is None:
+        return
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+
+
+# Only Propulate's surrogates, which are not used here, need GPy; it takes 0.8 s of CPU on every rank.
+_import_lazily("GPy")
+
+from propulate import Individual, Islands  # noqa: E402
+
+from hpo.propagators import default_propagator  # noqa: E402
+
+# Evaluates hyperparameters on all ranks of a worker: what was evaluated and its loss, or None where the budget is spent.
+Evaluate = Callable[..., "tuple[dict[str, Any], float] | None"]
+
+
+class _BudgetSpent(Exception):
+    """Ends Propulate's loop on all ranks of a worker; it has no other end than a number of generations per worker."""
+
+
+def run_islands(
+    space: SearchSpace,
+    evaluate: Evaluate,
+    layout: Layout,
+    world: SleepingComm,
+    *,
+    worker: int,
+    past: Sequence[Evaluation] = (),
+    migration_probability: float = 0.9,
+    pollination: bool = True,
+    seed: int = 0,
+) -> None:
+    """Breed and evaluate individuals on all islands until `evaluate` says that the budget is spent; collective.
+
+    `past` are the evaluations that the record already holds, on every rank alike; their individuals are put back on their
+    islands. Returns on all ranks at the same time.
+    """
+    island = layout.island_of(worker)
+    rng = random.Random(f"{seed}/{worker}/{len(past)}")
+
+    def loss_of(individual: Individual, _: Any = None) -> float:
+        params = space.decode(individual)
+        evaluated = evaluate(params, island=island, worker=worker, generation=int(individual.generation))
+        if evaluated is None:
+            raise _BudgetSpent
+        params, loss = evaluated
+        for name, gene in space.encode(params).items():
+            individual[name] = gene
+        return loss
+
+    propulator = _build(
+        loss_fn=loss_of,
+        propagator=default_propagator(space.limits(), layout.island_size(island), rng),
+        rng=rng,
+        generations=-1,
+        num_islands=layout.islands,
+        migration_probability=migration_probability,
+        pollination=pollination,
+        ranks_per_worker=layout.ranks_per_worker,
+    )
+    if propulator.propulate_comm is not None:
+        _restore(propulator, space, layout, past, island)
+    world.barrier()
+    with suppress(_BudgetSpent):
+        propulator.propulate(logging_interval=1000, debug=0)
+    if propulator.propulate_comm is not None:
+        propulator.propulate_comm.drain()
+        propulator.island_comm.drain()
+    world.barrier()
+
+
+def _build(**arguments: Any) -> Any:
+    """Make Propulate's islands, and give back this rank's part in them, with waits that sleep and without checkpoints."""
+    # Propulate unpickles what it finds at its checkpoint path: a folder that is new and empty holds nothing.
+    with tempfile.TemporaryDirectory() as empty, redirect_stdout(io.StringIO()):
+        propulator = Islands(**arguments, checkpoint_path=empty).propulator
+    propulator._dump_checkpoint = lambda: None
+    for name in ("worker_sub_comm", "island_comm", "propulate_comm"):
+        if getattr(propulator, name) is not None:
+            setattr(propulator, name, SleepingComm(getattr(propulator, name)))
+    return propulator
+
+
+def _restore(
+    propulator: Any, space: SearchSpace, layout: Layout, past: Sequence[Evaluation], island: int
+) -> None:
+    """Put finished evaluations back as individuals, the same on all workers of an island, and count generations on.
+
+    With fewer islands or workers than before, those that are gone are dealt to those that are left. A worker's generations
+    are counted anew, so that island, worker and generation still tell individuals apart, as Propulate needs.
+    """
+    size = layout.island_size(island)
+    limits, generations = space.limits(), [0] * size
+    for evaluation in past:
+        if not evaluation.finished or evaluation.island % layout.islands != island:
+            continue
+        place = (evaluation.worker - layout.first_worker(island)) % size
+        individual = Individual(dict(space.encode(evaluation.params)), limits)
+        individual.loss = evaluation.loss
+        individual.generation = generations[place]
+        individual.rank = individual.current = place
+        individual.island = island
+        individual.migration_steps = 0
+        individual.migration_history = str(island)
+        individual.evalperiod = evaluation.seconds
+        propulator.population.append(individual)
+        generations[place] += 1
+    propulator.generation = generations[propulator.island_comm.rank]

@@ -1,0 +1,56 @@
+"""The options of a run, checked against each other and against the ranks there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpo.errors import UsageError
+
+DEFAULT_EVALUATIONS = 64
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person asks of a run; None where they leave it to the default or, on resuming, to the run itself."""
+
+    search_space: Path
+    evaluations: int | None = None
+    generations: int | None = None
+    islands: int = 2
+    ranks_per_worker: int = 2
+    migration_probability: float = 0.9
+    pollination: bool = True
+    seed: int | None = None
+    run_dir: Path | None = None
+    resume: bool = False
+    top_n: int = 3
+    settings: tuple[str, ...] = ()
+    storage: str | None = None
+    log_level: str = "warning"
+
+    def __post_init__(self) -> None:
+        if self.evaluations is not None and self.generations is not None:
+            raise UsageError(
+                f"--evaluations {self.evaluations} and --generations {self.generations}: give one of them; "
+                "--generations G is G evaluations per worker"
+            )
+        for option, number, least in (
+            ("--evaluations", self.evaluations, 1),
+            ("--generations", self.generations, 1),
+            ("--top-n", self.top_n, 1),
+            ("--seed", self.seed, 0),
+        ):
+            if number is not None and number < least:
+                raise UsageError(f"{option} must be at least {least}, not {number}")
+        if not 0 <= self.migration_probability <= 1:
+            raise UsageError(f"--migration-probability must be from 0 to 1, not {self.migration_probability}")
+        if self.log_level not in LOG_LEVELS:
+            raise UsageError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level}")
+        if self.resume and self.run_dir is None:
+            raise UsageError("--resume needs the run to go on with: --run-dir runs/NAME")
+
+    def budget(self, workers: int) -> int | None:
+        """Give the number of evaluations in the whole run, where one was asked for."""
+        return self.generations * workers if self.generations is not None else self.evaluations

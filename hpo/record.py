@@ -1,0 +1,227 @@
+"""The record of a run: an Optuna study with one trial per evaluation.
+
+Every evaluation is in it, durably, from the moment it starts; what else a run knows is rebuilt from it. Pure: Optuna only,
+no MPI, no torch. Several processes may hold records of one study at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+INTERRUPTED = "interrupted"
+
+_STATES = {
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "waiting",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation as the record knows it.
+
+    `state` is running, waiting (to be repeated), complete, pruned, failed or interrupted; `loss` is infinite unless the
+    evaluation is complete or pruned; `started` and `ended` are seconds since the epoch.
+    """
+
+    trial: int
+    state: str
+    loss: float
+    params: dict[str, Any]
+    island: int
+    worker: int
+    generation: int
+    seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: str | None = None
+    started: float = math.nan
+    ended: float = math.nan
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ended by itself: complete, pruned or failed."""
+        return self.state in ("complete", "pruned", "failed")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A trial that has been started, and the hyperparameters to evaluate in it."""
+
+    trial_id: int
+    params: dict[str, Any]
+
+
+class Record:
+    """An open study.
+
+    `storage` is the path of a journal file or any Optuna storage URL; `lock` the path of the lock under which trials are
+    started, for a budget that several processes share.
+    """
+
+    def __init__(self, storage: str | Path, study_name: str, lock: str | Path) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._storage = _open_storage(storage)
+        self._study_id = self._storage.get_study_id_from_name(study_name)
+        self._lock_path = Path(lock).absolute()
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+        self._interrupted = sum(_evaluation(trial).state == INTERRUPTED for trial in trials)
+        self._some_may_wait = True
+
+    @classmethod
+    def create(cls, storage: str | Path, study_name: str, lock: str | Path, space: Mapping[str, str]) -> Record:
+        """Make a new study that remembers its search space, a text per parameter; ValueError if the name is taken."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        opened = _open_storage(storage)
+        try:
+            study_id = opened.create_new_study([optuna.study.StudyDirection.MINIMIZE], study_name)
+        except optuna.exceptions.DuplicatedStudyError as error:
+            raise ValueError(f"the storage already holds a study named {study_name!r}") from error
+        opened.set_study_user_attr(study_id, "space", dict(space))
+        return cls(storage, study_name, lock)
+
+    def space(self) -> dict[str, str]:
+        """Give the search space that the study was made for, a text per parameter."""
+        return dict(self._storage.get_study_user_attrs(self._study_id).get("space", {}))
+
+    def start(
+        self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], budget: int, **attributes: int
+    ) -> Assignment | None:
+        """Start a trial with these hyperparameters, or with those of a trial that waits; None where the budget is spent.
+
+        No more than `budget` evaluations are ever started, however many processes ask at once; interrupted ones do not
+        count, since they are repeated.
+        """
+        with self._lock():
+            waiting = self._waiting() if self._some_may_wait else []
+            self._some_may_wait = bool(waiting)
+            if self._storage.get_n_trials(self._study_id) - self._interrupted - len(waiting) >= budget:
+                return None
+            if waiting:
+                return self._start_waiting(waiting[0], attributes)
+            template = create_trial(
+                state=TrialState.RUNNING,
+                params=dict(params),
+                distributions=dict(distributions),
+                user_attrs=dict(attributes),
+            )
+            return Assignment(self._storage.create_new_trial(self._study_id, template_trial=template), dict(params))
+
+    def report(self, assignment: Assignment, step: int, loss: float) -> None:
+        """Record an intermediate value."""
+        self._storage.set_trial_intermediate_value(assignment.trial_id, step, loss)
+
+    def complete(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
+        """Record that an evaluation succeeded; durable when this returns."""
+        self._end(assignment, TrialState.COMPLETE, [loss], seconds=seconds, **({"metrics": dict(metrics)} if metrics else {}))
+
+    def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float) -> None:
+        """Record that an evaluation failed, with the reason in one line; durable when this returns."""
+        self._end(assignment, TrialState.FAIL, None, seconds=seconds, failure=reason, traceback=traceback)
+
+    def enqueue(self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], **attributes: Any) -> None:
+        """Let an evaluation wait for the next worker that is free, before anything that is bred."""
+        template = create_trial(
+            state=TrialState.WAITING, params=dict(params), distributions=dict(distributions), user_attrs=attributes
+        )
+        self._storage.create_new_trial(self._study_id, template_trial=template)
+
+    def requeue_interrupted(self) -> int:
+        """End what was running when a run died, and let it wait to be evaluated again; returns how much it was.
+
+        Only for a study that no run is working on. What waits is recorded before what ends, so that a crash in between
+        loses nothing.
+        """
+        waiting_for = {trial.user_attrs.get("repeats") for trial in self._waiting()}
+        running = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
+        for trial in running:
+            if trial.number not in waiting_for:
+                self.enqueue(trial.params, trial.distributions, repeats=trial.number)
+            self._end(Assignment(trial._trial_id, trial.params), TrialState.FAIL, None, failure=INTERRUPTED)
+            self._interrupted += 1
+        self._some_may_wait = True
+        return len(running)
+
+    def evaluations(self) -> list[Evaluation]:
+        """Give all evaluations in the order in which they were started."""
+        return [_evaluation(trial) for trial in self._storage.get_all_trials(self._study_id, deepcopy=False)]
+
+    def _start_waiting(self, trial: FrozenTrial, attributes: Mapping[str, int]) -> Assignment:
+        for name, value in attributes.items():
+            self._storage.set_trial_user_attr(trial._trial_id, name, value)
+        self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+        return Assignment(trial._trial_id, trial.params)
+
+    def _waiting(self) -> list[FrozenTrial]:
+        return self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.WAITING,))
+
+    def _end(self, assignment: Assignment, state: TrialState, values: Sequence[float] | None, **attributes: Any) -> None:
+        for name, value in attributes.items():
+            self._storage.set_trial_user_attr(assignment.trial_id, name, value)
+        self._storage.set_trial_state_values(assignment.trial_id, state, values)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        # A link, as in optuna's default lock, would need a target: optuna takes the age of the lock from there.
+        lock = JournalFileOpenLock(str(self._lock_path))
+        lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
+    """Give the n best complete evaluations, best first, each set of hyperparameters once."""
+    best: dict[tuple[Any, ...], Evaluation] = {}
+    for evaluation in sorted((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial)):
+        best.setdefault(tuple(evaluation.params.items()), evaluation)
+    return list(best.values())[:n]
+
+
+def repair_journal(path: Path) -> None:
+    """Cut off a last line that was torn by a crash; the next line to be written would be glued to it."""
+    with path.open("r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+
+
+def _open_storage(storage: str | Path) -> BaseStorage:
+    if isinstance(storage, str) and "://" in storage:
+        return optuna.storages.get_storage(storage)
+    # Absolute, because optuna's lock is a symbolic link to this path, which is looked at to tell whether it is stale.
+    return JournalStorage(JournalFileBackend(str(Path(storage).absolute())))
+
+
+def _evaluation(trial: FrozenTrial) -> Evaluation:
+    attributes = trial.user_attrs
+    state = INTERRUPTED if attributes.get("failure") == INTERRUPTED else _STATES[trial.state]
+    return Evaluation(
+        trial=trial.number,
+        state=state,
+        loss=trial.values[0] if trial.values else math.inf,
+        params=trial.params,
+        island=attributes.get("island", 0),
+        worker=attributes.get("worker", 0),
+        generation=attributes.get("generation", 0),
+        seconds=attributes.get("seconds", 0.0),
+        metrics=attributes.get("metrics", {}),
+        failure=attributes.get("failure"),
+        started=trial.datetime_start.timestamp() if trial.datetime_start else math.nan,
+        ended=trial.datetime_complete.timestamp() if trial.datetime_complete else math.nan,
+    )

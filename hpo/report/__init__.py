@@ -1,0 +1,1 @@
+"""What people look at; it reads the record and nothing else."""

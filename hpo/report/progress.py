@@ -1,0 +1,97 @@
+"""A run's progress as plain lines: one for each evaluation that has ended, and now and then the time left."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from hpo.record import Evaluation, rank
+from hpo.report.text import duration, named, number, value
+
+_POLL_SECONDS = 0.5
+_SECONDS_BETWEEN_ESTIMATES = 30.0
+
+
+class Progress:
+    """Prints evaluations as the record comes to hold them, from a thread of its own while inside ``with``.
+
+    `evaluations` reads the record. What had ended before is not printed again. Since a line is printed only of what was
+    read from the record, everything that was printed is durable.
+    """
+
+    def __init__(self, evaluations: Callable[[], Sequence[Evaluation]], budget: int, out: TextIO = sys.stdout) -> None:
+        self._evaluations = evaluations
+        self._budget = budget
+        self._out = out
+        past = evaluations()
+        self._printed = {evaluation.trial for evaluation in past if evaluation.finished}
+        self._resumed_with = len(self._printed)
+        self._best = min((e.loss for e in rank(past, 1)), default=float("inf"))
+        self._widths: dict[str, int] = {}
+        self._started = self._estimated = time.monotonic()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
+
+    def __enter__(self) -> Progress:
+        self._print(f"{'':>{self._digits}} {'done':>{self._digits}}  island  worker  generation      loss        seconds")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._print_new()
+
+    @property
+    def _digits(self) -> int:
+        return len(str(self._budget))
+
+    def _follow(self) -> None:
+        while not self._stopped.wait(_POLL_SECONDS):
+            self._print_new()
+
+    def _print_new(self) -> None:
+        evaluations = self._evaluations()
+        new = [e for e in evaluations if e.finished and e.trial not in self._printed]
+        for evaluation in sorted(new, key=lambda evaluation: evaluation.ended):
+            self._printed.add(evaluation.trial)
+            self._print(self._line(evaluation))
+        if time.monotonic() - self._estimated > _SECONDS_BETWEEN_ESTIMATES and len(self._printed) < self._budget:
+            self._estimated = time.monotonic()
+            self._print(self._estimate(evaluations))
+
+    def _line(self, evaluation: Evaluation) -> str:
+        best = evaluation.state == "complete" and evaluation.loss < self._best
+        if best:
+            self._best = evaluation.loss
+        loss = number(evaluation.loss) if evaluation.state == "complete" else evaluation.state
+        what = self._aligned({**evaluation.params, **evaluation.metrics})
+        if evaluation.failure:
+            what += f"  {evaluation.failure}"
+        return (
+            f"{len(self._printed):>{self._digits}}/{self._budget}  {evaluation.island:>6}  {evaluation.worker:>6}  "
+            f"{evaluation.generation:>10}  {loss:>8}  {'best' if best else '':4}  {evaluation.seconds:>7.1f}  {what}"
+        )
+
+    def _aligned(self, values: dict[str, object]) -> str:
+        """Write named values in columns as wide as the widest so far."""
+        texts = []
+        for name, item in values.items():
+            text = f"{name}={value(item)}"
+            self._widths[name] = max(self._widths.get(name, 0), len(text))
+            texts.append(text.ljust(self._widths[name]))
+        return "  ".join(texts).rstrip()
+
+    def _estimate(self, evaluations: Sequence[Evaluation]) -> str:
+        done = len(self._printed) - self._resumed_with
+        elapsed = time.monotonic() - self._started
+        left = f"about {duration(elapsed / done * (self._budget - len(self._printed)))} left" if done else "nothing yet"
+        best = rank(evaluations, 1)
+        so_far = f"best so far {number(best[0].loss)} (trial {best[0].trial}: {named(best[0].params)}), " if best else ""
+        return f"-- {so_far}{duration(elapsed)} gone, {left}"
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._out, flush=True)

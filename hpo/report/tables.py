@@ -1,0 +1,49 @@
+"""The top-n tables of a run, from its summary."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hpo.report.text import duration, number, value
+
+
+def print_tables(summary: Mapping[str, Any]) -> None:
+    """Print the counts, and the best individuals of each island and of the whole run."""
+    # A pipe has no width to fit into; lines are kept whole, so that they can be searched.
+    console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
+    for island in summary["islands"]:
+        if island["top"]:
+            console.print(_table(f"Island {island['island']}", island["top"]))
+    console.print(_table("All islands", summary["top"]) if summary["top"] else "No evaluation succeeded.")
+    counts = summary["evaluations"]
+    states = [f"{counts[state]} {state}" for state in ("complete", "pruned", "failed", "running") if counts[state]]
+    console.print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}")
+
+
+def print_times(summary: Mapping[str, Any]) -> None:
+    """Print the wall time and how busy the workers were."""
+    print(f"{duration(summary['wall_seconds'])}, workers busy {summary['worker_busy_fraction']:.1%} of the time")
+
+
+def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    names = list(entries[0]["params"])
+    metrics = sorted({name for entry in entries for name in entry["metrics"]})
+    for column in ("", "loss", *metrics, *names, "trial", "island", "worker", "generation", "seconds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for place, entry in enumerate(entries, start=1):
+        table.add_row(
+            str(place),
+            number(entry["loss"]),
+            *(value(entry["metrics"].get(name, "")) for name in metrics),
+            *(value(entry["params"][name]) for name in names),
+            *(str(entry[name]) for name in ("trial", "island", "worker", "generation")),
+            f"{entry['seconds']:.1f}",
+        )
+    return table

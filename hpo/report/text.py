@@ -1,0 +1,33 @@
+"""Evaluations as text: values, hyperparameters and durations, short and aligned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def number(value: float) -> str:
+    """Write a number with four significant digits."""
+    return f"{value:.4g}"
+
+
+def value(value: Any) -> str:
+    """Write a hyperparameter's value."""
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def named(values: Mapping[str, Any]) -> str:
+    """Write named values in one line."""
+    return "  ".join(f"{name}={value(item)}" for name, item in values.items())
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in its two largest units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"

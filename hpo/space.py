@@ -1,0 +1,263 @@
+"""Search spaces: named, typed, bounded hyperparameters, and their two encodings.
+
+A space is checked when it is made, since only the space knows its parameters' names. It encodes hyperparameters to
+*genes*, the numbers that Propulate breeds, and to Optuna distributions, which the record keeps. Pure: no MPI, no torch.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+Value = Union[bool, int, float, str]
+Gene = Union[int, float]
+
+# Propulate holds genes in a float64 array, in which larger integers are no longer exact.
+_LARGEST_INT = 2**53
+# exp(log(x)) is off by some 1e-13 at worst in the range of float64; 12 digits absorb that, so that a value survives
+# its encoding, and the same digits tell two individuals apart.
+_DIGITS = 12
+
+
+def _round_float(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _round_inwards(value: float, inside: float) -> float:
+    """Round to `_DIGITS` digits, towards `inside` where rounding would leave the range."""
+    rounded = _round_float(value)
+    if (rounded - value) * (inside - value) >= 0 or rounded == value:
+        return rounded
+    step = 10.0 ** (math.floor(math.log10(abs(value))) - _DIGITS + 1)
+    return _round_float(rounded + math.copysign(step, inside - value))
+
+
+@dataclass(frozen=True)
+class Int:
+    """An integer from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    def problem(self) -> str | None:
+        """Say what is wrong with the bounds, if anything."""
+        if not all(type(bound) is int for bound in (self.low, self.high)):
+            return "the bounds of an Int must be integers"
+        if not self.low < self.high:
+            return "low < high must hold"
+        if max(abs(self.low), abs(self.high)) > _LARGEST_INT:
+            return f"the bounds of an Int must lie within ±2**53 ({_LARGEST_INT})"
+        return None
+
+    @property
+    def limits(self) -> tuple[Gene, Gene]:
+        """The range of the gene."""
+        return self.low, self.high
+
+    def accepts(self, value: object) -> bool:
+        """Tell whether `value` is one this parameter can take."""
+        return type(value) is int and self.low <= value <= self.high
+
+    def encode(self, value: Value) -> Gene:
+        """Give the gene of a value."""
+        return int(value)
+
+    def decode(self, gene: Gene) -> int:
+        """Give the value of a gene; one outside of the limits counts as the nearest limit."""
+        return min(max(round(gene), self.low), self.high)
+
+    def distribution(self) -> BaseDistribution:
+        """Give the Optuna distribution."""
+        from optuna.distributions import IntDistribution
+
+        return IntDistribution(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Float:
+    """A float from `low` to `high`, drawn and mutated on a linear or a logarithmic scale.
+
+    Values have 12 significant digits; bounds with more are rounded into the range.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if self.problem() is None:
+            low, high = float(self.low), float(self.high)
+            object.__setattr__(self, "low", _round_inwards(low, high))
+            object.__setattr__(self, "high", _round_inwards(high, low))
+
+    def problem(self) -> str | None:
+        """Say what is wrong with the bounds, if anything."""
+        if not all(type(bound) in (int, float) for bound in (self.low, self.high)):
+            return "the bounds of a Float must be numbers"
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and math.isfinite(self.high - self.low)):
+            return "the bounds of a Float must be finite"
+        if not self.low < self.high:
+            return "low < high must hold"
+        if type(self.log) is not bool:
+            return "log must be True or False"
+        if self.log and self.low <= 0:
+            return "a logarithmic scale needs low > 0"
+        return None
+
+    @property
+    def limits(self) -> tuple[Gene, Gene]:
+        """The range of the gene: the bounds, or their logarithms."""
+        return self.encode(self.low), self.encode(self.high)
+
+    def accepts(self, value: object) -> bool:
+        """Tell whether `value` is one this parameter can take."""
+        return type(value) is float and self.low <= value <= self.high and value == _round_float(value)
+
+    def encode(self, value: Value) -> Gene:
+        """Give the gene of a value."""
+        return math.log(float(value)) if self.log else float(value)
+
+    def decode(self, gene: Gene) -> float:
+        """Give the value of a gene; one outside of the limits counts as the nearest limit."""
+        low, high = self.limits
+        gene = min(max(gene, low), high)
+        value = _round_float(math.exp(gene) if self.log else float(gene))
+        return min(max(value, self.low), self.high)
+
+    def distribution(self) -> BaseDistribution:
+        """Give the Optuna distribution."""
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self.high, log=self.log)
+
+
+@dataclass(frozen=True, init=False)
+class Categorical:
+    """One of several choices without an order: strings, numbers or booleans.
+
+    The gene is the index of the choice. Propulate's own one-hot encoding of strings loses mutations: setting one
+    clears the wrong slice of an individual's position (propulate 1.2.2, `Individual.__setitem__`).
+    """
+
+    choices: tuple[Value, ...]
+
+    def __init__(self, *choices: Value) -> None:
+        object.__setattr__(self, "choices", choices)
+
+    def __repr__(self) -> str:
+        return f"Categorical({', '.join(map(repr, self.choices))})"
+
+    def problem(self) -> str | None:
+        """Say what is wrong with the choices, if anything."""
+        if not self.choices:
+            return "at least one choice is needed"
+        for choice in self.choices:
+            if type(choice) not in (bool, int, float, str):
+                return f"a choice must be a string, a number or a boolean, not {choice!r}"
+            if type(choice) is float and not math.isfinite(choice):
+                return f"a choice must be finite, not {choice!r}"
+        # True == 1 == 1.0: Optuna, which looks choices up by equality, could not tell them apart either.
+        if len(set(self.choices)) < len(self.choices):
+            return "choices must differ from each other (True, 1 and 1.0 are the same)"
+        return None
+
+    @property
+    def limits(self) -> tuple[Gene, Gene]:
+        """The range of the gene."""
+        return 0, len(self.choices) - 1
+
+    def accepts(self, value: object) -> bool:
+        """Tell whether `value` is one this parameter can take."""
+        return any(type(value) is type(choice) and value == choice for choice in self.choices)
+
+    def encode(self, value: Value) -> Gene:
+        """Give the gene of a value."""
+        return self.choices.index(value)
+
+    def decode(self, gene: Gene) -> Value:
+        """Give the value of a gene; one outside of the limits counts as the nearest limit."""
+        return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
+
+    def distribution(self) -> BaseDistribution:
+        """Give the Optuna distribution."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.choices)
+
+
+Parameter = Union[Int, Float, Categorical]
+
+
+class SearchSpace:
+    """Named hyperparameters with their ranges, in the order in which they are written.
+
+    ::
+
+        space = SearchSpace(
+            conv_layers=Int(2, 10),
+            activation=Categorical("relu", "sigmoid", "tanh"),
+            lr=Float(1e-3, 1.0, log=True),
+        )
+        genes = space.encode({"conv_layers": 3, "activation": "tanh", "lr": 0.01})
+        space.decode(genes)  # {"conv_layers": 3, "activation": "tanh", "lr": 0.01}
+
+    Raises ValueError, naming the parameter and its values, where a range is not one, and TypeError where a parameter is
+    none of Int, Float and Categorical.
+    """
+
+    def __init__(self, **parameters: Parameter) -> None:
+        if not parameters:
+            raise ValueError("a search space needs at least one parameter, e.g. SearchSpace(lr=Float(1e-4, 1e-1))")
+        for name, parameter in parameters.items():
+            # Propulate keeps names with a leading underscore for itself.
+            if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+                raise ValueError(
+                    f"parameter name {name!r}: must be a Python identifier without a leading underscore, e.g. 'lr'"
+                )
+            if not isinstance(parameter, (Int, Float, Categorical)):
+                raise TypeError(f"parameter {name!r}: must be an Int, Float or Categorical, not {parameter!r}")
+            problem = parameter.problem()
+            if problem:
+                raise ValueError(f"parameter {name!r}: {problem}, but got {parameter!r}")
+        self.parameters: Mapping[str, Parameter] = dict(parameters)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={parameter!r}" for name, parameter in self.parameters.items())
+        return f"SearchSpace({inside})"
+
+    def limits(self) -> dict[str, tuple[Gene, Gene]]:
+        """Give the range of every gene, as Propulate takes it: two ints, or two floats."""
+        return {name: parameter.limits for name, parameter in self.parameters.items()}
+
+    def encode(self, params: Mapping[str, Value]) -> dict[str, Gene]:
+        """Turn hyperparameters of this space into genes; raises ValueError where they are not of this space."""
+        self.check(params)
+        return {name: parameter.encode(params[name]) for name, parameter in self.parameters.items()}
+
+    def decode(self, genes: Mapping[str, Gene]) -> dict[str, Value]:
+        """Turn genes into hyperparameters: plain ints, floats, strings and booleans."""
+        return {name: parameter.decode(genes[name]) for name, parameter in self.parameters.items()}
+
+    def check(self, params: Mapping[str, object]) -> None:
+        """Raise a ValueError, naming the first culprit, unless `params` are hyperparameters of this space."""
+        for name in [*params, *self.parameters]:
+            if name not in self.parameters:
+                raise ValueError(f"unknown parameter {name!r}; this space has {', '.join(self.parameters)}")
+            if name not in params:
+                raise ValueError(f"parameter {name!r} is missing")
+            if not self.parameters[name].accepts(params[name]):
+                raise ValueError(f"parameter {name!r}: {params[name]!r} is not in {self.parameters[name]!r}")
+
+    def describe(self) -> dict[str, str]:
+        """Give each parameter as text, to be kept with a run and compared on resuming it."""
+        return {name: repr(parameter) for name, parameter in self.parameters.items()}
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Give the Optuna distribution of every parameter."""
+        return {name: parameter.distribution() for name, parameter in self.parameters.items()}

@@ -1,0 +1,102 @@
+"""Image data sets by name, split into training, validation and test.
+
+The search sees the training and the validation part; the test part is for judging a search's winner, once. Images stay
+bytes, as they are on disk: a quarter of the memory of floats, and normalising a batch costs nothing beside training on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hpo.training.sources import SOURCES, Arrays, Source
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images, uint8 of shape (N, channels, height, width), and their labels, int64 of shape (N,)."""
+
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What a search trains on and validates with; `mean` and `std` are the training images', float32 per channel."""
+
+    train: Split
+    validation: Split
+    classes: int
+    mean: npt.NDArray[np.float32]
+    std: npt.NDArray[np.float32]
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        _, channels, height, width = self.train.images.shape
+        return channels, height, width
+
+
+def load_data(
+    name: str, data_dir: str | Path = "data", *, train_samples: int = 0, validation_samples: int = 0
+) -> Dataset:
+    """Load the training and the validation part of a data set, or the first samples of each (0: all).
+
+    The validation part is split off the published training set by a fixed shuffle, the same in every run.
+
+    Raises ValueError for a name or a number of samples that does not exist or for a damaged file, and FileNotFoundError,
+    saying what was looked for and where, for data that is neither there nor to be downloaded.
+    """
+    source = _source(name)
+    development = source.development(_folder(data_dir))
+    validation, train = np.split(_shuffled(development), [source.validation_samples])
+    train = _first(train, train_samples, f"train_samples={train_samples}", name)
+    validation = _first(validation, validation_samples, f"validation_samples={validation_samples}", name)
+    mean, std = _statistics(development[0][train])
+    return Dataset(_take(development, train), _take(development, validation), source.classes, mean, std)
+
+
+def load_test(name: str, data_dir: str | Path = "data") -> Split:
+    """Load the test part of a data set, which no search touches; raises as `load_data` does."""
+    return Split(*_source(name).test(_folder(data_dir)))
+
+
+def _source(name: str) -> Source:
+    if name not in SOURCES:
+        raise ValueError(f"dataset={name}: there is no such data set; there are {', '.join(SOURCES)}")
+    return SOURCES[name]
+
+
+def _folder(data_dir: str | Path) -> Path:
+    return Path(data_dir).expanduser().absolute()
+
+
+def _shuffled(arrays: Arrays) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(0).permutation(len(arrays[1]))
+
+
+def _first(indices: npt.NDArray[np.int64], wanted: int, setting: str, name: str) -> npt.NDArray[np.int64]:
+    if not 0 <= wanted <= len(indices):
+        raise ValueError(f"{setting}: {name} has {len(indices)} such samples; 0 takes all of them")
+    return indices[: wanted or None]
+
+
+def _take(arrays: Arrays, indices: npt.NDArray[np.int64]) -> Split:
+    images, labels = arrays
+    return Split(images[indices], labels[indices])
+
+
+def _statistics(images: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Give the mean and the standard deviation of each channel, exactly, from counts of the 256 values."""
+    values = np.arange(256)
+    counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in images.swapaxes(0, 1)])
+    weights = counts / counts.sum(axis=1, keepdims=True)
+    mean = weights @ values
+    variance = weights @ values**2 - mean**2
+    return mean.astype(np.float32), np.sqrt(np.maximum(variance, 1.0)).astype(np.float32)

@@ -1,0 +1,103 @@
+"""Training a classifier on a worker's ranks, as one process would train it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Adadelta
+from torch.optim.lr_scheduler import StepLR
+
+from hpo.training.data import Dataset, Split
+from hpo.worker import Worker
+
+_VALIDATION_BATCH = 256
+
+
+def fit(
+    network: nn.Module,
+    data: Dataset,
+    worker: Worker,
+    *,
+    epochs: int,
+    batch_size: int,
+    patience: int,
+    lr: float,
+    gamma: float,
+) -> Iterator[tuple[float, dict[str, float]]]:
+    """Train with Adadelta (Zeiler 2012) and yield the validation loss and accuracy after each epoch.
+
+    `network` gives log-probabilities. `batch_size` is the global batch, divided among the ranks; `lr` is multiplied by
+    `gamma` after every epoch; training ends early after `patience` epochs in a row without a new best loss. The order of
+    the samples follows from the worker's seed and is the same on all ranks.
+    """
+    network = network.to(worker.device, memory_format=torch.channels_last)
+    # The model stays out of the reducer's way between epochs, so its buckets need no gradient views or static graph:
+    # neither made a difference in measurements.
+    model = DistributedDataParallel(network)
+    optimizer = Adadelta(model.parameters(), lr=lr)
+    scheduler = StepLR(optimizer, step_size=1, gamma=gamma)
+    order = torch.Generator().manual_seed(worker.seed)
+    train, validation = _OnDevice(data.train, data, worker), _OnDevice(data.validation, data, worker)
+    best, epochs_since_best = float("inf"), 0
+    for _ in range(epochs):
+        _train_epoch(model, optimizer, train, torch.randperm(len(train), generator=order), batch_size, worker)
+        scheduler.step()
+        loss, accuracy = _validate(network, validation, worker)
+        yield loss, {"accuracy": accuracy}
+        best, epochs_since_best = (loss, 0) if loss < best else (best, epochs_since_best + 1)
+        if epochs_since_best >= patience:
+            return
+
+
+class _OnDevice:
+    """A split as tensors on the worker's device: views of the host's one copy on a CPU, a copy on each GPU."""
+
+    def __init__(self, split: Split, data: Dataset, worker: Worker) -> None:
+        self._images = torch.from_numpy(split.images).to(worker.device)
+        self._labels = torch.from_numpy(split.labels).to(worker.device)
+        self._mean = torch.from_numpy(data.mean).to(worker.device).view(1, -1, 1, 1)
+        self._scale = 1 / torch.from_numpy(data.std).to(worker.device).view(1, -1, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give the normalised images (N, C, H, W) and the labels (N) at `indices`."""
+        indices = indices.to(self._labels.device)
+        images = self._images[indices].to(torch.float32).sub_(self._mean).mul_(self._scale)
+        return images.contiguous(memory_format=torch.channels_last), self._labels[indices]
+
+
+def _train_epoch(
+    model: nn.Module, optimizer: torch.optim.Optimizer, train: _OnDevice, order: torch.Tensor, batch_size: int, worker: Worker
+) -> None:
+    model.train()
+    for batch in order.split(batch_size):
+        images, labels = train.batch(batch[worker.rank :: worker.size])
+        optimizer.zero_grad()
+        # DDP averages gradients over ranks, whose shares of a batch may differ by a sample: weighted like this, the
+        # average is the gradient of the global batch's mean loss.
+        loss = F.nll_loss(model(images), labels, reduction="sum") * (worker.size / len(batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+@torch.no_grad()
+def _validate(network: nn.Module, validation: _OnDevice, worker: Worker) -> tuple[float, float]:
+    """Give the mean loss and the accuracy over the whole set, of which every rank takes its share once."""
+    network.eval()
+    sums = torch.zeros(2, dtype=torch.float64, device=worker.device)
+    for batch in torch.arange(worker.rank, len(validation), worker.size).split(_VALIDATION_BATCH):
+        images, labels = validation.batch(batch)
+        output = network(images)
+        sums[0] += F.nll_loss(output, labels, reduction="none").double().sum()
+        sums[1] += (output.argmax(dim=1) == labels).sum()
+    dist.all_reduce(sums)
+    loss, accuracy = (sums / len(validation)).tolist()
+    return loss, accuracy

@@ -1,0 +1,45 @@
+"""A small convolutional network on scikit-learn's handwritten digits: needs no download and no GPU."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpo import Categorical, Float, Int, SearchSpace
+from hpo.training import Dataset, Net, fit, load_data
+from hpo.worker import Worker
+
+space = SearchSpace(
+    conv_layers=Int(1, 6),
+    activation=Categorical("relu", "sigmoid", "tanh"),
+    lr=Float(0.05, 3.0, log=True),
+    gamma=Float(0.5, 0.999),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of this search: --set epochs=3."""
+
+    epochs: int = 10
+    batch_size: int = 32
+    patience: int = 5
+
+
+def prepare(settings: Settings) -> Dataset:
+    """Load the data, once per host and before anything starts; the objective finds it as `worker.data`."""
+    return load_data("digits")
+
+
+def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
+    """Train one network on the worker's ranks; yield its validation loss and accuracy after each epoch."""
+    network = Net(worker.data.image_shape, worker.data.classes, params["conv_layers"], params["activation"])
+    yield from fit(
+        network,
+        worker.data,
+        worker,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        patience=settings.patience,
+        lr=params["lr"],
+        gamma=params["gamma"],
+    )
