@@ -10,13 +10,17 @@ import pickle
 import time
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
 # Short enough that nobody notices, long enough that a wait costs about 1% of a core.
 _SHORTEST_SLEEP = 5e-5
 _LONGEST_SLEEP = 5e-3
+
+_TURN_TAG = 1
+
+T = TypeVar("T")
 
 
 def sleep_until(done: Callable[[], bool]) -> None:
@@ -70,6 +74,17 @@ class SleepingComm(MPI.Intracomm):
         """
         self._unreceived = [request for request in self._pending() if not request.Test()]
         self._unreceived.append(self.issend(obj, dest=dest, tag=tag))
+
+    def in_turns(self, at_once: int, step: Callable[[], T]) -> T:
+        """Take a step on every rank, on no more than `at_once` of them at the same time; collective."""
+        if self.rank >= at_once:
+            sleep_until(lambda: bool(self.iprobe(source=self.rank - at_once, tag=_TURN_TAG)))
+            self.recv(source=self.rank - at_once, tag=_TURN_TAG)
+        try:
+            return step()
+        finally:
+            if self.rank + at_once < self.size:
+                self.send(None, dest=self.rank + at_once, tag=_TURN_TAG)
 
     def drain(self) -> None:
         """Receive and drop what is on its way to this rank, until nothing is on its way to any; collective.

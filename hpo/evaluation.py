@@ -9,11 +9,13 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpo.record import Assignment, Record
 from hpo.search_file import SearchFile
 from hpo.worker import Worker
+
+if TYPE_CHECKING:
+    from hpo.record import Assignment, Record
 
 
 @dataclass
@@ -50,19 +52,20 @@ class Evaluator:
         assignment = None
         if self._record:
             assignment = self._record.start(params, self._distributions, self._budget, **attributes)
-        assignment = self._worker.comm.bcast(assignment)
-        if assignment is None:
+        assigned = self._worker.comm.bcast(assignment.params if assignment else None)
+        if assigned is None:
             return None
         self._worker.connect()
         started = time.monotonic()
-        attempt = self._agree(self._attempt(assignment))
-        self._finish(assignment, attempt, time.monotonic() - started)
-        return assignment.params, attempt.loss
+        attempt = self._agree(self._attempt(assigned, assignment))
+        if self._record and assignment:
+            _finish(self._record, assignment, attempt, time.monotonic() - started)
+        return assigned, attempt.loss
 
-    def _attempt(self, assignment: Assignment) -> _Attempt:
+    def _attempt(self, params: dict[str, Any], assignment: Assignment | None) -> _Attempt:
         """Run the objective on this rank; what it raises ends the attempt and closes this rank's connections."""
         attempt = _Attempt()
-        steps = self._steps(dict(assignment.params))
+        steps = self._steps(dict(params))
         for step in range(1, 2**63):
             try:
                 loss, metrics = next(steps)
@@ -70,7 +73,7 @@ class Evaluator:
                 break
             except (Exception, SystemExit) as error:
                 return self._failed(error)
-            if self._record:
+            if self._record and assignment:
                 self._record.report(assignment, step, loss)
             if loss < attempt.loss:
                 attempt.loss, attempt.metrics = loss, metrics
@@ -111,13 +114,12 @@ class Evaluator:
         self._worker.disconnect()
         return first
 
-    def _finish(self, assignment: Assignment, attempt: _Attempt, seconds: float) -> None:
-        if self._record is None:
-            return
-        if attempt.failure is None:
-            self._record.complete(assignment, attempt.loss, seconds, attempt.metrics)
-        else:
-            self._record.fail(assignment, attempt.failure, attempt.traceback, seconds)
+
+def _finish(record: Record, assignment: Assignment, attempt: _Attempt, seconds: float) -> None:
+    if attempt.failure is None:
+        record.complete(assignment, attempt.loss, seconds, attempt.metrics)
+    else:
+        record.fail(assignment, attempt.failure, attempt.traceback, seconds)
 
 
 def _checked(value: Any) -> tuple[float, dict[str, float]]:

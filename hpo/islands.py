@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import io
 import random
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from hpo.communicator import SleepingComm
 from hpo.layout import Layout
-from hpo.record import Evaluation
 from hpo.space import SearchSpace
 
 
-def _import_lazily(name: str) -> None:
-    """Make a module load when it is first used."""
-    spec = importlib.util.find_spec(name)
-    if name in sys.modules or spec is None or spec.loader is None:
-        return
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
+if TYPE_CHECKING:
+    from hpo.record import Evaluation
+
+
+class _Deferred(ModuleType):
+    """A module that is imported when something in it is first asked for.
+
+    The standard library's LazyLoader does not wait for that: ``import`` itself looks at the module's ``__spec__``, which
+    makes it load (Python 3.10 to 3.12).
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 # Only Propulate's surrogates, which are not used here, need GPy; it takes 0.8 s of CPU on every rank.
-_import_lazily("GPy")
+sys.modules.setdefault("GPy", _Deferred("GPy"))
 
 from propulate import Individual, Islands  # noqa: E402
 
@@ -56,7 +63,7 @@ def run_islands(
 ) -> None:
     """Breed and evaluate individuals on all islands until `evaluate` says that the budget is spent; collective.
 
-    `past` are the evaluations that the record already holds, on every rank alike; their individuals are put back on their
+    `past`, needed on leaders, are the evaluations that the record already holds; their individuals are put back on their
     islands. Returns on all ranks at the same time.
     """
     island = layout.island_of(worker)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ContextManager, TypeVar
 
 from hpo.communicator import SleepingComm, same_host
@@ -27,23 +28,18 @@ def run(options: Options, layout: Layout, world: SleepingComm) -> None:
     Raises UsageError, on all ranks alike, before anything starts where a person has to mend something first.
     """
     started = time.time()
-    search = _together(world, lambda: load_search_file(options.search_space))
-    # Imported here, where most mistakes would have been found: torch and propulate take seconds.
+    host = same_host(world)
+    search, settings, before, data = _prepare(options, world, host)
     from hpo import session
     from hpo.evaluation import Evaluator
     from hpo.islands import run_islands
     from hpo.worker import Worker
 
-    before = _on_first(world, lambda: session.previous(options, search))
-    settings = _together(world, lambda: search.settings([*before.get("set", []), *options.settings]))
-    host = same_host(world)
-    data = _prepare(search, settings, world, host)
     hosts = sum(world.allgather(host.rank == 0))
     this = _on_first(world, lambda: session.begin(options, layout, search, settings, before, hosts))
     index = layout.worker_of(world.rank)
     subcommunicator = SleepingComm(world.Split(index, world.rank))
     record = this.open_record() if subcommunicator.rank == 0 else None
-    evaluations = world.bcast(record.evaluations() if world.rank == 0 and record else None)
     with Worker(subcommunicator, host, index, this.seed, data) as worker, _progress(world, this):
         run_islands(
             search.space,
@@ -51,7 +47,7 @@ def run(options: Options, layout: Layout, world: SleepingComm) -> None:
             layout,
             world,
             worker=index,
-            past=evaluations,
+            past=record.evaluations() if record else [],
             migration_probability=options.migration_probability,
             pollination=options.pollination,
             seed=this.seed,
@@ -59,6 +55,45 @@ def run(options: Options, layout: Layout, world: SleepingComm) -> None:
     if world.rank == 0 and record:
         _report(this, record.evaluations(), options.top_n, layout.workers, started)
     world.barrier()
+
+
+def _prepare(options: Options, world: SleepingComm, host: SleepingComm) -> tuple[SearchFile, Any, dict[str, Any], Any]:
+    """Load the search space on all ranks and its data once per host, and import what takes long.
+
+    Where ranks share cores, they take turns: 8 ranks on 2 cores import torch in 15 s at once, and in 11 s two at a time.
+    The job's first rank looks at everything before it lets the others begin, so that a mistake shows in 3 s, and prepares
+    its data before those of other hosts do: where hosts share a file system, they find what it downloaded.
+    """
+    cores = len(os.sched_getaffinity(0))
+    before = _on_first(world, lambda: _checked(options), meanwhile=lambda: _load(options) if host.rank < cores else None)
+
+    def turn() -> tuple[SearchFile, Any, Any]:
+        search = load_search_file(options.search_space)
+        settings = search.settings([*before.get("set", []), *options.settings])
+        data = search.prepared(settings) if world.rank == 0 else None
+        _load(options)
+        return search, settings, data
+
+    search, settings, data = _together(world, lambda: host.in_turns(cores, turn))
+    data = _together(world, lambda: search.prepared(settings) if host.rank == 0 and world.rank != 0 else data)
+    return search, settings, before, share(data, host)
+
+
+def _checked(options: Options) -> dict[str, Any]:
+    """Check the search space, its settings and the run to be resumed, and give that run's run.json."""
+    from hpo.session import previous
+
+    search = load_search_file(options.search_space)
+    before = previous(options, search)
+    search.settings([*before.get("set", []), *options.settings])
+    return before
+
+
+def _load(options: Options) -> None:
+    """Import the search space, and the modules that import torch and Propulate."""
+    load_search_file(options.search_space)
+    for module in ("hpo.worker", "hpo.islands"):
+        import_module(module)
 
 
 def _together(comm: SleepingComm, step: Callable[[], T]) -> T:
@@ -74,33 +109,10 @@ def _together(comm: SleepingComm, step: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
-def _on_first(comm: SleepingComm, step: Callable[[], T]) -> T:
-    """Take a step on the first rank, and give its result to all."""
-    result: T = comm.bcast(_together(comm, lambda: step() if comm.rank == 0 else None))
-    return result
-
-
-def _prepare(search: SearchFile, settings: Any, world: SleepingComm, host: SleepingComm) -> Any:
-    """Let the search space prepare its data once per host, and give every rank of a host the one copy of it.
-
-    The job's first rank goes before those of the other hosts: where hosts share a file system, they find what it
-    downloaded.
-    """
-    prepare = search.prepare
-    if prepare is None:
-        return None
-
-    def prepared() -> Any:
-        try:
-            return search.call(prepare, settings=settings)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{search.path}: {error}") from error
-        except Exception as error:
-            raise UsageError(f"{search.path}: prepare failed:\n{traceback.format_exc().rstrip()}") from error
-
-    first = _together(world, lambda: prepared() if world.rank == 0 else None)
-    data = _together(world, lambda: prepared() if host.rank == 0 and world.rank != 0 else first)
-    return share(data, host)
+def _on_first(comm: SleepingComm, step: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
+    """Take a step on the first rank, and give its result to all; the others do something else meanwhile."""
+    result = _together(comm, lambda: step() if comm.rank == 0 else meanwhile())
+    return comm.bcast(result if comm.rank == 0 else None)  # type: ignore[no-any-return]
 
 
 def _progress(world: SleepingComm, this: Session) -> ContextManager[object]:

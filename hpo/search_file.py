@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib.util
 import inspect
 import sys
@@ -48,6 +49,17 @@ class SearchFile:
         """Call a function of the file, with its settings where the file has Settings."""
         return function(*arguments) if self.settings_type is None else function(*arguments, settings)
 
+    def prepared(self, settings: Any) -> Any:
+        """Give what the file's `prepare` returns, None without one; what it raises is a person's mistake."""
+        if self.prepare is None:
+            return None
+        try:
+            return self.call(self.prepare, settings=settings)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.path}: {error}") from error
+        except Exception as error:
+            raise UsageError(f"{self.path}: prepare failed:\n{traceback.format_exc().rstrip()}") from error
+
     def _setting(self, assignment: str) -> tuple[str, Any]:
         name, equals, text = assignment.partition("=")
         types = typing.get_type_hints(self.settings_type)
@@ -64,6 +76,7 @@ class SearchFile:
             raise UsageError(f"--set {assignment}: {name} takes {error}, not {text!r}") from None
 
 
+@functools.cache
 def load_search_file(path: Path) -> SearchFile:
     """Import a search space file; raises UsageError where it is none, with the file's own traceback where it raises."""
     if not path.is_file():

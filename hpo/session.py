@@ -62,7 +62,10 @@ def begin(
 ) -> Session:
     """Make the run directory and its study, or take up those that `before`, an earlier run.json, describes."""
     run_dir = RunDir(options.run_dir) if options.run_dir else fresh_run_dir(search.path.stem)
-    run_dir.path.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--run-dir {run_dir.path}: cannot be made: {error.strerror}") from error
     storage = options.storage or before.get("storage", str(run_dir.journal.absolute()))
     study_name = before.get("study", run_dir.study_name)
     budget = options.budget(layout.workers) or before.get("budget", DEFAULT_EVALUATIONS)

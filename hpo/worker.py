@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # noqa: F401 - the first optimizer or DistributedDataParallel would import it
 import torch.distributed as dist
 
 from hpo.communicator import SleepingComm, same_host
@@ -51,12 +52,16 @@ class Worker:
         _keep_freed_memory()
 
     def __enter__(self) -> Worker:
+        # What is there now stays: without it, looking for garbage is quick.
+        gc.freeze()
+        gc.enable()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.disconnect()
+        gc.unfreeze()
 
     def connect(self) -> None:
         """Bring up the worker's process group, unless it is up; collective over the worker.

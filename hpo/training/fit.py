@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -14,7 +14,9 @@ from torch.optim import Adadelta
 from torch.optim.lr_scheduler import StepLR
 
 from hpo.training.data import Dataset, Split
-from hpo.worker import Worker
+
+if TYPE_CHECKING:
+    from hpo.worker import Worker
 
 _VALIDATION_BATCH = 256
 
@@ -37,8 +39,6 @@ def fit(
     the samples follows from the worker's seed and is the same on all ranks.
     """
     network = network.to(worker.device, memory_format=torch.channels_last)
-    # The model stays out of the reducer's way between epochs, so its buckets need no gradient views or static graph:
-    # neither made a difference in measurements.
     model = DistributedDataParallel(network)
     optimizer = Adadelta(model.parameters(), lr=lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=gamma)
