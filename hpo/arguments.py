@@ -43,7 +43,11 @@ def call(app: typer.Typer, program: str) -> int:
         return int(app(standalone_mode=False, prog_name=program) or 0)
     except (_Mistake, UsageError) as error:
         message = error.format_message() if isinstance(error, _Mistake) else str(error)
-        print(f"error: {message.rstrip('.')}", *([] if isinstance(error, UsageError) else [f"(see {program} --help)"]), file=sys.stderr)
+        print(
+            f"error: {message.rstrip('.')}",
+            *([] if isinstance(error, UsageError) else [f"(see {program} --help)"]),
+            file=sys.stderr,
+        )
         return 2
 
 
@@ -77,13 +81,18 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
             typer.Option(metavar="P", parser=_number, help="Chance that an island sends its best after an evaluation."),
         ] = 0.9,
         pollination: Annotated[
-            bool, typer.Option("--pollination/--migration", help="Send copies to other islands, or the individuals themselves.")
+            bool,
+            typer.Option(
+                "--pollination/--migration", help="Send copies to other islands, or the individuals themselves."
+            ),
         ] = True,
         seed: Annotated[
-            Optional[int], typer.Option(metavar="N", parser=_whole, help="Seed of weights, order and breeding.  [default: 0]")
+            Optional[int],
+            typer.Option(metavar="N", parser=_whole, help="Seed of weights, order and breeding.  [default: 0]"),
         ] = None,
         run_dir: Annotated[
-            Optional[Path], typer.Option(metavar="DIR", help="Where the run is kept.  [default: a new runs/NAME-DATE-TIME]")
+            Optional[Path],
+            typer.Option(metavar="DIR", help="Where the run is kept.  [default: a new runs/NAME-DATE-TIME]"),
         ] = None,
         resume: Annotated[
             bool, typer.Option("--resume", help="Go on with the run in --run-dir; start it if there is none yet.")
@@ -137,7 +146,9 @@ def hpo_app() -> typer.Typer:
 
     @app.command()
     def top(
-        run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, running or finished.")],
+        run_dir: Annotated[
+            Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, running or finished.")
+        ],
         n: Annotated[int, typer.Option("-n", metavar="N", parser=_whole, help="Individuals per table.")] = 3,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as in summary.json.")] = False,
     ) -> None:

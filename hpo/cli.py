@@ -52,7 +52,9 @@ def _run_islands(comm: SleepingComm, default_search_space: Path) -> int:
     from hpo.run import run
 
     logging.basicConfig(
-        level=options.log_level.upper(), format=f"%(levelname)s rank {comm.rank} %(name)s: %(message)s", stream=sys.stderr
+        level=options.log_level.upper(),
+        format=f"%(levelname)s rank {comm.rank} %(name)s: %(message)s",
+        stream=sys.stderr,
     )
     try:
         run(options, layout, comm)

@@ -1,7 +1,7 @@
 """MPI communicators whose waits sleep.
 
-A rank that waits in a blocking MPI call polls at 95% of a core (measured with MPICH), which it takes from the ranks that
-train wherever there are more ranks than cores. Here every wait tests a non-blocking call between short sleeps.
+A rank that waits in a blocking MPI call polls at 95% of a core (measured with MPICH), which it takes from the ranks
+that train wherever there are more ranks than cores. Here every wait tests a non-blocking call between short sleeps.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class SleepingComm(MPI.Intracomm):
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send without waiting for the receiver.
 
-        A blocking send of more than MPI's eager limit would wait until the receiver has finished its evaluation, and for
-        ever where the receiver is this rank or is itself sending to this rank.
+        A blocking send of more than MPI's eager limit would wait until the receiver has finished its evaluation, and
+        for ever where the receiver is this rank or is itself sending to this rank.
         """
         self._unreceived = [request for request in self._pending() if not request.Test()]
         self._unreceived.append(self.issend(obj, dest=dest, tag=tag))
@@ -90,7 +90,8 @@ class SleepingComm(MPI.Intracomm):
         """Receive and drop what is on its way to this rank, until nothing is on its way to any; collective.
 
         The non-blocking consensus of Hoefler, Siebert and Lumsdaine (2010), "Scalable communication protocols for
-        dynamic sparse data exchange", algorithm 2: synchronous sends, and a barrier entered when one's own have arrived.
+        dynamic sparse data exchange", algorithm 2: synchronous sends, and a barrier entered when one's own have
+        arrived.
         """
         barrier: list[MPI.Request] = []
 

@@ -86,10 +86,11 @@ class Evaluator:
         if not inspect.isgenerator(result):
             yield _checked(result)
             return
-        number = 0
-        for number, value in enumerate(result, start=1):
+        empty = True
+        for value in result:
+            empty = False
             yield _checked(value)
-        if not number:
+        if empty:
             raise ValueError("the objective yielded no loss")
 
     def _failed(self, error: BaseException) -> _Attempt:
@@ -107,7 +108,7 @@ class Evaluator:
 
     def _agree(self, attempt: _Attempt) -> _Attempt:
         """Give all ranks of the worker the same outcome: the first failure, if there was one."""
-        attempts = self._worker.comm.allgather(attempt)
+        attempts: list[_Attempt] = self._worker.comm.allgather(attempt)
         first = min(attempts, key=lambda attempt: attempt.failed_at)
         if first.failure is None:
             return attempts[0]

@@ -16,7 +16,6 @@ from hpo.communicator import SleepingComm
 from hpo.layout import Layout
 from hpo.space import SearchSpace
 
-
 if TYPE_CHECKING:
     from hpo.record import Evaluation
 
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 class _Deferred(ModuleType):
     """A module that is imported when something in it is first asked for.
 
-    The standard library's LazyLoader does not wait for that: ``import`` itself looks at the module's ``__spec__``, which
-    makes it load (Python 3.10 to 3.12).
+    The standard library's LazyLoader does not wait for that: ``import`` itself looks at the module's ``__spec__``,
+    which makes it load (Python 3.10 to 3.12).
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -41,11 +40,12 @@ from propulate import Individual, Islands  # noqa: E402
 
 from hpo.propagators import default_propagator  # noqa: E402
 
-# Evaluates hyperparameters on all ranks of a worker: what was evaluated and its loss, or None where the budget is spent.
+# Evaluates hyperparameters on all ranks of a worker: what was evaluated and its loss, or None where the budget is
+# spent.
 Evaluate = Callable[..., "tuple[dict[str, Any], float] | None"]
 
 
-class _BudgetSpent(Exception):
+class _BudgetSpent(Exception):  # noqa: N818 - the end, and no error
     """Ends Propulate's loop on all ranks of a worker; it has no other end than a number of generations per worker."""
 
 
@@ -63,8 +63,8 @@ def run_islands(
 ) -> None:
     """Breed and evaluate individuals on all islands until `evaluate` says that the budget is spent; collective.
 
-    `past`, needed on leaders, are the evaluations that the record already holds; their individuals are put back on their
-    islands. Returns on all ranks at the same time.
+    `past`, needed on leaders, are the evaluations that the record already holds; their individuals are put back on
+    their islands. Returns on all ranks at the same time.
     """
     island = layout.island_of(worker)
     rng = random.Random(f"{seed}/{worker}/{len(past)}")
@@ -101,7 +101,7 @@ def run_islands(
 
 
 def _build(**arguments: Any) -> Any:
-    """Make Propulate's islands, and give back this rank's part in them, with waits that sleep and without checkpoints."""
+    """Make Propulate's islands and give back this rank's part in them; waits sleep, and there are no checkpoints."""
     # Propulate unpickles what it finds at its checkpoint path: a folder that is new and empty holds nothing.
     with tempfile.TemporaryDirectory() as empty, redirect_stdout(io.StringIO()):
         propulator = Islands(**arguments, checkpoint_path=empty).propulator
@@ -112,13 +112,12 @@ def _build(**arguments: Any) -> Any:
     return propulator
 
 
-def _restore(
-    propulator: Any, space: SearchSpace, layout: Layout, past: Sequence[Evaluation], island: int
-) -> None:
+def _restore(propulator: Any, space: SearchSpace, layout: Layout, past: Sequence[Evaluation], island: int) -> None:
     """Put finished evaluations back as individuals, the same on all workers of an island, and count generations on.
 
-    With fewer islands or workers than before, those that are gone are dealt to those that are left. A worker's generations
-    are counted anew, so that island, worker and generation still tell individuals apart, as Propulate needs.
+    With fewer islands or workers than before, those that are gone are dealt to those that are left. A worker's
+    generations are counted anew, so that island, worker and generation still tell individuals apart, as Propulate
+    needs.
     """
     size = layout.island_size(island)
     limits, generations = space.limits(), [0] * size

@@ -1,17 +1,17 @@
 """The record of a run: an Optuna study with one trial per evaluation.
 
-Every evaluation is in it, durably, from the moment it starts; what else a run knows is rebuilt from it. Pure: Optuna only,
-no MPI, no torch. Several processes may hold records of one study at the same time.
+Every evaluation is in it, durably, from the moment it starts; what else a run knows is rebuilt from it. Pure: Optuna
+only, no MPI, no torch. Several processes may hold records of one study at the same time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
@@ -70,8 +70,8 @@ class Assignment:
 class Record:
     """An open study.
 
-    `storage` is the path of a journal file or any Optuna storage URL; `lock` the path of the lock under which trials are
-    started, for a budget that several processes share.
+    `storage` is the path of a journal file or any Optuna storage URL; `lock` the path of the lock under which trials
+    are started, for a budget that several processes share.
     """
 
     def __init__(self, storage: str | Path, study_name: str, lock: str | Path) -> None:
@@ -102,7 +102,7 @@ class Record:
     def start(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], budget: int, **attributes: int
     ) -> Assignment | None:
-        """Start a trial with these hyperparameters, or with those of a trial that waits; None where the budget is spent.
+        """Start a trial with these hyperparameters, or with those of a trial that waits; None if the budget is spent.
 
         No more than `budget` evaluations are ever started, however many processes ask at once; interrupted ones do not
         count, since they are repeated.
@@ -128,13 +128,17 @@ class Record:
 
     def complete(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
         """Record that an evaluation succeeded; durable when this returns."""
-        self._end(assignment, TrialState.COMPLETE, [loss], seconds=seconds, **({"metrics": dict(metrics)} if metrics else {}))
+        self._end(
+            assignment, TrialState.COMPLETE, [loss], seconds=seconds, **({"metrics": dict(metrics)} if metrics else {})
+        )
 
     def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float) -> None:
         """Record that an evaluation failed, with the reason in one line; durable when this returns."""
         self._end(assignment, TrialState.FAIL, None, seconds=seconds, failure=reason, traceback=traceback)
 
-    def enqueue(self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], **attributes: Any) -> None:
+    def enqueue(
+        self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], **attributes: Any
+    ) -> None:
         """Let an evaluation wait for the next worker that is free, before anything that is bred."""
         template = create_trial(
             state=TrialState.WAITING, params=dict(params), distributions=dict(distributions), user_attrs=attributes
@@ -170,7 +174,9 @@ class Record:
     def _waiting(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.WAITING,))
 
-    def _end(self, assignment: Assignment, state: TrialState, values: Sequence[float] | None, **attributes: Any) -> None:
+    def _end(
+        self, assignment: Assignment, state: TrialState, values: Sequence[float] | None, **attributes: Any
+    ) -> None:
         for name, value in attributes.items():
             self._storage.set_trial_user_attr(assignment.trial_id, name, value)
         self._storage.set_trial_state_values(assignment.trial_id, state, values)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ContextManager, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpo.communicator import SleepingComm, same_host
 from hpo.errors import UsageError
@@ -60,12 +60,14 @@ def run(options: Options, layout: Layout, world: SleepingComm) -> None:
 def _prepare(options: Options, world: SleepingComm, host: SleepingComm) -> tuple[SearchFile, Any, dict[str, Any], Any]:
     """Load the search space on all ranks and its data once per host, and import what takes long.
 
-    Where ranks share cores, they take turns: 8 ranks on 2 cores import torch in 15 s at once, and in 11 s two at a time.
-    The job's first rank looks at everything before it lets the others begin, so that a mistake shows in 3 s, and prepares
-    its data before those of other hosts do: where hosts share a file system, they find what it downloaded.
+    Where ranks share cores, they take turns: 8 ranks on 2 cores import torch in 15 s at once, and in 11 s two at a
+    time. The job's first rank looks at everything before it lets the others begin, so that a mistake shows in 3 s, and
+    prepares its data before those of other hosts do: where hosts share a file system, they find what it downloaded.
     """
     cores = len(os.sched_getaffinity(0))
-    before = _on_first(world, lambda: _checked(options), meanwhile=lambda: _load(options) if host.rank < cores else None)
+    before = _on_first(
+        world, lambda: _checked(options), meanwhile=lambda: _load(options) if host.rank < cores else None
+    )
 
     def turn() -> tuple[SearchFile, Any, Any]:
         search = load_search_file(options.search_space)
@@ -115,7 +117,7 @@ def _on_first(comm: SleepingComm, step: Callable[[], T], meanwhile: Callable[[],
     return comm.bcast(result if comm.rank == 0 else None)  # type: ignore[no-any-return]
 
 
-def _progress(world: SleepingComm, this: Session) -> ContextManager[object]:
+def _progress(world: SleepingComm, this: Session) -> AbstractContextManager[object]:
     """Follow the record from the first rank, in a thread that has the record to itself."""
     if world.rank != 0:
         return nullcontext()

@@ -69,7 +69,9 @@ class SearchFile:
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise UsageError(f"--set {assignment}: {self.path} has no setting {name!r}; {hint}it has {', '.join(names)}")
+            raise UsageError(
+                f"--set {assignment}: {self.path} has no setting {name!r}; {hint}it has {', '.join(names)}"
+            )
         try:
             return name, _parse(text, types[name])
         except ValueError as error:
@@ -105,7 +107,11 @@ def _import(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != "<frozen importlib._bootstrap>"]
+        own = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename != "<frozen importlib._bootstrap>"
+        ]
         own = [frame for frame in own if "importlib._bootstrap" not in frame.filename and frame.filename != __file__]
         lines = ["Traceback (most recent call last):\n", *traceback.format_list(own)]
         lines += traceback.format_exception_only(type(error), error)

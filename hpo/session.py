@@ -42,7 +42,7 @@ class Session:
 
 
 def previous(options: Options, search: SearchFile) -> dict[str, Any]:
-    """Read the run.json of the run to be resumed, empty if there is none; UsageError if it is of another search space."""
+    """Read the run.json of the run to resume, empty if there is none; UsageError if it is of another search space."""
     if not options.resume or options.run_dir is None or not RunDir(options.run_dir).holds_run:
         return {}
     run_dir = RunDir(options.run_dir)

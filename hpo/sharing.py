@@ -7,9 +7,11 @@ import os
 import pickle
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hpo.communicator import SleepingComm
+from hpo.errors import UsageError
 
 _ALIGNMENT = 64
 
@@ -17,9 +19,9 @@ _ALIGNMENT = 64
 def share(obj: Any, host: SleepingComm) -> Any:
     """Give all ranks of a host the object of its first rank; collective over the host.
 
-    The object is pickled and sent, but the buffers in it, such as its numpy arrays, are mapped from one file, which has no
-    name any more when this returns: the system frees it with the last process, however that ends. Every rank may write to
-    its arrays; what it writes is its own.
+    The object is pickled and sent, but the buffers in it, such as its numpy arrays, are mapped from one file, which has
+    no name any more when this returns: the system frees it with the last process, however that ends. Every rank may
+    write to its arrays; what it writes is its own.
     """
     if host.size == 1:
         return obj
@@ -27,23 +29,23 @@ def share(obj: Any, host: SleepingComm) -> Any:
     if failure is not None:
         raise failure
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             # Private and writable: torch warns of read-only arrays, and pages are shared until somebody writes.
             whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     finally:
         host.barrier()
         if host.rank == 0:
-            os.unlink(path)
+            Path(path).unlink()
     view = memoryview(whole)
     return pickle.loads(payload, buffers=[view[start:end] for start, end in spans])
 
 
-def _write(obj: Any) -> tuple[str, Sequence[tuple[int, int]], bytes, OSError | None]:
+def _write(obj: Any) -> tuple[str, Sequence[tuple[int, int]], bytes, UsageError | None]:
     buffers: list[pickle.PickleBuffer] = []
     payload = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
     spans = []
     handle, path = tempfile.mkstemp(prefix="hpo-")
-    with open(handle, "wb") as file:
+    with os.fdopen(handle, "wb") as file:
         try:
             file.write(b"\0")  # an empty file cannot be mapped
             for buffer in buffers:
@@ -52,6 +54,7 @@ def _write(obj: Any) -> tuple[str, Sequence[tuple[int, int]], bytes, OSError | N
                 file.write(buffer.raw())
                 spans.append((start, file.tell()))
         except OSError as error:
-            os.unlink(path)
-            return path, [], b"", OSError(f"no room for the training data in {tempfile.gettempdir()}: {error}")
+            Path(path).unlink()
+            full = UsageError(f"no room for the data: {path}: {error.strerror}; TMPDIR=FOLDER names another place")
+            return path, [], b"", full
     return path, spans, payload, None

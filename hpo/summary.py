@@ -10,7 +10,12 @@ from hpo.record import Evaluation, rank
 
 
 def summarize(
-    evaluations: Sequence[Evaluation], budget: int, top_n: int, wall_seconds: float = 0.0, workers: int = 0, since: float = 0.0
+    evaluations: Sequence[Evaluation],
+    budget: int,
+    top_n: int,
+    wall_seconds: float = 0.0,
+    workers: int = 0,
+    since: float = 0.0,
 ) -> dict[str, Any]:
     """Give the content of summary.json.
 

@@ -25,7 +25,7 @@ class Settings:
     patience: int = 5
 
 
-def prepare(settings: Settings) -> Dataset:
+def prepare(_: Settings) -> Dataset:
     """Load the data, once per host and before anything starts; the objective finds it as `worker.data`."""
     return load_data("digits")
 

@@ -36,7 +36,9 @@ class Progress:
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
 
     def __enter__(self) -> Progress:
-        self._print(f"{'':>{self._digits}} {'done':>{self._digits}}  island  worker  generation      loss        seconds")
+        self._print(
+            f"{'':>{self._digits}} {'done':>{self._digits}}  island  worker  generation      loss        seconds"
+        )
         self._thread.start()
         return self
 
@@ -90,7 +92,9 @@ class Progress:
         elapsed = time.monotonic() - self._started
         left = f"about {duration(elapsed / done * (self._budget - len(self._printed)))} left" if done else "nothing yet"
         best = rank(evaluations, 1)
-        so_far = f"best so far {number(best[0].loss)} (trial {best[0].trial}: {named(best[0].params)}), " if best else ""
+        so_far = (
+            f"best so far {number(best[0].loss)} (trial {best[0].trial}: {named(best[0].params)}), " if best else ""
+        )
         return f"-- {so_far}{duration(elapsed)} gone, {left}"
 
     def _print(self, line: str) -> None:

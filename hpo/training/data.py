@@ -1,7 +1,8 @@
 """Image data sets by name, split into training, validation and test.
 
 The search sees the training and the validation part; the test part is for judging a search's winner, once. Images stay
-bytes, as they are on disk: a quarter of the memory of floats, and normalising a batch costs nothing beside training on it.
+bytes, as they are on disk: a quarter of the memory of floats, and normalising a batch costs nothing beside training on
+it.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def load_data(
 
     The validation part is split off the published training set by a fixed shuffle, the same in every run.
 
-    Raises ValueError for a name or a number of samples that does not exist or for a damaged file, and FileNotFoundError,
-    saying what was looked for and where, for data that is neither there nor to be downloaded.
+    Raises ValueError for a name or a number of samples that does not exist or for a damaged file, and
+    FileNotFoundError, saying what was looked for and where, for data that is neither there nor to be downloaded.
     """
     source = _source(name)
     development = source.development(_folder(data_dir))

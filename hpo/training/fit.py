@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,69 +35,82 @@ def fit(
     """Train with Adadelta (Zeiler 2012) and yield the validation loss and accuracy after each epoch.
 
     `network` gives log-probabilities. `batch_size` is the global batch, divided among the ranks; `lr` is multiplied by
-    `gamma` after every epoch; training ends early after `patience` epochs in a row without a new best loss. The order of
-    the samples follows from the worker's seed and is the same on all ranks.
+    `gamma` after every epoch; training ends early after `patience` epochs in a row without a new best loss. The order
+    of the samples follows from the worker's seed and is the same on all ranks.
     """
-    network = network.to(worker.device, memory_format=torch.channels_last)
+    network = network.to(worker.device).to(memory_format=torch.channels_last)
     model = DistributedDataParallel(network)
     optimizer = Adadelta(model.parameters(), lr=lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=gamma)
-    order = torch.Generator().manual_seed(worker.seed)
-    train, validation = _OnDevice(data.train, data, worker), _OnDevice(data.validation, data, worker)
+    generator = torch.Generator().manual_seed(worker.seed)
+    train, validation = OnDevice(data.train, data, worker.device), OnDevice(data.validation, data, worker.device)
+    ours = torch.arange(worker.rank, len(validation), worker.size)
     best, epochs_since_best = float("inf"), 0
     for _ in range(epochs):
-        _train_epoch(model, optimizer, train, torch.randperm(len(train), generator=order), batch_size, worker)
+        order = torch.randperm(len(train), generator=generator)
+        train_epoch(model, optimizer, train, _split(order, batch_size), worker.rank, worker.size)
         scheduler.step()
-        loss, accuracy = _validate(network, validation, worker)
+        sums = loss_and_hits(network, validation, ours)
+        dist.all_reduce(sums)
+        loss, accuracy = (sums / len(validation)).tolist()
         yield loss, {"accuracy": accuracy}
         best, epochs_since_best = (loss, 0) if loss < best else (best, epochs_since_best + 1)
         if epochs_since_best >= patience:
             return
 
 
-class _OnDevice:
-    """A split as tensors on the worker's device: views of the host's one copy on a CPU, a copy on each GPU."""
+class OnDevice:
+    """A split as tensors on a device: views of the host's one copy on a CPU, a copy on each GPU."""
 
-    def __init__(self, split: Split, data: Dataset, worker: Worker) -> None:
-        self._images = torch.from_numpy(split.images).to(worker.device)
-        self._labels = torch.from_numpy(split.labels).to(worker.device)
-        self._mean = torch.from_numpy(data.mean).to(worker.device).view(1, -1, 1, 1)
-        self._scale = 1 / torch.from_numpy(data.std).to(worker.device).view(1, -1, 1, 1)
+    def __init__(self, split: Split, data: Dataset, device: torch.device) -> None:
+        self.device = device
+        self._images = torch.from_numpy(split.images).to(device)
+        self._labels = torch.from_numpy(split.labels).to(device)
+        self._mean = torch.from_numpy(data.mean).to(device).view(1, -1, 1, 1)
+        self._scale = 1 / torch.from_numpy(data.std).to(device).view(1, -1, 1, 1)
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Give the normalised images (N, C, H, W) and the labels (N) at `indices`."""
-        indices = indices.to(self._labels.device)
+        indices = indices.to(self.device)
         images = self._images[indices].to(torch.float32).sub_(self._mean).mul_(self._scale)
         return images.contiguous(memory_format=torch.channels_last), self._labels[indices]
 
 
-def _train_epoch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, train: _OnDevice, order: torch.Tensor, batch_size: int, worker: Worker
+def train_epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train: OnDevice,
+    batches: Sequence[torch.Tensor],
+    rank: int = 0,
+    size: int = 1,
 ) -> None:
+    """Take a step for each global batch, given as indices, of which this rank trains on its share."""
     model.train()
-    for batch in order.split(batch_size):
-        images, labels = train.batch(batch[worker.rank :: worker.size])
+    for batch in batches:
+        images, labels = train.batch(batch[rank::size])
         optimizer.zero_grad()
         # DDP averages gradients over ranks, whose shares of a batch may differ by a sample: weighted like this, the
         # average is the gradient of the global batch's mean loss.
-        loss = F.nll_loss(model(images), labels, reduction="sum") * (worker.size / len(batch))
+        loss = F.nll_loss(model(images), labels, reduction="sum") * (size / len(batch))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
 @torch.no_grad()
-def _validate(network: nn.Module, validation: _OnDevice, worker: Worker) -> tuple[float, float]:
-    """Give the mean loss and the accuracy over the whole set, of which every rank takes its share once."""
+def loss_and_hits(network: nn.Module, split: OnDevice, indices: torch.Tensor) -> torch.Tensor:
+    """Give the sum of the losses and the number of right predictions at `indices`, as a float64 tensor of two."""
     network.eval()
-    sums = torch.zeros(2, dtype=torch.float64, device=worker.device)
-    for batch in torch.arange(worker.rank, len(validation), worker.size).split(_VALIDATION_BATCH):
-        images, labels = validation.batch(batch)
+    sums = torch.zeros(2, dtype=torch.float64, device=split.device)
+    for part in _split(indices, _VALIDATION_BATCH):
+        images, labels = split.batch(part)
         output = network(images)
         sums[0] += F.nll_loss(output, labels, reduction="none").double().sum()
         sums[1] += (output.argmax(dim=1) == labels).sum()
-    dist.all_reduce(sums)
-    loss, accuracy = (sums / len(validation)).tolist()
-    return loss, accuracy
+    return sums
+
+
+def _split(indices: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
+    return indices.split(size)  # type: ignore[no-any-return, no-untyped-call]

@@ -22,8 +22,15 @@ Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 class Source(Protocol):
     """A data set: its published training part, of which some samples are kept for validation, and its test part."""
 
-    classes: int
-    validation_samples: int
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        ...
+
+    @property
+    def validation_samples(self) -> int:
+        """The number of samples that are kept for validation."""
+        ...
 
     def development(self, folder: Path) -> Arrays:
         """Read the part that training and validation samples are taken from."""

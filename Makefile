@@ -1,0 +1,35 @@
+# make search   the default search, on 8 MPI ranks; sets up what it needs
+# make test     all tests; sets up what it needs
+# make lint     style and types
+# make setup    the virtual environment alone
+
+VENV ?= .venv
+PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.10; do \
+	$$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$python && break; done)
+bin := $(VENV)/bin
+
+.PHONY: search test lint setup
+
+search: setup
+	PATH="$(abspath $(bin)):$$PATH" mpirun -n 8 python run_islands.py
+
+test: setup
+	PATH="$(abspath $(bin)):$$PATH" python -m pytest
+
+lint: setup
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/mypy
+
+# A shared environment may hold this package from another checkout: it is pointed to this one.
+setup: $(VENV)/.dependencies
+	@test "$$(cat $(VENV)/.checkout)" = "$(CURDIR)" || \
+	{ $(bin)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable . && \
+	echo "$(CURDIR)" > $(VENV)/.checkout; }
+
+$(VENV)/.dependencies: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.10, 3.11 or 3.12 is needed: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
+	$(bin)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mpich,test]'
+	@echo "$(CURDIR)" > $(VENV)/.checkout
+	@touch $@

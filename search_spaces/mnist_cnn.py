@@ -1,0 +1,62 @@
+"""The published problem: a convolutional network on MNIST, or on Fashion-MNIST, which is harder and as large."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpo import Categorical, Float, Int, SearchSpace
+from hpo.training import Dataset, Net, fit, load_data
+from hpo.worker import Worker
+
+space = SearchSpace(
+    conv_layers=Int(2, 10),
+    activation=Categorical("relu", "sigmoid", "tanh"),
+    lr=Float(1e-4, 1e-2),
+    gamma=Float(0.5, 0.999),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of this search: --set dataset=fashion-mnist."""
+
+    dataset: str = "mnist"
+    """mnist or fashion-mnist"""
+    data_dir: str = "data"
+    """A torchvision root, which is downloaded into, or a folder that holds the four IDX files."""
+    epochs: int = 20
+    batch_size: int = 16
+    patience: int = 5
+    train_samples: int = 0
+    """0: all 50,000"""
+    validation_samples: int = 0
+    """0: all 10,000"""
+
+    def __post_init__(self) -> None:
+        if self.dataset not in ("mnist", "fashion-mnist"):
+            raise ValueError(f"dataset must be mnist or fashion-mnist, not {self.dataset}")
+
+
+def prepare(settings: Settings) -> Dataset:
+    """Load the data, once per host and before anything starts; the objective finds it as `worker.data`."""
+    return load_data(
+        settings.dataset,
+        settings.data_dir,
+        train_samples=settings.train_samples,
+        validation_samples=settings.validation_samples,
+    )
+
+
+def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
+    """Train one network on the worker's ranks; yield its validation loss and accuracy after each epoch."""
+    network = Net(worker.data.image_shape, worker.data.classes, params["conv_layers"], params["activation"])
+    yield from fit(
+        network,
+        worker.data,
+        worker,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        patience=settings.patience,
+        lr=params["lr"],
+        gamma=params["gamma"],
+    )
