@@ -207,6 +207,15 @@ def repair_journal(path: Path) -> None:
         file.truncate(content.rfind(b"\n") + 1)
 
 
+def without_password(storage: str) -> str:
+    """Replace the password in a storage URL by asterisks; a path stays as it is."""
+    if "://" not in storage:
+        return storage
+    from sqlalchemy.engine import make_url
+
+    return make_url(storage).render_as_string(hide_password=True)
+
+
 def _open_storage(storage: str | Path) -> BaseStorage:
     if isinstance(storage, str) and "://" in storage:
         return optuna.storages.get_storage(storage)

@@ -44,6 +44,11 @@ class RunDir:
         if not os.access(existing, os.W_OK | os.X_OK):
             raise UsageError(f"--run-dir {self.path}: cannot write to {existing}")
 
+    def clear_locks(self) -> None:
+        """Remove the locks that a killed run may have left, which would be waited for until they are stale."""
+        for path in (self.journal, self.claims):
+            path.with_name(path.name + ".lock").unlink(missing_ok=True)
+
     def read(self) -> dict[str, Any]:
         """Read run.json; raises UsageError where it is missing or is not what a run has written."""
         try:

@@ -17,7 +17,7 @@ from typing import Any
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.options import DEFAULT_EVALUATIONS, Options
-from hpo.record import Record, repair_journal
+from hpo.record import Record, repair_journal, without_password
 from hpo.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.search_file import SearchFile
 from hpo.summary import summarize
@@ -68,6 +68,9 @@ def begin(
         raise UsageError(f"--run-dir {run_dir.path}: cannot be made: {error.strerror}") from error
     storage = options.storage or before.get("storage", str(run_dir.journal.absolute()))
     study_name = before.get("study", run_dir.study_name)
+    if "***" in storage:
+        raise UsageError(f"the study of {run_dir.path} is in {storage}: passwords are not kept, give it with --storage
+        URL")
     budget = options.budget(layout.workers) or before.get("budget", DEFAULT_EVALUATIONS)
     seed = options.seed if options.seed is not None else before.get("seed", 0)
     values = dataclasses.asdict(settings) if settings is not None else {}
@@ -78,7 +81,7 @@ def begin(
         "set": [*before.get("set", []), *options.settings],
         "budget": budget,
         "seed": seed,
-        "storage": storage,
+        "storage": without_password(storage),
         "study": study_name,
         "layout": dataclasses.asdict(layout),
         "hosts": hosts,
@@ -120,6 +123,7 @@ def _create(storage: str, study_name: str, run_dir: RunDir, search: SearchFile) 
 
 def _resumed(run_dir: RunDir, storage: str, study_name: str) -> str:
     """Prepare the record for going on, and say what is in it."""
+    run_dir.clear_locks()
     if run_dir.journal.exists():
         repair_journal(run_dir.journal)
     record = Record(storage, study_name, run_dir.claims)

@@ -36,9 +36,7 @@ class Progress:
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
 
     def __enter__(self) -> Progress:
-        self._print(
-            f"{'':>{self._digits}} {'done':>{self._digits}}  island  worker  generation      loss        seconds"
-        )
+        self._print(f"{'done':>{2 * self._digits + 1}}  island  worker  generation      loss        seconds")
         self._thread.start()
         return self
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,15 +14,13 @@ from hpo.report.text import duration, number, value
 
 def print_tables(summary: Mapping[str, Any]) -> None:
     """Print the counts, and the best individuals of each island and of the whole run."""
-    # A pipe has no width to fit into; lines are kept whole, so that they can be searched.
-    console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
     for island in summary["islands"]:
         if island["top"]:
-            console.print(_table(f"Island {island['island']}", island["top"]))
-    console.print(_table("All islands", summary["top"]) if summary["top"] else "No evaluation succeeded.")
+            print(_table(f"Island {island['island']}", island["top"]))
+    print(_table("All islands", summary["top"]) if summary["top"] else "No evaluation succeeded.")
     counts = summary["evaluations"]
     states = [f"{counts[state]} {state}" for state in ("complete", "pruned", "failed", "running") if counts[state]]
-    console.print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}")
+    print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}")
 
 
 def print_times(summary: Mapping[str, Any]) -> None:
@@ -31,8 +28,8 @@ def print_times(summary: Mapping[str, Any]) -> None:
     print(f"{duration(summary['wall_seconds'])}, workers busy {summary['worker_busy_fraction']:.1%} of the time")
 
 
-def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     names = list(entries[0]["params"])
     metrics = sorted({name for entry in entries for name in entry["metrics"]})
     for column in ("", "loss", *metrics, *names, "trial", "island", "worker", "generation", "seconds"):
@@ -46,4 +43,8 @@ def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> Table:
             *(str(entry[name]) for name in ("trial", "island", "worker", "generation")),
             f"{entry['seconds']:.1f}",
         )
-    return table
+    # As wide as it needs: mpirun's output is a pipe, or a terminal of its own that says 80 columns whatever the real one.
+    console = Console(width=1000, color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join([title, *(line.rstrip() for line in captured.get().strip("\n").splitlines()), ""])
