@@ -69,8 +69,7 @@ def begin(
     storage = options.storage or before.get("storage", str(run_dir.journal.absolute()))
     study_name = before.get("study", run_dir.study_name)
     if "***" in storage:
-        raise UsageError(f"the study of {run_dir.path} is in {storage}: passwords are not kept, give it with --storage
-        URL")
+        raise UsageError(f"{run_dir.path} keeps its study in {storage}: give --storage URL again, with the password")
     budget = options.budget(layout.workers) or before.get("budget", DEFAULT_EVALUATIONS)
     seed = options.seed if options.seed is not None else before.get("seed", 0)
     values = dataclasses.asdict(settings) if settings is not None else {}

@@ -43,7 +43,7 @@ def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
             *(str(entry[name]) for name in ("trial", "island", "worker", "generation")),
             f"{entry['seconds']:.1f}",
         )
-    # As wide as it needs: mpirun's output is a pipe, or a terminal of its own that says 80 columns whatever the real one.
+    # As wide as it needs: under mpirun, output is a pipe, or a terminal that has 80 columns whatever the real one has.
     console = Console(width=1000, color_system=None)
     with console.capture() as captured:
         console.print(table)
