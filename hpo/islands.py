@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hpo.communicator import SleepingComm
 from hpo.layout import Layout
+from hpo.propagators import default_propagator
 from hpo.space import SearchSpace
+from hpo.upstream import Individual, Islands
 
 if TYPE_CHECKING:
     from hpo.record import Evaluation
 
-
-class _Deferred(ModuleType):
-    """A module that is imported when something in it is first asked for.
-
-    The standard library's LazyLoader does not wait for that: ``import`` itself looks at the module's ``__spec__``,
-    which makes it load (Python 3.10 to 3.12).
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)
-
-
-# Only Propulate's surrogates, which are not used here, need GPy; it takes 0.8 s of CPU on every rank.
-sys.modules.setdefault("GPy", _Deferred("GPy"))
-
-from propulate import Individual, Islands  # noqa: E402
-
-from hpo.propagators import default_propagator  # noqa: E402
-
-# Evaluates hyperparameters on all ranks of a worker: what was evaluated and its loss, or None where the budget is
-# spent.
+# Evaluates hyperparameters on a worker: what was evaluated and its loss, or None where the budget is spent.
 Evaluate = Callable[..., "tuple[dict[str, Any], float] | None"]
 
 

@@ -8,10 +8,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from propulate import Individual, get_default_propagator
-from propulate.propagators import Propagator
-
 from hpo.space import Gene
+from hpo.upstream import Individual, Propagator, get_default_propagator
 
 
 class Fresh(Propagator):  # type: ignore[misc]

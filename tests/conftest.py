@@ -1,0 +1,78 @@
+"""Launching real MPI jobs, each with a time limit and in a process group of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SEARCHES = ROOT / "tests" / "searches"
+PROGRAMS = ROOT / "tests" / "programs"
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+
+needs_fashion_mnist = pytest.mark.skipif(
+    not FASHION_MNIST.is_dir(), reason=f"no {FASHION_MNIST}: apt install dataset-fashion-mnist"
+)
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI's mpirun, the Python that uses it, and what mpirun needs to start 8 ranks as root on two cores."""
+
+    mpirun: str = "mpirun"
+    python: str = sys.executable
+    flags: tuple[str, ...] = ()
+
+    def start(self, ranks: int, *arguments: object, cwd: Path, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Start a Python program on some ranks."""
+        command = [self.mpirun, *self.flags, "-n", str(ranks), self.python, *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::DeprecationWarning:hpo"}
+        return subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, ranks: int, *arguments: object, cwd: Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+        """Run a Python program on some ranks to its end; kill it and fail where it takes too long."""
+        return finish(self.start(ranks, *arguments, cwd=cwd), timeout)
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    """Wait for a job; kill it and fail where it takes too long."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        pytest.fail(f"still running after {timeout} s: {process.args!r}\n{out}\n{err}")
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _open_mpi() -> Mpi:
+    """Open MPI in an environment of its own beside the one that runs the tests, as `make open-mpi` makes it."""
+    folder = Path(sys.prefix + "-open-mpi", "bin")
+    if not (folder / "mpirun").exists():
+        pytest.skip(f"no Open MPI in {folder}: make open-mpi")
+    return Mpi(str(folder / "mpirun"), str(folder / "python"), ("--allow-run-as-root", "--oversubscribe"))
+
+
+@pytest.fixture
+def mpi() -> Mpi:
+    return Mpi()
+
+
+@pytest.fixture(params=["mpirun", "open-mpi"])
+def each_mpi(request: pytest.FixtureRequest) -> Mpi:
+    return Mpi() if request.param == "mpirun" else _open_mpi()

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from hpo import Categorical, Float, Int, SearchSpace
+from hpo.record import Assignment, Record, rank, repair_journal, without_password
+from hpo.summary import busy_fraction, summarize
+
+SPACE = SearchSpace(layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True))
+DISTRIBUTIONS = SPACE.distributions()
+PARAMS: dict[str, Any] = {"layers": 2, "act": "relu", "lr": 0.01}
+
+
+def make(folder: Path) -> Record:
+    return Record.create(folder / "study.log", "run", folder / "claims", SPACE.describe())
+
+
+def reopen(folder: Path) -> Record:
+    return Record(folder / "study.log", "run", folder / "claims")
+
+
+def start(record: Record, budget: int = 10, **params: Any) -> Assignment | None:
+    return record.start({**PARAMS, **params}, DISTRIBUTIONS, budget, island=1, worker=2, generation=3)
+
+
+def started(record: Record, **params: Any) -> Assignment:
+    assignment = start(record, **params)
+    assert assignment is not None
+    return assignment
+
+
+def test_an_evaluation_is_there_again_as_it_was_recorded(tmp_path: Path) -> None:
+    record = make(tmp_path)
+    assignment = started(record, act=True)
+    record.report(assignment, 1, 0.9)
+    record.report(assignment, 2, 0.4)
+    record.complete(assignment, 0.4, 1.5, {"accuracy": 0.8})
+    (evaluation,) = reopen(tmp_path).evaluations()
+    assert (evaluation.trial, evaluation.state, evaluation.loss) == (0, "complete", 0.4)
+    assert evaluation.params == {**PARAMS, "act": True}
+    assert type(evaluation.params["act"]) is bool
+    assert (evaluation.island, evaluation.worker, evaluation.generation) == (1, 2, 3)
+    assert (evaluation.seconds, evaluation.metrics) == (1.5, {"accuracy": 0.8})
+    assert evaluation.started <= evaluation.ended
+
+
+def test_plain_optuna_opens_the_study(tmp_path: Path) -> None:
+    record = make(tmp_path)
+    for number, lr in enumerate((0.001, 0.01, 0.1, 0.5)):
+        assignment = started(record, lr=lr, layers=number + 1)
+        record.report(assignment, 1, lr)
+        record.complete(assignment, lr, 1.0, {})
+    record.fail(started(record), "rank 1: ValueError: no", "Traceback ...", 1.0)
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
+    study = optuna.load_study(study_name="run", storage=optuna.storages.JournalStorage(backend))
+    assert study.best_trial.params == {**PARAMS, "lr": 0.001, "layers": 1}
+    assert study.best_trial.intermediate_values == {1: 0.001}
+    assert study.trials[4].state == optuna.trial.TrialState.FAIL
+    assert study.trials[4].user_attrs["failure"] == "rank 1: ValueError: no"
+    assert set(optuna.importance.get_param_importances(study)) == set(PARAMS)
+
+
+def _spend(folder: Path) -> None:
+    record = reopen(folder)
+    while assignment := start(record, budget=30):
+        record.complete(assignment, 1.0, 0.0, {})
+
+
+def test_processes_that_share_a_budget_never_exceed_it(tmp_path: Path) -> None:
+    make(tmp_path)
+    processes = [multiprocessing.get_context("spawn").Process(target=_spend, args=(tmp_path,)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=60)
+        assert process.exitcode == 0
+    evaluations = reopen(tmp_path).evaluations()
+    assert [evaluation.trial for evaluation in evaluations] == list(range(30))
+    assert {evaluation.state for evaluation in evaluations} == {"complete"}
+
+
+def test_what_was_interrupted_is_started_again_first_and_counted_once(tmp_path: Path) -> None:
+    record = make(tmp_path)
+    record.complete(started(record, layers=1), 0.5, 1.0, {})
+    started(record, layers=2)
+    started(record, layers=3)
+    resumed = reopen(tmp_path)
+    assert resumed.requeue_interrupted() == 2
+    assert resumed.requeue_interrupted() == 0
+    states = [evaluation.state for evaluation in resumed.evaluations()]
+    assert states == ["complete", "interrupted", "interrupted", "waiting", "waiting"]
+    other = reopen(tmp_path)
+    layers = []
+    while assignment := start(other, budget=4, layers=5):
+        layers.append(assignment.params["layers"])
+        other.complete(assignment, 0.1, 1.0, {})
+    assert layers == [2, 3, 5]
+    study = optuna.load_study(study_name="run", storage=other._storage)
+    assert [trial.user_attrs.get("repeats") for trial in study.trials] == [None, None, None, 1, 2, None]
+    assert summarize(other.evaluations(), 4, 3)["evaluations"] == {
+        "complete": 4,
+        "pruned": 0,
+        "failed": 0,
+        "running": 0,
+        "budget": 4,
+    }
+
+
+def test_a_smaller_budget_leaves_waiting_trials_waiting(tmp_path: Path) -> None:
+    record = make(tmp_path)
+    record.complete(started(record), 0.5, 1.0, {})
+    started(record)
+    resumed = reopen(tmp_path)
+    resumed.requeue_interrupted()
+    assert start(resumed, budget=1) is None
+
+
+def test_a_torn_last_line_is_cut_off_and_the_rest_stays(tmp_path: Path) -> None:
+    record = make(tmp_path)
+    record.complete(started(record), 0.5, 1.0, {})
+    journal = tmp_path / "study.log"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"op_code": 6, "tri')
+    repair_journal(journal)
+    assert journal.read_bytes() == whole
+    again = reopen(tmp_path)
+    again.complete(started(again), 0.25, 1.0, {})
+    assert [evaluation.loss for evaluation in reopen(tmp_path).evaluations()] == [0.5, 0.25]
+
+
+def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
+    make(tmp_path)
+    with pytest.raises(ValueError, match="'run'"):
+        make(tmp_path)
+
+
+def test_other_storages_work_alike(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    record = Record.create(url, "run", tmp_path / "claims", SPACE.describe())
+    record.complete(started(record), 0.5, 1.0, {"accuracy": 1.0})
+    assert start(record, budget=1) is None
+    (evaluation,) = Record(url, "run", tmp_path / "claims").evaluations()
+    assert (evaluation.params, evaluation.loss, evaluation.metrics) == (PARAMS, 0.5, {"accuracy": 1.0})
+
+
+def test_passwords_are_hidden() -> None:
+    assert without_password("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
+    assert without_password("/path/to/study.log") == "/path/to/study.log"
+
+
+def test_ranking_shows_each_individual_once_and_only_complete_ones(tmp_path: Path) -> None:
+    record = make(tmp_path)
+    for layers, loss in ((1, 0.5), (2, 0.2), (1, 0.4), (3, 0.3)):
+        record.complete(started(record, layers=layers), loss, 1.0, {})
+    record.fail(started(record), "rank 0: ValueError: no", "", 1.0)
+    started(record)
+    evaluations = record.evaluations()
+    assert [(e.params["layers"], e.loss) for e in rank(evaluations, 5)] == [(2, 0.2), (3, 0.3), (1, 0.4)]
+    assert [e.trial for e in rank(evaluations, 1)] == [1]
+    summary = summarize(evaluations, 10, 2)
+    assert summary["evaluations"] == {"complete": 4, "pruned": 0, "failed": 1, "running": 1, "budget": 10}
+    assert summary["best"]["loss"] == 0.2
+    assert [entry["loss"] for entry in summary["islands"][0]["top"]] == [0.2, 0.3]
+    assert json.loads(json.dumps(summary)) == summary
+
+
+def test_a_run_in_which_nothing_succeeded_has_a_summary(tmp_path: Path) -> None:
+    record = make(tmp_path)
+    record.fail(started(record), "rank 0: ValueError: no", "", 1.0)
+    (evaluation,) = record.evaluations()
+    assert evaluation.loss == math.inf
+    summary = summarize([evaluation], 1, 3)
+    assert (summary["best"], summary["islands"]) == (None, [{"island": 1, "top": []}])
+
+
+def test_the_busy_fraction_counts_this_session_only(tmp_path: Path) -> None:
+    record = make(tmp_path)
+    for _ in range(3):
+        record.complete(started(record), 1.0, 0.0, {})
+    first, second, third = record.evaluations()
+    from dataclasses import replace
+
+    evaluations = [
+        replace(first, started=0.0, ended=50.0, seconds=50.0),  # an earlier session
+        replace(second, started=100.0, ended=110.0, seconds=10.0),
+        replace(third, started=102.0, ended=108.0, seconds=6.0),
+    ]
+    assert busy_fraction(evaluations, workers=2, since=90.0) == pytest.approx(16 / 20)
