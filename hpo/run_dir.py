@@ -77,10 +77,10 @@ def fresh_run_dir(name: str) -> RunDir:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file whole or not at all."""
+    text = json.dumps(content, indent=2)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with draft.open("w") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
+        file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.storages.journal import JournalFileBackend
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.record import Assignment, Record, rank, repair_journal, without_password
@@ -58,7 +59,7 @@ def test_plain_optuna_opens_the_study(tmp_path: Path) -> None:
         record.report(assignment, 1, lr)
         record.complete(assignment, lr, 1.0, {})
     record.fail(started(record), "rank 1: ValueError: no", "Traceback ...", 1.0)
-    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
+    backend = JournalFileBackend(str(tmp_path / "study.log"))
     study = optuna.load_study(study_name="run", storage=optuna.storages.JournalStorage(backend))
     assert study.best_trial.params == {**PARAMS, "lr": 0.001, "layers": 1}
     assert study.best_trial.intermediate_values == {1: 0.001}

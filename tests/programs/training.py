@@ -1,0 +1,82 @@
+"""Trains the same networks on workers of 1, 2 and 3 ranks, and by a loop of its own; prints a line of JSON per rank."""
+
+import json
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from hpo.communicator import SleepingComm, same_host, world
+from hpo.training import Dataset, Net, Split, fit, load_data
+from hpo.worker import Worker
+
+# Nothing divides by 2 or 3. 193 samples in batches of 32 leave one of a single sample: an empty share on most ranks.
+EPOCHS, BATCH, TRAIN, VALIDATION, SEED, LR, GAMMA = 3, 32, 193, 101, 7, 0.3, 0.8
+
+comm = world()
+size_of_worker = [1, 2, 2, 3, 3, 3][comm.rank]
+subcommunicator = SleepingComm(comm.Split(size_of_worker, comm.rank))
+data = load_data("digits", train_samples=TRAIN, validation_samples=VALIDATION)
+
+
+def net() -> Net:
+    torch.manual_seed(SEED)
+    return Net(data.image_shape, data.classes, conv_layers=3, activation="tanh")
+
+
+def normalised(split: Split) -> torch.Tensor:
+    images = torch.from_numpy(split.images).float()
+    return (images - torch.from_numpy(data.mean).view(-1, 1, 1)) / torch.from_numpy(data.std).view(-1, 1, 1)
+
+
+def by_the_book(data: Dataset) -> list[float]:
+    """Train in this process alone, as a tutorial would."""
+    model = net()
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=LR)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=GAMMA)
+    shuffle = torch.Generator().manual_seed(SEED)
+    images, labels = normalised(data.train), torch.from_numpy(data.train.labels)
+    losses = []
+    for _epoch in range(EPOCHS):
+        for batch in torch.randperm(TRAIN, generator=shuffle).split(BATCH):
+            optimizer.zero_grad()
+            F.nll_loss(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+        scheduler.step()
+        with torch.no_grad():
+            output = model(normalised(data.validation))
+            losses.append(F.nll_loss(output, torch.from_numpy(data.validation.labels)).item())
+    return losses
+
+
+with Worker(subcommunicator, same_host(comm), index=0, seed=SEED, data=data) as worker:
+    worker.connect()
+    worker.connect()  # it is up already
+    total = torch.tensor([float(comm.rank)])
+    dist.all_reduce(total)
+    runs = []
+    for _run in range(2):
+        network = net()
+        steps = fit(network, data, worker, epochs=EPOCHS, batch_size=BATCH, patience=EPOCHS, lr=LR, gamma=GAMMA)
+        runs.append(list(steps))
+    with torch.no_grad():
+        output = network(normalised(data.validation))
+    labels = torch.from_numpy(data.validation.labels)
+    still = list(fit(net(), data, worker, epochs=20, patience=4, batch_size=BATCH, lr=0.0, gamma=1.0))
+    result = {
+        "rank": comm.rank,
+        "size": worker.size,
+        "group": [dist.get_world_size(), dist.get_rank(), dist.get_backend(), total.item()],
+        "losses": [loss for loss, _metrics in runs[0]],
+        "again": [loss for loss, _metrics in runs[1]],
+        "accuracy": runs[0][-1][1]["accuracy"],
+        "own_loss": F.nll_loss(output, labels).item(),
+        "own_accuracy": (output.argmax(1) == labels).float().mean().item(),
+        "epochs_without_progress": len(still),
+        "by_the_book": by_the_book(data),
+        "threads": torch.get_num_threads(),
+    }
+for rank in range(comm.size):
+    comm.barrier()
+    if rank == comm.rank:
+        print(json.dumps(result), flush=True)

@@ -1,0 +1,83 @@
+"""Communicators, sharing, workers and training on real MPI jobs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpo.worker import _threads
+from tests.conftest import PROGRAMS, SEARCHES, Mpi
+
+
+def results(mpi: Mpi, ranks: int, program: str, folder: Path) -> list[dict[str, Any]]:
+    job = mpi.run(ranks, "-m", "mpi4py", PROGRAMS / program, cwd=folder)
+    assert (job.returncode, job.stderr) == (0, "")
+    lines = [json.loads(line) for line in job.stdout.splitlines()]
+    assert sorted(line["rank"] for line in lines) == list(range(ranks))
+    return sorted(lines, key=lambda line: int(line["rank"]))
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_communicators_deliver_and_ranks_that_wait_sleep(each_mpi: Mpi, ranks: int, tmp_path: Path) -> None:
+    lines = results(each_mpi, ranks, "communication.py", tmp_path)
+    for line in lines[1:]:
+        assert max(line["cpu"].values()) < 0.05, line["cpu"]
+    assert max(line["at_once"] for line in lines) == min(2, ranks)
+    if ranks > 1:
+        assert len({line["inode"] for line in lines}) == 1, "one copy per host, not one per rank"
+        assert lines[0]["inode"].split(":")[1][2:] not in ("", "0"), "not a file"
+
+
+def test_a_worker_of_any_size_trains_as_one_process_would(mpi: Mpi, tmp_path: Path) -> None:
+    lines = results(mpi, 6, "training.py", tmp_path)
+    assert [line["size"] for line in lines] == [1, 2, 2, 3, 3, 3]
+    for line in lines:
+        peers = [peer for peer in lines if peer["size"] == line["size"]]
+        total = float(sum(peer["rank"] for peer in peers))
+        assert line["group"] == [line["size"], peers.index(line), "gloo", total]
+        assert line["losses"] == line["again"], "the same hyperparameters and seed give the same loss"
+        assert line["losses"] == peers[0]["losses"], "the same loss on every rank"
+        assert line["losses"] == pytest.approx(line["by_the_book"], abs=1e-5)
+        assert line["losses"][-1] == pytest.approx(line["own_loss"], abs=1e-6)
+        assert line["accuracy"] == pytest.approx(line["own_accuracy"], abs=1e-6)
+        assert line["epochs_without_progress"] == 1 + 4
+        assert line["threads"] >= 1
+    losses = lines[0]["losses"]
+    assert losses[-1] < losses[0] - 0.1, "it learns"
+
+
+@pytest.mark.parametrize(
+    ("cores_of_ranks", "threads"),
+    [
+        ([[0, 1]] * 8, [1] * 8),
+        ([[0, 1, 2, 3]] * 2, [2, 2]),
+        ([[0, 1, 2, 3], [4, 5, 6, 7]], [4, 4]),  # bound to cores of their own
+        ([[0, 1, 2], [2, 3]], [2, 1]),
+        ([[0, 1, 2]] * 3, [1, 1, 1]),
+        ([[5]], [1]),
+    ],
+)
+def test_cores_are_shared_among_the_ranks_that_may_use_them(
+    cores_of_ranks: list[list[int]], threads: list[int]
+) -> None:
+    assert [_threads(cores_of_ranks, rank) for rank in range(len(cores_of_ranks))] == threads
+
+
+def test_ranks_sleep_while_they_wait_for_their_leader_and_for_the_end(each_mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--evaluations", 4, "--islands", 1, "--set", f"folder={tmp_path}", "--run-dir", tmp_path / "run"]
+    job = each_mpi.run(4, "run_islands.py", SEARCHES / "waiting.py", *options, cwd=Path(__file__).parents[1])
+    assert job.returncode == 0, job.stderr
+    notes = {
+        name: [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("0-0", "0-1", "1-0", "1-1")
+    }
+    assert [note["event"] for note in notes["1-1"]] == ["start", "end"] * 3 + ["exit"]
+    for name, event, seconds in (("0-1", "exit", 3.9), ("1-0", "exit", 1.9), ("1-1", "exit", 1.9)):
+        last, end = notes[name][-2:]
+        assert (last["event"], end["event"]) == ("end", event)
+        wall, cpu = end["wall"] - last["wall"], end["cpu"] - last["cpu"]
+        assert wall > seconds
+        assert cpu / wall < 0.05, f"{name} used {cpu:.2f} s of CPU in {wall:.2f} s of waiting"

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpo.errors import UsageError
+from hpo.options import Options
+from hpo.report.text import duration
+from hpo.run_dir import RunDir, write_json
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"evaluations": 3, "generations": 2}, "--evaluations 3 and --generations 2"),
+        ({"evaluations": 0}, "--evaluations must be at least 1, not 0"),
+        ({"generations": -1}, "--generations must be at least 1, not -1"),
+        ({"top_n": 0}, "--top-n must be at least 1, not 0"),
+        ({"seed": -1}, "--seed must be at least 0, not -1"),
+        ({"migration_probability": 1.5}, "--migration-probability must be from 0 to 1, not 1.5"),
+        ({"migration_probability": float("nan")}, "--migration-probability must be from 0 to 1, not nan"),
+        ({"resume": True}, "--resume needs the run to go on with: --run-dir"),
+        ({"log_level": "loud"}, "--log-level must be one of debug, info, warning, error, not loud"),
+    ],
+)
+def test_options_that_cannot_be_are_shown(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        Options(Path("search.py"), **options)
+    assert message in str(raised.value)
+
+
+def test_generations_are_counted_per_worker() -> None:
+    assert Options(Path("s.py"), generations=3).budget(workers=4) == 12
+    assert Options(Path("s.py"), evaluations=10).budget(workers=4) == 10
+    assert Options(Path("s.py")).budget(workers=4) is None
+
+
+def test_a_run_directory_is_checked_before_it_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        RunDir(tmp_path / "file").check(resume=False)
+    used = RunDir(tmp_path / "used")
+    used.check(resume=False)
+    used.check(resume=True)
+    used.path.mkdir()
+    write_json(used.run_json, {"space": {}})
+    used.check(resume=True)
+    with pytest.raises(UsageError, match=r"already holds a run: add --resume .*, or name another directory"):
+        used.check(resume=False)
+    with pytest.raises(UsageError, match="was not written by a run"):
+        used.read()
+    used.run_json.write_text("{")
+    with pytest.raises(UsageError, match=r"run.json cannot be read"):
+        used.read()
+    with pytest.raises(UsageError, match="holds no run"):
+        RunDir(tmp_path / "none").read()
+
+
+def test_json_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == '{\n  "a": 1\n}\n'
+    assert (path.stat().st_mode & 0o777) == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (59.4, "59.4 s"), (61, "1 min 01 s"), (3600, "1 h 00 min"), (200_000, "2 d 07 h")],
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,286 @@
+"""Whole runs of run_islands.py, as a person starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages.journal import JournalFileBackend
+
+from tests.conftest import FASHION_MNIST, ROOT, SEARCHES, Mpi, finish, needs_fashion_mnist
+
+PROGRAM = ROOT / "run_islands.py"
+QUICK = SEARCHES / "quick.py"
+LINE = re.compile(
+    r"^ *(?P<done>\d+)/(?P<budget>\d+) +(?P<island>\d+) +(?P<worker>\d+) +(?P<generation>\d+) +(?P<loss>\S+)"
+    r" +(?P<best>best)? +(?P<seconds>[\d.]+)  (?P<params>.*)$",
+    re.MULTILINE,
+)
+
+
+def lines_of(output: str) -> list[dict[str, Any]]:
+    return [match.groupdict() for match in LINE.finditer(output)]
+
+
+def trials_of(run_dir: Path) -> list[optuna.trial.FrozenTrial]:
+    backend = JournalFileBackend(str((run_dir / "study.log").absolute()))
+    return optuna.load_study(study_name=run_dir.name, storage=optuna.storages.JournalStorage(backend)).trials
+
+
+def finished(trials: list[optuna.trial.FrozenTrial]) -> dict[int, float]:
+    return {trial.number: trial.values[0] for trial in trials if trial.state == optuna.trial.TrialState.COMPLETE}
+
+
+def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(8, PROGRAM, "--evaluations", 13, "--set", "epochs=2", "--seed", 3, "--top-n", 2, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert run_dir.name.startswith("digits_cnn-")
+
+    lines = lines_of(job.stdout)
+    assert [(line["done"], line["budget"]) for line in lines] == [(str(n), "13") for n in range(1, 14)]
+    assert {line["worker"] for line in lines} == set("0123")
+    assert all((line["island"] == "0") == (line["worker"] in "01") for line in lines)
+    params = re.compile(r"conv_layers=\d +activation=\w+ +lr=\S+ +gamma=\S+ +accuracy=\S+$")
+    assert all(params.match(line["params"]) for line in lines)
+    best = min(float(line["loss"]) for line in lines)
+    assert [float(line["loss"]) for line in lines if line["best"]][-1] == best
+
+    trials = trials_of(run_dir)
+    assert Counter(trial.state.name for trial in trials) == {"COMPLETE": 13}
+    for trial in trials:
+        assert list(trial.intermediate_values) == [1, 2]
+        assert trial.values == [min(trial.intermediate_values.values())]
+        assert 0 <= trial.user_attrs["metrics"]["accuracy"] <= 1
+    for worker in range(4):
+        generations = [t.user_attrs["generation"] for t in trials if t.user_attrs["worker"] == worker]
+        assert generations == list(range(len(generations)))
+
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["evaluations"] == {"complete": 13, "pruned": 0, "failed": 0, "running": 0, "budget": 13}
+    assert summary["best"]["loss"] == min(finished(trials).values()) == pytest.approx(best, rel=1e-3)
+    assert [island["island"] for island in summary["islands"]] == [0, 1]
+    assert all(len(island["top"]) == 2 for island in summary["islands"])
+    assert 0.3 < summary["worker_busy_fraction"] <= 1
+    assert f"{summary['best']['loss']:.4g}" in job.stdout.split("All islands")[1]
+    run = json.loads((run_dir / "run.json").read_text())
+    assert (run["budget"], run["seed"], run["settings"]["epochs"], run["hosts"]) == (13, 3, 2, 1)
+    assert run["space"]["conv_layers"] == "Int(low=1, high=6)"
+
+    top = [sys.executable, "-c", "from hpo.cli import main; main()", "top", str(run_dir), "-n", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    as_json = subprocess.run([*top, "--json"], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(as_json.stdout)["top"] == [summary["best"]]
+    table = subprocess.run(top, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert "13 complete, of 13" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "budget", "workers_of_island"),
+    [
+        (6, ["--ranks-per-worker", 3, "--islands", 2, "--evaluations", 7], 7, {0: {0}, 1: {1}}),
+        (6, ["--ranks-per-worker", 2, "--islands", 2, "--generations", 4, "--migration"], 12, {0: {0, 1}, 1: {2}}),
+        (2, ["--ranks-per-worker", 1, "--islands", 1, "--evaluations", 6], 6, {0: {0, 1}}),
+        (4, ["--migration-probability", 1, "--evaluations", 40], 40, {0: {0}, 1: {1}}),
+        (2, ["--islands", 1, "--evaluations", 1], 1, {0: {0}}),
+    ],
+    ids=["workers-of-3", "uneven-islands", "workers-of-1", "islands-of-1", "one-evaluation"],
+)
+def test_any_layout_spends_its_budget_and_no_more(
+    mpi: Mpi, tmp_path: Path, ranks: int, options: list[object], budget: int, workers_of_island: dict[int, set[int]]
+) -> None:
+    job = mpi.run(ranks, PROGRAM, QUICK, *options, "--set", "seconds=0.02", "--run-dir", "here/run", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "here" / "run")
+    assert [trial.number for trial in trials] == list(range(budget))
+    assert len(finished(trials)) == budget == len(lines_of(job.stdout))
+    places: dict[int, set[int]] = {}
+    for trial in trials:
+        places.setdefault(trial.user_attrs["island"], set()).add(trial.user_attrs["worker"])
+    assert places == workers_of_island
+
+
+def test_two_runs_side_by_side_do_not_disturb_each_other(mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--islands", 1, "--evaluations", 8, "--set", "seconds=0.1"]
+    jobs = [mpi.start(2, PROGRAM, QUICK, *options, cwd=tmp_path) for _ in range(2)]
+    for job in [finish(job) for job in jobs]:
+        assert (job.returncode, job.stderr) == (0, "")
+    run_dirs = list((tmp_path / "runs").iterdir())
+    assert len(run_dirs) == 2
+    assert [len(finished(trials_of(run_dir))) for run_dir in run_dirs] == [8, 8]
+
+
+def kill_after(job: subprocess.Popen[str], evaluations: int, log: Path) -> None:
+    """Kill all processes of a job at once when it has reported some evaluations."""
+    deadline = time.monotonic() + 60
+    while len(lines_of(log.read_text())) < evaluations and time.monotonic() < deadline and job.poll() is None:
+        time.sleep(0.02)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.communicate(timeout=30)
+
+
+def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_path: Path) -> None:
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    options = [PROGRAM, QUICK, "--run-dir", run_dir, "--resume", "--set", "seconds=0.3", "--seed", 5]
+    with log.open("w") as out:
+        job = mpi.start(4, *options, "--evaluations", 14, cwd=tmp_path, stdout=out.fileno())
+    kill_after(job, 5, log)
+    before = finished(trials_of(run_dir))
+    assert 5 <= len(before) < 14
+    in_flight = [t for t in trials_of(run_dir) if t.state == optuna.trial.TrialState.RUNNING]
+    assert in_flight
+
+    job_again = mpi.run(4, *options, "--evaluations", 14, cwd=tmp_path)
+    assert (job_again.returncode, job_again.stderr) == (0, "")
+    assert f"going on after {len(before)} evaluations; {len(in_flight)} interrupted" in job_again.stdout
+    trials = trials_of(run_dir)
+    after = finished(trials)
+    assert {number: after[number] for number in before} == before
+    assert len(after) == 14
+    interrupted = [t for t in trials if t.user_attrs.get("failure") == "interrupted"]
+    assert [t.number for t in interrupted] == [t.number for t in in_flight]
+    repeats = {t.user_attrs["repeats"]: t for t in trials if "repeats" in t.user_attrs}
+    assert {n: repeats[n].params for n in repeats} == {t.number: t.params for t in in_flight}
+    started = sorted((t for t in trials if t.number > in_flight[-1].number), key=lambda t: t.datetime_start or 0)
+    assert {t.number for t in started[: len(repeats)]} == {t.number for t in repeats.values()}
+    first_bred = next(t for t in started if "repeats" not in t.user_attrs)
+    assert first_bred.user_attrs["generation"] > 0, "generations are counted on"
+
+    elsewhere = mpi.run(3, *options, "--evaluations", 20, "--islands", 3, "--ranks-per-worker", 1, cwd=tmp_path)
+    assert (elsewhere.returncode, elsewhere.stderr) == (0, "")
+    assert "going on after 14 evaluations" in elsewhere.stdout
+    assert [line["done"] for line in lines_of(elsewhere.stdout)] == [str(n) for n in range(15, 21)]
+    trials = trials_of(run_dir)
+    assert len(finished(trials)) == 20
+    assert {t.user_attrs["island"] for t in trials[-6:]} == {0, 1, 2}
+
+    spent = mpi.run(2, *options, "--islands", 1, cwd=tmp_path)
+    assert (spent.returncode, lines_of(spent.stdout)) == (0, [])
+    assert "20 complete, of 20" in spent.stdout
+
+    other = tmp_path / "other.py"
+    other.write_text(QUICK.read_text().replace("depth=Int(1, 9)", "depth=Int(1, 8)"))
+    changed = mpi.run(2, PROGRAM, other, *options[2:], "--islands", 1, cwd=tmp_path)
+    assert changed.returncode == 2
+    assert "'depth' was Int(low=1, high=9), and is Int(low=1, high=8)" in changed.stderr
+    assert len(finished(trials_of(run_dir))) == 20
+
+
+def test_a_failed_evaluation_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    job = mpi.run(6, PROGRAM, SEARCHES / "failing.py", "--evaluations", 30, "--run-dir", run_dir, cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    trials = trials_of(run_dir)
+    assert len(trials) == 30
+    for trial in trials:
+        way = trial.params["way"]
+        assert trial.state.name == ("COMPLETE" if way % 3 == 2 else "FAIL"), trial
+        if way % 3 == 0:
+            assert trial.user_attrs["failure"] == f"rank 1: ValueError: way {way} is closed"
+            assert "in objective" in trial.user_attrs["traceback"]
+        elif way % 3 == 1:
+            assert "the validation loss is nan" in trial.user_attrs["failure"]
+    counts = json.loads((run_dir / "summary.json").read_text())["evaluations"]
+    states = Counter(trial.state.name for trial in trials)
+    assert (counts["complete"], counts["failed"]) == (states["COMPLETE"], states["FAIL"])
+    assert states["FAIL"] >= 3
+    assert states["COMPLETE"] >= 3
+
+
+@needs_fashion_mnist
+def test_the_published_problem_on_fashion_mnist(mpi: Mpi, tmp_path: Path) -> None:
+    settings = ["dataset=fashion-mnist", f"data_dir={FASHION_MNIST}", "epochs=1", "train_samples=300"]
+    options = [option for setting in [*settings, "validation_samples=99"] for option in ("--set", setting)]
+    storage = f"sqlite:///{tmp_path}/study.db"
+    command = [PROGRAM, ROOT / "search_spaces" / "mnist_cnn.py", "--evaluations", 4, "--storage", storage]
+    job = mpi.run(4, *command, *options, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    study = optuna.load_study(study_name="run", storage=storage)
+    assert len(finished(study.trials)) == 4
+    assert all(1.0 < loss < 3.0 for loss in finished(study.trials).values())
+    assert not (tmp_path / "run" / "study.log").exists()
+
+
+def test_data_that_is_nowhere_is_one_message_before_anything_starts(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network, wherever this runs
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    job = mpi.run(4, PROGRAM, ROOT / "search_spaces" / "mnist_cnn.py", "--set", "data_dir=nowhere", cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert job.stderr.count("error:") == 1
+    assert f"train-images-idx3-ubyte[.gz] and train-labels-idx1-ubyte[.gz] in {tmp_path}/nowhere" in job.stderr
+    assert "--set data_dir=FOLDER" in job.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--evalutions", "3"], "No such option: --evalutions"),
+        (["--evaluations", "many"], "'--evaluations': 'many' is not a whole number"),
+        (["--evaluations", "0"], "--evaluations must be at least 1, not 0"),
+        (["--evaluations", "3", "--generations", "2"], "--evaluations 3 and --generations 2"),
+        (["--migration-probability", "often"], "'--migration-probability': 'often' is not a number"),
+        (["--set", "epoch=3"], "no setting 'epoch'; did you mean epochs?"),
+        (["--set", "epochs=few"], "epochs takes a whole number, not 'few'"),
+        (["nowhere.py"], "nowhere.py: no such file"),
+        (["empty.py"], "empty.py: has no `space`"),
+        (["raising.py"], "ZeroDivisionError: division by zero"),
+        (["--ranks-per-worker", "3"], "2 ranks cannot be split into workers of 3"),
+        (["--islands", "2"], "--islands 2 is more than the 1 worker"),
+        (["--run-dir", "used"], "used already holds a run: add --resume to go on with it, or name another directory"),
+        (["--run-dir", "empty.py/run"], "--run-dir empty.py/run: cannot write to"),
+        (["--resume"], "--resume needs the run to go on with"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_message_from_one_rank(mpi: Mpi, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "empty.py").write_text("")
+    (tmp_path / "raising.py").write_text("1 / 0\n")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "study.log").write_text("mine")
+    search = [] if arguments[0].endswith(".py") else [QUICK]
+    islands = [] if "--islands" in arguments else ["--islands", 1]
+    before = sorted(tmp_path.rglob("*"))
+    job = mpi.run(2, PROGRAM, *search, *arguments, *islands, cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert job.stderr.startswith("error: ")
+    assert job.stderr.count(message) == 1
+    assert job.stderr.count("error: ") == 1
+    assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts] == before
+    assert (tmp_path / "used" / "study.log").read_text() == "mine"
+
+
+def test_help_names_every_option(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(2, PROGRAM, "--help", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    options = [
+        "SEARCH_SPACE",
+        "--evaluations",
+        "--generations",
+        "--islands",
+        "--ranks-per-worker",
+        "--migration-probability",
+        "--pollination",
+        "--migration",
+        "--seed",
+        "--run-dir",
+        "--resume",
+        "--top-n",
+        "--set",
+        "--storage",
+        "--log-level",
+        "--help",
+    ]
+    assert [option for option in [*options, "mpirun -n 8 python run_islands.py"] if option not in job.stdout] == []

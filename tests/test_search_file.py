@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpo.errors import UsageError
+from hpo.search_file import load_search_file
+from tests.conftest import ROOT
+
+GOOD = """
+from dataclasses import dataclass
+from hpo import Float, SearchSpace
+
+space = SearchSpace(x=Float(0.0, 1.0))
+
+@dataclass(frozen=True)
+class Settings:
+    epochs: int = 3
+    rate: float = 0.5
+    fast: bool = False
+    name: str = "n"
+    sizes: tuple = ()
+
+    def __post_init__(self):
+        if self.epochs < 1:
+            raise ValueError(f"epochs must be at least 1, not {self.epochs}")
+
+def objective(params, worker, settings):
+    return params["x"]
+"""
+
+
+def write(folder: Path, text: str, name: str = "search.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_settings_are_read_as_their_types(tmp_path: Path) -> None:
+    search = load_search_file(write(tmp_path, GOOD))
+    settings = search.settings(["epochs=5", "rate=1e-3", "fast=Yes", "name=a=b", "epochs=7"])
+    assert (settings.epochs, settings.rate, settings.fast, settings.name) == (7, 0.001, True, "a=b")
+    assert search.settings([]).epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("epoch=5", "no setting 'epoch'; did you mean epochs? it has epochs, rate, fast, name, sizes"),
+        ("epochs=5.5", "epochs takes a whole number, not '5.5'"),
+        ("rate=fast", "rate takes a number, not 'fast'"),
+        ("fast=maybe", "fast takes true or false, not 'maybe'"),
+        ("epochs", "write --set NAME=VALUE, e.g. --set epochs=3"),
+        ("sizes=3", "which cannot be given on the command line"),
+        ("epochs=0", "epochs must be at least 1, not 0"),
+    ],
+)
+def test_a_bad_setting_is_shown_with_what_would_work(tmp_path: Path, assignment: str, message: str) -> None:
+    search = load_search_file(write(tmp_path, GOOD))
+    with pytest.raises(UsageError) as raised:
+        search.settings([assignment])
+    assert message in str(raised.value)
+
+
+def test_a_file_without_settings_takes_none(tmp_path: Path) -> None:
+    text = "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\ndef objective(params, worker): return 1.0\n"
+    search = load_search_file(write(tmp_path, text))
+    assert search.settings([]) is None
+    assert search.call(search.objective, {}, None, settings=None) == 1.0
+    with pytest.raises(UsageError, match="has no Settings"):
+        search.settings(["epochs=3"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no `space`"),
+        ("space = 3", "`space` must be a SearchSpace, not 3"),
+        ("from hpo import *\nspace = SearchSpace(x=Int(1, 2))", "has no `objective`"),
+        ("from hpo import *\nspace = SearchSpace(x=Int(1, 2))\nobjective = 3", "`objective` must be a function, not 3"),
+        (GOOD + "\nSettings = {}", "Settings must be a dataclass"),
+        (GOOD + "\nprepare = 3", "prepare must be a function"),
+        ("from hpo import *\nspace = SearchSpace(lr=Float(1.0, 0.1))", "parameter 'lr': low < high must hold"),
+    ],
+)
+def test_a_file_that_is_no_search_space_is_told_why(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(UsageError) as raised:
+        load_search_file(path)
+    assert str(path) in str(raised.value)
+    assert message in str(raised.value)
+
+
+def test_what_a_file_raises_is_shown_with_its_own_traceback_alone(tmp_path: Path) -> None:
+    path = write(tmp_path, "def broken():\n    return 1 / 0\n\nbroken()\n")
+    with pytest.raises(UsageError) as raised:
+        load_search_file(path)
+    lines = str(raised.value).splitlines()
+    assert lines[0] == f"{path} could not be imported:"
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+    assert [line.split(", ")[1:] for line in lines if line.startswith("  File")] == [
+        ["line 4", "in <module>"],
+        ["line 2", "in broken"],
+    ]
+    with pytest.raises(UsageError, match="invalid syntax"):
+        load_search_file(write(tmp_path, "def broken(:\n", "syntax.py"))
+
+
+def test_a_path_that_is_no_python_file_is_refused(tmp_path: Path) -> None:
+    for path, message in (
+        (tmp_path / "missing.py", "no such file"),
+        (tmp_path, "is a folder"),
+        (write(tmp_path, GOOD, "search.txt"), "not a Python file"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            load_search_file(path)
+
+
+def test_a_file_imports_its_neighbours(tmp_path: Path) -> None:
+    write(tmp_path, "bounds = (0.0, 2.0)\n", "my_bounds.py")
+    text = "from hpo import *\nfrom my_bounds import bounds\nspace = SearchSpace(x=Float(*bounds))\nobjective = print\n"
+    assert load_search_file(write(tmp_path, text)).space.describe() == {"x": "Float(low=0.0, high=2.0, log=False)"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "search_spaces").glob("*.py")), ids=lambda path: path.stem)
+def test_shipped_search_spaces_have_the_reference_hyperparameters(path: Path) -> None:
+    search = load_search_file(path)
+    assert list(search.space.parameters) == ["conv_layers", "activation", "lr", "gamma"]
+    settings: Any = search.settings(["epochs=3"])
+    assert settings.epochs == 3
