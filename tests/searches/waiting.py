@@ -31,4 +31,4 @@ def objective(params, worker, settings):
     return params["x"]
 
 
-_at_exit: list = []
+_at_exit: list[object] = []
