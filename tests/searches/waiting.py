@@ -9,6 +9,7 @@ from pathlib import Path
 from hpo import Float, SearchSpace
 
 space = SearchSpace(x=Float(0.0, 1.0))
+notebooks: list[Path] = []
 
 
 @dataclass(frozen=True)
@@ -16,19 +17,18 @@ class Settings:
     folder: str = ""
 
 
-def objective(params, worker, settings):
-    def note(event):
-        with Path(settings.folder, f"{worker.index}-{worker.rank}").open("a") as file:
-            file.write(json.dumps({"event": event, "wall": time.monotonic(), "cpu": time.process_time()}) + "\n")
+def note(event):
+    times = {"event": event, "wall": time.monotonic(), "cpu": time.process_time()}
+    with notebooks[0].open("a") as file:
+        file.write(json.dumps(times) + "\n")
 
+
+def objective(params, worker, settings):
+    if not notebooks:
+        notebooks.append(Path(settings.folder, f"{worker.index}-{worker.rank}"))
+        atexit.register(note, "exit")
     note("start")
     if worker.rank == 0:
         time.sleep(4.0 if worker.index == 0 else 0.5)
     note("end")
-    atexit.unregister(_at_exit.pop() if _at_exit else print)
-    _at_exit.append(lambda: note("exit"))
-    atexit.register(_at_exit[0])
     return params["x"]
-
-
-_at_exit: list[object] = []
