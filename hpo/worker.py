@@ -10,17 +10,28 @@ import socket
 import struct
 from collections import Counter
 from contextlib import suppress
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo
 import torch.distributed as dist
 from mpi4py import MPI
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpo.communicator import SleepingComm
+from hpo.deferred import defer
+
+# What torch asks of its compiler though nothing is compiled (torch 2.14 and 2.15): optimizers ask it to leave them out,
+# DistributedDataParallel whether it splits its graphs, init_process_group that it forgets what it knew. Whatever else
+# is asked of it imports it, torch.compile first of all. That takes 0.8 s of CPU on every rank and opens 600 files.
+defer(
+    "torch._dynamo",
+    disable=lambda function, *_, **__: function,
+    graph_break=lambda: None,
+    trace_rules=SimpleNamespace(clear_lru_cache=lambda: None),
+    utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"),
+)
 
 _LOOPBACK = "127.0.0.1"
 

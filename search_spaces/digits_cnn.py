@@ -21,7 +21,7 @@ class Settings:
     """Options of this search: --set epochs=3."""
 
     epochs: int = 10
-    batch_size: int = 32
+    batch_size: int = 64
     patience: int = 5
 
 

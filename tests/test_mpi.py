@@ -49,6 +49,14 @@ def test_a_worker_of_any_size_trains_as_one_process_would(mpi: Mpi, tmp_path: Pa
     assert losses[-1] < losses[0] - 0.1, "it learns"
 
 
+def test_training_leaves_torchs_compiler_alone_until_it_is_used(mpi: Mpi, tmp_path: Path) -> None:
+    (line,) = results(mpi, 1, "compiling.py", tmp_path)
+    assert line["after_training"] is False
+    assert line["after_compiling"] is True
+    assert line["graphs"] >= 1
+    assert line["difference"] == pytest.approx(0.0, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("cores_of_ranks", "threads"),
     [

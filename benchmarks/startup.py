@@ -1,0 +1,70 @@
+"""How long a search takes to start: from mpirun at 8 ranks to the first training step.
+
+python benchmarks/startup.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo import Float, SearchSpace
+
+if TYPE_CHECKING:
+    from hpo.worker import Worker
+
+ROOT = Path(__file__).resolve().parents[1]
+REPEAT = 5
+
+# This file is a search space too: of one step of the reference network, after which it writes the time down.
+space = SearchSpace(lr=Float(0.1, 1.0))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where to write."""
+
+    folder: str = ""
+
+
+def prepare(_: Settings) -> Any:
+    """Load the digits, as the default search does."""
+    from hpo.training import load_data
+
+    return load_data("digits", train_samples=64, validation_samples=8)
+
+
+def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[float]:
+    """Take one step."""
+    from hpo.training import Net, fit
+
+    network = Net(worker.data.image_shape, worker.data.classes, conv_layers=2, activation="relu")
+    for loss, _ in fit(network, worker.data, worker, epochs=1, batch_size=64, patience=1, lr=params["lr"], gamma=1.0):
+        Path(settings.folder, f"{worker.index}-{worker.rank}").write_text(str(time.time()))
+        yield loss
+
+
+def main() -> None:
+    """Print the seconds until the last worker has taken its first step, run by run."""
+    measured = []
+    for number in range(1, REPEAT + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            options = ["--evaluations", "4", "--set", f"folder={folder}", "--run-dir", f"{folder}/run"]
+            started = time.time()
+            command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), __file__, *options]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=200)
+            steps = [float(path.read_text()) for path in Path(folder).glob("?-?")]
+        measured.append(max(steps) - started)
+        print(f"run {number}: first step after {measured[-1]:.1f} s", flush=True)
+    print(f"median {statistics.median(measured):.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Modules that are imported when they are needed and not before; on few cores, imports are what starting takes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class Deferred(ModuleType):
+    """A stand-in for a module, which is imported when something else than `answers` is asked of it.
+
+    The standard library's LazyLoader does not wait for that: ``import`` itself looks at the module's ``__spec__``,
+    which makes it load (Python 3.10 to 3.12).
+    """
+
+    def __init__(self, name: str, **answers: Any) -> None:
+        super().__init__(name)
+        self.__dict__.update(answers)
+
+    def __getattr__(self, name: str) -> Any:
+        # Debuggers and test runners look for special names in all modules; only a package's path means that it is used.
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def defer(name: str, **answers: Any) -> None:
+    """Put a stand-in in a module's place, unless the module is there already."""
+    sys.modules.setdefault(name, Deferred(name, **answers))

@@ -1,0 +1,31 @@
+"""Trains with DistributedDataParallel, then compiles a model: the compiler is imported then, and works."""
+
+import json
+import sys
+
+import torch
+
+from hpo.communicator import same_host, world
+from hpo.training import Net, fit, load_data
+from hpo.worker import Worker
+
+
+def imported():
+    return "torch._dynamo.eval_frame" in sys.modules
+
+
+data = load_data("digits", train_samples=64, validation_samples=10)
+with Worker(world(), same_host(world()), index=0, seed=0) as worker:
+    worker.connect()
+    net = Net(data.image_shape, data.classes, conv_layers=1, activation="relu")
+    list(fit(net, data, worker, epochs=1, batch_size=32, patience=1, lr=0.1, gamma=0.9))
+    after_training = imported()
+    compiled = torch.compile(net, backend="eager")
+    images = torch.rand(3, *data.image_shape)
+    difference = (compiled(images) - net(images)).abs().max().item()
+    optimizer = torch.optim.AdamW(compiled.parameters())
+    compiled(images).sum().backward()
+    optimizer.step()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+line = {"rank": 0, "after_training": after_training, "after_compiling": imported(), "graphs": graphs}
+print(json.dumps({**line, "difference": difference}))
