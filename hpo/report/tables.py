@@ -47,4 +47,5 @@ def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
     console = Console(width=1000, color_system=None)
     with console.capture() as captured:
         console.print(table)
-    return "\n".join([title, *(line.rstrip() for line in captured.get().strip("\n").splitlines()), ""])
+    lines = [line.rstrip() for line in captured.get().splitlines() if line.strip()]
+    return "\n".join([title, *lines, ""])

@@ -23,7 +23,7 @@ with Worker(world(), same_host(world()), index=0, seed=0) as worker:
     compiled = torch.compile(net, backend="eager")
     images = torch.rand(3, *data.image_shape)
     difference = (compiled(images) - net(images)).abs().max().item()
-    optimizer = torch.optim.AdamW(compiled.parameters())
+    optimizer = torch.optim.AdamW(net.parameters())
     compiled(images).sum().backward()
     optimizer.step()
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
