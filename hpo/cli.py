@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -32,6 +33,8 @@ def run_islands(default_search_space: Path) -> None:
     # Imports make many objects that stay: without looking for garbage among them, 8 ranks on 2 cores import torch in
     # 12.6 s instead of 15.5. It is looked for again once a worker is ready.
     gc.disable()
+    # torch warns of hosts whose names it cannot look up, and works all the same.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     comm = world()
     try:
         status = _run_islands(comm, default_search_space)

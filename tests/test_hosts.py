@@ -1,0 +1,81 @@
+"""A worker that spans two hosts, which are network namespaces with names and addresses of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Mpi
+
+# TEST-NET-2 of RFC 5737: nobody's network.
+NETWORK = "198.51.100."
+
+# As ssh is called by mpirun: options, the host, the command.
+LAUNCHER = """#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+host=$1; shift
+exec ip netns exec $host unshare --uts bash -c "hostname $host; exec $*"
+"""
+
+
+def ip(arguments: str, check: bool = True) -> str:
+    command = ["ip", *arguments.split()]
+    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=20).stdout
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
+    """Make two hosts on a bridge, and an mpirun that starts half of its ranks on each."""
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
+    if os.geteuid() or not shutil.which("ip") or "HYDRA" not in version:
+        pytest.skip("two hosts need root, iproute2 and MPICH's mpirun")
+    bridge, hosts = f"hpo{os.getpid() % 10000}", [f"hpo-{name}-{os.getpid()}" for name in "ab"]
+    addresses = {host: f"{NETWORK}{number}" for number, host in enumerate(hosts, start=2)}
+    names = "127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for host, address in addresses.items())
+    if NETWORK in ip("addr"):
+        pytest.skip(f"{NETWORK}0 is in use here")
+    try:
+        try:
+            ip(f"link add {bridge} type bridge")
+            ip(f"addr add {NETWORK}1/24 dev {bridge}")
+            ip(f"link set {bridge} up")
+            for number, host in enumerate(hosts):
+                ip(f"netns add {host}")
+                ip(f"link add {bridge}v{number} type veth peer name eth0 netns {host}")
+                ip(f"link set {bridge}v{number} master {bridge} up")
+                ip(f"-n {host} addr add {addresses[host]}/24 dev eth0")
+                ip(f"-n {host} link set eth0 up")
+                ip(f"-n {host} link set lo up")
+                # `ip netns exec` puts this file in the place of /etc/hosts.
+                Path("/etc/netns", host).mkdir(parents=True)
+                Path("/etc/netns", host, "hosts").write_text(names)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr}")
+        launcher = tmp_path / "launcher"
+        launcher.write_text(LAUNCHER)
+        launcher.chmod(0o755)
+        flags = f"-launcher ssh -launcher-exec {launcher} -iface {bridge} -hosts {','.join(hosts)} -ppn 2"
+        yield Mpi(flags=tuple(flags.split()))
+    finally:
+        for number, host in enumerate(hosts):
+            ip(f"link del {bridge}v{number}", check=False)
+            ip(f"netns del {host}", check=False)
+            shutil.rmtree(Path("/etc/netns", host), ignore_errors=True)
+        ip(f"link del {bridge}", check=False)
+
+
+def test_a_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
+    options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 2, "--set", "epochs=2", "--run-dir", "run"]
+    job = two_hosts.run(4, ROOT / "run_islands.py", *options, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert "4 ranks, 1 worker of 4, 1 island, 2 hosts" in job.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["evaluations"]["complete"] == 2
+    assert 0 < summary["best"]["loss"] < 3
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["hosts"] == 2
