@@ -11,6 +11,8 @@ from typing import Any
 
 from hpo.errors import UsageError
 
+_RUNS = Path("runs")
+
 
 class RunDir:
     """A directory that holds one run."""
@@ -44,6 +46,17 @@ class RunDir:
         if not os.access(existing, os.W_OK | os.X_OK):
             raise UsageError(f"--run-dir {self.path}: cannot write to {existing}")
 
+    def remove_if_empty(self) -> None:
+        """Remove the directory of a run that could not be begun."""
+        with suppress(OSError):
+            self.path.rmdir()
+            if self.path.parent == _RUNS:
+                _RUNS.rmdir()
+
+    def locate(self, storage: str) -> str:
+        """Give the storage that run.json names: a URL, or a file in this directory, wherever it has been moved to."""
+        return storage if "://" in storage else str(self.path.absolute() / storage)
+
     def clear_locks(self) -> None:
         """Remove the locks that a killed run may have left, which would be waited for until they are stale."""
         for path in (self.journal, self.claims):
@@ -69,10 +82,10 @@ def fresh_run_dir(name: str) -> RunDir:
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
         with suppress(FileExistsError):
-            path = Path("runs", stem + suffix)
+            path = _RUNS / (stem + suffix)
             path.mkdir(parents=True)
             return RunDir(path)
-    raise UsageError(f"runs/{stem} and 998 others of its name exist; give --run-dir")
+    raise UsageError(f"{_RUNS / stem} and 998 others of its name exist; give --run-dir")
 
 
 def write_json(path: Path, content: Any) -> None:

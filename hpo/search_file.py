@@ -49,6 +49,16 @@ class SearchFile:
         """Call a function of the file, with its settings where the file has Settings."""
         return function(*arguments) if self.settings_type is None else function(*arguments, settings)
 
+    def check_call(self, name: str, function: Callable[..., Any], *arguments: str) -> None:
+        """Raise a UsageError unless a function of the file takes what it will be called with."""
+        expected = [*arguments, *(["settings"] if self.settings_type else [])]
+        try:
+            inspect.signature(function).bind(*expected)
+        except TypeError as error:
+            raise UsageError(f"{self.path}: {name} is called as {name}({', '.join(expected)}): {error}") from None
+        except ValueError:  # a builtin has no signature to look at
+            return
+
     def prepared(self, settings: Any) -> Any:
         """Give what the file's `prepare` returns, None without one; what it raises is a person's mistake."""
         if self.prepare is None:
@@ -94,7 +104,11 @@ def load_search_file(path: Path) -> SearchFile:
         raise UsageError(f"{path}: Settings must be a dataclass, not {settings_type!r}")
     if prepare is not None and not callable(prepare):
         raise UsageError(f"{path}: prepare must be a function, not {prepare!r}")
-    return SearchFile(path, space, objective, settings_type, prepare)
+    search = SearchFile(path, space, objective, settings_type, prepare)
+    search.check_call("objective", objective, "params", "worker")
+    if prepare is not None:
+        search.check_call("prepare", prepare)
+    return search
 
 
 def _import(path: Path) -> ModuleType:

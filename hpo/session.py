@@ -66,13 +66,23 @@ def begin(
         run_dir.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--run-dir {run_dir.path}: cannot be made: {error.strerror}") from error
-    storage = options.storage or before.get("storage", str(run_dir.journal.absolute()))
-    study_name = before.get("study", run_dir.study_name)
+    storage = options.storage or before.get("storage", run_dir.journal.name)
     if "***" in storage:
         raise UsageError(f"{run_dir.path} keeps its study in {storage}: give --storage URL again, with the password")
+    study_name = before.get("study", run_dir.study_name)
     budget = options.budget(layout.workers) or before.get("budget", DEFAULT_EVALUATIONS)
     seed = options.seed if options.seed is not None else before.get("seed", 0)
-    values = dataclasses.asdict(settings) if settings is not None else {}
+    values = _values(settings)
+    session = Session(run_dir, run_dir.locate(storage), study_name, budget, seed, headline="")
+    lines = [
+        f"{search.path.stem}: {budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; seed {seed}",
+        f"in {run_dir.path}{_take_up(session) if before else _create(session, search)}",
+        *(
+            f"{name} was {value} before, and is {values[name]} now: losses may not compare"
+            for name, value in before.get("settings", {}).items()
+            if name in values and values[name] != value
+        ),
+    ]
     content = {
         "search_space": str(search.path),
         "space": search.space.describe(),
@@ -90,47 +100,62 @@ def begin(
         "versions": {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}},
     }
     write_json(run_dir.run_json, content)
-    headline = [
-        f"{search.path.stem}: {budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; seed {seed}",
-        f"in {run_dir.path}" + (f": {_resumed(run_dir, storage, study_name)}" if before else ""),
-    ]
-    if not before:
-        _create(storage, study_name, run_dir, search)
-    for name, value in before.get("settings", {}).items():
-        if name in values and values[name] != value:
-            headline.append(f"{name} was {value} before, and is {values[name]} now: losses may not compare")
-    return Session(run_dir, storage, study_name, budget, seed, "\n".join(headline))
+    return dataclasses.replace(session, headline="\n".join(lines))
 
 
 def look(path: Path, top_n: int) -> dict[str, Any]:
     """Summarise the run in a directory as it stands, running or finished."""
     run_dir = RunDir(path)
     content = run_dir.read()
+    storage = run_dir.locate(content["storage"])
     try:
-        record = Record(content["storage"], content["study"], run_dir.claims)
+        record = Record(storage, content["study"], run_dir.claims)
     except KeyError:
-        raise UsageError(f"{path}: there is no study {content['study']!r} in {content['storage']}") from None
+        raise _no_study(run_dir, storage, content["study"]) from None
     return summarize(record.evaluations(), content["budget"], top_n)
 
 
-def _create(storage: str, study_name: str, run_dir: RunDir, search: SearchFile) -> None:
+def _create(session: Session, search: SearchFile) -> str:
+    """Make the study of a new run."""
+    space = search.space.describe()
     try:
-        Record.create(storage, study_name, run_dir.claims, search.space.describe())
+        # A session that was killed before it wrote run.json has left a study with nothing in it.
+        if not session.run_dir.journal.exists() or session.open_record().space() != space:
+            Record.create(session.storage, session.study_name, session.run_dir.claims, space)
     except ValueError as error:
         raise UsageError(f"{error}; name another --run-dir, since a study has the name of its run directory") from error
+    except Exception as error:  # each kind of storage has exceptions of its own
+        session.run_dir.remove_if_empty()
+        reason = str(error).splitlines()[0] if str(error) else "no reason given"
+        where = without_password(session.storage)
+        raise UsageError(f"no study can be made in {where}: {type(error).__name__}: {reason}") from error
+    return ""
 
 
-def _resumed(run_dir: RunDir, storage: str, study_name: str) -> str:
-    """Prepare the record for going on, and say what is in it."""
-    run_dir.clear_locks()
-    if run_dir.journal.exists():
-        repair_journal(run_dir.journal)
-    record = Record(storage, study_name, run_dir.claims)
+def _take_up(session: Session) -> str:
+    """Prepare the record of an earlier session for going on, and say what is in it."""
+    session.run_dir.clear_locks()
+    if session.run_dir.journal.exists():
+        repair_journal(session.run_dir.journal)
+    try:
+        record = session.open_record()
+    except KeyError:
+        raise _no_study(session.run_dir, session.storage, session.study_name) from None
     record.requeue_interrupted()
     states = [evaluation.state for evaluation in record.evaluations()]
     finished = len(states) - states.count("waiting") - states.count("interrupted")
     again = f"; {states.count('waiting')} interrupted will be evaluated again, first" if "waiting" in states else ""
-    return f"going on after {finished} evaluations{again}"
+    return f": going on after {finished} evaluations{again}"
+
+
+def _no_study(run_dir: RunDir, storage: str, study_name: str) -> UsageError:
+    return UsageError(f"{run_dir.path}: there is no study {study_name!r} in {without_password(storage)}")
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    """Give settings as JSON can hold them."""
+    values = dataclasses.asdict(settings) if settings is not None else {}
+    return {n: v if isinstance(v, (bool, int, float, str, type(None))) else str(v) for n, v in values.items()}
 
 
 def _version(package: str) -> str:

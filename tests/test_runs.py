@@ -242,6 +242,9 @@ def test_data_that_is_nowhere_is_one_message_before_anything_starts(
         (["--run-dir", "used"], "used already holds a run: add --resume to go on with it, or name another directory"),
         (["--run-dir", "empty.py/run"], "--run-dir empty.py/run: cannot write to"),
         (["--resume"], "--resume needs the run to go on with"),
+        (["--resume", "--run-dir", "used"], "used holds no run: there is no used/run.json"),
+        (["--storage", "nosql://host/db"], "no study can be made in nosql://host/db: "),
+        (["--storage", "sqlite:////nowhere/study.db", "--run-dir", "new"], "in sqlite:////nowhere/study.db: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -82,6 +82,11 @@ def test_a_file_without_settings_takes_none(tmp_path: Path) -> None:
         ("from hpo import *\nspace = SearchSpace(x=Int(1, 2))\nobjective = 3", "`objective` must be a function, not 3"),
         (GOOD + "\nSettings = {}", "Settings must be a dataclass"),
         (GOOD + "\nprepare = 3", "prepare must be a function"),
+        (GOOD + "\ndef prepare(): pass", "prepare is called as prepare(settings): too many positional arguments"),
+        (
+            GOOD + "\ndef objective(params): pass",
+            "objective is called as objective(params, worker, settings): too many positional arguments",
+        ),
         ("from hpo import *\nspace = SearchSpace(lr=Float(1.0, 0.1))", "parameter 'lr': low < high must hold"),
     ],
 )
