@@ -78,7 +78,11 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
         ] = 2,
         migration_probability: Annotated[
             float,
-            typer.Option(metavar="P", parser=_number, help="Chance that an island sends its best after an evaluation."),
+            typer.Option(
+                metavar="P",
+                parser=_number,
+                help="Chance that an island sends its best while its workers evaluate one each.",
+            ),
         ] = 0.9,
         pollination: Annotated[
             bool,
@@ -138,11 +142,13 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
 
 def hpo_app() -> typer.Typer:
     """Make the command line of hpo, for looking at runs."""
-    app = _app(no_args_is_help=True)
+    app = _app()
 
-    @app.callback()
-    def hpo() -> None:
+    @app.callback(invoke_without_command=True)
+    def hpo(context: typer.Context) -> None:
         """Look at runs of run_islands.py; needs no MPI."""
+        if context.invoked_subcommand is None:
+            print(context.get_help())
 
     @app.command()
     def top(
@@ -150,7 +156,10 @@ def hpo_app() -> typer.Typer:
             Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, running or finished.")
         ],
         n: Annotated[int, typer.Option("-n", metavar="N", parser=_whole, help="Individuals per table.")] = 3,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as in summary.json.")] = False,
+        storage: Annotated[
+            Optional[str], typer.Option(metavar="URL", help="The study's storage, where it needs a password.")
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON: summary.json without the times.")] = False,
     ) -> None:
         """Print the best individuals of each island and of the whole run."""
         from hpo.report.tables import print_tables
@@ -158,7 +167,7 @@ def hpo_app() -> typer.Typer:
 
         if n < 1:
             raise UsageError(f"-n must be at least 1, not {n}")
-        summary = look(run_dir, n)
+        summary = look(run_dir, n, storage)
         if as_json:
             print(json.dumps(summary, indent=2))
         else:

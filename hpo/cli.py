@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.options import Options
-from hpo.run_dir import RunDir
+from hpo.run_dir import RUNS, RunDir
 
 if TYPE_CHECKING:
     from hpo.communicator import SleepingComm
@@ -40,11 +41,14 @@ def run_islands(default_search_space: Path) -> None:
         status = _run_islands(comm, default_search_space)
     except KeyboardInterrupt:
         comm.Abort(130)
+        os._exit(130)
     except BaseException:
         # A bug, or a disk that is full: other ranks wait for this one, so the whole job has to end.
         traceback.print_exc()
         sys.stderr.flush()
+        time.sleep(0.5)  # mpirun may drop what arrives together with the abort
         comm.Abort(1)
+        os._exit(1)  # an abort may return
     sys.exit(status)
 
 
@@ -78,8 +82,7 @@ def _parse(default_search_space: Path, ranks: int) -> tuple[Options | None, Layo
         layout = Layout(ranks, options.ranks_per_worker, options.islands)
         if not options.search_space.exists():
             raise UsageError(f"{options.search_space}: no such file; give the path of a search space file")
-        if options.run_dir is not None:
-            RunDir(options.run_dir).check(options.resume)
+        RunDir(options.run_dir or RUNS / options.search_space.stem).check(options.resume)
         chosen.append((options, layout))
 
     status = call(run_islands_app(default_search_space, check), "run_islands.py")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpo.errors import UsageError
 
@@ -42,14 +44,21 @@ class Options:
             ("--top-n", self.top_n, 1),
             ("--seed", self.seed, 0),
         ):
-            if number is not None and number < least:
-                raise UsageError(f"{option} must be at least {least}, not {number}")
+            if number is not None and not least <= number < 2**63:
+                raise UsageError(f"{option} must be at least {least} and less than 2**63, not {number}")
+        if self.storage is not None and "://" not in self.storage:
+            raise UsageError(f"--storage must be the URL of an Optuna storage, e.g. sqlite:///s.db, not {self.storage}")
         if not 0 <= self.migration_probability <= 1:
             raise UsageError(f"--migration-probability must be from 0 to 1, not {self.migration_probability}")
         if self.log_level not in LOG_LEVELS:
             raise UsageError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level}")
         if self.resume and self.run_dir is None:
             raise UsageError("--resume needs the run to go on with: --run-dir runs/NAME")
+
+    def assignments(self, before: Mapping[str, Any]) -> list[str]:
+        """Give NAME=VALUE for all settings that are set here or were, by `before`, the run.json of earlier sessions."""
+        here = dict(assignment.split("=", 1) for assignment in self.settings)
+        return [f"{name}={text}" for name, text in {**before.get("set", {}), **here}.items()]
 
     def budget(self, workers: int) -> int | None:
         """Give the number of evaluations in the whole run, where one was asked for."""

@@ -212,8 +212,12 @@ def without_password(storage: str) -> str:
     if "://" not in storage:
         return storage
     from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
 
-    return make_url(storage).render_as_string(hide_password=True)
+    try:
+        return make_url(storage).render_as_string(hide_password=True)
+    except ArgumentError:
+        return storage.split("://")[0] + "://..."
 
 
 def _open_storage(storage: str | Path) -> BaseStorage:

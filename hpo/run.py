@@ -71,14 +71,14 @@ def _prepare(options: Options, world: SleepingComm, host: SleepingComm) -> tuple
 
     def turn() -> tuple[SearchFile, Any, Any]:
         search = load_search_file(options.search_space)
-        settings = search.settings([*before.get("set", []), *options.settings])
+        settings = search.settings(options.assignments(before))
         data = search.prepared(settings) if world.rank == 0 else None
         _load(options)
         return search, settings, data
 
     search, settings, data = _together(world, lambda: host.in_turns(cores, turn))
     data = _together(world, lambda: search.prepared(settings) if host.rank == 0 and world.rank != 0 else data)
-    return search, settings, before, share(data, host)
+    return search, settings, before, _together(world, lambda: share(data, host))
 
 
 def _checked(options: Options) -> dict[str, Any]:
@@ -87,7 +87,8 @@ def _checked(options: Options) -> dict[str, Any]:
 
     search = load_search_file(options.search_space)
     before = previous(options, search)
-    search.settings([*before.get("set", []), *options.settings])
+    search.settings(options.settings)
+    search.settings(options.assignments(before))
     return before
 
 
@@ -128,12 +129,17 @@ def _progress(world: SleepingComm, this: Session) -> AbstractContextManager[obje
 
 
 def _report(this: Session, evaluations: Any, top_n: int, workers: int, started: float) -> None:
+    from hpo.record import without_password
     from hpo.report.tables import print_tables, print_times
     from hpo.run_dir import write_json
-    from hpo.summary import summarize
+    from hpo.summary import busy_fraction, summarize
 
-    summary = summarize(evaluations, this.budget, top_n, time.time() - started, workers, since=started)
-    write_json(this.run_dir.summary_json, summary)
+    summary = summarize(evaluations, this.budget, top_n)
+    summary["wall_seconds"] = round(time.time() - started, 3)
+    summary["worker_busy_fraction"] = busy_fraction(evaluations, workers, since=started)
     print_tables(summary)
-    print_times(summary)
-    print(f"The study is {this.storage}, the summary {this.run_dir.summary_json}", flush=True)
+    if summary["worker_busy_fraction"] is not None:
+        write_json(this.run_dir.summary_json, summary)
+        print_times(summary)
+    storage = without_password(this.storage)
+    print(f"The study is {storage}, the summary {this.run_dir.summary_json}", flush=True)

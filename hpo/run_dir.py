@@ -11,7 +11,7 @@ from typing import Any
 
 from hpo.errors import UsageError
 
-_RUNS = Path("runs")
+RUNS = Path("runs")
 
 
 class RunDir:
@@ -36,13 +36,17 @@ class RunDir:
 
     def check(self, resume: bool) -> None:
         """Raise a UsageError unless a run can start here, or go on here."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"--run-dir {self.path}: is a file, not a directory")
-        if self.holds_run and not resume:
+        try:
+            holds_run = self.holds_run
+            existing = next(place for place in [self.path.absolute(), *self.path.absolute().parents] if place.exists())
+        except OSError as error:
+            raise UsageError(f"--run-dir {self.path}: {error.strerror}") from error
+        if not existing.is_dir():
+            raise UsageError(f"--run-dir {self.path}: {existing} is a file, not a directory")
+        if holds_run and not resume:
             raise UsageError(
                 f"--run-dir {self.path} already holds a run: add --resume to go on with it, or name another directory"
             )
-        existing = next(place for place in [self.path.absolute(), *self.path.absolute().parents] if place.exists())
         if not os.access(existing, os.W_OK | os.X_OK):
             raise UsageError(f"--run-dir {self.path}: cannot write to {existing}")
 
@@ -50,8 +54,8 @@ class RunDir:
         """Remove the directory of a run that could not be begun."""
         with suppress(OSError):
             self.path.rmdir()
-            if self.path.parent == _RUNS:
-                _RUNS.rmdir()
+            if self.path.parent == RUNS:
+                RUNS.rmdir()
 
     def locate(self, storage: str) -> str:
         """Give the storage that run.json names: a URL, or a file in this directory, wherever it has been moved to."""
@@ -70,7 +74,15 @@ class RunDir:
             raise UsageError(f"{self.path} holds no run: there is no {self.run_json}") from None
         except (OSError, ValueError) as error:
             raise UsageError(f"{self.run_json} cannot be read: {error}") from error
-        expected = {"space": dict, "budget": int, "seed": int, "settings": dict, "storage": str, "study": str}
+        expected = {
+            "space": dict,
+            "budget": int,
+            "seed": int,
+            "settings": dict,
+            "set": dict,
+            "storage": str,
+            "study": str,
+        }
         for key, kind in expected.items():
             if not isinstance(content, dict) or not isinstance(content.get(key), kind):
                 raise UsageError(f"{self.run_json} was not written by a run: it has no {kind.__name__} {key!r}")
@@ -82,10 +94,10 @@ def fresh_run_dir(name: str) -> RunDir:
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
         with suppress(FileExistsError):
-            path = _RUNS / (stem + suffix)
+            path = RUNS / (stem + suffix)
             path.mkdir(parents=True)
             return RunDir(path)
-    raise UsageError(f"{_RUNS / stem} and 998 others of its name exist; give --run-dir")
+    raise UsageError(f"{RUNS / stem} and 998 others of its name exist; give --run-dir")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -44,6 +44,8 @@ class SearchFile:
             return self.settings_type(**values)
         except (TypeError, ValueError) as error:
             raise UsageError(f"the settings of {self.path}: {error}") from error
+        except Exception as error:
+            raise UsageError(f"the settings of {self.path}: {type(error).__name__}: {error}") from error
 
     def call(self, function: Callable[..., Any], *arguments: Any, settings: Any) -> Any:
         """Call a function of the file, with its settings where the file has Settings."""
@@ -72,7 +74,10 @@ class SearchFile:
 
     def _setting(self, assignment: str) -> tuple[str, Any]:
         name, equals, text = assignment.partition("=")
-        types = typing.get_type_hints(self.settings_type)
+        try:
+            types = typing.get_type_hints(self.settings_type)
+        except NameError as error:
+            raise UsageError(f"{self.path}: the types of Settings must be there at run time: {error}") from error
         names = [field.name for field in dataclasses.fields(self.settings_type) if field.init]  # type: ignore[arg-type]
         if not equals:
             raise UsageError(f"--set {assignment}: write --set NAME=VALUE, e.g. --set {names[0] if names else 'x'}=3")
@@ -121,12 +126,8 @@ def _import(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        own = [
-            frame
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename != "<frozen importlib._bootstrap>"
-        ]
-        own = [frame for frame in own if "importlib._bootstrap" not in frame.filename and frame.filename != __file__]
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "importlib._bootstrap" not in frame.filename and frame.filename != __file__]
         lines = ["Traceback (most recent call last):\n", *traceback.format_list(own)]
         lines += traceback.format_exception_only(type(error), error)
         raise UsageError(f"{path} could not be imported:\n{''.join(lines).rstrip()}") from error

@@ -8,7 +8,8 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,7 +44,7 @@ class Session:
 
 def previous(options: Options, search: SearchFile) -> dict[str, Any]:
     """Read the run.json of the run to resume, empty if there is none; UsageError if it is of another search space."""
-    if not options.resume or options.run_dir is None or not RunDir(options.run_dir).holds_run:
+    if not options.resume or options.run_dir is None or not RunDir(options.run_dir).run_json.exists():
         return {}
     run_dir = RunDir(options.run_dir)
     content = run_dir.read()
@@ -67,7 +68,7 @@ def begin(
     except OSError as error:
         raise UsageError(f"--run-dir {run_dir.path}: cannot be made: {error.strerror}") from error
     storage = options.storage or before.get("storage", run_dir.journal.name)
-    if "***" in storage:
+    if "***" in storage:  # as without_password leaves it
         raise UsageError(f"{run_dir.path} keeps its study in {storage}: give --storage URL again, with the password")
     study_name = before.get("study", run_dir.study_name)
     budget = options.budget(layout.workers) or before.get("budget", DEFAULT_EVALUATIONS)
@@ -87,7 +88,7 @@ def begin(
         "search_space": str(search.path),
         "space": search.space.describe(),
         "settings": values,
-        "set": [*before.get("set", []), *options.settings],
+        "set": dict(assignment.split("=", 1) for assignment in options.assignments(before)),
         "budget": budget,
         "seed": seed,
         "storage": without_password(storage),
@@ -95,7 +96,7 @@ def begin(
         "layout": dataclasses.asdict(layout),
         "hosts": hosts,
         "first_host": socket.gethostname(),
-        "command": shlex.join(sys.argv),
+        "command": shlex.join(sys.argv).replace(storage, without_password(storage)),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}},
     }
@@ -103,32 +104,35 @@ def begin(
     return dataclasses.replace(session, headline="\n".join(lines))
 
 
-def look(path: Path, top_n: int) -> dict[str, Any]:
+def look(path: Path, top_n: int, storage: str | None = None) -> dict[str, Any]:
     """Summarise the run in a directory as it stands, running or finished."""
     run_dir = RunDir(path)
     content = run_dir.read()
-    storage = run_dir.locate(content["storage"])
-    try:
-        record = Record(storage, content["study"], run_dir.claims)
-    except KeyError:
-        raise _no_study(run_dir, storage, content["study"]) from None
+    place = run_dir.locate(storage or content["storage"])
+    record = _open(run_dir, place, content["study"])
+    if record is None:
+        raise _no_study(run_dir, place, content["study"])
     return summarize(record.evaluations(), content["budget"], top_n)
 
 
 def _create(session: Session, search: SearchFile) -> str:
-    """Make the study of a new run."""
-    space = search.space.describe()
+    """Make the study of a new run, unless a session that was killed before it wrote run.json has made it."""
+    run_dir, space = session.run_dir, search.space.describe()
     try:
-        # A session that was killed before it wrote run.json has left a study with nothing in it.
-        if not session.run_dir.journal.exists() or session.open_record().space() != space:
-            Record.create(session.storage, session.study_name, session.run_dir.claims, space)
-    except ValueError as error:
-        raise UsageError(f"{error}; name another --run-dir, since a study has the name of its run directory") from error
-    except Exception as error:  # each kind of storage has exceptions of its own
-        session.run_dir.remove_if_empty()
-        reason = str(error).splitlines()[0] if str(error) else "no reason given"
-        where = without_password(session.storage)
-        raise UsageError(f"no study can be made in {where}: {type(error).__name__}: {reason}") from error
+        record = _open(run_dir, session.storage, session.study_name)
+        if record is None and run_dir.journal.exists() and run_dir.journal.stat().st_size:
+            raise UsageError(f"{run_dir.journal} is not the study of a run: name another --run-dir")
+        if record is None:
+            with _mistakes(session.storage):
+                Record.create(session.storage, session.study_name, run_dir.claims, space)
+        elif record.evaluations() or record.space() != space:
+            raise UsageError(
+                f"{without_password(session.storage)} already holds a study named {session.study_name!r}: name another "
+                "--run-dir, since a study has the name of its run directory"
+            )
+    except UsageError:
+        run_dir.remove_if_empty()
+        raise
     return ""
 
 
@@ -137,15 +141,33 @@ def _take_up(session: Session) -> str:
     session.run_dir.clear_locks()
     if session.run_dir.journal.exists():
         repair_journal(session.run_dir.journal)
-    try:
-        record = session.open_record()
-    except KeyError:
-        raise _no_study(session.run_dir, session.storage, session.study_name) from None
+    record = _open(session.run_dir, session.storage, session.study_name)
+    if record is None:
+        raise _no_study(session.run_dir, session.storage, session.study_name)
     record.requeue_interrupted()
     states = [evaluation.state for evaluation in record.evaluations()]
     finished = len(states) - states.count("waiting") - states.count("interrupted")
     again = f"; {states.count('waiting')} interrupted will be evaluated again, first" if "waiting" in states else ""
     return f": going on after {finished} evaluations{again}"
+
+
+def _open(run_dir: RunDir, storage: str, study_name: str) -> Record | None:
+    """Open the record of a run; None where its storage has no such study."""
+    with _mistakes(storage):
+        try:
+            return Record(storage, study_name, run_dir.claims)
+        except KeyError:
+            return None
+
+
+@contextmanager
+def _mistakes(storage: str) -> Iterator[None]:
+    """Turn what a storage raises, and each kind has exceptions of its own, into one message."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise UsageError(f"the storage {without_password(storage)}: {type(error).__name__}: {reason}") from error
 
 
 def _no_study(run_dir: RunDir, storage: str, study_name: str) -> UsageError:

@@ -19,9 +19,11 @@ _ALIGNMENT = 64
 def share(obj: Any, host: SleepingComm) -> Any:
     """Give all ranks of a host the object of its first rank; collective over the host.
 
-    The object is pickled and sent, but the buffers in it, such as its numpy arrays, are mapped from one file, which has
-    no name any more when this returns: the system frees it with the last process, however that ends. Every rank may
-    write to its arrays; what it writes is its own.
+    The object is pickled and sent, but its numpy arrays (the buffers that pickle's protocol 5 leaves out) are mapped
+    from one file, which has no name any more when this returns: the system frees it with the last process, however that
+    ends. Every rank may write to its arrays; what it writes is its own.
+
+    Raises UsageError on all ranks of the host where that cannot be done.
     """
     if host.size == 1:
         return obj
@@ -42,7 +44,10 @@ def share(obj: Any, host: SleepingComm) -> Any:
 
 def _write(obj: Any) -> tuple[str, Sequence[tuple[int, int]], bytes, UsageError | None]:
     buffers: list[pickle.PickleBuffer] = []
-    payload = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
+    try:
+        payload = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return "", [], b"", UsageError(f"what prepare returned cannot be given to other ranks: {error}")
     spans = []
     handle, path = tempfile.mkstemp(prefix="hpo-")
     with os.fdopen(handle, "wb") as file:
@@ -53,6 +58,7 @@ def _write(obj: Any) -> tuple[str, Sequence[tuple[int, int]], bytes, UsageError 
                 file.seek(start)
                 file.write(buffer.raw())
                 spans.append((start, file.tell()))
+            file.flush()
         except OSError as error:
             Path(path).unlink()
             full = UsageError(f"no room for the data: {path}: {error.strerror}; TMPDIR=FOLDER names another place")

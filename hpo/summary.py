@@ -9,19 +9,8 @@ from typing import Any
 from hpo.record import Evaluation, rank
 
 
-def summarize(
-    evaluations: Sequence[Evaluation],
-    budget: int,
-    top_n: int,
-    wall_seconds: float = 0.0,
-    workers: int = 0,
-    since: float = 0.0,
-) -> dict[str, Any]:
-    """Give the content of summary.json.
-
-    `since`, in seconds since the epoch, and `workers` say which evaluations the busy fraction is about: those that this
-    session of the run has started.
-    """
+def summarize(evaluations: Sequence[Evaluation], budget: int, top_n: int) -> dict[str, Any]:
+    """Give what the record says of a run: the content of summary.json without its times."""
     best = rank(evaluations, 1)
     islands = sorted({evaluation.island for evaluation in evaluations if evaluation.finished})
     return {
@@ -32,8 +21,6 @@ def summarize(
             {"island": island, "top": [_entry(e) for e in rank([e for e in evaluations if e.island == island], top_n)]}
             for island in islands
         ],
-        "wall_seconds": round(wall_seconds, 3),
-        "worker_busy_fraction": round(busy_fraction(evaluations, workers, since), 4),
     }
 
 
@@ -43,13 +30,17 @@ def counts(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:
     return {**{state: states[state] for state in ("complete", "pruned", "failed", "running")}, "budget": budget}
 
 
-def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float) -> float:
-    """Give the share of the workers' time, from the first evaluation's start to the last one's end, in evaluations."""
+def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float) -> float | None:
+    """Give the share of the workers' time, from the first evaluation's start to the last one's end, in evaluations.
+
+    Only those count that were started at `since` (seconds since the epoch) or later, by this session of a run; None
+    where there are none.
+    """
     ours = [evaluation for evaluation in evaluations if evaluation.finished and evaluation.started >= since]
-    if not ours or not workers:
-        return 0.0
+    if not ours:
+        return None
     span = max(evaluation.ended for evaluation in ours) - min(evaluation.started for evaluation in ours)
-    return min(1.0, sum(evaluation.seconds for evaluation in ours) / (workers * span)) if span > 0 else 1.0
+    return round(min(1.0, sum(e.seconds for e in ours) / (workers * span)), 4) if span > 0 else 1.0
 
 
 def _entry(evaluation: Evaluation) -> dict[str, Any]:

@@ -61,8 +61,9 @@ class Worker:
         self.device = _device(host.rank)
         self._on_one_host = MPI.Group.Intersection(comm.group, host.group).size == comm.size
         self._backend = _backend(comm, self.device)
+        cores_of_ranks = host.allgather(sorted(os.sched_getaffinity(0)))
         if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(_threads(host.allgather(sorted(os.sched_getaffinity(0))), host.rank))
+            torch.set_num_threads(_threads(cores_of_ranks, host.rank))
         keep_freed_memory()
 
     def __enter__(self) -> Worker:

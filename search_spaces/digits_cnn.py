@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.training import Dataset, Net, fit, load_data
+from hpo.training import Dataset, Net, check_positive, fit, load_data
 from hpo.worker import Worker
 
 space = SearchSpace(
@@ -23,6 +23,9 @@ class Settings:
     epochs: int = 10
     batch_size: int = 64
     patience: int = 5
+
+    def __post_init__(self) -> None:
+        check_positive(self, "epochs", "batch_size", "patience")
 
 
 def prepare(_: Settings) -> Dataset:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.training import Dataset, Net, fit, load_data
+from hpo.training import Dataset, Net, check_positive, fit, load_data
 from hpo.worker import Worker
 
 space = SearchSpace(
@@ -35,6 +35,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.dataset not in ("mnist", "fashion-mnist"):
             raise ValueError(f"dataset must be mnist or fashion-mnist, not {self.dataset}")
+        check_positive(self, "epochs", "batch_size", "patience")
 
 
 def prepare(settings: Settings) -> Dataset:

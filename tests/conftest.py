@@ -32,7 +32,7 @@ class Mpi:
     def start(self, ranks: int, *arguments: object, cwd: Path, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
         """Start a Python program on some ranks."""
         command = [self.mpirun, *self.flags, "-n", str(ranks), self.python, *map(str, arguments)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::DeprecationWarning:hpo"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         return subprocess.Popen(
             command,
             cwd=cwd,

@@ -80,6 +80,14 @@ def test_the_first_samples_of_the_same_split_are_taken(tmp_path: Path) -> None:
         load_data("mnist", tmp_path, validation_samples=-1)
 
 
+def test_too_few_samples_to_split_are_counted(tmp_path: Path) -> None:
+    write_idx_files(tmp_path, compress=False)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((10_000, 3, 4), np.uint8)))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(10_000, np.uint8)))
+    with pytest.raises(ValueError, match="mnist has 10000 samples: too few"):
+        load_data("mnist", tmp_path)
+
+
 def test_data_that_is_nowhere_is_named_with_where_it_was_sought(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,13 +16,15 @@ from hpo.run_dir import RunDir, write_json
     ("options", "message"),
     [
         ({"evaluations": 3, "generations": 2}, "--evaluations 3 and --generations 2"),
-        ({"evaluations": 0}, "--evaluations must be at least 1, not 0"),
-        ({"generations": -1}, "--generations must be at least 1, not -1"),
-        ({"top_n": 0}, "--top-n must be at least 1, not 0"),
-        ({"seed": -1}, "--seed must be at least 0, not -1"),
+        ({"evaluations": 0}, "--evaluations must be at least 1 and less than 2**63, not 0"),
+        ({"generations": -1}, "--generations must be at least 1 and less than 2**63, not -1"),
+        ({"top_n": 0}, "--top-n must be at least 1 and less than 2**63, not 0"),
+        ({"seed": -1}, "--seed must be at least 0 and less than 2**63, not -1"),
         ({"migration_probability": 1.5}, "--migration-probability must be from 0 to 1, not 1.5"),
         ({"migration_probability": float("nan")}, "--migration-probability must be from 0 to 1, not nan"),
         ({"resume": True}, "--resume needs the run to go on with: --run-dir"),
+        ({"seed": 2**63}, "--seed must be at least 0 and less than 2**63, not 9223372036854775808"),
+        ({"storage": "study.db"}, "--storage must be the URL of an Optuna storage, e.g. sqlite:///s.db, not study.db"),
         ({"log_level": "loud"}, "--log-level must be one of debug, info, warning, error, not loud"),
     ],
 )
@@ -40,8 +42,12 @@ def test_generations_are_counted_per_worker() -> None:
 
 def test_a_run_directory_is_checked_before_it_is_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="is a file"):
+    with pytest.raises(UsageError, match="is a file, not a directory"):
         RunDir(tmp_path / "file").check(resume=False)
+    with pytest.raises(UsageError, match="is a file"):
+        RunDir(tmp_path / "file" / "run").check(resume=False)
+    with pytest.raises(UsageError, match="File name too long"):
+        RunDir(tmp_path / ("x" * 300)).check(resume=False)
     used = RunDir(tmp_path / "used")
     used.check(resume=False)
     used.check(resume=True)

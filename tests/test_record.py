@@ -153,6 +153,7 @@ def test_other_storages_work_alike(tmp_path: Path) -> None:
 
 def test_passwords_are_hidden() -> None:
     assert without_password("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
+    assert without_password("not a url://secret") == "not a url://..."
     assert without_password("/path/to/study.log") == "/path/to/study.log"
 
 
@@ -194,3 +195,4 @@ def test_the_busy_fraction_counts_this_session_only(tmp_path: Path) -> None:
         replace(third, started=102.0, ended=108.0, seconds=6.0),
     ]
     assert busy_fraction(evaluations, workers=2, since=90.0) == pytest.approx(16 / 20)
+    assert busy_fraction(evaluations, workers=2, since=200.0) is None

@@ -32,9 +32,9 @@ def lines_of(output: str) -> list[dict[str, Any]]:
     return [match.groupdict() for match in LINE.finditer(output)]
 
 
-def trials_of(run_dir: Path) -> list[optuna.trial.FrozenTrial]:
+def trials_of(run_dir: Path, study: str = "") -> list[optuna.trial.FrozenTrial]:
     backend = JournalFileBackend(str((run_dir / "study.log").absolute()))
-    return optuna.load_study(study_name=run_dir.name, storage=optuna.storages.JournalStorage(backend)).trials
+    return optuna.load_study(study_name=study or run_dir.name, storage=optuna.storages.JournalStorage(backend)).trials
 
 
 def finished(trials: list[optuna.trial.FrozenTrial]) -> dict[int, float]:
@@ -153,8 +153,8 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     assert {n: repeats[n].params for n in repeats} == {t.number: t.params for t in in_flight}
     started = sorted((t for t in trials if t.number > in_flight[-1].number), key=lambda t: t.datetime_start or 0)
     assert {t.number for t in started[: len(repeats)]} == {t.number for t in repeats.values()}
-    first_bred = next(t for t in started if "repeats" not in t.user_attrs)
-    assert first_bred.user_attrs["generation"] > 0, "generations are counted on"
+    places = [(t.user_attrs["worker"], t.user_attrs["generation"]) for t in trials if t.number in after]
+    assert len(set(places)) == len(places), "generations are counted on"
 
     elsewhere = mpi.run(3, *options, "--evaluations", 20, "--islands", 3, "--ranks-per-worker", 1, cwd=tmp_path)
     assert (elsewhere.returncode, elsewhere.stderr) == (0, "")
@@ -168,12 +168,20 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     assert (spent.returncode, lines_of(spent.stdout)) == (0, [])
     assert "20 complete, of 20" in spent.stdout
 
+    moved = run_dir.rename(tmp_path / "moved")
+    (moved / "study.log.lock").symlink_to(moved / "study.log")  # as a process leaves it that is killed while it writes
+    options[options.index(run_dir)] = run_dir = moved
+    again = mpi.run(2, *options, "--islands", 1, "--evaluations", 21, "--set", "epochs=1", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "epochs was 2 before, and is 1 now: losses may not compare" in again.stdout
+    assert json.loads((run_dir / "run.json").read_text())["set"] == {"seconds": "0.3", "epochs": "1"}
+
     other = tmp_path / "other.py"
     other.write_text(QUICK.read_text().replace("depth=Int(1, 9)", "depth=Int(1, 8)"))
     changed = mpi.run(2, PROGRAM, other, *options[2:], "--islands", 1, cwd=tmp_path)
     assert changed.returncode == 2
     assert "'depth' was Int(low=1, high=9), and is Int(low=1, high=8)" in changed.stderr
-    assert len(finished(trials_of(run_dir))) == 20
+    assert len(finished(trials_of(run_dir, "run"))) == 21
 
 
 def test_a_failed_evaluation_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
@@ -229,7 +237,7 @@ def test_data_that_is_nowhere_is_one_message_before_anything_starts(
     [
         (["--evalutions", "3"], "No such option: --evalutions"),
         (["--evaluations", "many"], "'--evaluations': 'many' is not a whole number"),
-        (["--evaluations", "0"], "--evaluations must be at least 1, not 0"),
+        (["--evaluations", "0"], "--evaluations must be at least 1 and less than 2**63, not 0"),
         (["--evaluations", "3", "--generations", "2"], "--evaluations 3 and --generations 2"),
         (["--migration-probability", "often"], "'--migration-probability': 'often' is not a number"),
         (["--set", "epoch=3"], "no setting 'epoch'; did you mean epochs?"),
@@ -240,11 +248,11 @@ def test_data_that_is_nowhere_is_one_message_before_anything_starts(
         (["--ranks-per-worker", "3"], "2 ranks cannot be split into workers of 3"),
         (["--islands", "2"], "--islands 2 is more than the 1 worker"),
         (["--run-dir", "used"], "used already holds a run: add --resume to go on with it, or name another directory"),
-        (["--run-dir", "empty.py/run"], "--run-dir empty.py/run: cannot write to"),
+        (["--run-dir", "empty.py/run"], "empty.py is a file, not a directory"),
         (["--resume"], "--resume needs the run to go on with"),
-        (["--resume", "--run-dir", "used"], "used holds no run: there is no used/run.json"),
-        (["--storage", "nosql://host/db"], "no study can be made in nosql://host/db: "),
-        (["--storage", "sqlite:////nowhere/study.db", "--run-dir", "new"], "in sqlite:////nowhere/study.db: "),
+        (["--resume", "--run-dir", "used"], "used/study.log is not the study of a run: name another --run-dir"),
+        (["--storage", "nosql://host/db"], "the storage nosql://host/db: "),
+        (["--storage", "sqlite:////nowhere/study.db", "--run-dir", "new"], "the storage sqlite:////nowhere/study.db: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

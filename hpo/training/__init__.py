@@ -1,7 +1,7 @@
 """What the shipped search spaces share: data sets, the reference network, and training on a worker's ranks."""
 
 from hpo.training.data import Dataset, Split, load_data, load_test
-from hpo.training.fit import fit
+from hpo.training.fit import check_positive, fit
 from hpo.training.net import Net
 
-__all__ = ["Dataset", "Net", "Split", "fit", "load_data", "load_test"]
+__all__ = ["Dataset", "Net", "Split", "check_positive", "fit", "load_data", "load_test"]

@@ -56,6 +56,10 @@ def load_data(
     """
     source = _source(name)
     development = source.development(_folder(data_dir))
+    if len(development[1]) <= source.validation_samples:
+        raise ValueError(
+            f"{name} has {len(development[1])} samples: too few to keep {source.validation_samples} of them"
+        )
     validation, train = np.split(_shuffled(development), [source.validation_samples])
     train = _first(train, train_samples, f"train_samples={train_samples}", name)
     validation = _first(validation, validation_samples, f"validation_samples={validation_samples}", name)

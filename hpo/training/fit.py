@@ -59,6 +59,13 @@ def fit(
             return
 
 
+def check_positive(settings: object, *names: str) -> None:
+    """Raise a ValueError unless these settings are at least 1."""
+    for name in names:
+        if getattr(settings, name) < 1:
+            raise ValueError(f"{name} must be at least 1, not {getattr(settings, name)}")
+
+
 class OnDevice:
     """A split as tensors on a device: views of the host's one copy on a CPU, a copy on each GPU."""
 
