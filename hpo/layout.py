@@ -1,7 +1,8 @@
-"""How the ranks of a job are dealt to workers, and the workers to islands."""
+"""How the ranks of a job are dealt to workers, and the workers to islands, and on which cores they run."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from hpo.errors import UsageError
@@ -65,6 +66,13 @@ class Layout:
             f"{_count(self.ranks, 'rank')}, {_count(self.workers, 'worker')} of {self.ranks_per_worker}, "
             f"{_count(self.islands, 'island')}"
         )
+
+
+def usable_cores() -> list[int]:
+    """Give the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))  # macOS does not bind processes to cores
 
 
 def _count(number: int, noun: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpo.communicator import SleepingComm, same_host
 from hpo.errors import UsageError
-from hpo.layout import Layout
+from hpo.layout import Layout, usable_cores
 from hpo.options import Options
 from hpo.search_file import SearchFile, load_search_file
 from hpo.sharing import share
@@ -64,7 +63,7 @@ def _prepare(options: Options, world: SleepingComm, host: SleepingComm) -> tuple
     time. The job's first rank looks at everything before it lets the others begin, so that a mistake shows in 3 s, and
     prepares its data before those of other hosts do: where hosts share a file system, they find what it downloaded.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = len(usable_cores())
     before = _on_first(
         world, lambda: _checked(options), meanwhile=lambda: _load(options) if host.rank < cores else None
     )

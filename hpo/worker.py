@@ -21,6 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpo.communicator import SleepingComm
 from hpo.deferred import defer
+from hpo.layout import usable_cores
 
 # What torch asks of its compiler though nothing is compiled (torch 2.14 and 2.15): optimizers ask it to leave them out,
 # DistributedDataParallel whether it splits its graphs, init_process_group that it forgets what it knew. Whatever else
@@ -61,7 +62,7 @@ class Worker:
         self.device = _device(host.rank)
         self._on_one_host = MPI.Group.Intersection(comm.group, host.group).size == comm.size
         self._backend = _backend(comm, self.device)
-        cores_of_ranks = host.allgather(sorted(os.sched_getaffinity(0)))
+        cores_of_ranks = host.allgather(usable_cores())
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(_threads(cores_of_ranks, host.rank))
         keep_freed_memory()
