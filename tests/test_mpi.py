@@ -25,7 +25,7 @@ def test_communicators_deliver_and_ranks_that_wait_sleep(each_mpi: Mpi, ranks: i
     lines = results(each_mpi, ranks, "communication.py", tmp_path)
     for line in lines[1:]:
         assert max(line["cpu"].values()) < 0.05, line["cpu"]
-    assert max(line["at_once"] for line in lines) == min(2, ranks)
+    assert max(line["at_once"] for line in lines) <= 2
     if ranks > 1:
         assert len({line["inode"] for line in lines}) == 1, "one copy per host, not one per rank"
         assert lines[0]["inode"].split(":")[1][2:] not in ("", "0"), "not a file"
@@ -83,7 +83,7 @@ def test_ranks_sleep_while_they_wait_for_their_leader_and_for_the_end(each_mpi: 
         for name in ("0-0", "0-1", "1-0", "1-1")
     }
     assert [note["event"] for note in notes["1-1"]] == ["start", "end"] * 3 + ["exit"]
-    for name, event, seconds in (("0-1", "exit", 3.9), ("1-0", "exit", 1.9), ("1-1", "exit", 1.9)):
+    for name, event, seconds in (("0-1", "exit", 5.9), ("1-0", "exit", 3.5), ("1-1", "exit", 3.5)):
         last, end = notes[name][-2:]
         assert (last["event"], end["event"]) == ("end", event)
         wall, cpu = end["wall"] - last["wall"], end["cpu"] - last["cpu"]

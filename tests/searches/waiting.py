@@ -29,6 +29,6 @@ def objective(params, worker, settings):
         atexit.register(note, "exit")
     note("start")
     if worker.rank == 0:
-        time.sleep(4.0 if worker.index == 0 else 0.5)
+        time.sleep(6.0 if worker.index == 0 else 0.5)
     note("end")
     return params["x"]
