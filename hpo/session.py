@@ -108,10 +108,7 @@ def look(path: Path, top_n: int, storage: str | None = None) -> dict[str, Any]:
     """Summarise the run in a directory as it stands, running or finished."""
     run_dir = RunDir(path)
     content = run_dir.read()
-    place = run_dir.locate(storage or content["storage"])
-    record = _open(run_dir, place, content["study"])
-    if record is None:
-        raise _no_study(run_dir, place, content["study"])
+    record = _existing(run_dir, run_dir.locate(storage or content["storage"]), content["study"])
     return summarize(record.evaluations(), content["budget"], top_n)
 
 
@@ -141,9 +138,7 @@ def _take_up(session: Session) -> str:
     session.run_dir.clear_locks()
     if session.run_dir.journal.exists():
         repair_journal(session.run_dir.journal)
-    record = _open(session.run_dir, session.storage, session.study_name)
-    if record is None:
-        raise _no_study(session.run_dir, session.storage, session.study_name)
+    record = _existing(session.run_dir, session.storage, session.study_name)
     record.requeue_interrupted()
     states = [evaluation.state for evaluation in record.evaluations()]
     finished = len(states) - states.count("waiting") - states.count("interrupted")
@@ -160,6 +155,14 @@ def _open(run_dir: RunDir, storage: str, study_name: str) -> Record | None:
             return None
 
 
+def _existing(run_dir: RunDir, storage: str, study_name: str) -> Record:
+    """Open the record of a run that is known to have one; UsageError where its storage has no such study."""
+    record = _open(run_dir, storage, study_name)
+    if record is None:
+        raise UsageError(f"{run_dir.path}: there is no study {study_name!r} in {without_password(storage)}")
+    return record
+
+
 @contextmanager
 def _mistakes(storage: str) -> Iterator[None]:
     """Turn what a storage raises, and each kind has exceptions of its own, into one message."""
@@ -168,10 +171,6 @@ def _mistakes(storage: str) -> Iterator[None]:
     except Exception as error:
         reason = (str(error).splitlines() or ["no reason given"])[0]
         raise UsageError(f"the storage {without_password(storage)}: {type(error).__name__}: {reason}") from error
-
-
-def _no_study(run_dir: RunDir, storage: str, study_name: str) -> UsageError:
-    return UsageError(f"{run_dir.path}: there is no study {study_name!r} in {without_password(storage)}")
 
 
 def _values(settings: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.training import Dataset, Net, check_positive, fit, load_data
+from hpo.training import Dataset, check_positive, fit_net, load_data
 from hpo.worker import Worker
 
 space = SearchSpace(
@@ -35,14 +35,4 @@ def prepare(_: Settings) -> Dataset:
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
     """Train one network on the worker's ranks; yield its validation loss and accuracy after each epoch."""
-    network = Net(worker.data.image_shape, worker.data.classes, params["conv_layers"], params["activation"])
-    yield from fit(
-        network,
-        worker.data,
-        worker,
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        patience=settings.patience,
-        lr=params["lr"],
-        gamma=params["gamma"],
-    )
+    return fit_net(params, worker, settings)

@@ -1,0 +1,48 @@
+"""The reference problem: `Net` and its four hyperparameters, trained on the data that a worker holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hpo.training.fit import fit
+from hpo.training.net import Net
+
+if TYPE_CHECKING:
+    from hpo.worker import Worker
+
+
+class FitSettings(Protocol):
+    """Settings of a search over the reference network."""
+
+    @property
+    def epochs(self) -> int:
+        """The most epochs to train."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """The global batch size."""
+        ...
+
+    @property
+    def patience(self) -> int:
+        """The epochs in a row without a new best loss after which training ends."""
+        ...
+
+
+def fit_net(
+    params: Mapping[str, Any], worker: Worker, settings: FitSettings
+) -> Iterator[tuple[float, dict[str, float]]]:
+    """Train a `Net` of conv_layers, activation, lr and gamma on `worker.data`, a Dataset; yields what `fit` yields."""
+    data = worker.data
+    return fit(
+        Net(data.image_shape, data.classes, params["conv_layers"], params["activation"]),
+        data,
+        worker,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        patience=settings.patience,
+        lr=params["lr"],
+        gamma=params["gamma"],
+    )
