@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,13 +64,16 @@ def seconds_of_search(settings: list[str]) -> float:
     from hpo.options import Options
     from hpo.run_dir import RunDir
     from hpo.search_file import load_search_file
-    from hpo.session import begin
+    from hpo.session import begin, enter
 
     with tempfile.TemporaryDirectory() as folder:
         run_dir = RunDir(Path(folder, "run"))
         search = load_search_file(SEARCH)
         options = Options(SEARCH, evaluations=len(NETWORKS), run_dir=run_dir.path, settings=tuple(settings))
-        record = begin(options, Layout(8, 2, 2), search, search.settings(settings), {}, hosts=1).open_record()
+        with ExitStack() as held:
+            enter(options, search, held)
+            session = begin(run_dir, options, Layout(8, 2, 2), search, search.settings(settings), {}, hosts=1)
+        record = session.open_record()
         networks = [{"conv_layers": layers, "activation": name, "lr": LR, "gamma": 0.9} for layers, name in NETWORKS]
         for network in networks:
             record.enqueue(network, search.space.distributions())

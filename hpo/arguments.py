@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,19 @@ def _parser(kind: Callable[[str], Any], name: str) -> Callable[[str], Any]:
     return parse
 
 
+def _seconds(given: str | float) -> float:
+    """Read a duration: seconds, numbers with units, or hours, minutes and seconds as schedulers write them."""
+    text = str(given)  # typer gives defaults too
+    if re.fullmatch(r"\d+(:\d\d){1,2}", text):
+        parts = [int(part) for part in text.split(":")]
+        return float(sum(part * 60**place for place, part in enumerate(reversed(parts))))
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhd]?)+", text):
+        raise ValueError(text)
+    units = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+    return sum(float(number) * units[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd]?)", text))
+
+
+_duration = _parser(_seconds, "a duration, such as 90, 90s, 10m, 1h30m, 2d or 1:30:00")
 _whole = _parser(int, "a whole number")
 _number = _parser(float, "a number")
 
@@ -110,6 +124,31 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
             Optional[str],
             typer.Option(metavar="URL", help="Optuna storage for the study.  [default: the journal RUN_DIR/study.log]"),
         ] = None,
+        collective_timeout: Annotated[
+            float,
+            typer.Option(
+                metavar="TIME",
+                parser=_duration,
+                help="Give up on a rank that its worker's other ranks have waited for.  [default: 10m]",
+                show_default=False,
+            ),
+        ] = 600.0,
+        evaluation_timeout: Annotated[
+            Optional[float],
+            typer.Option(metavar="TIME", parser=_duration, help="Stop an evaluation at its next loss after this long."),
+        ] = None,
+        time_limit: Annotated[
+            Optional[float],
+            typer.Option(
+                metavar="TIME",
+                parser=_duration,
+                help="Stop the run after this long; the end of a SLURM job is known without it.",
+            ),
+        ] = None,
+        max_failures: Annotated[
+            Optional[int],
+            typer.Option(metavar="N", parser=_whole, help="Stop the run if its first N evaluations fail."),
+        ] = None,
         log_level: Annotated[
             str, typer.Option(metavar="LEVEL", help=f"What goes to stderr: {', '.join(LOG_LEVELS)}.")
         ] = "warning",
@@ -133,6 +172,10 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
                 top_n=top_n,
                 settings=tuple(settings or ()),
                 storage=storage,
+                collective_timeout=collective_timeout,
+                evaluation_timeout=evaluation_timeout,
+                time_limit=time_limit,
+                max_failures=max_failures,
                 log_level=log_level,
             )
         )

@@ -6,6 +6,7 @@ that train wherever there are more ranks than cores. Here every wait tests a non
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from array import array
@@ -23,12 +24,15 @@ _TURN_TAG = 1
 T = TypeVar("T")
 
 
-def sleep_until(done: Callable[[], bool]) -> None:
-    """Return once `done()` is true, asking it ever more slowly."""
-    pause = _SHORTEST_SLEEP
+def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
+    """Wait until `done()` is true, asking it ever more slowly; false if it is not after `limit` seconds."""
+    pause, end = _SHORTEST_SLEEP, time.monotonic() + limit
     while not done():
+        if time.monotonic() > end:
+            return False
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_SLEEP)
+    return True
 
 
 class SleepingComm(MPI.Intracomm):
@@ -42,6 +46,10 @@ class SleepingComm(MPI.Intracomm):
     def barrier(self) -> None:
         """Wait until all ranks have arrived."""
         self._complete(self.Ibarrier())
+
+    def arrive(self) -> Callable[[], bool]:
+        """Say that this rank is here, and go on; what is returned tells whether all ranks are."""
+        return self.Ibarrier().Test
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Give every rank the object of `root`."""

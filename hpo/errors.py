@@ -1,5 +1,24 @@
-"""Mistakes that the person at the command line can mend."""
+"""What ends a run otherwise than well: mistakes that a person can mend, and the exit statuses."""
+
+from __future__ import annotations
+
+from enum import IntEnum
 
 
 class UsageError(ValueError):
     """A bad option, file, path or value: one message that names it, shows it and says what would work."""
+
+
+class RunError(RuntimeError):
+    """What no run can go on with, a full disk or a rank that is stuck: one message, and the whole job ends."""
+
+
+class Exit(IntEnum):
+    """Exit statuses of run_islands.py, for job scripts; MORE_TO_DO is sysexits' EX_TEMPFAIL, "try again"."""
+
+    BUDGET_SPENT = 0
+    CRASHED = 1
+    MISTAKE = 2
+    NOTHING_SUCCEEDED = 3
+    MORE_TO_DO = 75
+    CUT_SHORT = 130

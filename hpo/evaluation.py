@@ -1,32 +1,53 @@
-"""One individual, one loss: the objective run on all ranks of a worker, and recorded."""
+"""One individual, one loss: the objective run on all ranks of a worker, which agree after each step how it goes on."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo.communicator import sleep_until
+from hpo.errors import Exit, RunError
 from hpo.search_file import SearchFile
+from hpo.verdict import Step, Verdict, judge
+from hpo.watch import STOPPED, Stop, Watch
 from hpo.worker import Worker
 
 if TYPE_CHECKING:
     from hpo.record import Assignment, Record
 
+# What gloo says where a peer has ended the connection, or has died.
+_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+_SECONDS_TO_SAY_WHY = 5.0  # for a rank that is stuck, before its peers say so
+
+Steps = Generator[tuple[float, dict[str, float]], None, None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to give up: on a rank that its peers wait for, on an evaluation, on a run in which nothing succeeds."""
+
+    collective_timeout: float = 600.0
+    evaluation_timeout: float = math.inf
+    max_failures: int | None = None
+
 
 @dataclass
-class _Attempt:
-    """How an evaluation went on one rank: the lowest loss and its metrics, or why and when it failed."""
+class _Outcome:
+    """How an evaluation ended; the lowest loss and its metrics if it is complete."""
 
+    verdict: Verdict
     loss: float = math.inf
     metrics: dict[str, float] = field(default_factory=dict)
-    failure: str | None = None
-    traceback: str = ""
-    failed_at: float = math.inf
 
 
 class Evaluator:
@@ -35,51 +56,104 @@ class Evaluator:
     `record` is needed on the leader alone; `budget` is the number of evaluations in the whole run.
     """
 
-    def __init__(self, search: SearchFile, settings: Any, worker: Worker, record: Record | None, budget: int) -> None:
+    def __init__(
+        self,
+        search: SearchFile,
+        settings: Any,
+        worker: Worker,
+        watch: Watch,
+        record: Record | None,
+        budget: int,
+        limits: Limits,
+    ) -> None:
         self._search = search
         self._settings = settings
         self._worker = worker
+        self._watch = watch
         self._record = record
         self._budget = budget
+        self._limits = limits
         self._distributions = search.space.distributions() if record else {}
+        self._count = 0
+        watch.join(worker.comm)
+        # A rank whose evaluation is called off has as long to come out of it as ranks wait for each other anyway.
+        watch.patience = limits.collective_timeout
 
     def __call__(self, params: Mapping[str, Any], **attributes: int) -> tuple[dict[str, Any], float] | None:
-        """Evaluate these hyperparameters, or others that have waited for longer; None where the budget is spent.
+        """Evaluate these hyperparameters, or others that have waited for longer; None where the run ends.
 
         Returns what was evaluated and its loss: the lowest that the objective yielded or returned, infinite if the
         evaluation failed on any rank.
         """
         assignment = None
-        if self._record:
+        if self._record and not self._watch.stopping:
             assignment = self._record.start(params, self._distributions, self._budget, **attributes)
         assigned = self._worker.comm.bcast(assignment.params if assignment else None)
         if assigned is None:
             return None
-        self._worker.connect()
+        self._worker.connect(self._watch.alone)
         started = time.monotonic()
-        attempt = self._agree(self._attempt(assigned, assignment))
+        outcome = self._evaluate(assigned, assignment)
         if self._record and assignment:
-            _finish(self._record, assignment, attempt, time.monotonic() - started)
-        return assigned, attempt.loss
+            self._finish(self._record, assignment, outcome, time.monotonic() - started)
+        return None if outcome.verdict.state == "stopped" else (assigned, outcome.loss)
 
-    def _attempt(self, params: dict[str, Any], assignment: Assignment | None) -> _Attempt:
-        """Run the objective on this rank; what it raises ends the attempt and closes this rank's connections."""
-        attempt = _Attempt()
-        steps = self._steps(dict(params))
-        for step in range(1, 2**63):
-            try:
-                loss, metrics = next(steps)
-            except StopIteration:
-                break
-            except (Exception, SystemExit) as error:
-                return self._failed(error)
+    def _evaluate(self, params: dict[str, Any], assignment: Assignment | None) -> _Outcome:
+        """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
+        outcome, limit = _Outcome(Verdict("going")), self._limits.evaluation_timeout
+        self._count += 1
+        leads = self._worker.rank == 0
+        self._watch.begin(self._count, self._worker.cut, limit + self._limits.collective_timeout if leads else math.inf)
+        steps = self._steps(params)
+        started, reported = time.monotonic(), 0
+        while outcome.verdict.state == "going":
+            step = self._advance(steps)
+            if step.loss is not None and time.monotonic() - started > limit:
+                overdue = f"timeout: still going on after {limit:g} s (--evaluation-timeout)"
+                step = Step(step.rank, step.loss, step.metrics, overdue=overdue)
+            outcome.verdict = verdict = self._meet(step)
+            if verdict.loss is None:
+                continue
+            reported += 1
             if self._record and assignment:
-                self._record.report(assignment, step, loss)
-            if loss < attempt.loss:
-                attempt.loss, attempt.metrics = loss, metrics
-        return attempt
+                self._record.report(assignment, reported, verdict.loss)
+            if verdict.loss < outcome.loss:
+                outcome.loss, outcome.metrics = verdict.loss, verdict.metrics
+        if outcome.verdict.state != "complete":
+            outcome.loss = math.inf
+            self._abandon(steps)
+        self._watch.end()
+        return outcome
 
-    def _steps(self, params: dict[str, Any]) -> Iterator[tuple[float, dict[str, float]]]:
+    def _advance(self, steps: Steps) -> Step:
+        """Run the objective on this rank up to its next loss; nothing that it raises gets past this."""
+        rank, began = self._worker.rank, time.monotonic()
+        try:
+            with self._watch.interruptible():
+                yielded = next(steps, None)
+        except BaseException as error:
+            return self._failed(error, time.monotonic() - began)
+        return Step(rank, *yielded) if yielded else Step(rank)
+
+    def _meet(self, step: Step) -> Verdict:
+        """Wait for the other ranks of the worker, and judge together; those that do not come are called off."""
+        limit = self._limits.collective_timeout
+        with self._watch.meeting():
+            if step.failure is not None and step.own:
+                self._watch.call_off(f"a peer failed: {step.failure}")
+            here = self._worker.comm.arrive()
+            if step.failure is None and not sleep_until(here, limit):
+                waited = f"waited {limit:g} s for it to yield (--collective-timeout)"
+                self._watch.call_off(f"a peer {waited}")
+                step = Step(step.rank, failure=waited, timeout=True, at=time.time())
+            if not sleep_until(here, limit + _SECONDS_TO_SAY_WHY):
+                raise RunError(
+                    f"worker {self._worker.index}: {self._watch.name} waits in vain for {self._watch.names_of_peers}: "
+                    f"the evaluation was called off {limit:g} s ago (--collective-timeout), and one of them is gone"
+                )
+            return judge(self._worker.comm.allgather(step))
+
+    def _steps(self, params: dict[str, Any]) -> Steps:
         """Yield each validation loss of the objective, with its metrics."""
         self._worker.seed_everything()
         result = self._search.call(self._search.objective, params, self._worker, settings=self._settings)
@@ -87,40 +161,62 @@ class Evaluator:
             yield _checked(result)
             return
         empty = True
-        for value in result:
-            empty = False
-            yield _checked(value)
+        with closing(result):
+            for value in result:
+                empty = False
+                yield _checked(value)
         if empty:
             raise ValueError("the objective yielded no loss")
 
-    def _failed(self, error: BaseException) -> _Attempt:
-        failed_at = time.time()
+    def _failed(self, error: BaseException, waited: float) -> Step:
+        """Make a failure of what the objective raised, and let the peers know, which may wait for this rank."""
+        cause = self._watch.cause
+        self._worker.cut()
         reason = " ".join(str(error).split()) or "no message"
-        text = "".join(traceback.format_exception(error))
-        # The frames hold the model, whose reducer holds the process group: peers that wait in a collective learn of the
-        # failure when this rank's connections close.
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
-        self._worker.disconnect()
-        return _Attempt(
-            failure=f"rank {self._worker.rank}: {type(error).__name__}: {reason}", traceback=text, failed_at=failed_at
+        echo = any(text in reason for text in _ECHOES)
+        step = Step(
+            self._worker.rank,
+            failure=f"{type(error).__name__}: {reason}" if cause is None else cause,
+            own=cause is None,
+            echo=echo,
+            timeout=waited >= self._limits.collective_timeout and ("timeout" in reason or "Timed out" in reason),
+            stopped=cause == STOPPED,
+            at=time.time(),
+            where=_where(error, self._search.path),
+            traceback="".join(traceback.format_exception(error)),
         )
+        traceback.clear_frames(error.__traceback__)  # they hold the model
+        error.__traceback__ = None
+        return step
 
-    def _agree(self, attempt: _Attempt) -> _Attempt:
-        """Give all ranks of the worker the same outcome: the first failure, if there was one."""
-        attempts: list[_Attempt] = self._worker.comm.allgather(attempt)
-        first = min(attempts, key=lambda attempt: attempt.failed_at)
-        if first.failure is None:
-            return attempts[0]
+    def _abandon(self, steps: Steps) -> None:
+        """Close an objective that has not ended by itself, and its process group."""
+        self._worker.cut()
+        try:
+            steps.close()
+        except BaseException:
+            logging.getLogger(__name__).info("while an objective was closed:\n%s", traceback.format_exc())
         self._worker.disconnect()
-        return first
+
+    def _finish(self, record: Record, assignment: Assignment, outcome: _Outcome, seconds: float) -> None:
+        verdict = outcome.verdict
+        if verdict.state == "stopped":
+            record.interrupt(assignment)
+        elif verdict.state == "complete":
+            record.complete(assignment, outcome.loss, seconds, outcome.metrics)
+        else:
+            record.fail(assignment, verdict.failure, verdict.traceback, seconds)
+            most = self._limits.max_failures
+            if most is not None and record.failures_before_any_success() >= most:
+                reason = f"{most} evaluations failed and none succeeded (--max-failures)"
+                self._watch.stop(Stop(reason, Exit.NOTHING_SUCCEEDED))
 
 
-def _finish(record: Record, assignment: Assignment, attempt: _Attempt, seconds: float) -> None:
-    if attempt.failure is None:
-        record.complete(assignment, attempt.loss, seconds, attempt.metrics)
-    else:
-        record.fail(assignment, attempt.failure, attempt.traceback, seconds)
+def _where(error: BaseException, path: Path) -> str:
+    """Name the line of the search space file that an exception has come through, or the last line there is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename) == path] or frames
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].name})" if own else "an unknown place"
 
 
 def _checked(value: Any) -> tuple[float, dict[str, float]]:

@@ -10,6 +10,7 @@ from typing import Any
 from hpo.errors import UsageError
 
 DEFAULT_EVALUATIONS = 64
+LONGEST = 365 * 86400.0  # seconds; operating systems do not wait for longer
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -30,6 +31,10 @@ class Options:
     top_n: int = 3
     settings: tuple[str, ...] = ()
     storage: str | None = None
+    collective_timeout: float = 600.0
+    evaluation_timeout: float | None = None
+    time_limit: float | None = None
+    max_failures: int | None = None
     log_level: str = "warning"
 
     def __post_init__(self) -> None:
@@ -43,9 +48,17 @@ class Options:
             ("--generations", self.generations, 1),
             ("--top-n", self.top_n, 1),
             ("--seed", self.seed, 0),
+            ("--max-failures", self.max_failures, 1),
         ):
             if number is not None and not least <= number < 2**63:
                 raise UsageError(f"{option} must be at least {least} and less than 2**63, not {number}")
+        for option, seconds in (
+            ("--collective-timeout", self.collective_timeout),
+            ("--evaluation-timeout", self.evaluation_timeout),
+            ("--time-limit", self.time_limit),
+        ):
+            if seconds is not None and not 1 <= seconds <= LONGEST:
+                raise UsageError(f"{option} must be from 1 second to 365 days, not {seconds:g} s")
         if self.storage is not None and "://" not in self.storage:
             raise UsageError(f"--storage must be the URL of an Optuna storage, e.g. sqlite:///s.db, not {self.storage}")
         if not 0 <= self.migration_probability <= 1:

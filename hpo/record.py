@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from hpo.journal import Journal
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 INTERRUPTED = "interrupted"
+
+_SECRETS = ("pass", "pwd", "secret", "token", "key")
 
 _STATES = {
     TrialState.RUNNING: "running",
@@ -80,6 +84,7 @@ class Record:
         self._study_id = self._storage.get_study_id_from_name(study_name)
         self._lock_path = Path(lock).absolute()
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+        self._past = len(trials)
         self._interrupted = sum(_evaluation(trial).state == INTERRUPTED for trial in trials)
         self._some_may_wait = True
 
@@ -145,21 +150,31 @@ class Record:
         )
         self._storage.create_new_trial(self._study_id, template_trial=template)
 
-    def requeue_interrupted(self) -> int:
-        """End what was running when a run died, and let it wait to be evaluated again; returns how much it was.
+    def interrupt(self, assignment: Assignment) -> None:
+        """End a trial that could not end by itself, and let its repeat wait to be evaluated.
 
-        Only for a study that no run is working on. What waits is recorded before what ends, so that a crash in between
-        loses nothing.
+        What waits is recorded before what ends, so that a crash in between loses nothing.
         """
-        waiting_for = {trial.user_attrs.get("repeats") for trial in self._waiting()}
+        trial = self._storage.get_trial(assignment.trial_id)
+        if trial.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
+            self.enqueue(trial.params, trial.distributions, repeats=trial.number)
+        self._end(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
+        self._interrupted += 1
+        self._some_may_wait = True
+
+    def requeue_interrupted(self) -> int:
+        """Interrupt all that was running when a run died; only for a study that no run is working on."""
         running = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
         for trial in running:
-            if trial.number not in waiting_for:
-                self.enqueue(trial.params, trial.distributions, repeats=trial.number)
-            self._end(Assignment(trial._trial_id, trial.params), TrialState.FAIL, None, failure=INTERRUPTED)
-            self._interrupted += 1
-        self._some_may_wait = True
+            self.interrupt(Assignment(trial._trial_id, trial.params))
         return len(running)
+
+    def failures_before_any_success(self) -> int:
+        """Count what failed since this record was opened; 0 as soon as any evaluation has succeeded, ever."""
+        evaluations = self.evaluations()
+        if any(evaluation.state in ("complete", "pruned") for evaluation in evaluations):
+            return 0
+        return sum(evaluation.state == "failed" for evaluation in evaluations[self._past :])
 
     def evaluations(self) -> list[Evaluation]:
         """Give all evaluations in the order in which they were started."""
@@ -200,11 +215,9 @@ def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
     return list(best.values())[:n]
 
 
-def repair_journal(path: Path) -> None:
-    """Cut off a last line that was torn by a crash; the next line to be written would be glued to it."""
-    with path.open("r+b") as file:
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
+def study_names(storage: str | Path) -> list[str]:
+    """Name the studies in a storage."""
+    return [study.study_name for study in _open_storage(storage).get_all_studies()]
 
 
 def without_password(storage: str) -> str:
@@ -215,7 +228,9 @@ def without_password(storage: str) -> str:
     from sqlalchemy.exc import ArgumentError
 
     try:
-        return make_url(storage).render_as_string(hide_password=True)
+        url = make_url(storage)
+        secret = [name for name in url.query if any(word in name.lower() for word in _SECRETS)]
+        return url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
     except ArgumentError:
         return storage.split("://")[0] + "://..."
 
@@ -223,8 +238,7 @@ def without_password(storage: str) -> str:
 def _open_storage(storage: str | Path) -> BaseStorage:
     if isinstance(storage, str) and "://" in storage:
         return optuna.storages.get_storage(storage)
-    # Absolute, because optuna's lock is a symbolic link to this path, which is looked at to tell whether it is stale.
-    return JournalStorage(JournalFileBackend(str(Path(storage).absolute())))
+    return JournalStorage(Journal(Path(storage)))
 
 
 def _evaluation(trial: FrozenTrial) -> Evaluation:

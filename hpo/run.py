@@ -2,58 +2,84 @@
 
 from __future__ import annotations
 
+import math
+import os
+import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpo.communicator import SleepingComm, same_host
-from hpo.errors import UsageError
+from hpo.errors import Exit, UsageError
 from hpo.layout import Layout, usable_cores
 from hpo.options import Options
+from hpo.report.text import duration
 from hpo.search_file import SearchFile, load_search_file
 from hpo.sharing import share
+from hpo.watch import Stop, Watch
 
 if TYPE_CHECKING:
     from hpo.session import Session
 
 T = TypeVar("T")
 
+_SECONDS_BEFORE_JOB_ENDS = 60.0
 
-def run(options: Options, layout: Layout, world: SleepingComm) -> None:
-    """Run a search to its end; collective over `world`, which the layout divides.
+
+def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> int:
+    """Run a search to its end, and give the exit status; collective over `world`, which the layout divides.
 
     Raises UsageError, on all ranks alike, before anything starts where a person has to mend something first.
     """
     started = time.time()
     host = same_host(world)
+    if world.rank == 0:
+        _limit_time(options, watch)
     search, settings, before, data = _prepare(options, world, host)
     from hpo import session
-    from hpo.evaluation import Evaluator
+    from hpo.evaluation import Evaluator, Limits
     from hpo.islands import run_islands
     from hpo.worker import Worker
 
+    limits = Limits(options.collective_timeout, options.evaluation_timeout or math.inf, options.max_failures)
     hosts = sum(world.allgather(host.rank == 0))
-    this = _on_first(world, lambda: session.begin(options, layout, search, settings, before, hosts))
-    index = layout.worker_of(world.rank)
-    subcommunicator = SleepingComm(world.Split(index, world.rank))
-    record = this.open_record() if subcommunicator.rank == 0 else None
-    with Worker(subcommunicator, host, index, this.seed, data) as worker, _progress(world, this):
-        run_islands(
-            search.space,
-            Evaluator(search, settings, worker, record, this.budget),
-            layout,
-            world,
-            worker=index,
-            past=record.evaluations() if record else [],
-            migration_probability=options.migration_probability,
-            pollination=options.pollination,
-            seed=this.seed,
-        )
-    if world.rank == 0 and record:
-        _report(this, record.evaluations(), options.top_n, layout.workers, started)
-    world.barrier()
+    with ExitStack() as held:
+        run_dir = _on_first(world, lambda: session.enter(options, search, held))
+        this = _on_first(world, lambda: session.begin(run_dir, options, layout, search, settings, before, hosts))
+        index = layout.worker_of(world.rank)
+        subcommunicator = SleepingComm(world.Split(index, world.rank))
+        record = this.open_record() if subcommunicator.rank == 0 else None
+
+        def report() -> int:
+            return _report(this, watch.stopping, options.top_n, layout.workers, started)
+
+        if world.rank == 0:
+            watch.last_words = report
+        worker = Worker(subcommunicator, host, index, this.seed, data, limits.collective_timeout)
+        with worker, _progress(world, this, watch):
+            run_islands(
+                search.space,
+                Evaluator(search, settings, worker, watch, record, this.budget, limits),
+                layout,
+                world,
+                worker=index,
+                past=record.evaluations() if record else [],
+                migration_probability=options.migration_probability,
+                pollination=options.pollination,
+                seed=this.seed,
+            )
+        return int(world.bcast(report() if world.rank == 0 else None))
+
+
+def _limit_time(options: Options, watch: Watch) -> None:
+    """Let the run stop before its time is over: what a person allows it, or what is left of its SLURM job."""
+    if options.time_limit is not None:
+        watch.end_after(options.time_limit, f"--time-limit {duration(options.time_limit)}")
+    job_end = os.environ.get("SLURM_JOB_END_TIME", "")
+    if job_end.isdigit():
+        watch.end_after(int(job_end) - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the SLURM job")
 
 
 def _prepare(options: Options, world: SleepingComm, host: SleepingComm) -> tuple[SearchFile, Any, dict[str, Any], Any]:
@@ -117,28 +143,39 @@ def _on_first(comm: SleepingComm, step: Callable[[], T], meanwhile: Callable[[],
     return comm.bcast(result if comm.rank == 0 else None)  # type: ignore[no-any-return]
 
 
-def _progress(world: SleepingComm, this: Session) -> AbstractContextManager[object]:
+def _progress(world: SleepingComm, this: Session, watch: Watch) -> AbstractContextManager[object]:
     """Follow the record from the first rank, in a thread that has the record to itself."""
     if world.rank != 0:
         return nullcontext()
     from hpo.report.progress import Progress
 
     print(this.headline, flush=True)
-    return Progress(this.open_record().evaluations, this.budget)
+    return Progress(this.open_record().evaluations, this.budget, on_error=watch.die)
 
 
-def _report(this: Session, evaluations: Any, top_n: int, workers: int, started: float) -> None:
+def _report(this: Session, stopping: Stop | None, top_n: int, workers: int, started: float) -> int:
+    """Print and write the run's summary as the record has it, and give the exit status that goes with it."""
     from hpo.record import without_password
     from hpo.report.tables import print_tables, print_times
     from hpo.run_dir import write_json
-    from hpo.summary import busy_fraction, summarize
+    from hpo.summary import busy_fraction, spent, summarize
 
+    evaluations = this.open_record().evaluations()
+    stopped = stopping if stopping and not spent(evaluations, this.budget) else None
     summary = summarize(evaluations, this.budget, top_n)
+    summary["stopped"] = stopped.reason if stopped else None
     summary["wall_seconds"] = round(time.time() - started, 3)
     summary["worker_busy_fraction"] = busy_fraction(evaluations, workers, since=started)
     print_tables(summary)
-    if summary["worker_busy_fraction"] is not None:
+    nothing_new = summary["worker_busy_fraction"] is None
+    if not nothing_new or stopped:
         write_json(this.run_dir.summary_json, summary)
+    if not nothing_new:
         print_times(summary)
-    storage = without_password(this.storage)
-    print(f"The study is {storage}, the summary {this.run_dir.summary_json}", flush=True)
+    print(f"The study is {without_password(this.storage)}, the summary {this.run_dir.summary_json}")
+    if stopped:
+        print(f"Stopped: {stopped.reason}. To go on: --run-dir {this.run_dir.path} --resume")
+    sys.stdout.flush()
+    if stopped:
+        return stopped.status
+    return Exit.BUDGET_SPENT if summary["best"] else Exit.NOTHING_SUCCEEDED

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import socket
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hpo.errors import UsageError
+from hpo.errors import RunError, UsageError
 
 RUNS = Path("runs")
 
@@ -23,6 +27,7 @@ class RunDir:
         self.claims = path / "claims"
         self.run_json = path / "run.json"
         self.summary_json = path / "summary.json"
+        self.lock = path / "lock"
 
     @property
     def study_name(self) -> str:
@@ -47,12 +52,43 @@ class RunDir:
             raise UsageError(
                 f"--run-dir {self.path} already holds a run: add --resume to go on with it, or name another directory"
             )
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise UsageError(f"--run-dir {self.path}: cannot write to {existing}")
+        for path in (existing, self.journal, self.run_json, self.lock):
+            if path.exists() and not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
+                raise UsageError(f"--run-dir {self.path}: cannot write to {path}")
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep other runs out of this directory; UsageError, saying who it is, where one is in it.
+
+        The lock is the system's, which takes it back from a process that dies, and not the file that shows who has it.
+        """
+        with os.fdopen(os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                holder = file.read().strip() or "another run"
+                raise UsageError(
+                    f"{self.path} is in use by {holder}: wait for it, end it, or name another --run-dir"
+                ) from None
+            except OSError as error:
+                print(
+                    f"warning: {self.lock} cannot be locked ({error.strerror}): a second run in {self.path} would not "
+                    "be noticed",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            file.truncate(0)
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
+            file.flush()
+            yield
+            file.truncate(0)
 
     def remove_if_empty(self) -> None:
         """Remove the directory of a run that could not be begun."""
         with suppress(OSError):
+            if not self.holds_run:
+                self.lock.unlink()
             self.path.rmdir()
             if self.path.parent == RUNS:
                 RUNS.rmdir()
@@ -74,19 +110,26 @@ class RunDir:
             raise UsageError(f"{self.path} holds no run: there is no {self.run_json}") from None
         except (OSError, ValueError) as error:
             raise UsageError(f"{self.run_json} cannot be read: {error}") from error
-        expected = {
-            "space": dict,
-            "budget": int,
-            "seed": int,
-            "settings": dict,
-            "set": dict,
-            "storage": str,
-            "study": str,
-        }
-        for key, kind in expected.items():
-            if not isinstance(content, dict) or not isinstance(content.get(key), kind):
-                raise UsageError(f"{self.run_json} was not written by a run: it has no {kind.__name__} {key!r}")
+        _check_content(content, self.run_json)
         return dict(content)
+
+
+def _check_content(content: Any, path: Path) -> None:
+    """Raise a UsageError unless run.json holds what a resume relies on; people edit it."""
+    expected: dict[str, tuple[type, str, Callable[[Any], bool]]] = {
+        "space": (dict, "an object", bool),
+        "budget": (int, "a whole number from 1", lambda budget: budget >= 1),
+        "seed": (int, "a whole number from 0", lambda seed: seed >= 0),
+        "settings": (dict, "an object", lambda _: True),
+        "set": (dict, "an object of texts", lambda texts: all(isinstance(text, str) for text in texts.values())),
+        "storage": (str, "a text", bool),
+        "study": (str, "a text", bool),
+    }
+    for key, (kind, name, fits) in expected.items():
+        value = content.get(key) if isinstance(content, dict) else None
+        if type(value) is not kind or not fits(value):
+            shown = "is missing" if value is None else f"is {value!r}"
+            raise UsageError(f"{path} is not as a run has written it: {key!r} {shown}, and must be {name}")
 
 
 def fresh_run_dir(name: str) -> RunDir:
@@ -101,11 +144,15 @@ def fresh_run_dir(name: str) -> RunDir:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file whole or not at all."""
+    """Write a JSON file whole or not at all; RunError where that cannot be done."""
     text = json.dumps(content, indent=2)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise RunError(f"{path} cannot be written: {error.strerror}") from error

@@ -9,16 +9,17 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hpo.errors import UsageError
+from hpo.errors import RunError, UsageError
+from hpo.journal import damage
 from hpo.layout import Layout
 from hpo.options import DEFAULT_EVALUATIONS, Options
-from hpo.record import Record, repair_journal, without_password
+from hpo.record import Record, study_names, without_password
 from hpo.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.search_file import SearchFile
 from hpo.summary import summarize
@@ -58,15 +59,28 @@ def previous(options: Options, search: SearchFile) -> dict[str, Any]:
     return content
 
 
-def begin(
-    options: Options, layout: Layout, search: SearchFile, settings: Any, before: Mapping[str, Any], hosts: int
-) -> Session:
-    """Make the run directory and its study, or take up those that `before`, an earlier run.json, describes."""
+def enter(options: Options, search: SearchFile, held: ExitStack) -> RunDir:
+    """Make or find the run directory, and keep other runs out of it for as long as `held` is open."""
     run_dir = RunDir(options.run_dir) if options.run_dir else fresh_run_dir(search.path.stem)
     try:
         run_dir.path.mkdir(parents=True, exist_ok=True)
+        held.enter_context(run_dir.hold())
     except OSError as error:
-        raise UsageError(f"--run-dir {run_dir.path}: cannot be made: {error.strerror}") from error
+        raise UsageError(f"--run-dir {run_dir.path}: cannot be used: {error.strerror}") from error
+    run_dir.check(options.resume)  # another run may have been there since
+    return run_dir
+
+
+def begin(
+    run_dir: RunDir,
+    options: Options,
+    layout: Layout,
+    search: SearchFile,
+    settings: Any,
+    before: Mapping[str, Any],
+    hosts: int,
+) -> Session:
+    """Make the run's study, or take up the one that `before`, an earlier run.json, describes; needs `enter` first."""
     storage = options.storage or before.get("storage", run_dir.journal.name)
     if "***" in storage:  # as without_password leaves it
         raise UsageError(f"{run_dir.path} keeps its study in {storage}: give --storage URL again, with the password")
@@ -77,7 +91,7 @@ def begin(
     session = Session(run_dir, run_dir.locate(storage), study_name, budget, seed, headline="")
     lines = [
         f"{search.path.stem}: {budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; seed {seed}",
-        f"in {run_dir.path}{_take_up(session) if before else _create(session, search)}",
+        f"in {run_dir.path}{_take_up(session, search) if before else _create(session, search)}",
         *(
             f"{name} was {value} before, and is {values[name]} now: losses may not compare"
             for name, value in before.get("settings", {}).items()
@@ -96,11 +110,12 @@ def begin(
         "layout": dataclasses.asdict(layout),
         "hosts": hosts,
         "first_host": socket.gethostname(),
-        "command": shlex.join(sys.argv).replace(storage, without_password(storage)),
+        "command": shlex.join(argument.replace(storage, without_password(storage)) for argument in sys.argv),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}},
     }
-    write_json(run_dir.run_json, content)
+    with _mistakes(storage):
+        write_json(run_dir.run_json, content)
     return dataclasses.replace(session, headline="\n".join(lines))
 
 
@@ -123,9 +138,10 @@ def _create(session: Session, search: SearchFile) -> str:
             with _mistakes(session.storage):
                 Record.create(session.storage, session.study_name, run_dir.claims, space)
         elif record.evaluations() or record.space() != space:
+            missing = f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
             raise UsageError(
-                f"{without_password(session.storage)} already holds a study named {session.study_name!r}: name another "
-                "--run-dir, since a study has the name of its run directory"
+                f"{without_password(session.storage)} already holds a study named {session.study_name!r}: {missing}"
+                "name another --run-dir, since a study has the name of its run directory"
             )
     except UsageError:
         run_dir.remove_if_empty()
@@ -133,13 +149,18 @@ def _create(session: Session, search: SearchFile) -> str:
     return ""
 
 
-def _take_up(session: Session) -> str:
+def _take_up(session: Session, search: SearchFile) -> str:
     """Prepare the record of an earlier session for going on, and say what is in it."""
-    session.run_dir.clear_locks()
-    if session.run_dir.journal.exists():
-        repair_journal(session.run_dir.journal)
-    record = _existing(session.run_dir, session.storage, session.study_name)
-    record.requeue_interrupted()
+    run_dir = session.run_dir
+    run_dir.clear_locks()
+    record = _existing(run_dir, session.storage, session.study_name)
+    if record.space() != search.space.describe():
+        raise UsageError(
+            f"the study {session.study_name!r} in {without_password(session.storage)} is of another search space than "
+            f"{run_dir.run_json} says: one of them is not this run's"
+        )
+    with _mistakes(session.storage):
+        record.requeue_interrupted()
     states = [evaluation.state for evaluation in record.evaluations()]
     finished = len(states) - states.count("waiting") - states.count("interrupted")
     again = f"; {states.count('waiting')} interrupted will be evaluated again, first" if "waiting" in states else ""
@@ -157,9 +178,15 @@ def _open(run_dir: RunDir, storage: str, study_name: str) -> Record | None:
 
 def _existing(run_dir: RunDir, storage: str, study_name: str) -> Record:
     """Open the record of a run that is known to have one; UsageError where its storage has no such study."""
+    if "://" not in storage and not Path(storage).is_file():
+        raise UsageError(f"{storage}, the study of this run, is missing: restore it, or name another --run-dir")
     record = _open(run_dir, storage, study_name)
     if record is None:
-        raise UsageError(f"{run_dir.path}: there is no study {study_name!r} in {without_password(storage)}")
+        with _mistakes(storage):
+            names = ", ".join(map(repr, study_names(storage))) or "none"
+        raise UsageError(
+            f"{run_dir.path}: there is no study {study_name!r} in {without_password(storage)}, which holds {names}"
+        )
     return record
 
 
@@ -168,7 +195,13 @@ def _mistakes(storage: str) -> Iterator[None]:
     """Turn what a storage raises, and each kind has exceptions of its own, into one message."""
     try:
         yield
+    except UsageError:
+        raise
+    except RunError as error:
+        raise UsageError(str(error)) from error
     except Exception as error:
+        if "://" not in storage and (found := damage(Path(storage))):
+            raise UsageError(f"{storage} is damaged: {found}; restore it, or name another --run-dir") from error
         reason = (str(error).splitlines() or ["no reason given"])[0]
         raise UsageError(f"the storage {without_password(storage)}: {type(error).__name__}: {reason}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,8 @@ def summarize(evaluations: Sequence[Evaluation], budget: int, top_n: int) -> dic
     islands = sorted({evaluation.island for evaluation in evaluations if evaluation.finished})
     return {
         "evaluations": counts(evaluations, budget),
+        "waiting": sum(evaluation.state == "waiting" for evaluation in evaluations),
+        "failures": reasons(evaluations),
         "best": _entry(best[0]) if best else None,
         "top": [_entry(evaluation) for evaluation in rank(evaluations, top_n)],
         "islands": [
@@ -22,6 +25,18 @@ def summarize(evaluations: Sequence[Evaluation], budget: int, top_n: int) -> dic
             for island in islands
         ],
     }
+
+
+def spent(evaluations: Sequence[Evaluation], budget: int) -> bool:
+    """Tell whether the budget is spent."""
+    return sum(evaluation.finished for evaluation in evaluations) >= budget
+
+
+def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Count why evaluations failed, the most frequent reason first; on which rank it was makes no difference."""
+    failures = [evaluation.failure or "" for evaluation in evaluations if evaluation.state == "failed"]
+    counted = Counter(re.sub(r"^rank \d+: ", "", failure) for failure in failures)
+    return [{"reason": reason, "count": count} for reason, count in counted.most_common()]
 
 
 def counts(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:

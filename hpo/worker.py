@@ -7,9 +7,10 @@ import gc
 import os
 import random
 import socket
-import struct
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from datetime import timedelta
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from hpo.communicator import SleepingComm
 from hpo.deferred import defer
 from hpo.layout import usable_cores
+from hpo.network import address_towards, interface_towards, open_sockets, shut
 
 # What torch asks of its compiler though nothing is compiled (torch 2.14 and 2.15): optimizers ask it to leave them out,
 # DistributedDataParallel whether it splits its graphs, init_process_group that it forgets what it knew. Whatever else
@@ -35,6 +37,7 @@ defer(
 )
 
 _LOOPBACK = "127.0.0.1"
+_SECONDS_TO_CONNECT = 300.0
 
 
 class Worker:
@@ -43,7 +46,8 @@ class Worker:
     ``rank`` and ``size`` count the worker's ranks, ``comm`` is their MPI subcommunicator, ``device`` the one this rank
     computes on, ``seed`` the run's seed, ``index`` the worker's number in the run, and ``data`` what the search space's
     ``prepare(settings)`` returned (None without one). While an objective runs, torch.distributed's default process
-    group spans exactly these ranks.
+    group spans exactly these ranks; a rank that waits for its peers in a collective for `collective_timeout` seconds
+    gives up with an error.
 
     ::
 
@@ -52,7 +56,15 @@ class Worker:
             torch.distributed.all_reduce(tensor)  # over the worker's ranks
     """
 
-    def __init__(self, comm: SleepingComm, host: SleepingComm, index: int, seed: int, data: Any = None) -> None:
+    def __init__(
+        self,
+        comm: SleepingComm,
+        host: SleepingComm,
+        index: int,
+        seed: int,
+        data: Any = None,
+        collective_timeout: float = 600.0,
+    ) -> None:
         self.comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
@@ -62,6 +74,8 @@ class Worker:
         self.device = _device(host.rank)
         self._on_one_host = MPI.Group.Intersection(comm.group, host.group).size == comm.size
         self._backend = _backend(comm, self.device)
+        self._collective_timeout = timedelta(seconds=collective_timeout)
+        self._connections: Mapping[int, int] = {}
         cores_of_ranks = host.allgather(usable_cores())
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(_threads(cores_of_ranks, host.rank))
@@ -79,41 +93,62 @@ class Worker:
         self.disconnect()
         gc.unfreeze()
 
-    def connect(self) -> None:
+    def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
         """Bring up the worker's process group, unless it is up; collective over the worker.
 
         The leader's store listens on a port that the system chose: no port arithmetic, no clash with another run.
+        While `alone` is entered, no other thread of this process opens connections.
         """
         if all(self.comm.allgather(dist.is_initialized())):
             return
         self.disconnect()
         address = _LOOPBACK if self._on_one_host else _address(self.comm)
-        interface = _interface(address)
+        interface = interface_towards(address)
         if interface and not os.environ.get("GLOO_SOCKET_IFNAME"):
             os.environ["GLOO_SOCKET_IFNAME"] = interface
+        limit = timedelta(seconds=_SECONDS_TO_CONNECT)
         store = None
         if self.rank == 0:
-            store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+            store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
         port = self.comm.bcast(store.port if store else None)
         if store is None:
-            store = TCPStore(address, port, is_master=False)
-        dist.init_process_group(self._backend, store=store, rank=self.rank, world_size=self.size)
+            store = TCPStore(address, port, is_master=False, timeout=limit)
+        with alone or nullcontext():
+            before = open_sockets()
+            dist.init_process_group(self._backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
+            self._connections = {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
+        _group()._get_backend(self.device)._set_default_timeout(self._collective_timeout)
+
+    def cut(self) -> None:
+        """End this rank's connections, so that this rank and its peers leave the collectives they wait in; any thread.
+
+        Destroying the process group would not do: gloo closes connections only when nothing holds the group any more,
+        and models, exceptions and whatever an objective keeps do (measured: the peers waited until their timeout).
+        """
+        with suppress(Exception):  # there is no group any more, or it cannot be aborted
+            _group().abort()  # for nccl; gloo's does nothing
+        shut(self._connections)
 
     def disconnect(self) -> None:
-        """Take this rank out of its process group, which its peers notice at once.
-
-        Only a closed connection wakes peers that sit in a collective; what still holds the group (a model's reducer, in
-        a reference cycle) has to be collected first.
-        """
-        gc.collect()
+        """Take this rank out of its process group, and free what evaluations have left."""
+        shut(self._connections)
+        self._connections = {}
         if dist.is_initialized():
             dist.destroy_process_group()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def seed_everything(self) -> None:
         """Seed torch, numpy and random alike on all ranks, so that an evaluation follows from its hyperparameters."""
         torch.manual_seed(self.seed)
         np.random.seed(self.seed % 2**32)
         random.seed(self.seed)
+
+
+def _group() -> Any:
+    """Give the default process group, of which torch's types know little."""
+    return dist.group.WORLD
 
 
 def _device(place: int) -> torch.device:
@@ -142,39 +177,11 @@ def _threads(cores_of_ranks: list[list[int]], rank: int) -> int:
 
 
 def _address(comm: SleepingComm) -> str:
-    """Give the leader's address as its peers on other hosts reach it; collective.
-
-    It is the leader's end of a route to a peer's host: a host's own name often resolves to a loopback address.
-    """
+    """Give the leader's address as its peers on other hosts reach it; collective."""
     hosts = comm.allgather(socket.gethostname())
     peer = next((host for host in hosts if host != hosts[0]), hosts[0])
-    address: str = comm.bcast(_address_towards(peer) if comm.rank == 0 else None)
+    address: str = comm.bcast(address_towards(peer) if comm.rank == 0 else None)
     return address
-
-
-def _address_towards(peer: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, suppress(OSError):
-        route.connect((peer, 9))  # connecting a datagram socket sends nothing
-        return str(route.getsockname()[0])
-    return socket.gethostname()
-
-
-def _interface(leader: str) -> str | None:
-    """Name the network interface on the way to the leader's address; gloo would take the one of the host's name."""
-    try:
-        import fcntl
-
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-            route.connect((leader, 9))
-            own = route.getsockname()[0]
-            for _, name in socket.if_nameindex():
-                with suppress(OSError):
-                    request = fcntl.ioctl(route, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
-                    if socket.inet_ntoa(request[20:24]) == own:
-                        return name
-    except (ImportError, OSError):
-        pass
-    return None
 
 
 def keep_freed_memory() -> None:

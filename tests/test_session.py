@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.options import Options
 from hpo.search_file import load_search_file
-from hpo.session import Session, begin, look, previous
+from hpo.session import Session, begin, enter, look, previous
 from tests.conftest import SEARCHES
 
 QUICK = SEARCHES / "quick.py"
@@ -21,7 +22,9 @@ def start(
     search = load_search_file(QUICK)
     options = Options(QUICK, run_dir=run_dir, resume=resume, storage=storage, settings=settings)
     before = previous(options, search)
-    return begin(options, Layout(4, 2, 2), search, search.settings(options.assignments(before)), before, hosts=1)
+    with ExitStack() as held:
+        place = enter(options, search, held)
+        return begin(place, options, Layout(4, 2, 2), search, search.settings(options.assignments(before)), before, 1)
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from hpo.record import Evaluation, rank
-from hpo.report.text import duration, named, number, value
+from hpo.report.text import duration, named, number, short, value
 
 _POLL_SECONDS = 0.5
 _SECONDS_BETWEEN_ESTIMATES = 30.0
@@ -19,12 +20,20 @@ class Progress:
     """Prints evaluations as the record comes to hold them, from a thread of its own while inside ``with``.
 
     `evaluations` reads the record. What had ended before is not printed again. Since a line is printed only of what was
-    read from the record, everything that was printed is durable.
+    read from the record, everything that was printed is durable. `on_error` is told, by a traceback, why there are no
+    more lines.
     """
 
-    def __init__(self, evaluations: Callable[[], Sequence[Evaluation]], budget: int, out: TextIO = sys.stdout) -> None:
+    def __init__(
+        self,
+        evaluations: Callable[[], Sequence[Evaluation]],
+        budget: int,
+        out: TextIO = sys.stdout,
+        on_error: Callable[[str], None] = sys.exit,
+    ) -> None:
         self._evaluations = evaluations
         self._budget = budget
+        self._on_error = on_error
         self._out = out
         past = evaluations()
         self._printed = {evaluation.trial for evaluation in past if evaluation.finished}
@@ -50,8 +59,11 @@ class Progress:
         return len(str(self._budget))
 
     def _follow(self) -> None:
-        while not self._stopped.wait(_POLL_SECONDS):
-            self._print_new()
+        try:
+            while not self._stopped.wait(_POLL_SECONDS):
+                self._print_new()
+        except Exception:
+            self._on_error(traceback.format_exc().rstrip())
 
     def _print_new(self) -> None:
         evaluations = self._evaluations()
@@ -70,7 +82,7 @@ class Progress:
         loss = number(evaluation.loss) if evaluation.state == "complete" else evaluation.state
         what = self._aligned({**evaluation.params, **evaluation.metrics})
         if evaluation.failure:
-            what += f"  {evaluation.failure}"
+            what += f"  {short(evaluation.failure)}"
         return (
             f"{len(self._printed):>{self._digits}}/{self._budget}  {evaluation.island:>6}  {evaluation.worker:>6}  "
             f"{evaluation.generation:>10}  {loss:>8}  {'best' if best else '':4}  {evaluation.seconds:>7.1f}  {what}"

@@ -9,7 +9,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hpo.report.text import duration, number, value
+from hpo.report.text import duration, number, short, value
+
+_MOST_REASONS = 10
 
 
 def print_tables(summary: Mapping[str, Any]) -> None:
@@ -18,8 +20,12 @@ def print_tables(summary: Mapping[str, Any]) -> None:
         if island["top"]:
             print(_table(f"Island {island['island']}", island["top"]))
     print(_table("All islands", summary["top"]) if summary["top"] else "No evaluation succeeded.")
+    if summary["failures"]:
+        print(_failures(summary["failures"]))
     counts = summary["evaluations"]
     states = [f"{counts[state]} {state}" for state in ("complete", "pruned", "failed", "running") if counts[state]]
+    if summary["waiting"]:
+        states.append(f"{summary['waiting']} waiting to be evaluated again")
     print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}")
 
 
@@ -29,7 +35,7 @@ def print_times(summary: Mapping[str, Any]) -> None:
 
 
 def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = _empty_table()
     names = list(entries[0]["params"])
     metrics = sorted({name for entry in entries for name in entry["metrics"]})
     for column in ("", "loss", *metrics, *names, "trial", "island", "worker", "generation", "seconds"):
@@ -43,9 +49,28 @@ def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
             *(str(entry[name]) for name in ("trial", "island", "worker", "generation")),
             f"{entry['seconds']:.1f}",
         )
+    return _text(title, table)
+
+
+def _failures(reasons: Sequence[Mapping[str, Any]]) -> str:
+    table = _empty_table()
+    table.add_column("count", justify="right")
+    table.add_column("reason", no_wrap=True)
+    for entry in reasons[:_MOST_REASONS]:
+        table.add_row(str(entry["count"]), short(entry["reason"]))
+    if rest := reasons[_MOST_REASONS:]:
+        table.add_row(str(sum(entry["count"] for entry in rest)), f"{len(rest)} other reasons")
+    return _text("Failures", table)
+
+
+def _empty_table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _text(title: str, table: Table) -> str:
     # As wide as it needs: under mpirun, output is a pipe, or a terminal that has 80 columns whatever the real one has.
-    console = Console(width=1000, color_system=None)
+    console = Console(width=1000, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
-        console.print(table)
+        console.print(table, markup=False)
     lines = [line.rstrip() for line in captured.get().splitlines() if line.strip()]
     return "\n".join([title, *lines, ""])

@@ -21,6 +21,11 @@ def named(values: Mapping[str, Any]) -> str:
     return "  ".join(f"{name}={value(item)}" for name, item in values.items())
 
 
+def short(text: str, length: int = 160) -> str:
+    """Cut a text that is too long for a line."""
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
 def duration(seconds: float) -> str:
     """Write a duration in its two largest units."""
     whole = round(seconds)

@@ -1,0 +1,318 @@
+"""What reaches a rank while it computes: signals, deadlines and messages of other ranks, seen by a thread of its own.
+
+The main thread is in an objective most of the time, often in native code. The watch calls an evaluation off by ending
+its connections, which wakes whoever waits in a collective, and by a signal to the main thread, which wakes whoever
+sleeps and raises CalledOff in the objective.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+from mpi4py import MPI
+
+from hpo.communicator import SleepingComm
+from hpo.errors import Exit, UsageError
+
+STOPPED = "the run stops"
+
+# Go's runtime interrupts its threads with it for the same reasons: it does nothing to who does not expect it, and
+# neither libraries nor debuggers care (golang.org/design/24543-non-cooperative-preemption).
+_INTERRUPT = signal.SIGURG
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+_POLL_SECONDS = 0.1
+_SECONDS_BETWEEN_INTERRUPTS = 3.0  # for objectives that catch even what is no Exception
+_SECONDS_OF_ONE_CTRL_C = 1.0  # mpirun and the terminal may both deliver it
+_SECONDS_TO_STOP = 8.0
+_SECONDS_TO_DIE = 5.0
+
+
+class CalledOff(BaseException):
+    """Raised in an objective that is to end; not an Exception, so that what an objective catches lets it pass."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why the whole run is to stop, and the exit status that it then has."""
+
+    reason: str
+    status: int = Exit.MORE_TO_DO
+
+
+class Watch:
+    """The thread that watches over a rank, and what the main thread tells it; made and left by all ranks together.
+
+    ``stopping`` is why the whole run is to stop, None while it is not; ``cause`` why the current evaluation was called
+    off.
+    """
+
+    def __init__(self, world: SleepingComm) -> None:
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise UsageError(
+                "this MPI does not let threads communicate (MPI_THREAD_MULTIPLE), which the watch over each rank "
+                "needs; unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, or use another MPI"
+            )
+        self.stopping: Stop | None = None
+        self.patience = math.inf  # seconds in which an evaluation that is called off has to end
+        self.last_words: Callable[[], object] = lambda: (
+            None
+        )  # what the first rank says where a run does not stop in time
+        self.alone = threading.Lock()  # held while the watch uses MPI, and by who must not be disturbed by that
+        self._comm = SleepingComm(world.Dup())
+        self._peers: list[int] = []
+        self.name = f"rank {world.rank} on {socket.gethostname()}"
+        self.names_of_peers = ""
+        self._main = threading.main_thread()
+        self._parent = os.getppid()
+        self._outbox: queue.SimpleQueue[tuple[int, tuple[Any, ...]]] = queue.SimpleQueue()
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._end_at: dict[str, float] = {}
+        self._stopped_at = math.inf
+        self._dying = threading.Lock()
+        self._ended = False
+        # The evaluation that the main thread is in, and the one that was called off last.
+        self._number: int | None = None
+        self._cut: Callable[[], None] = lambda: None
+        self._overdue_at = math.inf
+        self._called_off: tuple[int, str] = (-1, "")
+        self._called_off_at = self._interrupted_at = -math.inf
+        self._arrived = self._interruptible = False
+        self._bell, self._wakeup = socket.socketpair()
+        self._bell.setblocking(False)
+        self._wakeup.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._handlers = {s: signal.signal(s, self._on_signal) for s in _STOPS}
+        self._handlers[_INTERRUPT] = signal.signal(_INTERRUPT, self._on_interrupt)
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._leave_signals)  # a process that an objective forks is not a rank
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None and not isinstance(error, UsageError):
+            return  # the job is about to end, and the watch helps to end it
+        self._ended = True
+        self._ring()
+        self._thread.join()
+        self._comm.drain()
+        self._leave_signals()
+
+    # What the main thread says
+
+    def join(self, worker: SleepingComm) -> None:
+        """Learn who this rank's peers are; collective over the worker."""
+        names = dict(worker.allgather((self._comm.rank, self.name)))
+        self._peers = [rank for rank in names if rank != self._comm.rank]
+        self.names_of_peers = ", ".join(names[rank] for rank in self._peers)
+
+    def end_after(self, seconds: float, reason: str) -> None:
+        """Stop the run after so many seconds from now."""
+        self._end_at[reason] = time.monotonic() + seconds
+
+    def begin(self, number: int, cut: Callable[[], None], overdue_after: float) -> None:
+        """Say that an evaluation begins: the `number`-th of the worker, whose connections `cut` ends from any thread.
+
+        It is called off when it is still going on after `overdue_after` seconds.
+        """
+        self._cut, self._arrived = cut, False
+        self._overdue_at = time.monotonic() + overdue_after
+        self._number = number
+        if self.stopping:
+            self._call_off(number, STOPPED)
+
+    def end(self) -> None:
+        """Say that the evaluation has ended on all ranks."""
+        self._number = None
+
+    @property
+    def cause(self) -> str | None:
+        """Why the current evaluation was called off; None if it was not."""
+        number, cause = self._called_off
+        return cause if number == self._number else None
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let CalledOff be raised in the main thread: around an objective, and nothing else."""
+        try:
+            self._interruptible = True
+            if self.cause is not None:
+                raise CalledOff
+            yield
+        finally:
+            self._interruptible = False
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Say that this rank has left the objective, and meets its peers."""
+        self._arrived = True
+        yield
+        self._arrived = False
+
+    def call_off(self, cause: str) -> None:
+        """Call the current evaluation off on all ranks of the worker."""
+        if self._number is not None:
+            self._call_off(self._number, cause)
+            for peer in self._peers:
+                self._send(peer, "call off", self._number, cause)
+
+    def stop(self, stop: Stop) -> None:
+        """Stop the whole run: evaluations are called off, and no others are started."""
+        if self.stopping is not None:
+            return
+        self._stopped_at = time.monotonic()
+        self.stopping = stop
+        for rank in range(1, self._comm.size) if self._comm.rank == 0 else [0]:
+            self._send(rank, "stop", stop)
+        if self._number is not None:
+            self._call_off(self._number, STOPPED)
+
+    def die(self, message: str, status: int = Exit.CRASHED) -> None:
+        """End the whole job at once and with one message, the first that the first rank hears of; does not return."""
+        if self._comm.rank != 0 and self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._send(0, "die", message, status)
+            time.sleep(_SECONDS_TO_DIE)
+        elif self._comm.rank != 0:
+            with suppress(Exception):
+                self._comm.send(("die", message, status), dest=0)
+                time.sleep(_SECONDS_TO_DIE)
+        self._abort(message, status)
+
+    # What the thread does
+
+    def _run(self) -> None:
+        try:
+            while not self._ended:
+                select.select([self._bell], [], [], _POLL_SECONDS)
+                self._hear_signals()
+                if self.alone.acquire(blocking=False):
+                    try:
+                        self._exchange()
+                    finally:
+                        self.alone.release()
+                self._look_at_the_clock()
+        except BaseException:
+            self.die(traceback.format_exc())
+
+    def _hear_signals(self) -> None:
+        with suppress(BlockingIOError):
+            for number in self._bell.recv(4096):
+                self._signals.put(number)
+        while not self._signals.empty():
+            number = self._signals.get()
+            if number not in _STOPS:
+                continue
+            name = signal.Signals(number).name
+            if self.stopping is None:
+                self.stop(Stop(name))
+            elif number == signal.SIGINT and time.monotonic() - self._stopped_at > _SECONDS_OF_ONE_CTRL_C:
+                self.die("stopped at once", Exit.CUT_SHORT)
+
+    def _exchange(self) -> None:
+        while not self._outbox.empty():
+            rank, message = self._outbox.get()
+            self._comm.send(message, dest=rank)
+        while self._comm.iprobe():
+            kind, *rest = self._comm.recv()
+            if kind == "call off":
+                self._call_off(*rest)
+            elif kind == "stop":
+                self.stop(*rest)
+            elif kind == "die":
+                self._abort(*rest)
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        if self._comm.size > 1 and os.getppid() != self._parent:
+            os._exit(Exit.CRASHED)  # mpirun was killed, and some leave their ranks behind
+        for reason, end in self._end_at.items():
+            if now > end and not self.stopping:
+                self.stop(Stop(reason))
+        if now > self._stopped_at + _SECONDS_TO_STOP:
+            self._stop_late()
+        if self._number is None:
+            return
+        if now > self._overdue_at and self.cause is None:
+            self.call_off("timeout: it did not stop by itself")
+        if self.cause is not None and not self._arrived:
+            self._press(now)
+
+    def _press(self, now: float) -> None:
+        """Get the main thread out of an objective that was called off, or give up on it."""
+        if now > self._called_off_at + self.patience:
+            where = "".join(traceback.format_stack(sys._current_frames()[self._main.ident or 0]))
+            self.die(
+                f"error: {self.name} is stuck: its evaluation was called off "
+                f"{self.patience:g} s ago ({self.cause}), and it is still at\n{where.rstrip()}"
+            )
+        if now > self._interrupted_at + _SECONDS_BETWEEN_INTERRUPTS:
+            self._interrupted_at = now
+            self._cut()
+            signal.pthread_kill(self._main.ident or 0, _INTERRUPT)
+
+    def _stop_late(self) -> None:
+        """End the job though a rank has not stopped; the first rank waits for it and has the last words."""
+        if self._comm.rank == 0:
+            with suppress(Exception):
+                self.last_words()
+            reason = self.stopping.reason if self.stopping else ""
+            self._abort(f"stopped ({reason}), though some ranks did not come to an end", Exit.MORE_TO_DO)
+        if time.monotonic() > self._stopped_at + _SECONDS_TO_STOP + 1:
+            self._abort("stopped", Exit.MORE_TO_DO)
+
+    # What both do
+
+    def _call_off(self, number: int, cause: str) -> None:
+        if number > self._called_off[0]:
+            self._called_off_at, self._interrupted_at = time.monotonic(), -math.inf
+            self._called_off = (number, cause)
+            self._ring()
+
+    def _send(self, rank: int, *message: Any) -> None:
+        self._outbox.put((rank, message))
+        self._ring()
+
+    def _ring(self) -> None:
+        with suppress(OSError):
+            self._wakeup.send(b"\0")
+
+    def _abort(self, message: str, status: int) -> None:
+        if not self._dying.acquire(blocking=False):
+            time.sleep(_SECONDS_TO_DIE)  # another thread of this rank is at it
+            os._exit(status)
+        print(message, file=sys.stderr, flush=True)
+        time.sleep(0.5)  # mpirun may drop what arrives together with the abort
+        self._comm.Abort(status)
+        os._exit(status)  # an abort may return
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        # Native code keeps the main thread from running this for as long as it likes, so the number has been written to
+        # the wakeup already, unless an objective has taken that for itself, as asyncio does.
+        if signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False) != self._wakeup.fileno():
+            self._signals.put(number)
+            self._ring()
+
+    def _on_interrupt(self, *_: object) -> None:
+        if self._interruptible and self.cause is not None:
+            raise CalledOff
+
+    def _leave_signals(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)

@@ -1,0 +1,128 @@
+"""A search that fails on request: in one way, on one rank, at chosen evaluations; it writes down when it does what.
+
+The evaluation number counts those of one worker. `way` may name several, which are taken in turn.
+"""
+
+import json
+import math
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hpo import Float, SearchSpace
+
+space = SearchSpace(x=Float(0.0, 1.0))
+kept: list[object] = []
+counts = {"evaluations": 0}
+
+
+@dataclass(frozen=True)
+class Settings:
+    way: str = "none"
+    rank: int = -1  # of the worker; -1 is its last
+    every: int = 1  # which evaluations of a worker: 1 all, 3 every third, beginning with the first
+    seconds: float = 0.0  # that each epoch takes
+    epochs: int = 2
+    folder: str = ""
+
+
+def note(folder, worker, **event):
+    if folder:
+        with Path(folder, f"{worker.index}-{worker.rank}").open("a") as file:
+            file.write(json.dumps({"at": time.time(), **event}) + "\n")
+
+
+class Wrong(torch.autograd.Function):
+    """Raises in the middle of a backward pass, after gradients behind it have been sent to the peers."""
+
+    @staticmethod
+    def forward(_, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(*_):
+        time.sleep(0.05)
+        raise ValueError("injected: in the backward pass")
+
+
+def ignore_everything():
+    """Be an objective that means well and catches all exceptions."""
+    while True:
+        with suppress(Exception):
+            time.sleep(3600)
+
+
+def never_return():
+    """Be native code that no signal gets out of."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+    time.sleep(3600)
+
+
+def vanish():
+    """Be a host that is gone."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+RAISED = {
+    "raise": ValueError("injected"),
+    "keep": ValueError("injected: with the model kept"),  # and whatever holds its connections with it
+    "memory": torch.OutOfMemoryError("injected: out of memory"),
+    "exit": SystemExit("injected: exit"),
+    "interrupt": KeyboardInterrupt("injected: interrupt"),
+}
+DONE = {"sleep": lambda: time.sleep(3600), "swallow": ignore_everything, "stuck": never_return, "frozen": vanish}
+
+
+def act(way, place, worker, folder):
+    """Do what `way` asks for at a place in the objective: "raise@start" raises there, and "raise" in validation."""
+    kind, _, where = way.partition("@")
+    if (where or "validation") != place:
+        return None
+    note(folder, worker, event="fails", way=way)
+    if kind in RAISED:
+        raise RAISED[kind].with_traceback(None)
+    if kind in DONE:
+        DONE[kind]()
+    return {"nan": math.nan, "inf": math.inf, "differs": float(worker.rank), "text": "low"}.get(kind)
+
+
+def objective(params, worker, settings):
+    counts["evaluations"] += 1
+    ways = settings.way.split(",")
+    turn, due = divmod(counts["evaluations"] - 1, settings.every)
+    way = ways[turn % len(ways)] if due == 0 else "none"
+    mine = worker.rank == settings.rank % worker.size and way != "none"
+    folder = settings.folder
+    note(folder, worker, event="starts", evaluation=counts["evaluations"], way=way)
+    if mine:
+        act(way, "start", worker, folder)
+    if way == "nothing" and mine:
+        note(folder, worker, event="fails", way=way)
+        return
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)))
+    if mine and way == "keep@training":
+        kept.append(model)
+    for epoch in range(settings.epochs):
+        hidden = model.module[0](torch.ones(2, 8)) if mine and way == "backward" else None
+        output = model(torch.ones(2, 8))
+        if mine and way == "backward":
+            note(folder, worker, event="fails", way=way)
+            output = output + model.module[1](Wrong.apply(hidden))
+        if mine:
+            act(way, "training", worker, folder)
+        output.sum().backward()
+        time.sleep(settings.seconds)
+        loss = torch.tensor([1.0 / (epoch + 1) + params["x"]])
+        result = act(way, "validation", worker, folder) if mine else None
+        dist.all_reduce(loss)
+        yield result if result is not None else loss.item() / worker.size
+    if way == "fewer" and not mine:
+        yield 0.5
