@@ -184,12 +184,12 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
 
 
 def hpo_app() -> typer.Typer:
-    """Make the command line of hpo, for looking at runs."""
+    """Make the command line of hpo, for what needs no MPI."""
     app = _app()
 
     @app.callback(invoke_without_command=True)
     def hpo(context: typer.Context) -> None:
-        """Look at runs of run_islands.py; needs no MPI."""
+        """Look at runs of run_islands.py, and look after them."""
         if context.invoked_subcommand is None:
             print(context.get_help())
 
@@ -215,5 +215,21 @@ def hpo_app() -> typer.Typer:
             print(json.dumps(summary, indent=2))
         else:
             print_tables(summary)
+
+    @app.command(context_settings={"allow_interspersed_args": False})
+    def run(
+        context: typer.Context,
+        command: Annotated[
+            list[str],
+            typer.Argument(metavar="COMMAND...", help="mpirun -n 8 python run_islands.py --run-dir runs/NAME"),
+        ],
+        restarts: Annotated[
+            int, typer.Option(metavar="N", parser=_whole, help="How often in a row to start again without progress.")
+        ] = 3,
+    ) -> None:
+        """Run a job, and start it again with --resume when it crashes."""
+        from hpo.supervisor import Supervisor
+
+        context.exit(Supervisor(command, restarts, lambda text: print(f"hpo run: {text}", flush=True)).run())
 
     return app

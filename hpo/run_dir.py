@@ -56,13 +56,26 @@ class RunDir:
             if path.exists() and not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
                 raise UsageError(f"--run-dir {self.path}: cannot write to {path}")
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a run is in this directory now."""
+        try:
+            with self.lock.open("r+") as file:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return True
+        except OSError:
+            return False
+        return False
+
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Keep other runs out of this directory; UsageError, saying who it is, where one is in it.
 
         The lock is the system's, which takes it back from a process that dies, and not the file that shows who has it.
         """
-        with os.fdopen(os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
+        with self.lock.open("a+") as file:
+            file.seek(0)
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
@@ -81,14 +94,17 @@ class RunDir:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
             file.flush()
-            yield
-            file.truncate(0)
+            try:
+                yield
+            finally:
+                file.truncate(0)
+                if not self.run_json.exists():
+                    self._leave_nothing()
 
-    def remove_if_empty(self) -> None:
-        """Remove the directory of a run that could not be begun."""
+    def _leave_nothing(self) -> None:
+        """Remove the lock of a run that could not be begun, and the directory if it is empty then."""
         with suppress(OSError):
-            if not self.holds_run:
-                self.lock.unlink()
+            self.lock.unlink()
             self.path.rmdir()
             if self.path.parent == RUNS:
                 RUNS.rmdir()

@@ -130,22 +130,18 @@ def look(path: Path, top_n: int, storage: str | None = None) -> dict[str, Any]:
 def _create(session: Session, search: SearchFile) -> str:
     """Make the study of a new run, unless a session that was killed before it wrote run.json has made it."""
     run_dir, space = session.run_dir, search.space.describe()
-    try:
-        record = _open(run_dir, session.storage, session.study_name)
-        if record is None and run_dir.journal.exists() and run_dir.journal.stat().st_size:
-            raise UsageError(f"{run_dir.journal} is not the study of a run: name another --run-dir")
-        if record is None:
-            with _mistakes(session.storage):
-                Record.create(session.storage, session.study_name, run_dir.claims, space)
-        elif record.evaluations() or record.space() != space:
-            missing = f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
-            raise UsageError(
-                f"{without_password(session.storage)} already holds a study named {session.study_name!r}: {missing}"
-                "name another --run-dir, since a study has the name of its run directory"
-            )
-    except UsageError:
-        run_dir.remove_if_empty()
-        raise
+    record = _open(run_dir, session.storage, session.study_name)
+    if record is None and run_dir.journal.exists() and run_dir.journal.stat().st_size:
+        raise UsageError(f"{run_dir.journal} is not the study of a run: name another --run-dir")
+    if record is None:
+        with _mistakes(session.storage):
+            Record.create(session.storage, session.study_name, run_dir.claims, space)
+    elif record.evaluations() or record.space() != space:
+        missing = f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
+        raise UsageError(
+            f"{without_password(session.storage)} already holds a study named {session.study_name!r}: {missing}"
+            "name another --run-dir, since a study has the name of its run directory"
+        )
     return ""
 
 

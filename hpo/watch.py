@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import queue
-import select
 import signal
 import socket
 import sys
@@ -20,11 +19,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from mpi4py import MPI
 
+from hpo.bell import Bell, handle
 from hpo.communicator import SleepingComm
 from hpo.errors import Exit, UsageError
 
@@ -39,6 +40,7 @@ _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_INTERRUPTS = 3.0  # for objectives that catch even what is no Exception
 _SECONDS_OF_ONE_CTRL_C = 1.0  # mpirun and the terminal may both deliver it
 _SECONDS_TO_STOP = 8.0
+_SECONDS_BETWEEN_PINGS = 30.0
 _SECONDS_TO_DIE = 5.0
 
 
@@ -80,11 +82,14 @@ class Watch:
         self._main = threading.main_thread()
         self._parent = os.getppid()
         self._outbox: queue.SimpleQueue[tuple[int, tuple[Any, ...]]] = queue.SimpleQueue()
-        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._end_at: dict[str, float] = {}
         self._stopped_at = math.inf
         self._dying = threading.Lock()
         self._ended = False
+        # The ring in which each rank tells the next one that it is alive.
+        self._previous = f"rank {(world.rank - 1) % world.size}"
+        self._told_at = self._looked_at = -math.inf
+        self._heard_at = math.inf
         # The evaluation that the main thread is in, and the one that was called off last.
         self._number: int | None = None
         self._cut: Callable[[], None] = lambda: None
@@ -92,16 +97,12 @@ class Watch:
         self._called_off: tuple[int, str] = (-1, "")
         self._called_off_at = self._interrupted_at = -math.inf
         self._arrived = self._interruptible = False
-        self._bell, self._wakeup = socket.socketpair()
-        self._bell.setblocking(False)
-        self._wakeup.setblocking(False)
+        self._bell = Bell(_STOPS)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> Watch:
-        self._handlers = {s: signal.signal(s, self._on_signal) for s in _STOPS}
-        self._handlers[_INTERRUPT] = signal.signal(_INTERRUPT, self._on_interrupt)
-        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=self._leave_signals)  # a process that an objective forks is not a rank
+        self._bell.__enter__()
+        handle(_INTERRUPT, self._on_interrupt)
         self._thread.start()
         return self
 
@@ -109,10 +110,10 @@ class Watch:
         if error is not None and not isinstance(error, UsageError):
             return  # the job is about to end, and the watch helps to end it
         self._ended = True
-        self._ring()
+        self._bell.ring()
         self._thread.join()
         self._comm.drain()
-        self._leave_signals()
+        self._bell.__exit__()
 
     # What the main thread says
 
@@ -199,8 +200,8 @@ class Watch:
     def _run(self) -> None:
         try:
             while not self._ended:
-                select.select([self._bell], [], [], _POLL_SECONDS)
-                self._hear_signals()
+                for number in self._bell.wait(_POLL_SECONDS):
+                    self._on_signal(number)
                 if self.alone.acquire(blocking=False):
                     try:
                         self._exchange()
@@ -210,19 +211,11 @@ class Watch:
         except BaseException:
             self.die(traceback.format_exc())
 
-    def _hear_signals(self) -> None:
-        with suppress(BlockingIOError):
-            for number in self._bell.recv(4096):
-                self._signals.put(number)
-        while not self._signals.empty():
-            number = self._signals.get()
-            if number not in _STOPS:
-                continue
-            name = signal.Signals(number).name
-            if self.stopping is None:
-                self.stop(Stop(name))
-            elif number == signal.SIGINT and time.monotonic() - self._stopped_at > _SECONDS_OF_ONE_CTRL_C:
-                self.die("stopped at once", Exit.CUT_SHORT)
+    def _on_signal(self, number: int) -> None:
+        if self.stopping is None:
+            self.stop(Stop(signal.Signals(number).name))
+        elif number == signal.SIGINT and time.monotonic() - self._stopped_at > _SECONDS_OF_ONE_CTRL_C:
+            self.die("stopped at once", Exit.CUT_SHORT)
 
     def _exchange(self) -> None:
         while not self._outbox.empty():
@@ -234,6 +227,8 @@ class Watch:
                 self._call_off(*rest)
             elif kind == "stop":
                 self.stop(*rest)
+            elif kind == "alive":
+                self._heard_at, self._previous = time.monotonic(), rest[0]
             elif kind == "die":
                 self._abort(*rest)
 
@@ -246,25 +241,45 @@ class Watch:
                 self.stop(Stop(reason))
         if now > self._stopped_at + _SECONDS_TO_STOP:
             self._stop_late()
+        if self._comm.size > 1 and self.patience < math.inf:
+            self._keep_in_touch(now)
         if self._number is None:
             return
         if now > self._overdue_at and self.cause is None:
-            self.call_off("timeout: it did not stop by itself")
+            self.call_off("timeout: no loss came at which to stop it (--evaluation-timeout)")
         if self.cause is not None and not self._arrived:
             self._press(now)
+
+    def _keep_in_touch(self, now: float) -> None:
+        """Tell the next rank that this one is alive, and end the job if nothing has come from the previous one."""
+        period = min(self.patience / 4, _SECONDS_BETWEEN_PINGS)
+        if now > self._looked_at + 2 * period:
+            self._heard_at = now  # this rank has slept itself, perhaps with the whole job, or has just begun
+        self._looked_at = now
+        if now > self._told_at + period:
+            self._told_at = now
+            self._send((self._comm.rank + 1) % self._comm.size, "alive", self.name)
+        if now > self._heard_at + self.patience + _SECONDS_TO_DIE:
+            silent = f"nothing has come from {self._previous} for {now - self._heard_at:.0f} s (--collective-timeout)"
+            self.die(f"error: {silent}: its host may be gone")
 
     def _press(self, now: float) -> None:
         """Get the main thread out of an objective that was called off, or give up on it."""
         if now > self._called_off_at + self.patience:
-            where = "".join(traceback.format_stack(sys._current_frames()[self._main.ident or 0]))
             self.die(
-                f"error: {self.name} is stuck: its evaluation was called off "
-                f"{self.patience:g} s ago ({self.cause}), and it is still at\n{where.rstrip()}"
+                f"error: {self.name} is stuck: its evaluation was called off {self.patience:g} s ago "
+                f"(--collective-timeout), because {self.cause}; it is still at\n{self._stack()}"
             )
         if now > self._interrupted_at + _SECONDS_BETWEEN_INTERRUPTS:
             self._interrupted_at = now
             self._cut()
             signal.pthread_kill(self._main.ident or 0, _INTERRUPT)
+
+    def _stack(self) -> str:
+        """Say where the main thread is: the frames of the objective, and not those that lead to it."""
+        frames = traceback.extract_stack(sys._current_frames()[self._main.ident or 0])
+        ours = [place for place, frame in enumerate(frames) if Path(frame.filename).parent == Path(__file__).parent]
+        return "".join(traceback.format_list(frames[ours[-1] + 1 :] if ours else frames)).rstrip()
 
     def _stop_late(self) -> None:
         """End the job though a rank has not stopped; the first rank waits for it and has the last words."""
@@ -282,15 +297,11 @@ class Watch:
         if number > self._called_off[0]:
             self._called_off_at, self._interrupted_at = time.monotonic(), -math.inf
             self._called_off = (number, cause)
-            self._ring()
+            self._bell.ring()
 
     def _send(self, rank: int, *message: Any) -> None:
         self._outbox.put((rank, message))
-        self._ring()
-
-    def _ring(self) -> None:
-        with suppress(OSError):
-            self._wakeup.send(b"\0")
+        self._bell.ring()
 
     def _abort(self, message: str, status: int) -> None:
         if not self._dying.acquire(blocking=False):
@@ -301,18 +312,6 @@ class Watch:
         self._comm.Abort(status)
         os._exit(status)  # an abort may return
 
-    def _on_signal(self, number: int, _: FrameType | None) -> None:
-        # Native code keeps the main thread from running this for as long as it likes, so the number has been written to
-        # the wakeup already, unless an objective has taken that for itself, as asyncio does.
-        if signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False) != self._wakeup.fileno():
-            self._signals.put(number)
-            self._ring()
-
     def _on_interrupt(self, *_: object) -> None:
         if self._interruptible and self.cause is not None:
             raise CalledOff
-
-    def _leave_signals(self) -> None:
-        signal.set_wakeup_fd(-1)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler or signal.SIG_DFL)

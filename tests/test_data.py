@@ -1,7 +1,17 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import io
+import os
+import pickle
 import struct
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +19,7 @@ import numpy.typing as npt
 import pytest
 
 from hpo.training import load_data, load_test
+from hpo.training.sources import Cifar10
 from tests.conftest import FASHION_MNIST, needs_fashion_mnist
 
 SAMPLES = 10_300
@@ -106,8 +117,86 @@ def test_data_that_is_nowhere_is_named_with_where_it_was_sought(
     ):
         assert text in message
     assert "\n" not in message
-    with pytest.raises(FileNotFoundError, match="cifar-10-batches-py"):
+    with pytest.raises(FileNotFoundError, match="cifar-10-batches-bin"):
+        load_data("cifar10", tmp_path / "data")
+    assert list(tmp_path.iterdir()) == [], "a download that failed leaves nothing"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Give the URL of a folder that a real web server on this machine serves, and the folder."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", folder
+        server.shutdown()
+        thread.join()
+
+
+def test_cifar10_is_downloaded_whole_or_not_at_all_and_not_unpickled(
+    tmp_path: Path, served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    url, folder = served
+    random = np.random.default_rng(3)
+    records = {f"data_batch_{n}.bin": random.integers(0, 10, (20 + n, 3073), dtype=np.uint8) for n in range(1, 6)}
+    records["test_batch.bin"] = random.integers(0, 10, (7, 3073), dtype=np.uint8)
+    with tarfile.open(folder / "cifar.tar.gz", "w:gz") as archive:
+        for name, batch in records.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = batch.nbytes
+            archive.addfile(member, io.BytesIO(batch.tobytes()))
+    md5 = hashlib.md5((folder / "cifar.tar.gz").read_bytes()).hexdigest()
+    with pytest.raises(FileNotFoundError, match="could not be downloaded"):
+        Cifar10(url=f"{url}/cifar.tar.gz", md5="0" * 32).development(tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+    source = Cifar10(url=f"{url}/cifar.tar.gz", md5=md5)
+    images, labels = source.development(tmp_path / "data")
+    (folder / "cifar.tar.gz").unlink()
+    test_images, test_labels = source.test(tmp_path / "data")
+    assert (images.shape, test_images.shape) == ((115, 3, 32, 32), (7, 3, 32, 32))
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar-10-batches-bin"]
+    np.testing.assert_array_equal(labels[21:43], records["data_batch_2.bin"][:, 0])
+    np.testing.assert_array_equal(images[21, 2, 31], records["data_batch_2.bin"][0, -32:])
+    np.testing.assert_array_equal(test_labels, records["test_batch.bin"][:, 0])
+    place = tmp_path / "data" / "cifar-10-batches-bin" / "data_batch_3.bin"
+    place.write_bytes(place.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"data_batch_3.bin holds 70678 bytes, and not records of 1 \+ 3 x 32 x 32"):
+        source.development(tmp_path / "data")
+    place.write_bytes(b"\x0b" * 3073)
+    with pytest.raises(ValueError, match=r"data_batch_3.bin holds the label 11, and there are 10 classes"):
+        source.development(tmp_path / "data")
+
+
+@dataclass
+class Code:
+    """Something that makes a folder when it is unpickled."""
+
+    path: Path
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return os.mkdir, (self.path,)
+
+
+def test_files_that_would_run_code_when_unpickled_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    place = tmp_path / "cifar-10-batches-py"
+    place.mkdir()
+    code = pickle.dumps(Code(tmp_path / "ran"))
+    for name in ("data_batch_1", "test_batch", "batches.meta"):
+        (place / name).write_bytes(code)
+    pickle.loads(code)
+    (tmp_path / "ran").rmdir()
+    with pytest.raises(FileNotFoundError, match="could not be downloaded"):
         load_data("cifar10", tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_an_unknown_data_set_is_told_the_known_ones() -> None:

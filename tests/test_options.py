@@ -56,7 +56,7 @@ def test_a_run_directory_is_checked_before_it_is_made(tmp_path: Path) -> None:
     used.check(resume=True)
     with pytest.raises(UsageError, match=r"already holds a run: add --resume .*, or name another directory"):
         used.check(resume=False)
-    with pytest.raises(UsageError, match="is not as a run has written it: 'space' is {}, and must be an object"):
+    with pytest.raises(UsageError, match=r"is not as a run has written it: 'space' is {}, and must be an object"):
         used.read()
     used.run_json.write_text("{")
     with pytest.raises(UsageError, match=r"run.json cannot be read"):

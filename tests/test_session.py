@@ -72,7 +72,7 @@ def test_looking_at_a_run_needs_its_study(tmp_path: Path) -> None:
     session = start(tmp_path / "run")
     assert look(tmp_path / "run", 3)["evaluations"]["budget"] == session.budget
     (tmp_path / "run" / "study.log").unlink()
-    with pytest.raises(UsageError, match="there is no study 'run' in"):
+    with pytest.raises(UsageError, match=r"study.log, the study of this run, is missing: restore it"):
         look(tmp_path / "run", 3)
     with pytest.raises(UsageError, match="holds no run"):
         look(tmp_path / "nowhere", 3)

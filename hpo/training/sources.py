@@ -6,11 +6,12 @@ import gzip
 import io
 import math
 import struct
-from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -92,38 +93,67 @@ class IdxFiles:
         names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
         places = [folder, folder / self.torchvision_name / "raw"]
         if not all(_find(name, places) for name in names):
-            _download(self.torchvision_name, folder, [f"{name}[.gz]" for name in names], places)
+            _download(self.torchvision_name, folder, [f"{name}[.gz]" for name in names], places, self._fetch)
         images, labels = (_read_idx(_found(name, places)) for name in names)
         if images.ndim != 3 or labels.shape != images.shape[:1]:
             raise ValueError(
                 f"{_find(names[0], places)} holds images of shape {images.shape}, {_find(names[1], places)} labels of "
                 f"shape {labels.shape}: expected as many labels as images of two dimensions"
             )
+        if labels.max(initial=0) >= self.classes:
+            raise ValueError(
+                f"{_find(names[1], places)} holds the label {labels.max()}, and there are {self.classes} classes"
+            )
         return images[:, None], labels.astype(np.int64)
+
+    def _fetch(self, root: Path) -> None:
+        # Imported here because it takes 1.4 s of CPU, and where the files are there nothing of it is needed.
+        import torchvision.datasets
+
+        getattr(torchvision.datasets, self.torchvision_name)(root=str(root), download=True)
 
 
 @dataclass(frozen=True)
 class Cifar10:
-    """CIFAR-10 (Krizhevsky 2009) in a torchvision root, downloaded into it where it is not there."""
+    """CIFAR-10 (Krizhevsky 2009) in its binary version, downloaded where it is not there.
+
+    Its Python version, which torchvision reads, is pickled: reading it would run whatever is in the files.
+    """
 
     classes: int = 10
     validation_samples: int = 10_000
+    url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+    md5: str = "c32a1d4ab5d03f1284b67883e8d87530"
 
     def development(self, folder: Path) -> Arrays:
         """Read the training batches."""
-        return self._read(folder, train=True)
+        return self._read(folder, [f"data_batch_{number}.bin" for number in range(1, 6)])
 
     def test(self, folder: Path) -> Arrays:
         """Read the test batch."""
-        return self._read(folder, train=False)
+        return self._read(folder, ["test_batch.bin"])
 
-    def _read(self, folder: Path, train: bool) -> Arrays:
-        place = folder / "cifar-10-batches-py"
-        if not place.is_dir():
-            _download("CIFAR10", folder, ["data_batch_1 to 5", "test_batch"], [place])
-        # torchvision unpickles the batches, after it has compared their MD5 sums with the published ones.
-        data = _torchvision("CIFAR10")(root=str(folder), train=train)
-        return np.ascontiguousarray(data.data.transpose(0, 3, 1, 2)), np.asarray(data.targets, dtype=np.int64)
+    def _read(self, folder: Path, names: Sequence[str]) -> Arrays:
+        places = [folder, folder / "cifar-10-batches-bin"]
+        if not all(_find(name, places) for name in names):
+            _download("CIFAR10 (binary version)", folder, names, places, self._fetch)
+        batches = [self._batch(_found(name, places)) for name in names]
+        return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+
+    def _fetch(self, root: Path) -> None:
+        from torchvision.datasets.utils import download_and_extract_archive
+
+        download_and_extract_archive(self.url, str(root), md5=self.md5, remove_finished=True)
+
+    def _batch(self, path: Path) -> Arrays:
+        """Read records of a byte, the label, and an image of 3 x 32 x 32 bytes."""
+        content = np.fromfile(path, np.uint8)
+        if len(content) == 0 or len(content) % 3073:
+            raise ValueError(f"{path} holds {len(content)} bytes, and not records of 1 + 3 x 32 x 32: it is damaged")
+        records = content.reshape(-1, 3073)
+        if records[:, 0].max() >= self.classes:
+            raise ValueError(f"{path} holds the label {records[:, 0].max()}, and there are {self.classes} classes")
+        return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
 
 
 SOURCES: dict[str, Source] = {
@@ -164,22 +194,27 @@ def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def _torchvision(name: str) -> Any:
-    # Imported here because it takes 1.4 s of CPU, and where the files are there nothing of it is needed.
-    import torchvision.datasets
-
-    return getattr(torchvision.datasets, name)
-
-
-def _download(name: str, folder: Path, files: Sequence[str], places: Sequence[Path]) -> None:
-    """Download a data set into a torchvision root; what torchvision prints meanwhile is dropped."""
+def _download(
+    name: str, folder: Path, files: Sequence[str], places: Sequence[Path], fetch: Callable[[Path], object]
+) -> None:
+    """Let `fetch` download a data set beside where it belongs, and move it there when it is whole."""
+    there = folder.exists()
     try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            _torchvision(name)(root=str(folder), download=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as root:
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                fetch(Path(root))
+            for path in filter(Path.is_file, Path(root).rglob("*")):
+                place = folder / path.relative_to(root)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(place)
     except (OSError, RuntimeError) as error:
+        if not there:
+            with suppress(OSError):
+                folder.rmdir()
         reason = " ".join(str(error).split())
         raise FileNotFoundError(
             f"{name} is not there and could not be downloaded. Looked for {' and '.join(files)} in "
             f"{' and in '.join(map(str, places))}; downloading into {folder} failed: {type(error).__name__}: {reason}. "
-            f"Point --set data_dir=FOLDER to a torchvision root or to a folder with these files"
+            f"Point --set data_dir=FOLDER to a folder that has them"
         ) from error

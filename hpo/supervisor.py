@@ -1,0 +1,128 @@
+"""Starting a job again after a crash: the command `hpo run`, which outlives the MPI job that it looks after."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from hpo.errors import Exit, UsageError
+from hpo.run_dir import RunDir
+from hpo.session import look
+
+_FINAL = (Exit.BUDGET_SPENT, Exit.MISTAKE, Exit.NOTHING_SUCCEEDED, Exit.MORE_TO_DO)
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_POLL_SECONDS = 0.1
+_SECONDS_OF_ONE_CTRL_C = 1.0
+_LONGEST_PAUSE = 60.0
+_SECONDS_TO_END = 30.0  # for what is left of a crashed job
+
+
+class Supervisor:
+    """Runs a job, and again with --resume when it has crashed, at most `restarts` times in a row without progress.
+
+    `command` is mpirun's, or that of any launcher, and names the run's directory. `say` gets what a person should know.
+    """
+
+    def __init__(self, command: Sequence[str], restarts: int, say: Callable[[str], object]) -> None:
+        if restarts < 0:
+            raise UsageError(f"--restarts must be at least 0, not {restarts}")
+        self._command = list(command)
+        self._restarts = restarts
+        self._say = say
+        self._run_dir = Path(_option(command, "--run-dir") or _missing())
+        self._storage = _option(command, "--storage")
+        self._job: subprocess.Popen[bytes] | None = None
+        self._stopped_at: float | None = None
+
+    def run(self) -> int:
+        """Run the job to an end that no restart would change, and give its exit status."""
+        before = {number: signal.signal(number, self._on_signal) for number in _STOPS}
+        try:
+            return self._run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _run(self) -> int:
+        command, in_vain, done = self._command, 0, self._finished()
+        while True:
+            status = self._run_once(command)
+            if status in _FINAL or self._stopped_at is not None:
+                return status
+            now = self._finished()
+            in_vain, done = (in_vain + 1, now) if now <= done else (1, now)
+            crash = f"the job ended with status {status}, after {now} evaluations"
+            if in_vain > self._restarts:
+                self._say(f"{crash}; {self._restarts} restarts without progress: giving up")
+                return status
+            self._say(f"{crash}; starting it again ({in_vain} of {self._restarts} without progress)")
+            if not self._pause(min(2.0 ** (in_vain - 1), _LONGEST_PAUSE)):
+                return Exit.MORE_TO_DO
+            command = [*self._command, *(["--resume"] if "--resume" not in self._command else [])]
+
+    def _run_once(self, command: Sequence[str]) -> int:
+        try:
+            # In a session of its own: a terminal's Ctrl-C comes here alone, and mpirun gets one signal and not two.
+            self._job = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                status = self._job.wait(_POLL_SECONDS)
+                return status if status >= 0 else 128 - status
+
+    def _finished(self) -> int:
+        """Count the evaluations that have ended by themselves; 0 if there is no run yet."""
+        with suppress(UsageError):
+            counts = look(self._run_dir, 1, self._storage)["evaluations"]
+            return int(counts["complete"] + counts["pruned"] + counts["failed"])
+        return 0
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait, and longer while what is left of the last job is in the run directory; false if asked to stop."""
+        start = time.monotonic()
+        while time.monotonic() < start + seconds or (
+            RunDir(self._run_dir).in_use and time.monotonic() < start + _SECONDS_TO_END
+        ):
+            if self._stopped_at is not None:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _on_signal(self, *_: int | FrameType | None) -> None:
+        """Let the job stop; the second time, end it."""
+        now = time.monotonic()
+        if self._stopped_at is None:
+            self._stopped_at = now
+            self._signal(os.kill, signal.SIGUSR1)  # Open MPI's mpirun passes this one on; at others, it kills its ranks
+        elif now - self._stopped_at > _SECONDS_OF_ONE_CTRL_C:
+            self._signal(os.killpg, signal.SIGKILL)
+
+    def _signal(self, send: Callable[[int, int], None], number: int) -> None:
+        if self._job is not None and self._job.returncode is None:
+            with suppress(ProcessLookupError):
+                send(self._job.pid, number)
+
+
+def _option(command: Sequence[str], name: str) -> str | None:
+    """Give the last value of an option in a command line."""
+    value = None
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word == name:
+            value = following
+        elif word.startswith(name + "="):
+            value = word[len(name) + 1 :]
+    return value
+
+
+def _missing() -> str:
+    raise UsageError(
+        "name the run's directory in the command, so that it can be resumed: "
+        "hpo run mpirun -n 8 python run_islands.py --run-dir runs/NAME"
+    )
