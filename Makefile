@@ -1,5 +1,6 @@
 # make search   the default search, on 8 MPI ranks; sets up what it needs
 # make test     all tests; sets up what it needs
+# make soak     what make test does to runs, for longer: kills, resumes, recovery times
 # make lint     style and types
 # make setup    the virtual environment alone
 # make open-mpi a second MPI, with which make test then tests too
@@ -9,13 +10,16 @@ PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.10; do \
 	$$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$python && break; done)
 bin := $(VENV)/bin
 
-.PHONY: search test lint setup open-mpi
+.PHONY: search test soak lint setup open-mpi
 
 search: setup
 	PATH="$(abspath $(bin)):$$PATH" mpirun -n 8 python run_islands.py
 
 test: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m pytest
+
+soak: setup
+	PATH="$(abspath $(bin)):$$PATH" python -m tests.soak
 
 lint: setup
 	$(bin)/ruff check .

@@ -29,10 +29,12 @@ class Mpi:
     python: str = sys.executable
     flags: tuple[str, ...] = ()
 
-    def start(self, ranks: int, *arguments: object, cwd: Path, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    def start(
+        self, ranks: int, *arguments: object, cwd: Path, stdout: int = subprocess.PIPE, **variables: str
+    ) -> subprocess.Popen[str]:
         """Start a Python program on some ranks."""
         command = [self.mpirun, *self.flags, "-n", str(ranks), self.python, *map(str, arguments)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
         return subprocess.Popen(
             command,
             cwd=cwd,
@@ -66,6 +68,12 @@ def _open_mpi() -> Mpi:
     if not (folder / "mpirun").exists():
         pytest.skip(f"no Open MPI in {folder}: make open-mpi")
     return Mpi(str(folder / "mpirun"), str(folder / "python"), ("--allow-run-as-root", "--oversubscribe"))
+
+
+def available_mpis() -> list[Mpi]:
+    """Give the MPIs that are installed here."""
+    there = Path(sys.prefix + "-open-mpi", "bin", "mpirun").exists()
+    return [Mpi(), *([_open_mpi()] if there else [])]
 
 
 @pytest.fixture

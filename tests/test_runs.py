@@ -11,34 +11,15 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
-from optuna.storages.journal import JournalFileBackend
 
 from tests.conftest import FASHION_MNIST, ROOT, SEARCHES, Mpi, finish, needs_fashion_mnist
+from tests.outcome import finished, lines_of, trials_of
 
 PROGRAM = ROOT / "run_islands.py"
 QUICK = SEARCHES / "quick.py"
-LINE = re.compile(
-    r"^ *(?P<done>\d+)/(?P<budget>\d+) +(?P<island>\d+) +(?P<worker>\d+) +(?P<generation>\d+) +(?P<loss>\S+)"
-    r" +(?P<best>best)? +(?P<seconds>[\d.]+)  (?P<params>.*)$",
-    re.MULTILINE,
-)
-
-
-def lines_of(output: str) -> list[dict[str, Any]]:
-    return [match.groupdict() for match in LINE.finditer(output)]
-
-
-def trials_of(run_dir: Path, study: str = "") -> list[optuna.trial.FrozenTrial]:
-    backend = JournalFileBackend(str((run_dir / "study.log").absolute()))
-    return optuna.load_study(study_name=study or run_dir.name, storage=optuna.storages.JournalStorage(backend)).trials
-
-
-def finished(trials: list[optuna.trial.FrozenTrial]) -> dict[int, float]:
-    return {trial.number: trial.values[0] for trial in trials if trial.state == optuna.trial.TrialState.COMPLETE}
 
 
 def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
@@ -182,27 +163,6 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     assert changed.returncode == 2
     assert "'depth' was Int(low=1, high=9), and is Int(low=1, high=8)" in changed.stderr
     assert len(finished(trials_of(run_dir, "run"))) == 21
-
-
-def test_a_failed_evaluation_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    job = mpi.run(6, PROGRAM, SEARCHES / "failing.py", "--evaluations", 30, "--run-dir", run_dir, cwd=tmp_path)
-    assert job.returncode == 0, job.stderr
-    trials = trials_of(run_dir)
-    assert len(trials) == 30
-    for trial in trials:
-        way = trial.params["way"]
-        assert trial.state.name == ("COMPLETE" if way % 3 == 2 else "FAIL"), trial
-        if way % 3 == 0:
-            assert trial.user_attrs["failure"] == f"rank 1: ValueError: way {way} is closed"
-            assert "in objective" in trial.user_attrs["traceback"]
-        elif way % 3 == 1:
-            assert "the validation loss is nan" in trial.user_attrs["failure"]
-    counts = json.loads((run_dir / "summary.json").read_text())["evaluations"]
-    states = Counter(trial.state.name for trial in trials)
-    assert (counts["complete"], counts["failed"]) == (states["COMPLETE"], states["FAIL"])
-    assert states["FAIL"] >= 3
-    assert states["COMPLETE"] >= 3
 
 
 @needs_fashion_mnist

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -9,6 +13,7 @@ import pytest
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.options import Options
+from hpo.record import Record, without_password
 from hpo.search_file import load_search_file
 from hpo.session import Session, begin, enter, look, previous
 from tests.conftest import SEARCHES
@@ -76,3 +81,138 @@ def test_looking_at_a_run_needs_its_study(tmp_path: Path) -> None:
         look(tmp_path / "run", 3)
     with pytest.raises(UsageError, match="holds no run"):
         look(tmp_path / "nowhere", 3)
+
+
+PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
+
+
+def a_run(path: Path, evaluations: int = 3) -> Session:
+    """Leave a run that was killed: some evaluations complete, and one running."""
+    session = start(path)
+    record, distributions = session.open_record(), load_search_file(QUICK).space.distributions()
+    for number in range(evaluations + 1):
+        assignment = record.start({**PARAMS, "depth": number + 1}, distributions, 9, island=0, worker=0, generation=0)
+        assert assignment is not None
+        if number < evaluations:
+            record.complete(assignment, 0.5, 1.0, {})
+    return session
+
+
+def test_a_study_cut_anywhere_goes_on_with_what_it_holds_or_is_refused_and_left_alone(tmp_path: Path) -> None:
+    a_run(tmp_path / "whole")
+    whole = (tmp_path / "whole" / "study.log").read_bytes()
+    outcomes = Counter[int]()
+    for place in range(0, len(whole) + 1, 7):
+        run_dir = tmp_path / f"cut{place}" / "whole"
+        shutil.copytree(tmp_path / "whole", run_dir)
+        (run_dir / "study.log").write_bytes(whole[:place])
+        complete = sum(b'"state":1' in line for line in whole[:place].splitlines(keepends=True) if line[-1:] == b"\n")
+        if place < whole.index(b"}}\n") + 3:  # the lines that make the study and say what its space is
+            with pytest.raises(UsageError, match=r"there is no study 'whole' in|is of another search space"):
+                start(run_dir, resume=True)
+            assert (run_dir / "study.log").read_bytes() == whole[:place]
+            continue
+        session = start(run_dir, resume=True)
+        outcomes[complete] += 1
+        states = Counter(evaluation.state for evaluation in session.open_record().evaluations())
+        assert states["complete"] == complete
+        assert states["running"] == 0
+        assert states["interrupted"] == states["waiting"]
+    assert set(outcomes) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "there is no study 'run' in"),
+        (bytes(range(256)) * 9, "study.log is damaged: line 1 is not JSON"),
+        (b"[1, 2]\n" * 3, "study.log is damaged: line 1 is not an entry of a journal"),
+        (b"glued", "study.log is damaged: line 9 is not JSON"),
+        (None, "study.log, the study of this run, is missing: restore it, or name another --run-dir"),
+        ("study", "there is no study 'run' in .*study.log, which holds 'theirs'"),
+        ("space", "the study 'run' in .*study.log is of another search space than .*run.json says"),
+    ],
+    ids=["empty", "binary", "json", "glued", "missing", "another study", "another space"],
+)
+def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
+    tmp_path: Path, content: bytes | str | None, message: str
+) -> None:
+    a_run(tmp_path / "run")
+    journal = tmp_path / "run" / "study.log"
+    if content is None:
+        journal.unlink()
+    elif content == b"glued":
+        lines = journal.read_bytes().splitlines(keepends=True)
+        journal.write_bytes(b"".join([*lines[:8], lines[8][:-9] + lines[9], *lines[10:]]))
+    elif isinstance(content, bytes):
+        journal.write_bytes(content)
+    else:
+        journal.unlink()
+        space = load_search_file(QUICK).space.describe()
+        name, parameters = ("theirs", space) if content == "study" else ("run", {"x": "Int(low=1, high=2)"})
+        Record.create(journal, name, tmp_path / "claims", parameters)
+    before = {path: path.read_bytes() for path in sorted((tmp_path / "run").iterdir()) if path.name != "lock"}
+    with pytest.raises(UsageError, match=message) as raised:
+        start(tmp_path / "run", resume=True)
+    assert "\n" not in str(raised.value)
+    assert {path: path.read_bytes() for path in sorted((tmp_path / "run").iterdir()) if path.name != "lock"} == before
+    if content != "space":
+        with pytest.raises(UsageError, match=message):
+            look(tmp_path / "run", 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget": "many"}, "'budget' is 'many', and must be a whole number from 1"),
+        ({"budget": True}, "'budget' is True"),
+        ({"budget": -3}, "'budget' is -3"),
+        ({"seed": None}, "'seed' is missing, and must be a whole number from 0"),
+        ({"set": {"epochs": 3}}, "'set' is {'epochs': 3}, and must be an object of texts"),
+        ({"set": {"epoch": "3"}}, "has no setting 'epoch'"),
+        ({"space": {"lr": "Float(low=0, high=1)"}}, "another search space: parameter 'lr' was Float"),
+        ({"study": "other"}, "there is no study 'other' in .* which holds 'run'"),
+        ({"storage": "other.log"}, "other.log, the study of this run, is missing"),
+        ({"storage": "nosql://me:pass@word"}, r"the storage nosql://me:\*\*\*@word"),
+    ],
+)
+def test_an_edited_run_json_is_one_message(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    a_run(tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    journal = (tmp_path / "run" / "study.log").read_bytes()
+    with pytest.raises(UsageError, match=message):
+        start(tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "study.log").read_bytes() == journal
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "\0\xff"])
+def test_a_run_json_that_is_none_is_one_message_and_the_study_stays(tmp_path: Path, content: str | None) -> None:
+    a_run(tmp_path / "run")
+    path, journal = tmp_path / "run" / "run.json", (tmp_path / "run" / "study.log").read_bytes()
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=r"run\.json"):
+        start(tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "study.log").read_bytes() == journal
+
+
+def test_a_place_that_cannot_be_written_to_is_one_message(tmp_path: Path) -> None:
+    a_run(tmp_path / "run")
+    mount = ["mount", "--bind", "-o", "ro", str(tmp_path / "run"), str(tmp_path / "run")]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, timeout=20).returncode:
+        pytest.skip("a read-only place needs root, and leave to mount it")
+    try:
+        with pytest.raises(UsageError, match=r"--run-dir .*/run: cannot"):
+            start(tmp_path / "run", resume=True)
+        assert look(tmp_path / "run", 3)["evaluations"]["complete"] == 3, "it can be looked at"
+    finally:
+        subprocess.run(["umount", str(tmp_path / "run")], check=True, timeout=20)
+
+
+def test_secrets_in_a_storage_url_are_hidden() -> None:
+    url = "postgresql://me:secret1@host/db?password=secret2&sslkey=secret3&application_name=search"
+    shown = without_password(url)
+    assert "secret" not in shown
+    assert "application_name=search" in shown

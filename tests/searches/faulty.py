@@ -111,6 +111,8 @@ def objective(params, worker, settings):
     if mine and way == "keep@training":
         kept.append(model)
     for epoch in range(settings.epochs):
+        if mine and epoch == 1:
+            act(way, "between", worker, folder)
         hidden = model.module[0](torch.ones(2, 8)) if mine and way == "backward" else None
         output = model(torch.ones(2, 8))
         if mine and way == "backward":

@@ -1,0 +1,90 @@
+"""Jobs that are killed: all processes of one are found, whoever has started them, and some are ended with kill -9."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.conftest import Mpi
+
+MARK = "HPO_TEST_JOB"
+
+
+@dataclass
+class Victim:
+    """A running job, whose output goes to `log`; every process of it carries a mark in its environment."""
+
+    mpi: Mpi
+    ranks: int
+    arguments: list[object]
+    folder: Path
+    log: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    job: subprocess.Popen[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        with self.log.open("a") as out:
+            self.job = self.mpi.start(
+                self.ranks, *self.arguments, cwd=self.folder, stdout=out.fileno(), **{MARK: self.mark}
+            )
+
+    def processes(self) -> dict[int, str]:
+        """Give the living processes of the job and their command lines."""
+        return processes_marked(self.mark)
+
+    def rank_processes(self) -> list[int]:
+        """Give the processes that are ranks."""
+        return [pid for pid, command in self.processes().items() if Path(command.split("\0")[0]).name[:6] == "python"]
+
+    def kill(self, whom: str, chance: random.Random) -> str:
+        """Kill a rank, mpirun, or everything at once, and say what was killed."""
+        everyone = self.processes()
+        chosen = {"mpirun": [self.job.pid], "all": list(everyone), "rank": self.rank_processes()}[whom]
+        if whom == "rank":
+            chosen = [chance.choice(sorted(chosen))] if chosen else [self.job.pid]
+        for pid in chosen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return f"{whom} ({len(chosen)} of {len(everyone)} processes)"
+
+    def wait_for(self, text: str, seconds: float = 60) -> bool:
+        """Wait until the job has printed a text; false if it has ended before."""
+        end = time.monotonic() + seconds
+        while text not in self.log.read_text():
+            assert time.monotonic() < end, f"no {text!r} in {self.log.read_text()}"
+            if self.job.poll() is not None:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, but not for longer than the job lives."""
+        end = time.monotonic() + seconds
+        while self.job.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def wait(self, seconds: float = 60) -> tuple[int, str]:
+        """Wait for mpirun and for every process of the job, and give mpirun's status and what it wrote to stderr."""
+        _, errors = self.job.communicate(timeout=seconds)
+        end = time.monotonic() + 10
+        while self.processes():
+            assert time.monotonic() < end, f"left behind: {self.processes()}"
+            time.sleep(0.05)
+        return self.job.returncode, errors
+
+
+def processes_marked(mark: str) -> dict[int, str]:
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (place / "cmdline").read_text()  # empty when it has ended and nobody has asked how
+            if command and f"{MARK}={mark}".encode() in (place / "environ").read_bytes():
+                found[int(place.name)] = command
+    return found

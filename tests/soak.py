@@ -1,0 +1,218 @@
+"""Kills runs at random moments until they are done, and measures how fast failed evaluations are over: `make soak`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import optuna
+
+from tests.chaos import Victim
+from tests.conftest import ROOT, SEARCHES, Mpi, available_mpis
+from tests.outcome import lines_of, trials_of
+
+PROGRAM = ROOT / "run_islands.py"
+FAULTY = SEARCHES / "faulty.py"
+LAYOUTS = [(4, 2, 2), (4, 1, 2), (3, 3, 1), (6, 2, 1), (2, 2, 1)]  # ranks, ranks per worker, islands
+WAYS = [
+    *("raise@start", "raise@training", "raise", "raise@between", "backward", "keep@training", "memory", "exit"),
+    *("interrupt", "nan", "inf", "text", "nothing", "differs", "fewer"),
+]
+FOR_SEVERAL_RANKS = {"differs", "fewer"}
+
+Key = tuple[int, int, int, str, str]
+
+
+@dataclass
+class Tally:
+    """What happened to a run: kills and resumes, evaluations that were printed as finished, and those of them lost."""
+
+    kills: int = 0
+    resumes: int = 0
+    finished: int = 0
+    repeated: int = 0
+    lost: int = 0
+    readings: int = 0
+
+
+def read_all_the_while(journal: Path, stop: Event, readings: multiprocessing.Queue[int | str]) -> None:
+    """Read a journal as any tool of Optuna's would, over and over; says how often, or what went wrong."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    count = 0
+    try:
+        while not stop.is_set():
+            with suppress(KeyError, FileNotFoundError) if count == 0 else nullcontext():  # it has not begun
+                trials_of(journal.parent)
+                count += 1
+            time.sleep(0.02)
+        readings.put(count)
+    except Exception as error:
+        readings.put(f"{type(error).__name__}: {error}")
+
+
+def survive(mpi: Mpi, folder: Path, chance: random.Random, budget: int, most_kills: int) -> Tally:
+    """Kill a run and resume it, up to `most_kills` times, then let it end; assert that nothing was lost."""
+    run_dir, tally, reported = folder / "run", Tally(), Counter[Key]()
+    run_dir.mkdir(parents=True)
+    stop = multiprocessing.Event()
+    readings: multiprocessing.Queue[int | str] = multiprocessing.Queue()
+    reader = multiprocessing.Process(target=read_all_the_while, args=(run_dir / "study.log", stop, readings))
+    reader.start()
+    try:
+        for session in range(1, 100):
+            status, lines = _session(mpi, folder, chance, budget, session <= most_kills)
+            reported += lines
+            if status == 0:
+                break
+            tally.kills += session <= most_kills
+            tally.resumes += 1
+        assert status == 0, "it does not end"
+    finally:
+        stop.set()
+        tally.readings = _reading(readings)
+        reader.join(10)
+    trials = [trial for trial in trials_of(run_dir) if trial.user_attrs.get("failure") != "interrupted"]
+    ended = Counter(_key_of_trial(trial) for trial in trials)
+    tally.finished, tally.repeated = len(trials), sum("repeats" in trial.user_attrs for trial in trials)
+    tally.lost = (reported - ended).total()
+    assert tally.lost == 0, f"printed, and not in the study: {reported - ended}"
+    assert {trial.state.name for trial in trials} <= {"COMPLETE", "FAIL"}
+    assert len(trials) == budget
+    return tally
+
+
+def _session(mpi: Mpi, folder: Path, chance: random.Random, budget: int, kill: bool) -> tuple[int, Counter[Key]]:
+    ranks, ranks_per_worker, islands = chance.choice(LAYOUTS)
+    log = folder / f"log-{time.monotonic_ns()}"
+    layout = ["--ranks-per-worker", ranks_per_worker, "--islands", islands, "--evaluations", budget]
+    settings = ["--set", "seconds=0.1", "--set", "way=none,raise,none,none", "--set", "every=1"]
+    command: list[object] = [PROGRAM, FAULTY, "--run-dir", folder / "run", "--resume", *layout, *settings]
+    victim = Victim(mpi, ranks, command, folder, log)
+    what = "left alone"
+    if kill:
+        began = victim.wait_for("done  island") if chance.random() < 0.8 else None  # some die before it begins
+        after, whom = chance.uniform(0.0, 2.5), chance.choice(["rank", "mpirun", "all"])
+        victim.sleep(after)
+        what = "ended before it was killed"
+        if victim.job.poll() is None:
+            when = f"{after:.2f} s after its {'start' if began is None else 'first evaluation began'}"
+            what = f"killed {when}: {victim.kill(whom, chance)}"
+    status, errors = victim.wait(120)
+    lines = Counter(_key_of_line(line) for line in lines_of(log.read_text()))
+    print(f"    {ranks} ranks, {what}: status {status}, {lines.total()} evaluations printed", flush=True)
+    assert status == 0 or kill, f"{log.read_text()}\n{errors}"
+    assert "Traceback" not in errors, errors
+    return status, lines
+
+
+def _reading(readings: multiprocessing.Queue[int | str]) -> int:
+    result = readings.get(timeout=30)
+    assert isinstance(result, int), f"while others wrote, reading the journal failed: {result}"
+    return result
+
+
+def _key_of_line(line: dict[str, str]) -> Key:
+    loss = line["loss"] if line["loss"] != "failed" else "FAIL"
+    x = re.search(r"x=(\S+)", line["params"])
+    return int(line["island"]), int(line["worker"]), int(line["generation"]), loss, x.group(1) if x else ""
+
+
+def _key_of_trial(trial: optuna.trial.FrozenTrial) -> Key:
+    place = trial.user_attrs
+    loss = f"{trial.values[0]:.4g}" if trial.values else trial.state.name
+    return place["island"], place["worker"], place["generation"], loss, f"{trial.params['x']:.4g}"
+
+
+def recovery_times(mpi: Mpi, size: int, folder: Path, rounds: int = 2) -> dict[str, float]:
+    """Let evaluations fail in all ways on a worker of `size` ranks; seconds from a raise to the next start, the worst.
+
+    The first evaluation of the process is among them.
+    """
+    folder.mkdir()
+    ways = [way for way in WAYS if size > 1 or way not in FOR_SEVERAL_RANKS]
+    arguments = ["--ranks-per-worker", size, "--islands", 1, "--evaluations", rounds * len(ways) + 1]
+    settings = ["--set", f"way={','.join(ways)}", "--set", f"folder={folder}", "--collective-timeout", 60]
+    job = mpi.run(size, PROGRAM, FAULTY, *arguments, *settings, "--run-dir", folder / "run", cwd=folder)
+    assert "Traceback" not in job.stderr, job.stderr
+    notes = [[json.loads(line) for line in (folder / f"0-{rank}").read_text().splitlines()] for rank in range(size)]
+    starts = [[note for note in of_rank if note["event"] == "starts"] for of_rank in notes]
+    worst: dict[str, float] = {}
+    for number, note in enumerate(starts[0][:-1]):
+        of_evaluation = [of_rank[number]["at"] for of_rank in starts]
+        next_start = max(of_rank[number + 1]["at"] for of_rank in starts)
+        failed = [n["at"] for of_rank in notes for n in of_rank if n["event"] == "fails" and n["way"] == note["way"]]
+        raised = [at for at in failed if min(of_evaluation) <= at <= next_start]
+        if raised:  # not in a way that the ranks find out together
+            worst[note["way"]] = max(worst.get(note["way"], 0.0), next_start - min(raised))
+    return worst
+
+
+def slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]]:
+    """Time 60 evaluations on 8 ranks, every third of which fails, and without failures: seconds of both, and states."""
+    folder.mkdir()
+    seconds = []
+    for name, way in (("well", "none"), ("ill", f"{','.join(WAYS)}")):
+        start = time.monotonic()
+        settings = ["--set", f"way={way}", "--set", "every=3", "--set", "seconds=0.2", "--evaluations", 60]
+        job = mpi.run(8, PROGRAM, FAULTY, *settings, "--run-dir", folder / name, cwd=folder)
+        seconds.append(time.monotonic() - start)
+        assert job.returncode == 0, job.stderr
+    summary = json.loads((folder / "ill" / "summary.json").read_text())
+    states = Counter(trial.state.name for trial in trials_of(folder / "ill"))
+    counts = summary["evaluations"]
+    assert (counts["complete"], counts["failed"]) == (states["COMPLETE"], states["FAIL"])
+    assert sum(entry["count"] for entry in summary["failures"]) == states["FAIL"]
+    return seconds[0], seconds[1], states
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=20, help="runs that are killed")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of what is killed when")
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}")
+    mpis = available_mpis()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        total = Tally()
+        for run in range(arguments.runs):
+            mpi = mpis[run % len(mpis)]
+            print(f"run {run + 1} of {arguments.runs}, {mpi.mpirun}", flush=True)
+            tally = survive(mpi, folder / f"run{run}", random.Random(arguments.seed + run), budget=60, most_kills=4)
+            for field, value in vars(tally).items():
+                setattr(total, field, getattr(total, field) + value)
+        print(
+            f"{arguments.runs} runs: {total.kills} kills, {total.resumes} resumes, {total.finished} evaluations "
+            f"finished, {total.repeated} of them repeated after a kill, {total.lost} lost; the journal was read "
+            f"{total.readings} times meanwhile\n"
+        )
+        print(
+            "worst recovery, seconds     "
+            + "".join(f"{size} rank{'s' if size > 1 else ''}".rjust(9) for size in (1, 2, 3))
+        )
+        times = [recovery_times(mpis[0], size, folder / f"recovery{size}") for size in (1, 2, 3)]
+        for way in WAYS:
+            print(f"{way:28}" + "".join(f"{of_size[way]:9.2f}" if way in of_size else "        -" for of_size in times))
+        worst = max(max(of_size.values()) for of_size in times)
+        print(f"{'worst':28}{worst:9.2f}\n")
+        well, ill, states = slowdown(mpis[0], folder / "slowdown")
+        print(
+            f"60 evaluations on 8 ranks: {well:.1f} s; with every third failing {ill:.1f} s, {ill / well:.2f} times "
+            f"({states['COMPLETE']} complete, {states['FAIL']} failed)"
+        )
+        sys.exit(worst > 2.0 or ill > 2 * well)
+
+
+if __name__ == "__main__":
+    main()

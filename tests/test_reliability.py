@@ -1,0 +1,337 @@
+"""What docs/reliability.md promises, on real jobs that fail, hang, are killed and are told to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import Victim
+from tests.conftest import ROOT, SEARCHES, Mpi
+from tests.outcome import finished, lines_of, trials_of
+from tests.soak import FAULTY, PROGRAM, WAYS, recovery_times, survive
+
+QUICK = SEARCHES / "quick.py"
+REASONS = {
+    "memory": "OutOfMemoryError: injected: out of memory",
+    "exit": "SystemExit: injected: exit",
+    "interrupt": "KeyboardInterrupt: injected: interrupt",
+    "nan": "ValueError: the validation loss is nan",
+    "inf": "ValueError: the validation loss is inf",
+    "text": "TypeError: an objective yields its validation loss, a number, not 'low'",
+    "nothing": "ValueError: the objective yielded no loss",
+    "backward": "ValueError: injected: in the backward pass",
+    "keep@training": "ValueError: injected: with the model kept",
+}
+
+
+def faulty(*options: object, **settings: object) -> list[object]:
+    chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
+    return [PROGRAM, FAULTY, "--run-dir", "run", *options, *chosen]
+
+
+def hpo(*arguments: object) -> list[str]:
+    """Give the command line of hpo, which may not be installed."""
+    return [sys.executable, "-c", "from hpo.cli import main; main()", *map(str, arguments)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_whatever_fails_on_a_rank_costs_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
+    times = recovery_times(mpi, size, tmp_path / "run", rounds=1)
+    assert max(times.values()) < 20, "nobody has waited for a timeout, which is 60 s"
+    trials = trials_of(tmp_path / "run" / "run")
+    notes = (tmp_path / "run" / f"0-{size - 1}").read_text().splitlines()
+    ways = [note["way"] for note in map(json.loads, notes) if note["event"] == "starts"]
+    assert set(ways) == {way for way in WAYS if size > 1 or way not in ("differs", "fewer")}
+    assert len(ways) == len(trials)
+    for way, trial in zip(ways, trials, strict=True):
+        failure = trial.user_attrs["failure"]
+        assert trial.state.name == "FAIL"
+        if way == "differs":
+            assert "the ranks yielded different losses: rank 0 " in failure
+        elif way == "fewer":
+            assert re.search(rf"equally many losses: rank 0 \S+, .*rank {size - 1} ended", failure)
+        else:
+            assert failure == f"rank {size - 1}: {REASONS.get(way, 'ValueError: injected')}"
+            assert "Traceback (most recent call last)" in trial.user_attrs["traceback"]
+        assert len(trial.intermediate_values) == (way in ("raise@between", "fewer")) * (1 if way != "fewer" else 2)
+    job_summary = json.loads((tmp_path / "run" / "run" / "summary.json").read_text())
+    assert job_summary["evaluations"]["failed"] == len(trials)
+
+
+@pytest.mark.parametrize(("way", "size", "rank"), [("sleep", 2, 1), ("sleep@start", 3, 0), ("swallow", 2, 0)])
+def test_a_rank_that_sleeps_costs_one_evaluation(mpi: Mpi, tmp_path: Path, way: str, size: int, rank: int) -> None:
+    options = ["--collective-timeout", "3s", "--evaluations", 3, "--islands", 1, "--ranks-per-worker", size]
+    job = mpi.run(size, *faulty(*options, way=way, rank=rank, every=3), cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    first, *others = trials_of(tmp_path / "run")
+    where = r"faulty.py:\d+ \((act|ignore_everything|<lambda>)\)"
+    assert re.match(rf"timeout: rank {rank} was at {where} when rank \d: ", first.user_attrs["failure"])
+    assert "time.sleep(3600)" in first.user_attrs["traceback"], "it shows where the rank was"
+    assert [trial.state.name for trial in others] == ["COMPLETE", "COMPLETE"]
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        (
+            "stuck",
+            r"error: rank [13] on \S+ is stuck: its evaluation was called off 2 s ago .*\n[^$]*time.sleep\(3600\)",
+        ),
+        ("frozen", r"error: nothing has come from rank \d.* for \d s \(--collective-timeout\): its host may be gone"),
+    ],
+)
+def test_a_rank_that_cannot_be_recovered_ends_the_job(each_mpi: Mpi, tmp_path: Path, way: str, message: str) -> None:
+    options = ["--collective-timeout", 2, "--islands", 1, "--evaluations", 9]
+    log = tmp_path / "log"
+    victim = Victim(each_mpi, 4, faulty(*options, way=way, every=2, rank=1), tmp_path, log)
+    status, errors = victim.wait(60)  # asserts that no process is left
+    assert status != 0
+    assert re.search(message, errors), errors
+    assert "Traceback" not in errors
+    assert finished(trials_of(tmp_path / "run")) == {}
+
+
+def test_an_evaluation_that_takes_too_long_is_stopped(mpi: Mpi, tmp_path: Path) -> None:
+    limits = ["--collective-timeout", 2, "--evaluation-timeout", "1.5s", "--islands", 1, "--evaluations", 2]
+    job = mpi.run(2, *faulty(*limits, seconds=1, epochs=9), cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (3, "")
+    for trial in trials_of(tmp_path / "run"):
+        assert trial.user_attrs["failure"] == "timeout: still going on after 1.5 s (--evaluation-timeout)"
+        assert list(trial.intermediate_values) == [1, 2]
+    options = ["--ranks-per-worker", 1, "--run-dir", "other"]
+    job = mpi.run(1, *faulty(*limits, *options, way="sleep", every=2), cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    never, well = trials_of(tmp_path / "other")
+    assert never.user_attrs["failure"].startswith("timeout: no loss came at which to stop it (--evaluation-timeout)")
+    assert well.state.name == "COMPLETE"
+
+
+STOPS = [("USR1", "SIGUSR1"), ("INT", "SIGINT"), ("TERM", "SIGTERM")]
+
+
+@pytest.mark.parametrize(("name", "reason"), STOPS, ids=[name for name, _ in STOPS])
+def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, reason: str) -> None:
+    if each_mpi.flags and name != "USR1":
+        pytest.skip("Open MPI's mpirun does not pass this one on, but kills its ranks")
+    arguments = faulty("--evaluations", 40, seconds=30)
+    victim = Victim(each_mpi, 4, [*arguments, "--set", "way=none"], tmp_path, tmp_path / "log")
+    victim.wait_for("done  island")
+    victim.sleep(1.5)
+    asked = time.monotonic()
+    victim.job.send_signal(getattr(signal, f"SIG{name}"))
+    status, errors = victim.wait(30)
+    assert time.monotonic() - asked < 10
+    assert status == 75, errors
+    output = (tmp_path / "log").read_text()
+    assert "2 waiting to be evaluated again, of 40" in output
+    assert f"Stopped: {reason}. To go on: --run-dir run --resume" in output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["stopped"], summary["waiting"]) == (reason, 2)
+    first, second, *waiting = trials_of(tmp_path / "run")
+    assert [first.user_attrs["failure"], second.user_attrs["failure"]] == ["interrupted"] * 2
+    assert {trial.user_attrs["repeats"]: trial.params for trial in waiting} == {0: first.params, 1: second.params}
+    again = each_mpi.run(2, *faulty("--resume", "--evaluations", 3, "--islands", 1, seconds=0), cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "going on after 0 evaluations; 2 interrupted will be evaluated again, first" in again.stdout
+    assert len(finished(trials_of(tmp_path / "run"))) == 3
+
+
+@pytest.mark.parametrize("limit", ["--time-limit", "SLURM"])
+def test_a_run_stops_when_its_time_is_over(
+    mpi: Mpi, tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + (66 if limit == "SLURM" else 9999)))
+    option = ["--time-limit", "0:06"] if limit == "--time-limit" else []
+    start = time.monotonic()
+    job = mpi.run(4, *faulty(*option, "--evaluations", 40, seconds=30), cwd=tmp_path)
+    assert 5 < time.monotonic() - start < 16
+    assert (job.returncode, job.stderr) == (75, "")
+    reason = "--time-limit 6.0 s" if option else "the end of the SLURM job"
+    assert f"Stopped: {reason}. To go on: --run-dir run --resume" in job.stdout
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_run_with_a_stuck_rank_stops_all_the_same_and_at_once_if_asked_twice(mpi: Mpi, tmp_path: Path) -> None:
+    for asked_twice in (False, True):
+        name = f"run{asked_twice}"
+        arguments = faulty("--run-dir", name, "--evaluations", 9, way="stuck@start", rank=0)
+        victim = Victim(mpi, 4, arguments, tmp_path, tmp_path / f"{name}.log")
+        victim.wait_for("done  island")
+        victim.sleep(1.5)
+        rank = victim.rank_processes()[1]
+        asked = time.monotonic()
+        os.kill(rank, signal.SIGINT)
+        if asked_twice:
+            victim.sleep(1.5)
+            os.kill(rank, signal.SIGINT)
+        status, errors = victim.wait(30)
+        assert status != 0
+        assert time.monotonic() - asked < (5 if asked_twice else 11)
+        if asked_twice:
+            assert "stopped at once" in errors
+        else:
+            assert status == 75
+            assert json.loads((tmp_path / name / "summary.json").read_text())["stopped"] == "SIGINT"
+
+
+def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp_path: Path) -> None:
+    program = tmp_path / "broken.py"
+    program.write_text(
+        PROGRAM.read_text().replace(
+            "if __name__",
+            "import hpo.record\nhpo.record.Record.complete = lambda *_: 1 / 0  # on all leaders\n\nif __name__",
+        )
+    )
+    victim = Victim(each_mpi, 8, [program, QUICK, "--run-dir", "run"], tmp_path, tmp_path / "log")
+    status, errors = victim.wait(60)
+    assert status != 0
+    assert errors.count("Traceback (most recent call last)") == 1, errors
+    assert errors.count("ZeroDivisionError: division by zero") == 1
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["lock", "run.json", "study.log"]
+
+
+def test_nothing_that_was_reported_is_lost_when_a_run_is_killed(each_mpi: Mpi, tmp_path: Path) -> None:
+    tally = survive(each_mpi, tmp_path / "run", random.Random(2), budget=30, most_kills=2)
+    assert tally.kills + (tally.resumes == 0) >= 1
+    assert tally.finished == 30
+    assert tally.readings > 10
+
+
+def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
+    arguments = ["--evaluations", "14", "--set", "seconds=0.3"]
+    command = ["mpirun", "-n", "4", sys.executable, PROGRAM, QUICK, "--run-dir", "run", *arguments]
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        supervisor = subprocess.Popen(
+            hpo("run", "--restarts", 1, *command), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=out
+        )
+    try:
+        for crash in (1, 2):  # with progress in between
+            end = time.monotonic() + 60
+            while len(lines_of(log.read_text())) < 3 * crash and time.monotonic() < end:
+                time.sleep(0.05)
+            (mpirun,) = [int(pid) for pid in subprocess.check_output(["pgrep", "-P", str(supervisor.pid)]).split()]
+            os.kill(mpirun, signal.SIGKILL)
+        assert supervisor.wait(60) == 0
+    finally:
+        supervisor.kill()
+    output = log.read_text()
+    assert (
+        len(re.findall(r"hpo run: the job ended with status 137, after \d+ evaluations; starting it again", output))
+        == 2
+    )
+    assert "14 complete, of 14" in output
+    assert len(finished(trials_of(tmp_path / "run"))) == 14
+
+
+def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
+    def supervise(*command: object, restarts: int = 2) -> subprocess.CompletedProcess[str]:
+        line = hpo("run", "--restarts", restarts, *command)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    crashing = supervise("bash", "-c", "exit 7", "--run-dir", "run")
+    assert crashing.returncode == 7
+    assert crashing.stdout.splitlines() == [
+        "hpo run: the job ended with status 7, after 0 evaluations; starting it again (1 of 2 without progress)",
+        "hpo run: the job ended with status 7, after 0 evaluations; starting it again (2 of 2 without progress)",
+        "hpo run: the job ended with status 7, after 0 evaluations; 2 restarts without progress: giving up",
+    ]
+    for status in (0, 2, 3, 75):
+        final = supervise("bash", "-c", f"exit {status}", "--run-dir=run")
+        assert (final.returncode, final.stdout) == (status, "")
+    nameless = supervise("mpirun", "-n", 2, "python", PROGRAM)
+    assert (nameless.returncode, nameless.stdout) == (2, "")
+    assert "error: name the run's directory in the command" in nameless.stderr
+    missing = supervise("mpirum", "--run-dir", "run")
+    assert (missing.returncode, missing.stderr) == (2, "error: mpirum cannot be started: No such file or directory\n")
+    assert supervise("true", "--run-dir", "run", restarts=-1).returncode == 2
+
+
+def test_two_runs_cannot_share_a_directory_and_a_dead_one_does_not_keep_it(mpi: Mpi, tmp_path: Path) -> None:
+    arguments = [PROGRAM, QUICK, "--run-dir", "run", "--resume", "--islands", 1, "--evaluations", 6]
+    first = Victim(mpi, 2, [*arguments, "--set", "seconds=20"], tmp_path, tmp_path / "log")
+    first.wait_for("done  island")
+    run_json = (tmp_path / "run" / "run.json").read_text()
+    second = mpi.run(2, *arguments, cwd=tmp_path)
+    assert (second.returncode, second.stdout) == (2, "")
+    (holder,) = [pid for pid in first.rank_processes() if f"process {pid} on " in second.stderr]
+    host = subprocess.check_output(["hostname"], text=True).strip()
+    assert re.match(rf"error: run is in use by process {holder} on {host} since \d{{4}}-", second.stderr)
+    assert (tmp_path / "run" / "run.json").read_text() == run_json
+    first.kill("all", random.Random(0))
+    first.wait()
+    third = mpi.run(2, *arguments, "--set", "seconds=0", cwd=tmp_path)
+    assert third.returncode == 0, third.stderr
+    assert "6 complete, of 6" in third.stdout
+
+
+def test_a_run_in_which_everything_fails_says_why_and_stops_early_if_asked(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(4, *faulty("--evaluations", 9, way="raise@start,nan"), cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (3, "")
+    assert "No evaluation succeeded.\nFailures\n" in job.stdout
+    counted = re.findall(r"^ +(\d+)   (ValueError: .+)$", job.stdout, re.MULTILINE)
+    trials = Counter(trial.user_attrs["failure"].split(": ", 1)[1] for trial in trials_of(tmp_path / "run"))
+    assert {reason: int(count) for count, reason in counted} == trials
+    assert trials.total() == 9
+    early = mpi.run(
+        4, *faulty("--run-dir", "early", "--evaluations", 900, "--max-failures", 5, way="nan"), cwd=tmp_path
+    )
+    assert (early.returncode, early.stderr) == (3, "")
+    assert "Stopped: 5 evaluations failed and none succeeded (--max-failures)" in early.stdout
+    assert 5 <= sum(trial.user_attrs.get("failure") != "interrupted" for trial in trials_of(tmp_path / "early")) < 10
+    mixed = faulty("--run-dir", "mixed", "--evaluations", 12, "--max-failures", 3, way="none,nan,nan,nan")
+    assert mpi.run(2, *mixed, "--islands", 1, cwd=tmp_path).returncode == 0, "something has succeeded"
+
+
+def test_files_have_the_permissions_that_people_ask_for(mpi: Mpi, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        mpi.run(2, PROGRAM, QUICK, "--run-dir", "run", "--islands", 1, "--evaluations", 2, cwd=tmp_path)
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "run").iterdir()}
+    assert modes == dict.fromkeys(("lock", "run.json", "study.log", "summary.json"), "0o640")
+
+
+def test_a_full_disk_ends_the_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False, timeout=20).returncode:
+        pytest.skip("a small disk needs root, and leave to mount it")
+    try:
+        arguments = [PROGRAM, QUICK, "--run-dir", disk / "run", "--resume", "--evaluations"]
+        victim = Victim(mpi, 4, [*arguments, 500, "--set", "seconds=0.01"], tmp_path, tmp_path / "log")
+        status, errors = victim.wait(90)
+        assert status not in (0, 75)
+        message = "error: .*/run/study.log cannot be written: No space left on device; what it holds is whole"
+        assert len(re.findall(message, errors)) == 1, errors
+        assert "Traceback" not in errors
+        reported = {(line["worker"], line["generation"]) for line in lines_of((tmp_path / "log").read_text())}
+        complete = finished(trials_of(disk / "run"))
+        assert len(complete) >= len(reported) > 5
+        full = mpi.run(2, *arguments, 500, "--islands", 1, cwd=tmp_path)
+        assert (full.returncode, full.stdout) == (2, "")
+        assert re.match(r"error: \S+ cannot be written: No space left on device", full.stderr)
+        subprocess.run(["mount", "-o", "remount,size=1m", str(disk)], check=True, timeout=20)
+        more = len(complete) + 5
+        again = mpi.run(4, *arguments, more, cwd=tmp_path)
+        assert again.returncode == 0, again.stderr
+        after = finished(trials_of(disk / "run"))
+        assert {number: after[number] for number in complete} == complete
+        assert len(after) == more
+    finally:
+        subprocess.run(["umount", str(disk)], check=True, timeout=20)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from hpo.verdict import Step, Verdict, judge
+
+
+def fails(rank: int, text: str, at: float, **more: object) -> Step:
+    return Step(rank, failure=text, at=at, traceback=f"of rank {rank}", **more)  # type: ignore[arg-type]
+
+
+def test_equal_losses_go_on_and_a_common_end_is_complete() -> None:
+    assert judge([Step(0, 0.5, {"accuracy": 0.9}), Step(1, 0.5 + 1e-7)]) == Verdict("going", 0.5, {"accuracy": 0.9})
+    assert judge([Step(0, 0.0), Step(1, 0.0)]).state == "going"
+    assert judge([Step(0), Step(1), Step(2)]) == Verdict("complete")
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ([Step(0, 1.0), Step(1, 1.1)], "the ranks yielded different losses: rank 0 1.0, rank 1 1.1"),
+        ([Step(0, 1e-3), Step(1, 0.0)], "different losses"),
+        ([Step(0), Step(1, 1.0)], "the ranks do not yield equally many losses: rank 0 ended, rank 1 1.0"),
+        ([Step(0, 1.0, overdue="timeout: late"), Step(1, 1.0)], "timeout: late"),
+        ([fails(0, "b", 2.0), fails(1, "a", 1.0), Step(2, 1.0)], "rank 1: a"),
+        ([fails(0, "Connection closed by peer", 1.0, echo=True), fails(1, "cause", 2.0)], "rank 1: cause"),
+        ([fails(0, "a peer failed", 1.0, own=False, where="x.py:3"), fails(1, "cause", 2.0)], "rank 1: cause"),
+        (
+            [fails(0, "Timed out", 2.0, timeout=True), fails(1, "Timed out", 1.0, timeout=True)],
+            "timeout: rank 1: Timed",
+        ),
+        (
+            [fails(0, "Timed out", 1.0, timeout=True), fails(1, "a peer", 2.0, own=False, where="x.py:3 (sleep)")],
+            "timeout: rank 1 was at x.py:3 (sleep) when rank 0: Timed out",
+        ),
+        ([fails(0, "timeout: no loss", 1.0, own=False, where="x.py:3")], "timeout: no loss; rank 0 was at x.py:3"),
+    ],
+)
+def test_a_failure_names_its_cause(steps: list[Step], reason: str) -> None:
+    verdict = judge(steps)
+    assert verdict.state == "failed"
+    assert verdict.failure.startswith(reason) or reason in verdict.failure
+    if "rank 1: cause" in reason:
+        assert verdict.traceback == "of rank 1"
+
+
+def test_a_run_that_stops_fails_nothing() -> None:
+    assert judge([fails(0, "echo", 1.0), fails(1, "the run stops", 2.0, own=False, stopped=True)]).state == "stopped"
