@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -64,9 +64,3 @@ class Bell:
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
         self._before = {}
-
-
-def handle(number: signal.Signals, handler: Callable[..., Any]) -> None:
-    """Let the main thread run `handler` on a signal, and forked processes ignore it."""
-    before = signal.signal(number, handler)
-    os.register_at_fork(after_in_child=lambda: signal.signal(number, before or signal.SIG_DFL) and None)

@@ -91,7 +91,7 @@ class Evaluator:
         assigned = self._worker.comm.bcast(assignment.params if assignment else None)
         if assigned is None:
             return None
-        self._worker.connect(self._watch.alone)
+        self._worker.connect(self._watch.post.alone)
         started = time.monotonic()
         outcome = self._evaluate(assigned, assignment)
         if self._record and assignment:
@@ -148,8 +148,8 @@ class Evaluator:
                 step = Step(step.rank, failure=waited, timeout=True, at=time.time())
             if not sleep_until(here, limit + _SECONDS_TO_SAY_WHY):
                 raise RunError(
-                    f"worker {self._worker.index}: {self._watch.name} waits in vain for {self._watch.names_of_peers}: "
-                    f"the evaluation was called off {limit:g} s ago (--collective-timeout), and one of them is gone"
+                    f"{self._watch.post.name} waits in vain for {self._watch.names_of_peers}: their evaluation was "
+                    f"called off {limit:g} s ago (--collective-timeout), and one of them is gone"
                 )
             return judge(self._worker.comm.allgather(step))
 

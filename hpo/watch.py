@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-import queue
 import signal
-import socket
 import sys
 import threading
 import time
@@ -25,9 +23,10 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hpo.bell import Bell, handle
+from hpo.bell import Bell
 from hpo.communicator import SleepingComm
 from hpo.errors import Exit, UsageError
+from hpo.post import Post
 
 STOPPED = "the run stops"
 
@@ -40,7 +39,6 @@ _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_INTERRUPTS = 3.0  # for objectives that catch even what is no Exception
 _SECONDS_OF_ONE_CTRL_C = 1.0  # mpirun and the terminal may both deliver it
 _SECONDS_TO_STOP = 8.0
-_SECONDS_BETWEEN_PINGS = 30.0
 _SECONDS_TO_DIE = 5.0
 
 
@@ -71,25 +69,16 @@ class Watch:
             )
         self.stopping: Stop | None = None
         self.patience = math.inf  # seconds in which an evaluation that is called off has to end
-        self.last_words: Callable[[], object] = lambda: (
-            None
-        )  # what the first rank says where a run does not stop in time
-        self.alone = threading.Lock()  # held while the watch uses MPI, and by who must not be disturbed by that
-        self._comm = SleepingComm(world.Dup())
-        self._peers: list[int] = []
-        self.name = f"rank {world.rank} on {socket.gethostname()}"
+        self.last_words: Callable[[], object] = lambda: None  # of the first rank, where a run does not stop in time
+        self.post = Post(world)
         self.names_of_peers = ""
+        self._peers: list[int] = []
         self._main = threading.main_thread()
         self._parent = os.getppid()
-        self._outbox: queue.SimpleQueue[tuple[int, tuple[Any, ...]]] = queue.SimpleQueue()
         self._end_at: dict[str, float] = {}
         self._stopped_at = math.inf
         self._dying = threading.Lock()
         self._ended = False
-        # The ring in which each rank tells the next one that it is alive.
-        self._previous = f"rank {(world.rank - 1) % world.size}"
-        self._told_at = self._looked_at = -math.inf
-        self._heard_at = math.inf
         # The evaluation that the main thread is in, and the one that was called off last.
         self._number: int | None = None
         self._cut: Callable[[], None] = lambda: None
@@ -102,7 +91,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self._bell.__enter__()
-        handle(_INTERRUPT, self._on_interrupt)
+        signal.signal(_INTERRUPT, self._on_interrupt)
         self._thread.start()
         return self
 
@@ -112,15 +101,15 @@ class Watch:
         self._ended = True
         self._bell.ring()
         self._thread.join()
-        self._comm.drain()
+        self.post.close()
         self._bell.__exit__()
 
     # What the main thread says
 
     def join(self, worker: SleepingComm) -> None:
         """Learn who this rank's peers are; collective over the worker."""
-        names = dict(worker.allgather((self._comm.rank, self.name)))
-        self._peers = [rank for rank in names if rank != self._comm.rank]
+        names = dict(worker.allgather((self.post.rank, self.post.name)))
+        self._peers = [rank for rank in names if rank != self.post.rank]
         self.names_of_peers = ", ".join(names[rank] for rank in self._peers)
 
     def end_after(self, seconds: float, reason: str) -> None:
@@ -179,20 +168,19 @@ class Watch:
             return
         self._stopped_at = time.monotonic()
         self.stopping = stop
-        for rank in range(1, self._comm.size) if self._comm.rank == 0 else [0]:
+        for rank in range(1, self.post.size) if self.post.rank == 0 else [0]:
             self._send(rank, "stop", stop)
         if self._number is not None:
             self._call_off(self._number, STOPPED)
 
     def die(self, message: str, status: int = Exit.CRASHED) -> None:
         """End the whole job at once and with one message, the first that the first rank hears of; does not return."""
-        if self._comm.rank != 0 and self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._send(0, "die", message, status)
+        if self.post.rank != 0:
+            if threading.current_thread() is self._thread:
+                self.post.send_now(0, "die", message, status)
+            else:
+                self._send(0, "die", message, status)
             time.sleep(_SECONDS_TO_DIE)
-        elif self._comm.rank != 0:
-            with suppress(Exception):
-                self._comm.send(("die", message, status), dest=0)
-                time.sleep(_SECONDS_TO_DIE)
         self._abort(message, status)
 
     # What the thread does
@@ -202,11 +190,8 @@ class Watch:
             while not self._ended:
                 for number in self._bell.wait(_POLL_SECONDS):
                     self._on_signal(number)
-                if self.alone.acquire(blocking=False):
-                    try:
-                        self._exchange()
-                    finally:
-                        self.alone.release()
+                for message in self.post.exchange():
+                    self._on_message(*message)
                 self._look_at_the_clock()
         except BaseException:
             self.die(traceback.format_exc())
@@ -217,32 +202,28 @@ class Watch:
         elif number == signal.SIGINT and time.monotonic() - self._stopped_at > _SECONDS_OF_ONE_CTRL_C:
             self.die("stopped at once", Exit.CUT_SHORT)
 
-    def _exchange(self) -> None:
-        while not self._outbox.empty():
-            rank, message = self._outbox.get()
-            self._comm.send(message, dest=rank)
-        while self._comm.iprobe():
-            kind, *rest = self._comm.recv()
-            if kind == "call off":
-                self._call_off(*rest)
-            elif kind == "stop":
-                self.stop(*rest)
-            elif kind == "alive":
-                self._heard_at, self._previous = time.monotonic(), rest[0]
-            elif kind == "die":
-                self._abort(*rest)
+    def _on_message(self, kind: str, *rest: Any) -> None:
+        if kind == "call off":
+            self._call_off(*rest)
+        elif kind == "stop":
+            self.stop(*rest)
+        elif kind == "die":
+            self._abort(*rest)
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
-        if self._comm.size > 1 and os.getppid() != self._parent:
+        if self.post.size > 1 and os.getppid() != self._parent:
             os._exit(Exit.CRASHED)  # mpirun was killed, and some leave their ranks behind
         for reason, end in self._end_at.items():
             if now > end and not self.stopping:
                 self.stop(Stop(reason))
         if now > self._stopped_at + _SECONDS_TO_STOP:
             self._stop_late()
-        if self._comm.size > 1 and self.patience < math.inf:
-            self._keep_in_touch(now)
+        if (silence := self.post.silence()) > self.patience + _SECONDS_TO_DIE:
+            self.die(
+                f"error: nothing has come from {self.post.previous} for {silence:.0f} s (--collective-timeout): its "
+                "host may be gone"
+            )
         if self._number is None:
             return
         if now > self._overdue_at and self.cause is None:
@@ -250,24 +231,11 @@ class Watch:
         if self.cause is not None and not self._arrived:
             self._press(now)
 
-    def _keep_in_touch(self, now: float) -> None:
-        """Tell the next rank that this one is alive, and end the job if nothing has come from the previous one."""
-        period = min(self.patience / 4, _SECONDS_BETWEEN_PINGS)
-        if now > self._looked_at + 2 * period:
-            self._heard_at = now  # this rank has slept itself, perhaps with the whole job, or has just begun
-        self._looked_at = now
-        if now > self._told_at + period:
-            self._told_at = now
-            self._send((self._comm.rank + 1) % self._comm.size, "alive", self.name)
-        if now > self._heard_at + self.patience + _SECONDS_TO_DIE:
-            silent = f"nothing has come from {self._previous} for {now - self._heard_at:.0f} s (--collective-timeout)"
-            self.die(f"error: {silent}: its host may be gone")
-
     def _press(self, now: float) -> None:
         """Get the main thread out of an objective that was called off, or give up on it."""
         if now > self._called_off_at + self.patience:
             self.die(
-                f"error: {self.name} is stuck: its evaluation was called off {self.patience:g} s ago "
+                f"error: {self.post.name} is stuck: its evaluation was called off {self.patience:g} s ago "
                 f"(--collective-timeout), because {self.cause}; it is still at\n{self._stack()}"
             )
         if now > self._interrupted_at + _SECONDS_BETWEEN_INTERRUPTS:
@@ -283,7 +251,7 @@ class Watch:
 
     def _stop_late(self) -> None:
         """End the job though a rank has not stopped; the first rank waits for it and has the last words."""
-        if self._comm.rank == 0:
+        if self.post.rank == 0:
             with suppress(Exception):
                 self.last_words()
             reason = self.stopping.reason if self.stopping else ""
@@ -300,7 +268,7 @@ class Watch:
             self._bell.ring()
 
     def _send(self, rank: int, *message: Any) -> None:
-        self._outbox.put((rank, message))
+        self.post.send(rank, *message)
         self._bell.ring()
 
     def _abort(self, message: str, status: int) -> None:
@@ -309,7 +277,7 @@ class Watch:
             os._exit(status)
         print(message, file=sys.stderr, flush=True)
         time.sleep(0.5)  # mpirun may drop what arrives together with the abort
-        self._comm.Abort(status)
+        self.post.abort(status)
         os._exit(status)  # an abort may return
 
     def _on_interrupt(self, *_: object) -> None:
