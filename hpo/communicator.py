@@ -126,6 +126,11 @@ def world() -> SleepingComm:
     return SleepingComm(MPI.COMM_WORLD)
 
 
+def threads_may_communicate() -> bool:
+    """Tell whether any thread may use MPI at any time, which mpi4py asks for and an MPI may refuse."""
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
 def same_host(comm: MPI.Intracomm) -> SleepingComm:
     """The ranks of `comm` on this rank's host; collective."""
     return SleepingComm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))

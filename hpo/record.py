@@ -18,6 +18,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from hpo.errors import RunError
 from hpo.journal import Journal
 
 if TYPE_CHECKING:
@@ -200,7 +201,10 @@ class Record:
     def _lock(self) -> Iterator[None]:
         # A link, as in optuna's default lock, would need a target: optuna takes the age of the lock from there.
         lock = JournalFileOpenLock(str(self._lock_path))
-        lock.acquire()
+        try:
+            lock.acquire()
+        except OSError as error:
+            raise RunError(f"{self._lock_path}.lock cannot be made: {error.strerror}") from error
         try:
             yield
         finally:

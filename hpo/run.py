@@ -78,7 +78,7 @@ def _limit_time(options: Options, watch: Watch) -> None:
     if options.time_limit is not None:
         watch.end_after(options.time_limit, f"--time-limit {duration(options.time_limit)}")
     job_end = os.environ.get("SLURM_JOB_END_TIME", "")
-    if job_end.isdigit():
+    if job_end.isdigit() and int(job_end) > time.time():  # else it is of another job, or this one was prolonged
         watch.end_after(int(job_end) - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the SLURM job")
 
 

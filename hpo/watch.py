@@ -21,10 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mpi4py import MPI
-
 from hpo.bell import Bell
-from hpo.communicator import SleepingComm
+from hpo.communicator import SleepingComm, threads_may_communicate
 from hpo.errors import Exit, UsageError
 from hpo.post import Post
 
@@ -62,7 +60,7 @@ class Watch:
     """
 
     def __init__(self, world: SleepingComm) -> None:
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        if not threads_may_communicate():
             raise UsageError(
                 "this MPI does not let threads communicate (MPI_THREAD_MULTIPLE), which the watch over each rank "
                 "needs; unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, or use another MPI"
@@ -86,6 +84,7 @@ class Watch:
         self._called_off: tuple[int, str] = (-1, "")
         self._called_off_at = self._interrupted_at = -math.inf
         self._arrived = self._interruptible = False
+        self._pressing = threading.Lock()
         self._bell = Bell(_STOPS)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -128,8 +127,9 @@ class Watch:
             self._call_off(number, STOPPED)
 
     def end(self) -> None:
-        """Say that the evaluation has ended on all ranks."""
-        self._number = None
+        """Say that the evaluation has ended on all ranks; its connections are not cut any more when this returns."""
+        with self._pressing:
+            self._number = None
 
     @property
     def cause(self) -> str | None:
@@ -228,8 +228,9 @@ class Watch:
             return
         if now > self._overdue_at and self.cause is None:
             self.call_off("timeout: no loss came at which to stop it (--evaluation-timeout)")
-        if self.cause is not None and not self._arrived:
-            self._press(now)
+        with self._pressing:
+            if self.cause is not None and not self._arrived:
+                self._press(now)
 
     def _press(self, now: float) -> None:
         """Get the main thread out of an objective that was called off, or give up on it."""

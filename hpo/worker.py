@@ -118,6 +118,8 @@ class Worker:
             dist.init_process_group(self._backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
             self._connections = {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
         _group()._get_backend(self.device)._set_default_timeout(self._collective_timeout)
+        # An objective that fails at once ends its connections, which peers that still connect would take for a crash.
+        self.comm.barrier()
 
     def cut(self) -> None:
         """End this rank's connections, so that this rank and its peers leave the collectives they wait in; any thread.

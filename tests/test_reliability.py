@@ -64,6 +64,8 @@ def test_whatever_fails_on_a_rank_costs_one_evaluation(mpi: Mpi, tmp_path: Path,
             assert failure == f"rank {size - 1}: {REASONS.get(way, 'ValueError: injected')}"
             assert "Traceback (most recent call last)" in trial.user_attrs["traceback"]
         assert len(trial.intermediate_values) == (way in ("raise@between", "fewer")) * (1 if way != "fewer" else 2)
+    descriptors = [json.loads(note)["descriptors"] for note in notes if "descriptors" in note]
+    assert descriptors[-1] <= descriptors[1] + 16, f"more than one model that is kept: {descriptors}"
     job_summary = json.loads((tmp_path / "run" / "run" / "summary.json").read_text())
     assert job_summary["evaluations"]["failed"] == len(trials)
 
@@ -144,6 +146,18 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, rea
     assert again.returncode == 0, again.stderr
     assert "going on after 0 evaluations; 2 interrupted will be evaluated again, first" in again.stdout
     assert len(finished(trials_of(tmp_path / "run"))) == 3
+
+
+def test_processes_of_an_objective_are_no_ranks_and_do_not_keep_signals_from_the_run(mpi: Mpi, tmp_path: Path) -> None:
+    arguments = [PROGRAM, SEARCHES / "forking.py", "--run-dir", "run", "--islands", 1, "--evaluations", 900]
+    victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
+    victim.wait_for(" 3/900 ")
+    rank = victim.rank_processes()[1]
+    os.kill(rank, signal.SIGUSR1)
+    status, errors = victim.wait(30)
+    assert status == 75, errors
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"] == "SIGUSR1"
+    assert set(finished(trials_of(tmp_path / "run")).values()) == {1.0}
 
 
 @pytest.mark.parametrize("limit", ["--time-limit", "SLURM"])

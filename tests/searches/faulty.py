@@ -100,7 +100,7 @@ def objective(params, worker, settings):
     way = ways[turn % len(ways)] if due == 0 else "none"
     mine = worker.rank == settings.rank % worker.size and way != "none"
     folder = settings.folder
-    note(folder, worker, event="starts", evaluation=counts["evaluations"], way=way)
+    note(folder, worker, event="starts", way=way, descriptors=sum(1 for _ in Path("/dev/fd").iterdir()))
     if mine:
         act(way, "start", worker, folder)
     if way == "nothing" and mine:
