@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import os
 import sys
@@ -37,6 +38,9 @@ def run_islands(default_search_space: Path) -> None:
     gc.disable()
     # torch warns of hosts whose names it cannot look up, and works all the same.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    for stream in (sys.stdout, sys.stderr):  # objectives may say what a terminal cannot show
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     comm = world()
     try:
         with Watch(comm) as watch:

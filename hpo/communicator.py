@@ -6,6 +6,7 @@ that train wherever there are more ranks than cores. Here every wait tests a non
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
 import time
@@ -36,7 +37,7 @@ def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
 
 
 class SleepingComm(MPI.Intracomm):
-    """An intracommunicator whose object collectives sleep while they wait, and whose sends never block.
+    """An intracommunicator whose waits sleep, and can be interrupted, and whose sends never block.
 
     ``SleepingComm(comm)`` is another handle on `comm`, not a copy. What is not overridden here blocks as usual.
     """
@@ -46,6 +47,12 @@ class SleepingComm(MPI.Intracomm):
     def barrier(self) -> None:
         """Wait until all ranks have arrived."""
         self._complete(self.Ibarrier())
+
+    def copy(self) -> SleepingComm:
+        """Make another communicator of the same ranks; collective."""
+        comm, request = self.Idup()
+        self._complete(request)
+        return SleepingComm(comm)
 
     def arrive(self) -> Callable[[], bool]:
         """Say that this rank is here, and go on; what is returned tells whether all ranks are."""
@@ -73,6 +80,50 @@ class SleepingComm(MPI.Intracomm):
             objects.append(pickle.loads(everything[start : start + length]))
             start += length
         return objects
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """Give `root` the objects of all ranks, in their order."""
+        objects = self.allgather(sendobj)
+        return objects if self.rank == root else None
+
+    def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        """Give every rank the objects of all ranks, put together by an operation in the order of the ranks."""
+        return functools.reduce(op, self.allgather(sendobj))
+
+    def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
+        """Give `root` the objects of all ranks, put together by an operation in the order of the ranks."""
+        result = self.allreduce(sendobj, op)
+        return result if self.rank == root else None
+
+    def recv(
+        self,
+        buf: Any = None,  # noqa: ARG002 - mpi4py's first argument
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: Any = None,
+    ) -> Any:
+        """Receive an object."""
+        found: list[MPI.Message] = []
+
+        def came() -> bool:
+            message = self.improbe(source, tag, status)
+            found.extend([message] if message is not None else [])
+            return bool(found)
+
+        sleep_until(came)
+        return found[0].recv()
+
+    def Barrier(self) -> None:  # noqa: N802 - MPI's name
+        """Wait until all ranks have arrived."""
+        self.barrier()
+
+    def Bcast(self, buf: Any, root: int = 0) -> None:  # noqa: N802
+        """Give every rank the buffer of `root`."""
+        self._complete(self.Ibcast(buf, root))
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:  # noqa: N802
+        """Give every rank the buffers of all ranks, put together by an operation."""
+        self._complete(self.Iallreduce(sendbuf, recvbuf, op))
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send without waiting for the receiver.

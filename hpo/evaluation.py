@@ -75,7 +75,7 @@ class Evaluator:
         self._limits = limits
         self._distributions = search.space.distributions() if record else {}
         self._count = 0
-        watch.join(worker.comm)
+        watch.join(worker.own_comm)
         # A rank whose evaluation is called off has as long to come out of it as ranks wait for each other anyway.
         watch.patience = limits.collective_timeout
 
@@ -88,7 +88,7 @@ class Evaluator:
         assignment = None
         if self._record and not self._watch.stopping:
             assignment = self._record.start(params, self._distributions, self._budget, **attributes)
-        assigned = self._worker.comm.bcast(assignment.params if assignment else None)
+        assigned = self._worker.own_comm.bcast(assignment.params if assignment else None)
         if assigned is None:
             return None
         self._worker.connect(self._watch.post.alone)
@@ -122,6 +122,8 @@ class Evaluator:
         if outcome.verdict.state != "complete":
             outcome.loss = math.inf
             self._abandon(steps)
+        elif self._watch.cause is not None:  # called off, and it went on to its end: its connections are cut
+            self._worker.disconnect()
         self._watch.end()
         return outcome
 
@@ -138,20 +140,19 @@ class Evaluator:
     def _meet(self, step: Step) -> Verdict:
         """Wait for the other ranks of the worker, and judge together; those that do not come are called off."""
         limit = self._limits.collective_timeout
-        with self._watch.meeting():
-            if step.failure is not None and step.own:
-                self._watch.call_off(f"a peer failed: {step.failure}")
-            here = self._worker.comm.arrive()
-            if step.failure is None and not sleep_until(here, limit):
-                waited = f"waited {limit:g} s for it to yield (--collective-timeout)"
-                self._watch.call_off(f"a peer {waited}")
-                step = Step(step.rank, failure=waited, timeout=True, at=time.time())
-            if not sleep_until(here, limit + _SECONDS_TO_SAY_WHY):
-                raise RunError(
-                    f"{self._watch.post.name} waits in vain for {self._watch.names_of_peers}: their evaluation was "
-                    f"called off {limit:g} s ago (--collective-timeout), and one of them is gone"
-                )
-            return judge(self._worker.comm.allgather(step))
+        if step.failure is not None and step.own:
+            self._watch.call_off(f"a peer failed: {step.failure}")
+        here = self._worker.own_comm.arrive()
+        if step.failure is None and not sleep_until(here, limit):
+            waited = f"waited {limit:g} s for it to yield (--collective-timeout)"
+            self._watch.call_off(f"a peer {waited}")
+            step = Step(step.rank, failure=waited, timeout=True, at=time.time())
+        if not sleep_until(here, limit + _SECONDS_TO_SAY_WHY):
+            raise RunError(
+                f"{self._watch.post.name} waits in vain for {self._watch.names_of_peers}: their evaluation was "
+                f"called off {limit:g} s ago (--collective-timeout), and one of them is gone"
+            )
+        return judge(self._worker.own_comm.allgather(step))
 
     def _steps(self, params: dict[str, Any]) -> Steps:
         """Yield each validation loss of the objective, with its metrics."""
@@ -172,7 +173,7 @@ class Evaluator:
         """Make a failure of what the objective raised, and let the peers know, which may wait for this rank."""
         cause = self._watch.cause
         self._worker.cut()
-        reason = " ".join(str(error).split()) or "no message"
+        reason = _message(error)
         echo = any(text in reason for text in _ECHOES)
         step = Step(
             self._worker.rank,
@@ -183,7 +184,7 @@ class Evaluator:
             stopped=cause == STOPPED,
             at=time.time(),
             where=_where(error, self._search.path),
-            traceback="".join(traceback.format_exception(error)),
+            traceback="".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace").decode(),
         )
         traceback.clear_frames(error.__traceback__)  # they hold the model
         error.__traceback__ = None
@@ -193,10 +194,12 @@ class Evaluator:
         """Close an objective that has not ended by itself, and its process group."""
         self._worker.cut()
         try:
-            steps.close()
+            with self._watch.closing():
+                steps.close()
         except BaseException:
             logging.getLogger(__name__).info("while an objective was closed:\n%s", traceback.format_exc())
         self._worker.disconnect()
+        self._worker.renew_comm()
 
     def _finish(self, record: Record, assignment: Assignment, outcome: _Outcome, seconds: float) -> None:
         verdict = outcome.verdict
@@ -210,6 +213,15 @@ class Evaluator:
             if most is not None and record.failures_before_any_success() >= most:
                 reason = f"{most} evaluations failed and none succeeded (--max-failures)"
                 self._watch.stop(Stop(reason, Exit.NOTHING_SUCCEEDED))
+
+
+def _message(error: BaseException) -> str:
+    """Give an exception's message in one line that any terminal can show; its own code may fail."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = "its message cannot be shown"
+    return text.encode("utf-8", "backslashreplace").decode() or "no message"
 
 
 def _where(error: BaseException, path: Path) -> str:

@@ -36,15 +36,16 @@ class Journal(JournalFileBackend):
                 self._append(lines)
             finally:
                 self._guard.release()
+        except RuntimeError as error:  # as the lock says it
+            raise RunError(f"{self._path}: its lock was taken away while this rank wrote; was it stopped?") from error
         except OSError as error:
             raise RunError(
                 f"{self._path} cannot be written: {error.strerror}; what it holds is whole, --resume goes on with it"
             ) from error
 
     def _append(self, lines: bytes) -> None:
-        with self._path.open("r+b", buffering=0) as file:
+        with os.fdopen(os.open(self._path, os.O_RDWR | os.O_APPEND), "r+b", buffering=0) as file:
             end = _cut_torn_line(file)
-            file.seek(end)
             try:
                 while lines:
                     lines = lines[file.write(lines) or 0 :]
@@ -76,3 +77,13 @@ def damage(path: Path) -> str | None:
             if not isinstance(entry, dict) or "op_code" not in entry:
                 return f"line {number} is not an entry of a journal: {line[:40]!r}"
     return None
+
+
+def is_begun(path: Path) -> bool:
+    """Tell whether a file is missing, empty, or the beginning of a journal's first line, which makes a study."""
+    if not path.exists():
+        return True
+    first = b'{"op_code":0,'
+    with path.open("rb") as file:
+        content = file.read(65536)
+    return b"\n" not in content and (content.startswith(first) or first.startswith(content))

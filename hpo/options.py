@@ -60,7 +60,9 @@ class Options:
             if seconds is not None and not 1 <= seconds <= LONGEST:
                 raise UsageError(f"{option} must be from 1 second to 365 days, not {seconds:g} s")
         if self.storage is not None and "://" not in self.storage:
-            raise UsageError(f"--storage must be the URL of an Optuna storage, e.g. sqlite:///s.db, not {self.storage}")
+            raise UsageError(  # without the value, in which a password may be
+                "--storage must be the URL of an Optuna storage, e.g. sqlite:///study.db or postgresql://me:word@host/db"
+            )
         if not 0 <= self.migration_probability <= 1:
             raise UsageError(f"--migration-probability must be from 0 to 1, not {self.migration_probability}")
         if self.log_level not in LOG_LEVELS:

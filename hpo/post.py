@@ -30,7 +30,7 @@ class Post:
         self.name = f"rank {world.rank} on {socket.gethostname()}"
         self.previous = f"rank {(world.rank - 1) % world.size}"
         self.alone = threading.Lock()  # held by the exchange, and by who must not be disturbed by MPI's connections
-        self._comm = SleepingComm(world.Dup())
+        self._comm = world.copy()
         self._outbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._told_at = self._exchanged_at = self._heard_at = time.monotonic()
 
@@ -77,8 +77,8 @@ class Post:
 
     def _ping(self) -> None:
         now = time.monotonic()
-        if now > self._exchanged_at + 10 * _SECONDS_BETWEEN_PINGS:
-            self._heard_at = now  # this rank has slept itself, perhaps with the whole job
+        if now > self._exchanged_at + 3 * _SECONDS_BETWEEN_PINGS:
+            self._heard_at = now  # this rank has not listened: it slept, perhaps with the whole job, or was connecting
         self._exchanged_at = now
         if now > self._told_at + _SECONDS_BETWEEN_PINGS and self.size > 1:
             self._told_at = now

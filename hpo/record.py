@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted"
 
+_MOST_DEATHS = 5
 _SECRETS = ("pass", "pwd", "secret", "token", "key")
 
 _STATES = {
@@ -85,19 +86,24 @@ class Record:
         self._study_id = self._storage.get_study_id_from_name(study_name)
         self._lock_path = Path(lock).absolute()
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
-        self._past = len(trials)
+        self._finished_before = {trial.number for trial in trials if trial.state.is_finished()}
         self._interrupted = sum(_evaluation(trial).state == INTERRUPTED for trial in trials)
         self._some_may_wait = True
 
     @classmethod
     def create(cls, storage: str | Path, study_name: str, lock: str | Path, space: Mapping[str, str]) -> Record:
-        """Make a new study that remembers its search space, a text per parameter; ValueError if the name is taken."""
+        """Make a new study that remembers its search space, a text per parameter.
+
+        One that was begun, and has neither a space nor trials, is completed; ValueError if the name is taken else.
+        """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         opened = _open_storage(storage)
         try:
             study_id = opened.create_new_study([optuna.study.StudyDirection.MINIMIZE], study_name)
         except optuna.exceptions.DuplicatedStudyError as error:
-            raise ValueError(f"the storage already holds a study named {study_name!r}") from error
+            study_id = opened.get_study_id_from_name(study_name)
+            if opened.get_study_user_attrs(study_id) or opened.get_n_trials(study_id):
+                raise ValueError(f"the storage already holds a study named {study_name!r}") from error
         opened.set_study_user_attr(study_id, "space", dict(space))
         return cls(storage, study_name, lock)
 
@@ -151,23 +157,32 @@ class Record:
         )
         self._storage.create_new_trial(self._study_id, template_trial=template)
 
-    def interrupt(self, assignment: Assignment) -> None:
+    def interrupt(self, assignment: Assignment, deaths: int = 0) -> None:
         """End a trial that could not end by itself, and let its repeat wait to be evaluated.
 
-        What waits is recorded before what ends, so that a crash in between loses nothing.
+        What waits is recorded before what ends, so that a crash in between loses nothing. `deaths` are those of the job
+        that the individual has seen in a row.
         """
         trial = self._storage.get_trial(assignment.trial_id)
         if trial.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
-            self.enqueue(trial.params, trial.distributions, repeats=trial.number)
+            self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths)
         self._end(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
         self._interrupted += 1
         self._some_may_wait = True
 
     def requeue_interrupted(self) -> int:
-        """Interrupt all that was running when a run died; only for a study that no run is working on."""
+        """Interrupt all that was running when a run died; only for a study that no run is working on.
+
+        What has been running at each of several deaths in a row may be what kills the run, and fails.
+        """
         running = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
         for trial in running:
-            self.interrupt(Assignment(trial._trial_id, trial.params))
+            assignment, deaths = Assignment(trial._trial_id, trial.params), trial.user_attrs.get("deaths", 0) + 1
+            if deaths < _MOST_DEATHS:
+                self.interrupt(assignment, deaths=deaths)
+            else:
+                reason = f"the job died {deaths} times while this was evaluated"
+                self._end(assignment, TrialState.FAIL, None, failure=reason)
         return len(running)
 
     def failures_before_any_success(self) -> int:
@@ -175,7 +190,7 @@ class Record:
         evaluations = self.evaluations()
         if any(evaluation.state in ("complete", "pruned") for evaluation in evaluations):
             return 0
-        return sum(evaluation.state == "failed" for evaluation in evaluations[self._past :])
+        return sum(e.state == "failed" and e.trial not in self._finished_before for e in evaluations)
 
     def evaluations(self) -> list[Evaluation]:
         """Give all evaluations in the order in which they were started."""
@@ -233,10 +248,13 @@ def without_password(storage: str) -> str:
 
     try:
         url = make_url(storage)
-        secret = [name for name in url.query if any(word in name.lower() for word in _SECRETS)]
-        return url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         return storage.split("://")[0] + "://..."
+    if "@" in (url.host or "") or "@" in (url.database or ""):  # of a password that is not percent-encoded
+        return storage.split("://")[0] + "://..."
+    secret = [name for name in url.query if any(word in name.lower() for word in _SECRETS)]
+    hidden = url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
+    return hidden.replace("%2A%2A%2A", "***")
 
 
 def _open_storage(storage: str | Path) -> BaseStorage:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import RunError, UsageError
-from hpo.journal import damage
+from hpo.journal import damage, is_begun
 from hpo.layout import Layout
 from hpo.options import DEFAULT_EVALUATIONS, Options
 from hpo.record import Record, study_names, without_password
@@ -130,10 +130,11 @@ def look(path: Path, top_n: int, storage: str | None = None) -> dict[str, Any]:
 def _create(session: Session, search: SearchFile) -> str:
     """Make the study of a new run, unless a session that was killed before it wrote run.json has made it."""
     run_dir, space = session.run_dir, search.space.describe()
+    run_dir.clear_locks()
     record = _open(run_dir, session.storage, session.study_name)
-    if record is None and run_dir.journal.exists() and run_dir.journal.stat().st_size:
+    if record is None and not is_begun(run_dir.journal):
         raise UsageError(f"{run_dir.journal} is not the study of a run: name another --run-dir")
-    if record is None:
+    if record is None or not (record.space() or record.evaluations()):
         with _mistakes(session.storage):
             Record.create(session.storage, session.study_name, run_dir.claims, space)
     elif record.evaluations() or record.space() != space:
@@ -198,8 +199,14 @@ def _mistakes(storage: str) -> Iterator[None]:
     except Exception as error:
         if "://" not in storage and (found := damage(Path(storage))):
             raise UsageError(f"{storage} is damaged: {found}; restore it, or name another --run-dir") from error
+        shown = without_password(storage)
+        if shown.endswith("://..."):
+            raise UsageError(
+                f"the storage {shown}: {type(error).__name__}: it is no URL that can be read; in user names and "
+                "passwords, write %40 for @, %3A for : and %2F for /"
+            ) from None
         reason = (str(error).splitlines() or ["no reason given"])[0]
-        raise UsageError(f"the storage {without_password(storage)}: {type(error).__name__}: {reason}") from error
+        raise UsageError(f"the storage {shown}: {type(error).__name__}: {reason}") from error
 
 
 def _values(settings: Any) -> dict[str, Any]:

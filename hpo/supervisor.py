@@ -15,8 +15,8 @@ from hpo.errors import Exit, UsageError
 from hpo.run_dir import RunDir
 from hpo.session import look
 
-_FINAL = (Exit.BUDGET_SPENT, Exit.MISTAKE, Exit.NOTHING_SUCCEEDED, Exit.MORE_TO_DO)
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_FINAL = tuple(status for status in Exit if status != Exit.CRASHED)
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _POLL_SECONDS = 0.1
 _SECONDS_OF_ONE_CTRL_C = 1.0
 _LONGEST_PAUSE = 60.0
@@ -42,7 +42,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the job to an end that no restart would change, and give its exit status."""
-        before = {number: signal.signal(number, self._on_signal) for number in _STOPS}
+        stops = [number for number in _STOPS if signal.getsignal(number) != signal.SIG_IGN]  # as nohup ignores one
+        before = {number: signal.signal(number, self._on_signal) for number in stops}
         try:
             return self._run()
         finally:
@@ -53,15 +54,19 @@ class Supervisor:
         command, in_vain, done = self._command, 0, self._finished()
         while True:
             status = self._run_once(command)
-            if status in _FINAL or self._stopped_at is not None:
+            if status in _FINAL:
                 return status
+            if self._stopped_at is not None:
+                return Exit.MORE_TO_DO
             now = self._finished()
-            in_vain, done = (in_vain + 1, now) if now <= done else (1, now)
+            progress, done = now - done, now
+            in_vain = in_vain + 1 if progress == 0 else 1
             crash = f"the job ended with status {status}, after {now} evaluations"
             if in_vain > self._restarts:
-                self._say(f"{crash}; {self._restarts} restarts without progress: giving up")
+                self._say(f"{crash}; started again {self._restarts} times without progress: giving up")
                 return status
-            self._say(f"{crash}; starting it again ({in_vain} of {self._restarts} without progress)")
+            without = f" ({in_vain} of {self._restarts} without progress)" if progress == 0 else ""
+            self._say(f"{crash}; starting it again{without}")
             if not self._pause(min(2.0 ** (in_vain - 1), _LONGEST_PAUSE)):
                 return Exit.MORE_TO_DO
             command = [*self._command, *(["--resume"] if "--resume" not in self._command else [])]
@@ -72,6 +77,8 @@ class Supervisor:
             self._job = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
+        if self._stopped_at is not None:
+            self._signal(os.kill, signal.SIGUSR1)
         while True:
             with suppress(subprocess.TimeoutExpired):
                 status = self._job.wait(_POLL_SECONDS)

@@ -36,7 +36,9 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_INTERRUPTS = 3.0  # for objectives that catch even what is no Exception
 _SECONDS_OF_ONE_CTRL_C = 1.0  # mpirun and the terminal may both deliver it
-_SECONDS_TO_STOP = 8.0
+_SECONDS_TO_STOP = 7.0
+_SECONDS_FOR_LAST_WORDS = 2.5
+_LEAST_SILENCE = 30.0
 _SECONDS_TO_DIE = 5.0
 
 
@@ -83,7 +85,7 @@ class Watch:
         self._overdue_at = math.inf
         self._called_off: tuple[int, str] = (-1, "")
         self._called_off_at = self._interrupted_at = -math.inf
-        self._arrived = self._interruptible = False
+        self._inside = False
         self._pressing = threading.Lock()
         self._bell = Bell(_STOPS)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -120,7 +122,7 @@ class Watch:
 
         It is called off when it is still going on after `overdue_after` seconds.
         """
-        self._cut, self._arrived = cut, False
+        self._cut = cut
         self._overdue_at = time.monotonic() + overdue_after
         self._number = number
         if self.stopping:
@@ -129,7 +131,7 @@ class Watch:
     def end(self) -> None:
         """Say that the evaluation has ended on all ranks; its connections are not cut any more when this returns."""
         with self._pressing:
-            self._number = None
+            self._number, self._inside = None, False
 
     @property
     def cause(self) -> str | None:
@@ -141,26 +143,33 @@ class Watch:
     def interruptible(self) -> Iterator[None]:
         """Let CalledOff be raised in the main thread: around an objective, and nothing else."""
         try:
-            self._interruptible = True
+            self._inside = True
             if self.cause is not None:
                 raise CalledOff
             yield
         finally:
-            self._interruptible = False
+            self._inside = False
 
     @contextmanager
-    def meeting(self) -> Iterator[None]:
-        """Say that this rank has left the objective, and meets its peers."""
-        self._arrived = True
-        yield
-        self._arrived = False
+    def closing(self) -> Iterator[None]:
+        """Let an objective that is called off clean up, for a while undisturbed and for no longer than it may take."""
+        with self._pressing:
+            if self.cause is None:
+                self._called_off = (self._number or 0, "it is being closed")
+            self._called_off_at = self._interrupted_at = time.monotonic()
+        try:
+            self._inside = True
+            yield
+        finally:
+            self._inside = False
 
     def call_off(self, cause: str) -> None:
         """Call the current evaluation off on all ranks of the worker."""
-        if self._number is not None:
-            self._call_off(self._number, cause)
+        number = self._number
+        if number is not None:
+            self._call_off(number, cause)
             for peer in self._peers:
-                self._send(peer, "call off", self._number, cause)
+                self._send(peer, "call off", number, cause)
 
     def stop(self, stop: Stop) -> None:
         """Stop the whole run: evaluations are called off, and no others are started."""
@@ -170,8 +179,9 @@ class Watch:
         self.stopping = stop
         for rank in range(1, self.post.size) if self.post.rank == 0 else [0]:
             self._send(rank, "stop", stop)
-        if self._number is not None:
-            self._call_off(self._number, STOPPED)
+        number = self._number
+        if number is not None:
+            self._call_off(number, STOPPED)
 
     def die(self, message: str, status: int = Exit.CRASHED) -> None:
         """End the whole job at once and with one message, the first that the first rank hears of; does not return."""
@@ -217,19 +227,19 @@ class Watch:
         for reason, end in self._end_at.items():
             if now > end and not self.stopping:
                 self.stop(Stop(reason))
-        if now > self._stopped_at + _SECONDS_TO_STOP:
-            self._stop_late()
-        if (silence := self.post.silence()) > self.patience + _SECONDS_TO_DIE:
+        if self.stopping and now > self._stopped_at + _SECONDS_TO_STOP:
+            self._stop_late(self.stopping)
+        if (silence := self.post.silence()) > max(self.patience, _LEAST_SILENCE) + _SECONDS_TO_DIE:
             self.die(
                 f"error: nothing has come from {self.post.previous} for {silence:.0f} s (--collective-timeout): its "
-                "host may be gone"
+                "host may be gone, or it is in native code that lets no other thread run"
             )
         if self._number is None:
             return
         if now > self._overdue_at and self.cause is None:
             self.call_off("timeout: no loss came at which to stop it (--evaluation-timeout)")
         with self._pressing:
-            if self.cause is not None and not self._arrived:
+            if self.cause is not None and self._inside:
                 self._press(now)
 
     def _press(self, now: float) -> None:
@@ -250,15 +260,14 @@ class Watch:
         ours = [place for place, frame in enumerate(frames) if Path(frame.filename).parent == Path(__file__).parent]
         return "".join(traceback.format_list(frames[ours[-1] + 1 :] if ours else frames)).rstrip()
 
-    def _stop_late(self) -> None:
+    def _stop_late(self, stopping: Stop) -> None:
         """End the job though a rank has not stopped; the first rank waits for it and has the last words."""
         if self.post.rank == 0:
             with suppress(Exception):
                 self.last_words()
-            reason = self.stopping.reason if self.stopping else ""
-            self._abort(f"stopped ({reason}), though some ranks did not come to an end", Exit.MORE_TO_DO)
-        if time.monotonic() > self._stopped_at + _SECONDS_TO_STOP + 1:
-            self._abort("stopped", Exit.MORE_TO_DO)
+            self._abort(f"stopped ({stopping.reason}), though some ranks did not come to an end", stopping.status)
+        if time.monotonic() > self._stopped_at + _SECONDS_TO_STOP + _SECONDS_FOR_LAST_WORDS:
+            self._abort(f"stopped ({stopping.reason})", stopping.status)
 
     # What both do
 
@@ -282,5 +291,5 @@ class Watch:
         os._exit(status)  # an abort may return
 
     def _on_interrupt(self, *_: object) -> None:
-        if self._interruptible and self.cause is not None:
+        if self._inside and self.cause is not None:
             raise CalledOff

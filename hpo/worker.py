@@ -43,11 +43,11 @@ _SECONDS_TO_CONNECT = 300.0
 class Worker:
     """The ranks that evaluate one individual together; what an objective sees of the run.
 
-    ``rank`` and ``size`` count the worker's ranks, ``comm`` is their MPI subcommunicator, ``device`` the one this rank
-    computes on, ``seed`` the run's seed, ``index`` the worker's number in the run, and ``data`` what the search space's
-    ``prepare(settings)`` returned (None without one). While an objective runs, torch.distributed's default process
-    group spans exactly these ranks; a rank that waits for its peers in a collective for `collective_timeout` seconds
-    gives up with an error.
+    ``rank`` and ``size`` count the worker's ranks, ``comm`` is an MPI communicator of theirs (``own_comm`` another one,
+    for what they do between objectives), ``device`` the one this rank computes on, ``seed`` the run's seed, ``index``
+    the worker's number in the run, and ``data`` what the search space's ``prepare(settings)`` returned (None without
+    one). While an objective runs, torch.distributed's default process group spans exactly these ranks; a rank that
+    waits for its peers in a collective for `collective_timeout` seconds gives up with an error.
 
     ::
 
@@ -65,7 +65,8 @@ class Worker:
         data: Any = None,
         collective_timeout: float = 600.0,
     ) -> None:
-        self.comm = comm
+        self.own_comm = comm
+        self.comm = comm.copy()
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.index = index
@@ -99,10 +100,10 @@ class Worker:
         The leader's store listens on a port that the system chose: no port arithmetic, no clash with another run.
         While `alone` is entered, no other thread of this process opens connections.
         """
-        if all(self.comm.allgather(dist.is_initialized())):
+        if all(self.own_comm.allgather(dist.is_initialized())):
             return
         self.disconnect()
-        address = _LOOPBACK if self._on_one_host else _address(self.comm)
+        address = _LOOPBACK if self._on_one_host else _address(self.own_comm)
         interface = interface_towards(address)
         if interface and not os.environ.get("GLOO_SOCKET_IFNAME"):
             os.environ["GLOO_SOCKET_IFNAME"] = interface
@@ -110,7 +111,7 @@ class Worker:
         store = None
         if self.rank == 0:
             store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
-        port = self.comm.bcast(store.port if store else None)
+        port = self.own_comm.bcast(store.port if store else None)
         if store is None:
             store = TCPStore(address, port, is_master=False, timeout=limit)
         with alone or nullcontext():
@@ -119,7 +120,7 @@ class Worker:
             self._connections = {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
         _group()._get_backend(self.device)._set_default_timeout(self._collective_timeout)
         # An objective that fails at once ends its connections, which peers that still connect would take for a crash.
-        self.comm.barrier()
+        self.own_comm.barrier()
 
     def cut(self) -> None:
         """End this rank's connections, so that this rank and its peers leave the collectives they wait in; any thread.
@@ -140,6 +141,11 @@ class Worker:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def renew_comm(self) -> None:
+        """Give objectives another communicator, after one has left what nobody receives; collective over the worker."""
+        self.comm.Free()
+        self.comm = self.own_comm.copy()
 
     def seed_everything(self) -> None:
         """Seed torch, numpy and random alike on all ranks, so that an evaluation follows from its hyperparameters."""

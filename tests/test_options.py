@@ -24,7 +24,7 @@ from hpo.run_dir import RunDir, write_json
         ({"migration_probability": float("nan")}, "--migration-probability must be from 0 to 1, not nan"),
         ({"resume": True}, "--resume needs the run to go on with: --run-dir"),
         ({"seed": 2**63}, "--seed must be at least 0 and less than 2**63, not 9223372036854775808"),
-        ({"storage": "study.db"}, "--storage must be the URL of an Optuna storage, e.g. sqlite:///s.db, not study.db"),
+        ({"storage": "study.db"}, "--storage must be the URL of an Optuna storage, e.g. sqlite:///study.db"),
         ({"log_level": "loud"}, "--log-level must be one of debug, info, warning, error, not loud"),
     ],
 )

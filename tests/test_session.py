@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -211,8 +212,38 @@ def test_a_place_that_cannot_be_written_to_is_one_message(tmp_path: Path) -> Non
         subprocess.run(["umount", str(tmp_path / "run")], check=True, timeout=20)
 
 
-def test_secrets_in_a_storage_url_are_hidden() -> None:
-    url = "postgresql://me:secret1@host/db?password=secret2&sslkey=secret3&application_name=search"
-    shown = without_password(url)
-    assert "secret" not in shown
-    assert "application_name=search" in shown
+@pytest.mark.parametrize("place", [0, 3, 13, 60, "line"])
+def test_a_session_that_was_killed_while_it_made_the_study_can_begin_again(tmp_path: Path, place: int | str) -> None:
+    start(tmp_path / "run")
+    journal = tmp_path / "run" / "study.log"
+    whole = journal.read_bytes()
+    (tmp_path / "run" / "run.json").unlink()
+    journal.write_bytes(whole[: place if isinstance(place, int) else whole.index(b"\n") + 1])
+    (tmp_path / "run" / "study.log.lock").symlink_to(journal)
+    began = time.monotonic()
+    session = start(tmp_path / "run", resume=True)
+    assert time.monotonic() - began < 20, "it did not wait for the lock"
+    assert session.open_record().space() == load_search_file(QUICK).space.describe()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (
+            "postgresql://me:secret1@host/db?password=secret2&sslkey=secret3&options=all",
+            "password=***&sslkey=***",
+        ),
+        ("postgresql://me:p@secret:secret@host/db", "postgresql://..."),
+        ("postgresql://me:secret@secret@host/db", "postgresql://..."),
+        ("postgresql://me:sec/ret:secret@host/db", "postgresql://"),
+    ],
+)
+def test_secrets_in_a_storage_url_are_hidden(tmp_path: Path, url: str, shown: str) -> None:
+    assert "secret" not in without_password(url)
+    assert shown in without_password(url)
+    with pytest.raises(UsageError) as raised:
+        start(tmp_path / "run", storage=url)
+    assert "secret" not in str(raised.value)
+    with pytest.raises(UsageError) as raised:
+        Options(QUICK, storage=url.split("://")[1])
+    assert "secret" not in str(raised.value)

@@ -7,6 +7,7 @@ import io
 import math
 import struct
 import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
@@ -181,7 +182,7 @@ def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read()
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise ValueError(f"{path} is not an IDX file of bytes: it begins with {content[:4]!r}, not with 0, 0, 8")

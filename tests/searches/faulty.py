@@ -30,6 +30,7 @@ class Settings:
     every: int = 1  # which evaluations of a worker: 1 all, 3 every third, beginning with the first
     seconds: float = 0.0  # that each epoch takes
     epochs: int = 2
+    cleanup: float = 0.0  # seconds that it takes to close
     folder: str = ""
 
 
@@ -70,14 +71,30 @@ def vanish():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+class SpeechlessError(ValueError):
+    """An exception that cannot even say what it is."""
+
+    def __str__(self):
+        raise TypeError("injected: no message")
+
+
 RAISED = {
+    "comm": ValueError("injected: while the others communicate"),
+    "speechless": SpeechlessError("injected"),
+    "unspeakable": ValueError("injected: \udcff \U0001f3d6"),
     "raise": ValueError("injected"),
     "keep": ValueError("injected: with the model kept"),  # and whatever holds its connections with it
     "memory": torch.OutOfMemoryError("injected: out of memory"),
     "exit": SystemExit("injected: exit"),
     "interrupt": KeyboardInterrupt("injected: interrupt"),
 }
-DONE = {"sleep": lambda: time.sleep(3600), "swallow": ignore_everything, "stuck": never_return, "frozen": vanish}
+DONE = {
+    "sleep": lambda: time.sleep(3600),
+    "swallow": ignore_everything,
+    "stuck": never_return,
+    "frozen": vanish,
+    "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+}
 
 
 def act(way, place, worker, folder):
@@ -94,6 +111,13 @@ def act(way, place, worker, folder):
 
 
 def objective(params, worker, settings):
+    try:
+        yield from train(params, worker, settings)
+    finally:
+        time.sleep(settings.cleanup)
+
+
+def train(params, worker, settings):
     counts["evaluations"] += 1
     ways = settings.way.split(",")
     turn, due = divmod(counts["evaluations"] - 1, settings.every)
@@ -113,6 +137,8 @@ def objective(params, worker, settings):
     for epoch in range(settings.epochs):
         if mine and epoch == 1:
             act(way, "between", worker, folder)
+        if way == "comm@start":
+            worker.comm.allreduce(1)
         hidden = model.module[0](torch.ones(2, 8)) if mine and way == "backward" else None
         output = model(torch.ones(2, 8))
         if mine and way == "backward":
