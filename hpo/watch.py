@@ -38,7 +38,7 @@ _SECONDS_BETWEEN_INTERRUPTS = 3.0  # for objectives that catch even what is no E
 _SECONDS_OF_ONE_CTRL_C = 1.0  # mpirun and the terminal may both deliver it
 _SECONDS_TO_STOP = 7.0
 _SECONDS_FOR_LAST_WORDS = 2.5
-_LEAST_SILENCE = 30.0
+_LEAST_SILENCE = 15.0
 _SECONDS_TO_DIE = 5.0
 
 

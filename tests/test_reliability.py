@@ -92,7 +92,10 @@ def test_a_rank_that_sleeps_costs_one_evaluation(mpi: Mpi, tmp_path: Path, way: 
             "stuck",
             r"error: rank [13] on \S+ is stuck: its evaluation was called off 2 s ago .*\n[^$]*time.sleep\(3600\)",
         ),
-        ("frozen", r"error: nothing has come from rank \d.* for \d s \(--collective-timeout\): its host may be gone"),
+        (
+            "frozen",
+            r"error: rank [02] on \S+ waits in vain for rank [13] on \S+: .* 2 s ago .*, and one of them is gone",
+        ),
     ],
 )
 def test_a_rank_that_cannot_be_recovered_ends_the_job(each_mpi: Mpi, tmp_path: Path, way: str, message: str) -> None:
@@ -115,7 +118,7 @@ def test_a_worker_of_one_rank_that_is_gone_ends_the_job(mpi: Mpi, tmp_path: Path
     os.kill(victim.rank_processes()[0], signal.SIGSTOP)
     status, errors = victim.wait(60)
     assert status != 0
-    assert re.search(r"error: nothing has come from rank \d on \S+ for 3\d s \(--collective-timeout\)", errors), errors
+    assert re.search(r"error: nothing has come from rank \d on \S+ for 2\d s \(--collective-timeout\)", errors), errors
     assert finished(trials_of(tmp_path / "run")) == {}
 
 
@@ -388,7 +391,7 @@ def test_a_full_disk_ends_the_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) ->
         assert len(complete) >= len(reported) > 5
         full = mpi.run(2, *arguments, 500, "--islands", 1, cwd=tmp_path)
         assert (full.returncode, full.stdout) == (2, "")
-        assert re.match(r"error: \S+ cannot be written: No space left on device", full.stderr)
+        assert re.match(r"error: .* cannot be (written|used): No space left on device\n$", full.stderr)
         subprocess.run(["mount", "-o", "remount,size=1m", str(disk)], check=True, timeout=20)
         more = len(complete) + 5
         again = mpi.run(4, *arguments, more, cwd=tmp_path)
