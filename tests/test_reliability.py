@@ -223,7 +223,7 @@ def test_a_run_with_a_stuck_rank_stops_all_the_same_and_at_once_if_asked_twice(m
         if asked_twice:
             assert "stopped at once" in errors
         else:
-            assert status == 75
+            assert status in (75, 9), "MPICH's mpirun may give the signal with which it ends the rank that is stuck"
             assert json.loads((tmp_path / name / "summary.json").read_text())["stopped"] == "SIGINT"
 
 

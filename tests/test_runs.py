@@ -256,6 +256,6 @@ def test_the_readmes_own_model_runs_as_written(mpi: Mpi, tmp_path: Path) -> None
 
 
 def test_the_readme_lists_every_option(mpi: Mpi, tmp_path: Path) -> None:
-    table = (ROOT / "README.md").read_text().split("## Options")[1].split("## How it works")[0]
+    table = (ROOT / "README.md").read_text().split("## Options")[1].split("## When things go wrong")[0]
     shown = set(re.findall(r"(?<!\S)--[a-z][a-z-]+", mpi.run(2, PROGRAM, "--help", cwd=tmp_path).stdout))
     assert shown == set(re.findall(r"--[a-z][a-z-]+", table))
