@@ -12,7 +12,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from hpo.errors import UsageError
-from hpo.options import DEFAULT_EVALUATIONS, LOG_LEVELS, Options
+from hpo.options import DEFAULT_COLLECTIVE_TIMEOUT, DEFAULT_EVALUATIONS, LOG_LEVELS, Options
 
 # typer brings its own copy of click since 0.20, and used the real one before: this is its base class in both.
 _Mistake: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -132,7 +132,7 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
                 help="Give up on a rank that its worker's other ranks have waited for.  [default: 10m]",
                 show_default=False,
             ),
-        ] = 600.0,
+        ] = DEFAULT_COLLECTIVE_TIMEOUT,
         evaluation_timeout: Annotated[
             Optional[float],
             typer.Option(metavar="TIME", parser=_duration, help="Stop an evaluation at its next loss after this long."),

@@ -36,9 +36,9 @@ Steps = Generator[tuple[float, dict[str, float]], None, None]
 class Limits:
     """When to give up: on a rank that its peers wait for, on an evaluation, on a run in which nothing succeeds."""
 
-    collective_timeout: float = 600.0
-    evaluation_timeout: float = math.inf
-    max_failures: int | None = None
+    collective_timeout: float
+    evaluation_timeout: float
+    max_failures: int | None
 
 
 @dataclass
@@ -184,7 +184,7 @@ class Evaluator:
             stopped=cause == STOPPED,
             at=time.time(),
             where=_where(error, self._search.path),
-            traceback="".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace").decode(),
+            traceback=_showable("".join(traceback.format_exception(error))),
         )
         traceback.clear_frames(error.__traceback__)  # they hold the model
         error.__traceback__ = None
@@ -221,7 +221,12 @@ def _message(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception:
         text = "its message cannot be shown"
-    return text.encode("utf-8", "backslashreplace").decode() or "no message"
+    return _showable(text) or "no message"
+
+
+def _showable(text: str) -> str:
+    """Escape what UTF-8 has no bytes for, such as the parts of a file name in another encoding."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _where(error: BaseException, path: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from hpo.errors import UsageError
 
 DEFAULT_EVALUATIONS = 64
+DEFAULT_COLLECTIVE_TIMEOUT = 600.0  # seconds
 LONGEST = 365 * 86400.0  # seconds; operating systems do not wait for longer
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -31,7 +32,7 @@ class Options:
     top_n: int = 3
     settings: tuple[str, ...] = ()
     storage: str | None = None
-    collective_timeout: float = 600.0
+    collective_timeout: float = DEFAULT_COLLECTIVE_TIMEOUT
     evaluation_timeout: float | None = None
     time_limit: float | None = None
     max_failures: int | None = None

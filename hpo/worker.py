@@ -24,6 +24,7 @@ from hpo.communicator import SleepingComm
 from hpo.deferred import defer
 from hpo.layout import usable_cores
 from hpo.network import address_towards, interface_towards, open_sockets, shut
+from hpo.options import DEFAULT_COLLECTIVE_TIMEOUT
 
 # What torch asks of its compiler though nothing is compiled (torch 2.14 and 2.15): optimizers ask it to leave them out,
 # DistributedDataParallel whether it splits its graphs, init_process_group that it forgets what it knew. Whatever else
@@ -63,7 +64,7 @@ class Worker:
         index: int,
         seed: int,
         data: Any = None,
-        collective_timeout: float = 600.0,
+        collective_timeout: float = DEFAULT_COLLECTIVE_TIMEOUT,
     ) -> None:
         self.own_comm = comm
         self.comm = comm.copy()
