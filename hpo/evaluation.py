@@ -198,8 +198,8 @@ class Evaluator:
                 steps.close()
         except BaseException:
             logging.getLogger(__name__).info("while an objective was closed:\n%s", traceback.format_exc())
+        self._worker.renew_comm()  # the ranks wait for each other in it: all are cut when the first one disconnects
         self._worker.disconnect()
-        self._worker.renew_comm()
 
     def _finish(self, record: Record, assignment: Assignment, outcome: _Outcome, seconds: float) -> None:
         verdict = outcome.verdict

@@ -1,8 +1,8 @@
 """What reaches a rank while it computes: signals, deadlines and messages of other ranks, seen by a thread of its own.
 
-The main thread is in an objective most of the time, often in native code. The watch calls an evaluation off by ending
-its connections, which wakes whoever waits in a collective, and by a signal to the main thread, which wakes whoever
-sleeps and raises CalledOff in the objective.
+The main thread is in an objective most of the time, often in native code. The watch calls an evaluation off by a signal
+to the main thread, which wakes whoever sleeps and raises CalledOff in the objective, and by cutting its process group,
+which wakes whoever waits in a collective.
 """
 
 from __future__ import annotations
@@ -251,8 +251,8 @@ class Watch:
             )
         if now > self._interrupted_at + _SECONDS_BETWEEN_INTERRUPTS:
             self._interrupted_at = now
-            self._cut()
             signal.pthread_kill(self._main.ident or 0, _INTERRUPT)
+            self._cut()
 
     def _stack(self) -> str:
         """Say where the main thread is: the frames of the objective, and not those that lead to it."""

@@ -23,7 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from hpo.communicator import SleepingComm
 from hpo.deferred import defer
 from hpo.layout import usable_cores
-from hpo.network import address_towards, interface_towards, open_sockets, shut
+from hpo.network import address_towards, interface_towards, open_sockets, stop_receiving
 from hpo.options import DEFAULT_COLLECTIVE_TIMEOUT
 
 # What torch asks of its compiler though nothing is compiled (torch 2.14 and 2.15): optimizers ask it to leave them out,
@@ -78,6 +78,7 @@ class Worker:
         self._backend = _backend(comm, self.device)
         self._collective_timeout = timedelta(seconds=collective_timeout)
         self._connections: Mapping[int, int] = {}
+        self._held: list[socket.socket] = []
         cores_of_ranks = host.allgather(usable_cores())
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(_threads(cores_of_ranks, host.rank))
@@ -124,21 +125,23 @@ class Worker:
         self.own_comm.barrier()
 
     def cut(self) -> None:
-        """End this rank's connections, so that this rank and its peers leave the collectives they wait in; any thread.
+        """Fail the collectives that this rank waits in, now and from now on; any thread. Its peers go on to wait.
 
         Destroying the process group would not do: gloo closes connections only when nothing holds the group any more,
-        and models, exceptions and whatever an objective keeps do (measured: the peers waited until their timeout).
+        and models, exceptions and whatever an objective keeps do.
         """
         with suppress(Exception):  # there is no group any more, or it cannot be aborted
             _group().abort()  # for nccl; gloo's does nothing
-        shut(self._connections)
+        self._held += stop_receiving(self._connections)
 
     def disconnect(self) -> None:
         """Take this rank out of its process group, and free what evaluations have left."""
-        shut(self._connections)
+        self._held += stop_receiving(self._connections)
         self._connections = {}
         if dist.is_initialized():
             dist.destroy_process_group()
+        while self._held:
+            self._held.pop().close()
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

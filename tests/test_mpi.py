@@ -49,6 +49,12 @@ def test_a_worker_of_any_size_trains_as_one_process_would(mpi: Mpi, tmp_path: Pa
     assert losses[-1] < losses[0] - 0.1, "it learns"
 
 
+def test_ranks_that_exchange_tensors_come_out_when_they_are_cut(mpi: Mpi, tmp_path: Path) -> None:
+    for line in results(mpi, 4, "cutting.py", tmp_path):
+        assert len(line["comes_out_after"]) == 32
+        assert max(line["comes_out_after"]) < 10, "nobody has waited for a timeout, which is 20 s"
+
+
 def test_training_leaves_torchs_compiler_alone_until_it_is_used(mpi: Mpi, tmp_path: Path) -> None:
     (line,) = results(mpi, 1, "compiling.py", tmp_path)
     assert line["after_training"] is False

@@ -177,6 +177,16 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, rea
     assert len(finished(trials_of(tmp_path / "run"))) == 3
 
 
+def test_a_run_that_trains_stops_well(mpi: Mpi, tmp_path: Path) -> None:
+    victim = Victim(mpi, 8, [PROGRAM, "--run-dir", "run"], tmp_path, tmp_path / "log")
+    victim.wait_for(" 3/64 ")
+    asked = time.monotonic()
+    victim.job.send_signal(signal.SIGUSR1)
+    assert victim.wait(30) == (75, "")
+    assert time.monotonic() - asked < 10
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["waiting"] == 4
+
+
 def test_processes_of_an_objective_are_no_ranks_and_do_not_keep_signals_from_the_run(mpi: Mpi, tmp_path: Path) -> None:
     arguments = [PROGRAM, SEARCHES / "forking.py", "--run-dir", "run", "--islands", 1, "--evaluations", 900]
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")

@@ -1,0 +1,46 @@
+"""Ranks that exchange tensors leave at any moment, those that wait are cut; prints a line of JSON from each rank."""
+
+import json
+import random
+import threading
+import time
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+
+from hpo.communicator import same_host, world
+from hpo.worker import Worker
+
+KILOBYTES = [10, 16_000]
+ROUNDS = 16  # of each
+
+comm = world()
+comes_out_after = []
+with Worker(comm.copy(), same_host(comm), index=0, seed=0, collective_timeout=20.0) as worker:
+    for turn in range(len(KILOBYTES) * ROUNDS):
+        worker.connect()
+        tensors = [torch.zeros(KILOBYTES[turn % len(KILOBYTES)] * 250) for _ in range(3)]
+        moment = random.Random(turn).uniform(0.05, 0.2)
+        leaving = threading.Event()
+
+        def leave(leaving: threading.Event = leaving) -> None:
+            leaving.set()
+            worker.cut()
+
+        cutting = threading.Timer(moment, leave)
+        started = time.monotonic()
+        cutting.start()
+        with suppress(RuntimeError):
+            while not leaving.is_set():
+                for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                    work.wait()
+        comes_out_after.append(time.monotonic() - started - moment)
+        cutting.join()
+        comm.barrier()
+        worker.disconnect()
+
+for rank in range(comm.size):
+    comm.barrier()
+    if rank == comm.rank:
+        print(json.dumps({"rank": rank, "comes_out_after": comes_out_after}), flush=True)
