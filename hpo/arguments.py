@@ -12,7 +12,14 @@ from typing import Annotated, Any, Optional
 import typer
 
 from hpo.errors import UsageError
-from hpo.options import DEFAULT_COLLECTIVE_TIMEOUT, DEFAULT_EVALUATIONS, LOG_LEVELS, Options
+from hpo.options import (
+    DEFAULT_COLLECTIVE_TIMEOUT,
+    DEFAULT_EVALUATIONS,
+    DEFAULT_PROPAGATORS,
+    LOG_LEVELS,
+    PROPAGATORS,
+    Options,
+)
 
 # typer brings its own copy of click since 0.20, and used the real one before: this is its base class in both.
 _Mistake: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -90,6 +97,14 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
         ranks_per_worker: Annotated[
             int, typer.Option(metavar="N", parser=_whole, help="MPI ranks that train one network together.")
         ] = 2,
+        propagators: Annotated[
+            Optional[str],
+            typer.Option(
+                metavar="NAME,...",
+                help=f"How islands breed, dealt to them in turn: {', '.join(PROPAGATORS)}.  "
+                f"[default: {','.join(DEFAULT_PROPAGATORS)}]",
+            ),
+        ] = None,
         migration_probability: Annotated[
             float,
             typer.Option(
@@ -164,6 +179,7 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
                 generations=generations,
                 islands=islands,
                 ranks_per_worker=ranks_per_worker,
+                propagators=tuple(name.strip() for name in propagators.split(",")) if propagators is not None else (),
                 migration_probability=migration_probability,
                 pollination=pollination,
                 seed=seed,

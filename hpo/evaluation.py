@@ -7,8 +7,8 @@ import logging
 import math
 import time
 import traceback
-from collections.abc import Generator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.communicator import sleep_until
 from hpo.errors import Exit, RunError
+from hpo.record import KnownError
 from hpo.search_file import SearchFile
 from hpo.verdict import Step, Verdict, judge
 from hpo.watch import STOPPED, Stop, Watch
@@ -79,15 +80,19 @@ class Evaluator:
         # A rank whose evaluation is called off has as long to come out of it as ranks wait for each other anyway.
         watch.patience = limits.collective_timeout
 
-    def __call__(self, params: Mapping[str, Any], **attributes: int) -> tuple[dict[str, Any], float] | None:
+    def __call__(
+        self, params: Mapping[str, Any], breed_again: Callable[[], Mapping[str, Any] | None], **attributes: Any
+    ) -> tuple[dict[str, Any], float] | None:
         """Evaluate these hyperparameters, or others that have waited for longer; None where the run ends.
+
+        Where they are known, the leader asks for others, until there are none that are new.
 
         Returns what was evaluated and its loss: the lowest that the objective yielded or returned, infinite if the
         evaluation failed on any rank.
         """
         assignment = None
         if self._record and not self._watch.stopping:
-            assignment = self._record.start(params, self._distributions, self._budget, **attributes)
+            assignment = self._start(self._record, params, breed_again, attributes)
         assigned = self._worker.own_comm.bcast(assignment.params if assignment else None)
         if assigned is None:
             return None
@@ -97,6 +102,19 @@ class Evaluator:
         if self._record and assignment:
             self._finish(self._record, assignment, outcome, time.monotonic() - started)
         return None if outcome.verdict.state == "stopped" else (assigned, outcome.loss)
+
+    def _start(
+        self,
+        record: Record,
+        params: Mapping[str, Any] | None,
+        breed_again: Callable[[], Mapping[str, Any] | None],
+        attributes: dict[str, Any],
+    ) -> Assignment | None:
+        while params is not None:
+            with suppress(KnownError):
+                return record.start(params, self._distributions, self._budget, **attributes)
+            params = breed_again()
+        return None
 
     def _evaluate(self, params: dict[str, Any], assignment: Assignment | None) -> _Outcome:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""

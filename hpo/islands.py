@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.communicator import SleepingComm
 from hpo.layout import Layout
-from hpo.propagators import default_propagator
+from hpo.past import Past
+from hpo.propagators import New, make
 from hpo.space import SearchSpace
 from hpo.upstream import Individual, Islands
 
 if TYPE_CHECKING:
-    from hpo.record import Evaluation
+    from hpo.record import Evaluation, Record
 
 # Evaluates hyperparameters on a worker: what was evaluated and its loss, or None where the budget is spent.
 Evaluate = Callable[..., "tuple[dict[str, Any], float] | None"]
@@ -33,22 +34,40 @@ def run_islands(
     world: SleepingComm,
     *,
     worker: int,
-    past: Sequence[Evaluation] = (),
+    propagators: Sequence[str],
+    record: Record | None,
     migration_probability: float = 0.9,
     pollination: bool = True,
     seed: int = 0,
 ) -> None:
     """Breed and evaluate individuals on all islands until `evaluate` says that the budget is spent; collective.
 
-    `past`, needed on leaders, are the evaluations that the record already holds; their individuals are put back on
-    their islands. Returns on all ranks at the same time.
+    The islands take the propagators in turn. `record` is needed on leaders; the individuals of the evaluations that it
+    already holds are put back on their islands. Returns on all ranks at the same time.
     """
     island = layout.island_of(worker)
+    bred_by = propagators[island % len(propagators)]
+    past = record.evaluations() if record else []
     rng = random.Random(f"{seed}/{worker}/{len(past)}")
+    known = Past(space, record.news if record else list)
+    place = worker - layout.first_worker(island)
+    propagator = New(make(bred_by, known, rng, layout.island_size(island), place), known)
+
+    def breed_again() -> dict[str, Any] | None:
+        if known.exhausted:
+            return None
+        population, _ = propulator._get_active_individuals()
+        return space.decode(propagator(population))
 
     def loss_of(individual: Individual, _: Any = None) -> float:
-        params = space.decode(individual)
-        evaluated = evaluate(params, island=island, worker=worker, generation=int(individual.generation))
+        evaluated = evaluate(
+            space.decode(individual),
+            breed_again,
+            island=island,
+            worker=worker,
+            generation=int(individual.generation),
+            propagator=bred_by,
+        )
         if evaluated is None:
             raise _BudgetSpent
         params, loss = evaluated
@@ -58,7 +77,7 @@ def run_islands(
 
     propulator = _build(
         loss_fn=loss_of,
-        propagator=default_propagator(space.limits(), layout.island_size(island), rng),
+        propagator=propagator,
         rng=rng,
         generations=-1,
         num_islands=layout.islands,

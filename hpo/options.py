@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
+from hpo.space import Categorical, SearchSpace
 
 DEFAULT_EVALUATIONS = 64
 DEFAULT_COLLECTIVE_TIMEOUT = 600.0  # seconds
+DEFAULT_PROPAGATORS = ("ga",)
+PROPAGATORS = ("ga", "tpe", "cmaes", "pso", "nelder-mead", "propulate", "random")
+_OF_NUMBERS = ("cmaes", "pso", "nelder-mead")
 LONGEST = 365 * 86400.0  # seconds; operating systems do not wait for longer
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -24,6 +28,7 @@ class Options:
     generations: int | None = None
     islands: int = 2
     ranks_per_worker: int = 2
+    propagators: tuple[str, ...] = ()
     migration_probability: float = 0.9
     pollination: bool = True
     seed: int | None = None
@@ -64,12 +69,33 @@ class Options:
             raise UsageError(  # without the value, in which a password may be
                 "--storage must be the URL of an Optuna storage, e.g. sqlite:///study.db or postgresql://me:word@host/db"
             )
+        self._check_propagators()
         if not 0 <= self.migration_probability <= 1:
             raise UsageError(f"--migration-probability must be from 0 to 1, not {self.migration_probability}")
         if self.log_level not in LOG_LEVELS:
             raise UsageError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level}")
         if self.resume and self.run_dir is None:
             raise UsageError("--resume needs the run to go on with: --run-dir runs/NAME")
+
+    def _check_propagators(self) -> None:
+        for name in self.propagators:
+            if name not in PROPAGATORS:
+                raise UsageError(f"--propagators: there is no propagator {name!r}; there are {', '.join(PROPAGATORS)}")
+        if len(self.propagators) > self.islands:
+            raise UsageError(
+                f"--propagators {','.join(self.propagators)}: each is for an island of its own, and --islands is "
+                f"{self.islands}"
+            )
+
+    def check_space(self, space: SearchSpace, before: Mapping[str, Any]) -> None:
+        """Raise a UsageError where the propagators, of here or of earlier sessions, cannot search a space."""
+        for propagator in self.propagators or before.get("propagators", ()):
+            for name, parameter in space.parameters.items():
+                if propagator in _OF_NUMBERS and isinstance(parameter, Categorical):
+                    raise UsageError(
+                        f"--propagators {propagator}: it searches numbers, and parameter {name!r} is {parameter!r}; "
+                        "ga and tpe search any space"
+                    )
 
     def assignments(self, before: Mapping[str, Any]) -> list[str]:
         """Give NAME=VALUE for all settings that are set here or were, by `before`, the run.json of earlier sessions."""

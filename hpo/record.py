@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.errors import RunError
-from hpo.journal import Journal
+from hpo.storage import open_storage
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 INTERRUPTED = "interrupted"
 
 _MOST_DEATHS = 5
-_SECRETS = ("pass", "pwd", "secret", "token", "key")
 
 _STATES = {
     TrialState.RUNNING: "running",
@@ -56,6 +54,7 @@ class Evaluation:
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     failure: str | None = None
+    propagator: str = ""
     started: float = math.nan
     ended: float = math.nan
 
@@ -73,6 +72,10 @@ class Assignment:
     params: dict[str, Any]
 
 
+class KnownError(Exception):
+    """These hyperparameters were evaluated before, or are being evaluated."""
+
+
 class Record:
     """An open study.
 
@@ -82,13 +85,17 @@ class Record:
 
     def __init__(self, storage: str | Path, study_name: str, lock: str | Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._storage = _open_storage(storage)
+        self._storage = open_storage(storage)
         self._study_id = self._storage.get_study_id_from_name(study_name)
         self._lock_path = Path(lock).absolute()
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
         self._finished_before = {trial.number for trial in trials if trial.state.is_finished()}
         self._interrupted = sum(_evaluation(trial).state == INTERRUPTED for trial in trials)
         self._some_may_wait = True
+        self._tried: set[frozenset[tuple[str, Any]]] = set()
+        self._counted = 0
+        self._told: dict[int, TrialState] = {}
+        self._over = 0
 
     @classmethod
     def create(cls, storage: str | Path, study_name: str, lock: str | Path, space: Mapping[str, str]) -> Record:
@@ -97,7 +104,7 @@ class Record:
         One that was begun, and has neither a space nor trials, is completed; ValueError if the name is taken else.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        opened = _open_storage(storage)
+        opened = open_storage(storage)
         try:
             study_id = opened.create_new_study([optuna.study.StudyDirection.MINIMIZE], study_name)
         except optuna.exceptions.DuplicatedStudyError as error:
@@ -112,12 +119,12 @@ class Record:
         return dict(self._storage.get_study_user_attrs(self._study_id).get("space", {}))
 
     def start(
-        self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], budget: int, **attributes: int
+        self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], budget: int, **attributes: Any
     ) -> Assignment | None:
         """Start a trial with these hyperparameters, or with those of a trial that waits; None if the budget is spent.
 
         No more than `budget` evaluations are ever started, however many processes ask at once; interrupted ones do not
-        count, since they are repeated.
+        count, since they are repeated. Raises KnownError if these hyperparameters have been started before.
         """
         with self._lock():
             waiting = self._waiting() if self._some_may_wait else []
@@ -126,6 +133,8 @@ class Record:
                 return None
             if waiting:
                 return self._start_waiting(waiting[0], attributes)
+            if self._is_known(params):
+                raise KnownError
             template = create_trial(
                 state=TrialState.RUNNING,
                 params=dict(params),
@@ -165,7 +174,8 @@ class Record:
         """
         trial = self._storage.get_trial(assignment.trial_id)
         if trial.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
-            self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths)
+            bred_by = trial.user_attrs.get("propagator", "")
+            self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths, propagator=bred_by)
         self._end(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
         self._interrupted += 1
         self._some_may_wait = True
@@ -196,9 +206,27 @@ class Record:
         """Give all evaluations in the order in which they were started."""
         return [_evaluation(trial) for trial in self._storage.get_all_trials(self._study_id, deepcopy=False)]
 
-    def _start_waiting(self, trial: FrozenTrial, attributes: Mapping[str, int]) -> Assignment:
-        for name, value in attributes.items():
-            self._storage.set_trial_user_attr(trial._trial_id, name, value)
+    def news(self) -> list[Evaluation]:
+        """Give the evaluations that have started, or that have ended, since this was asked for the last time."""
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+        fresh = [trials[number] for number in [*self._told, *range(self._over, len(trials))]]
+        changed = [trial for trial in fresh if self._told.get(trial.number) != trial.state]
+        self._told.update((trial.number, trial.state) for trial in changed)
+        for trial in changed:
+            if trial.state.is_finished():
+                del self._told[trial.number]
+        self._over = len(trials)
+        return [_evaluation(trial) for trial in changed]
+
+    def _is_known(self, params: Mapping[str, Any]) -> bool:
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+        self._tried.update(frozenset(trial.params.items()) for trial in trials[self._counted :])
+        self._counted = len(trials)
+        return frozenset(params.items()) in self._tried
+
+    def _start_waiting(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> Assignment:
+        for name in attributes.keys() - trial.user_attrs.keys():
+            self._storage.set_trial_user_attr(trial._trial_id, name, attributes[name])
         self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
         return Assignment(trial._trial_id, trial.params)
 
@@ -234,35 +262,6 @@ def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
     return list(best.values())[:n]
 
 
-def study_names(storage: str | Path) -> list[str]:
-    """Name the studies in a storage."""
-    return [study.study_name for study in _open_storage(storage).get_all_studies()]
-
-
-def without_password(storage: str) -> str:
-    """Replace the password in a storage URL by asterisks; a path stays as it is."""
-    if "://" not in storage:
-        return storage
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        url = make_url(storage)
-    except (ArgumentError, ValueError):
-        return storage.split("://")[0] + "://..."
-    if "@" in (url.host or "") or "@" in (url.database or ""):  # of a password that is not percent-encoded
-        return storage.split("://")[0] + "://..."
-    secret = [name for name in url.query if any(word in name.lower() for word in _SECRETS)]
-    hidden = url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
-    return hidden.replace("%2A%2A%2A", "***")
-
-
-def _open_storage(storage: str | Path) -> BaseStorage:
-    if isinstance(storage, str) and "://" in storage:
-        return optuna.storages.get_storage(storage)
-    return JournalStorage(Journal(Path(storage)))
-
-
 def _evaluation(trial: FrozenTrial) -> Evaluation:
     attributes = trial.user_attrs
     state = INTERRUPTED if attributes.get("failure") == INTERRUPTED else _STATES[trial.state]
@@ -277,6 +276,7 @@ def _evaluation(trial: FrozenTrial) -> Evaluation:
         seconds=attributes.get("seconds", 0.0),
         metrics=attributes.get("metrics", {}),
         failure=attributes.get("failure"),
+        propagator=attributes.get("propagator", ""),
         started=trial.datetime_start.timestamp() if trial.datetime_start else math.nan,
         ended=trial.datetime_complete.timestamp() if trial.datetime_complete else math.nan,
     )

@@ -65,7 +65,8 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
                 layout,
                 world,
                 worker=index,
-                past=record.evaluations() if record else [],
+                propagators=this.propagators,
+                record=record,
                 migration_probability=options.migration_probability,
                 pollination=options.pollination,
                 seed=this.seed,
@@ -112,6 +113,7 @@ def _checked(options: Options) -> dict[str, Any]:
 
     search = load_search_file(options.search_space)
     before = previous(options, search)
+    options.check_space(search.space, before)
     search.settings(options.settings)
     search.settings(options.assignments(before))
     return before
@@ -155,9 +157,9 @@ def _progress(world: SleepingComm, this: Session, watch: Watch) -> AbstractConte
 
 def _report(this: Session, stopping: Stop | None, top_n: int, workers: int, started: float) -> int:
     """Print and write the run's summary as the record has it, and give the exit status that goes with it."""
-    from hpo.record import without_password
     from hpo.report.tables import print_tables, print_times
     from hpo.run_dir import write_json
+    from hpo.storage import without_password
     from hpo.summary import busy_fraction, spent, summarize
 
     evaluations = this.open_record().evaluations()

@@ -18,10 +18,11 @@ from typing import Any
 from hpo.errors import RunError, UsageError
 from hpo.journal import damage, is_begun
 from hpo.layout import Layout
-from hpo.options import DEFAULT_EVALUATIONS, Options
-from hpo.record import Record, study_names, without_password
+from hpo.options import DEFAULT_EVALUATIONS, DEFAULT_PROPAGATORS, Options
+from hpo.record import Record
 from hpo.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.search_file import SearchFile
+from hpo.storage import study_names, without_password
 from hpo.summary import summarize
 
 _PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optuna", "scikit-learn")
@@ -36,6 +37,7 @@ class Session:
     study_name: str
     budget: int
     seed: int
+    propagators: tuple[str, ...]
     headline: str
 
     def open_record(self) -> Record:
@@ -88,9 +90,11 @@ def begin(
     budget = options.budget(layout.workers) or before.get("budget", DEFAULT_EVALUATIONS)
     seed = options.seed if options.seed is not None else before.get("seed", 0)
     values = _values(settings)
-    session = Session(run_dir, run_dir.locate(storage), study_name, budget, seed, headline="")
+    propagators = options.propagators or tuple(before.get("propagators", DEFAULT_PROPAGATORS))
+    session = Session(run_dir, run_dir.locate(storage), study_name, budget, seed, propagators, headline="")
     lines = [
-        f"{search.path.stem}: {budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; seed {seed}",
+        f"{search.path.stem}: {budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; "
+        f"{', '.join(propagators)}; seed {seed}",
         f"in {run_dir.path}{_take_up(session, search) if before else _create(session, search)}",
         *(
             f"{name} was {value} before, and is {values[name]} now: losses may not compare"
@@ -105,6 +109,7 @@ def begin(
         "set": dict(assignment.split("=", 1) for assignment in options.assignments(before)),
         "budget": budget,
         "seed": seed,
+        "propagators": list(propagators),
         "storage": without_password(storage),
         "study": study_name,
         "layout": dataclasses.asdict(layout),

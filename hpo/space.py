@@ -6,10 +6,12 @@ A space is checked when it is made, since only the space knows its parameters' n
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Union
 
 if TYPE_CHECKING:
@@ -244,6 +246,11 @@ class SearchSpace:
         """Turn genes into hyperparameters: plain ints, floats, strings and booleans."""
         return {name: parameter.decode(genes[name]) for name, parameter in self.parameters.items()}
 
+    def nearest_genes(self, params: Mapping[str, Value]) -> dict[str, Gene]:
+        """Give the genes of the hyperparameters of this space that are nearest to some with more digits."""
+        genes = {name: parameter.encode(params[name]) for name, parameter in self.parameters.items()}
+        return self.encode(self.decode(genes))
+
     def check(self, params: Mapping[str, object]) -> None:
         """Raise a ValueError, naming the first culprit, unless `params` are hyperparameters of this space."""
         for name in [*params, *self.parameters]:
@@ -253,6 +260,26 @@ class SearchSpace:
                 raise ValueError(f"parameter {name!r} is missing")
             if not self.parameters[name].accepts(params[name]):
                 raise ValueError(f"parameter {name!r}: {params[name]!r} is not in {self.parameters[name]!r}")
+
+    def draw(self, rng: Random) -> dict[str, Value]:
+        """Draw hyperparameters, each uniformly from its range (its logarithm, for logarithmic floats)."""
+        genes: dict[str, Gene] = {}
+        for name, parameter in self.parameters.items():
+            low, high = parameter.limits
+            genes[name] = rng.uniform(low, high) if isinstance(parameter, Float) else rng.randint(int(low), int(high))
+        return self.decode(genes)
+
+    @property
+    def size(self) -> float:
+        """How many different hyperparameters there are: infinitely many where there is a float."""
+        sizes = [parameter.limits[1] - parameter.limits[0] + 1 for parameter in self.parameters.values()]
+        return math.inf if any(isinstance(p, Float) for p in self.parameters.values()) else math.prod(sizes)
+
+    def everything(self) -> Iterator[dict[str, Value]]:
+        """Give all hyperparameters there are, of a space without floats."""
+        ranges = [range(int(low), int(high) + 1) for low, high in self.limits().values()]
+        for genes in itertools.product(*ranges):
+            yield self.decode(dict(zip(self.parameters, genes, strict=True)))
 
     def describe(self) -> dict[str, str]:
         """Give each parameter as text, to be kept with a run and compared on resuming it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ def summarize(evaluations: Sequence[Evaluation], budget: int, top_n: int) -> dic
         "evaluations": counts(evaluations, budget),
         "waiting": sum(evaluation.state == "waiting" for evaluation in evaluations),
         "failures": reasons(evaluations),
+        "propagators": propagators(evaluations),
         "best": _entry(best[0]) if best else None,
         "top": [_entry(evaluation) for evaluation in rank(evaluations, top_n)],
         "islands": [
@@ -37,6 +39,23 @@ def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     failures = [evaluation.failure or "" for evaluation in evaluations if evaluation.state == "failed"]
     counted = Counter(re.sub(r"^rank \d+: ", "", failure) for failure in failures)
     return [{"reason": reason, "count": count} for reason, count in counted.most_common()]
+
+
+def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Give what each propagator bred: its evaluations, how many of them improved the best so far, and its own best."""
+    found: dict[str, dict[str, Any]] = {}
+    best = math.inf
+    for evaluation in sorted((e for e in evaluations if e.finished), key=lambda e: (e.ended, e.trial)):
+        entry = found.setdefault(
+            evaluation.propagator, {"propagator": evaluation.propagator, "evaluations": 0, "improved": 0, "best": None}
+        )
+        entry["evaluations"] += 1
+        if evaluation.state == "complete" and (entry["best"] is None or evaluation.loss < entry["best"]):
+            entry["best"] = evaluation.loss
+        if evaluation.state == "complete" and evaluation.loss < best:
+            best = evaluation.loss
+            entry["improved"] += 1
+    return list(found.values())
 
 
 def counts(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:

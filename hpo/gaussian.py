@@ -1,0 +1,94 @@
+"""A Gaussian process that foretells losses.
+
+After Rasmussen and Williams, Gaussian processes for machine learning (2006), whose equations are named.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.optimize import minimize
+
+Vector = npt.NDArray[np.float64]
+
+# The most likely scales are looked for around these, a factor of e being one standard deviation: parameters matter over
+# half of their range, and a twentieth of the variance does not follow from them.
+_SCALE = 0.5
+_NOISE = 0.05
+_STEPS = 15  # of the search for them, which goes on from where it ended when a tenth more is known
+_GROWTH = 1.1
+
+
+class GaussianProcess:
+    """Foretells a function of the unit cube from what it was at some points; `unordered` are its categorical axes.
+
+    Covariances are exp(-d^2 / 2) for distances d in units of one scale per axis, d being 1 between two categories.
+    """
+
+    def __init__(self, unordered: npt.NDArray[np.bool_]) -> None:
+        self._unordered = unordered
+        self._start: Vector = np.log(np.append(np.full(len(unordered), _SCALE), _NOISE))
+        self._logs = self._start
+        self._next_fit = 0.0
+
+    def fit(self, points: Vector, values: Vector) -> None:
+        """Learn from points, shape (n, axes), and their values, of mean 0 and variance 1."""
+        if len(points) >= self._next_fit:
+            squares = self._squares(points, points)
+            found = minimize(
+                self._misfit,
+                self._logs,
+                (squares, values),
+                jac=True,
+                method="L-BFGS-B",
+                bounds=[(-4.0, 4.0)] * len(self._unordered) + [(-9.0, 1.0)],
+                options={"maxiter": _STEPS},
+            )
+            self._logs = found.x
+            self._next_fit = _GROWTH * len(points)
+        self._learn(points, values)
+
+    def assume(self, points: Vector) -> None:
+        """Take for true what it foretells of points whose values are yet to come, so that others are preferred."""
+        if len(points):
+            mean, _ = self.foretell(points)
+            self._learn(np.vstack([self._points, points]), np.append(self._values, mean))
+
+    def foretell(self, points: Vector) -> tuple[Vector, Vector]:
+        """Give the mean and the standard deviation at each point (equations 2.25 and 2.26)."""
+        covariance = self._covariance(points, self._points)
+        mean = covariance @ self._weights
+        explained = np.einsum("ij,ji->i", covariance, cho_solve(self._factor, covariance.T))
+        return mean, np.sqrt(np.maximum(1.0 - explained, 1e-9))
+
+    def _learn(self, points: Vector, values: Vector) -> None:
+        self._points, self._values = points, values
+        noise = np.exp(self._logs[-1])
+        self._factor = cho_factor(self._covariance(points, points) + noise * np.eye(len(points)), lower=True)
+        self._weights = cho_solve(self._factor, values)
+
+    def _covariance(self, some: Vector, others: Vector) -> Vector:
+        return np.exp(-self._squares(some, others) @ np.exp(-2 * self._logs[:-1]))  # type: ignore[no-any-return]
+
+    def _squares(self, some: Vector, others: Vector) -> Vector:
+        """Half the squared distances along each axis, shape (some, others, axes)."""
+        differences = some[:, None, :] - others[None, :, :]
+        return np.where(self._unordered, differences != 0, differences**2) / 2
+
+    def _misfit(self, logs: Vector, squares: Vector, values: Vector) -> tuple[float, Vector]:
+        """Give -log p(scales, noise | values) but for a constant, and its gradient (equations 5.8 and 5.9)."""
+        rates, noise = np.exp(-2 * logs[:-1]), np.exp(logs[-1])
+        covariance = np.exp(-squares @ rates)
+        off = logs - self._start
+        try:
+            factor = cho_factor(covariance + noise * np.eye(len(values)), lower=True)
+        except LinAlgError:
+            return 1e9, np.zeros_like(logs)
+        weights = cho_solve(factor, values)
+        inner = np.outer(weights, weights) - cho_solve(factor, np.eye(len(values)))
+        gradient = np.append(
+            -rates * np.einsum("ij,ijk->k", inner * covariance, squares), -0.5 * noise * np.trace(inner)
+        )
+        misfit = 0.5 * values @ weights + np.log(np.diag(factor[0])).sum() + 0.5 * off @ off
+        return float(misfit), gradient + off

@@ -1,0 +1,128 @@
+"""The default propagator: a genetic search whose offspring is screened by a model of all that the run has evaluated."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+from scipy.stats import rankdata
+
+from hpo.gaussian import GaussianProcess
+from hpo.past import Past, Vector
+from hpo.space import Float, Value
+from hpo.upstream import Individual, Propagator
+
+_PARENTS = 10
+_OFFSPRING = 100
+_NEWCOMERS = 50  # drawn at random and screened along with the offspring, so that nothing is out of reach
+_MEAN_DARING = 2.0
+_FINEST_STEP = 1000.0  # of a float: a thousandth of its range
+_MOST_POINTS = 256  # that the model learns from, which takes time with the cube of their number
+
+
+class Genetic(Propagator):  # type: ignore[misc]
+    """Breeds many individuals, and gives the one of which the model expects most.
+
+    Parents are the best of the island's population. Offspring take each gene from one of two parents (uniform
+    crossover), and one gene or more is mutated, each with probability 1 / genes: a category becomes any other, a number
+    moves by a step whose logarithm is uniform, so that small steps are as likely as large ones at every scale
+    (Muehlenbein and Schlierkamp-Voosen, Predictive models for the breeder genetic algorithm, 1993).
+
+    The model, a Gaussian process, knows what was tried on all islands and what is in flight. It foretells ranks rather
+    than losses, so that neither outliers nor failures bend it. The offspring with the lowest mean - d * deviation is
+    chosen (Srinivas et al., Gaussian process optimization in the bandit setting, 2010), with a daring d drawn anew from
+    an exponential distribution each time, so that workers which breed at the same time search differently (Hutter et
+    al., Parallel algorithm configuration, 2012).
+    """
+
+    def __init__(self, past: Past, rng: random.Random) -> None:
+        super().__init__(-1, 1, rng)
+        self._past = past
+        self._limits = past.space.limits()
+        self._width: Vector = past.high - past.low
+        floats = np.array([isinstance(parameter, Float) for parameter in past.space.parameters.values()])
+        self._grid = ~floats & ~past.unordered
+        self._steps: Vector = np.where(self._grid, np.maximum(self._width, 1.0), _FINEST_STEP)
+        self._mutable = np.flatnonzero(self._width > 0)
+        self._draws = np.random.default_rng(rng.getrandbits(64))
+        self._model = GaussianProcess(past.unordered)
+
+    def __call__(self, population: list[Individual]) -> Individual:
+        """Breed one individual."""
+        params = self._choose(population) or self._past.draw_new(self.rng) or self._past.space.draw(self.rng)
+        return Individual(dict(self._past.space.encode(params)), self._limits)
+
+    def _choose(self, population: list[Individual]) -> dict[str, Value] | None:
+        """Give the most promising hyperparameters that are new; None where nothing is known yet, or nothing is new."""
+        parents = self._parents(population)
+        if len(self._past.losses) <= len(self._width) or not len(parents):
+            return None
+        crowd = np.vstack([self._offspring(parents), self._newcomers()])
+        for place in np.argsort(self._promise(crowd), kind="stable"):
+            params = self._past.params_of(crowd[place])
+            if not self._past.knows(params):
+                return params
+        return None
+
+    def _parents(self, population: list[Individual]) -> Vector:
+        """Give the genes of the best individuals, each once: islands exchange copies."""
+        parents: dict[tuple[float, ...], None] = {}
+        for individual in sorted(population, key=lambda individual: individual.loss):
+            if len(parents) == _PARENTS or not math.isfinite(individual.loss):
+                break
+            parents.setdefault(tuple(individual.position))
+        return np.array(list(parents), float)
+
+    def _offspring(self, parents: Vector) -> Vector:
+        draws, genes = self._draws, len(self._width)
+        mothers, fathers = parents[draws.integers(len(parents), size=(2, _OFFSPRING))]
+        offspring = np.where(draws.random((_OFFSPRING, genes)) < 0.5, mothers, fathers)
+        mutated = draws.random((_OFFSPRING, genes)) < 1 / genes
+        mutated[np.arange(_OFFSPRING), draws.choice(self._mutable, _OFFSPRING)] = True
+        mutants: Vector = np.where(mutated & (self._width > 0), self._mutate(offspring), offspring)
+        return mutants
+
+    def _mutate(self, genes: Vector) -> Vector:
+        """Mutate every gene; a step that would leave the range goes the other way, and no further than the range."""
+        draws, past = self._draws, self._past
+        steps = self._steps ** draws.random(genes.shape)
+        steps = np.where(self._grid, np.floor(steps), steps / _FINEST_STEP * self._width)
+        signs = np.where(draws.random(genes.shape) < 0.5, -1, 1)
+        there = genes + signs * steps
+        back = genes - signs * steps
+        moved = np.clip(np.where((there < past.low) | (there > past.high), back, there), past.low, past.high)
+        shifts = 1 + np.floor(draws.random(genes.shape) * np.maximum(self._width, 1))
+        mutants: Vector = np.where(past.unordered, (genes + shifts) % (self._width + 1), moved)
+        return mutants
+
+    def _newcomers(self) -> Vector:
+        draws = self._draws.random((_NEWCOMERS, len(self._width)))
+        whole = np.floor(draws * (self._width + 1))
+        newcomers: Vector = self._past.low + np.where(self._grid | self._past.unordered, whole, draws * self._width)
+        return newcomers
+
+    def _promise(self, crowd: Vector) -> Vector:
+        """Give how high each individual may be expected to rank, the lower the better."""
+        past, chosen = self._past, self._telling()
+        ranks = rankdata(past.losses[chosen])
+        self._model.fit(self._unit(past.tried[chosen]), ndtri((ranks - 0.5) / len(ranks)))
+        self._model.assume(self._unit(past.running))
+        mean, deviation = self._model.foretell(self._unit(crowd))
+        promise: Vector = mean - self.rng.expovariate(1 / _MEAN_DARING) * deviation
+        return promise
+
+    def _telling(self) -> npt.NDArray[np.int64]:
+        """Choose what the model learns from: everything, or half of it the best, and half the last."""
+        losses, half = self._past.losses, _MOST_POINTS // 2
+        if len(losses) <= _MOST_POINTS:
+            return np.arange(len(losses))
+        last = np.arange(len(losses) - half, len(losses))
+        return np.union1d(np.argpartition(losses[:-half], half)[:half], last)
+
+    def _unit(self, genes: Vector) -> Vector:
+        """Scale genes to 1, but for categories, which are only the same or not."""
+        unit: Vector = (genes - self._past.low) / np.where(self._past.unordered | (self._width == 0), 1.0, self._width)
+        return unit
