@@ -131,6 +131,10 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
             bool, typer.Option("--resume", help="Go on with the run in --run-dir; start it if there is none yet.")
         ] = False,
         top_n: Annotated[int, typer.Option(metavar="N", parser=_whole, help="Individuals in the final tables.")] = 3,
+        start_with: Annotated[
+            Optional[Path],
+            typer.Option(metavar="FILE", help="JSON list of hyperparameters, complete or partial, to evaluate first."),
+        ] = None,
         settings: Annotated[
             Optional[list[str]],
             typer.Option("--set", metavar="NAME=VALUE", help="A setting of the search space; may be given many times."),
@@ -164,6 +168,10 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
             Optional[int],
             typer.Option(metavar="N", parser=_whole, help="Stop the run if its first N evaluations fail."),
         ] = None,
+        target_loss: Annotated[
+            Optional[float],
+            typer.Option(metavar="X", parser=_number, help="End the run when a loss is X or lower."),
+        ] = None,
         log_level: Annotated[
             str, typer.Option(metavar="LEVEL", help=f"What goes to stderr: {', '.join(LOG_LEVELS)}.")
         ] = "warning",
@@ -186,12 +194,14 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
                 run_dir=run_dir,
                 resume=resume,
                 top_n=top_n,
+                start_with=start_with,
                 settings=tuple(settings or ()),
                 storage=storage,
                 collective_timeout=collective_timeout,
                 evaluation_timeout=evaluation_timeout,
                 time_limit=time_limit,
                 max_failures=max_failures,
+                target_loss=target_loss,
                 log_level=log_level,
             )
         )

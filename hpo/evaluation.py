@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,11 +35,17 @@ Steps = Generator[tuple[float, dict[str, float]], None, None]
 
 @dataclass(frozen=True)
 class Limits:
-    """When to give up: on a rank that its peers wait for, on an evaluation, on a run in which nothing succeeds."""
+    """When to end: waiting for a rank, an evaluation, a run in which nothing succeeds, or one that is good enough."""
 
     collective_timeout: float
     evaluation_timeout: float
     max_failures: int | None
+    target_loss: float = -math.inf
+
+
+def target_reached(target_loss: float) -> Stop:
+    """Say why a run stops that has found what it was to find."""
+    return Stop(f"the loss of --target-loss {target_loss:g} is reached", Exit.BUDGET_SPENT)
 
 
 @dataclass
@@ -126,9 +132,8 @@ class Evaluator:
         started, reported = time.monotonic(), 0
         while outcome.verdict.state == "going":
             step = self._advance(steps)
-            if step.loss is not None and time.monotonic() - started > limit:
-                overdue = f"timeout: still going on after {limit:g} s (--evaluation-timeout)"
-                step = Step(step.rank, step.loss, step.metrics, overdue=overdue)
+            if step.loss is not None:
+                step = self._decide(step, step.loss, time.monotonic() - started)
             outcome.verdict = verdict = self._meet(step)
             if verdict.loss is None:
                 continue
@@ -140,10 +145,22 @@ class Evaluator:
         if outcome.verdict.state != "complete":
             outcome.loss = math.inf
             self._abandon(steps)
+        elif outcome.loss <= self._limits.target_loss:
+            self._abandon(steps)
         elif self._watch.cause is not None:  # called off, and it went on to its end: its connections are cut
             self._worker.disconnect()
         self._watch.end()
         return outcome
+
+    def _decide(self, step: Step, loss: float, seconds: float) -> Step:
+        """End an evaluation that has reached the target, or has had its time; what the leader decides holds."""
+        limits = self._limits
+        if loss <= limits.target_loss:
+            return replace(step, ending="complete")
+        if seconds > limits.evaluation_timeout:
+            reason = f"timeout: still going on after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
+            return replace(step, ending="failed", reason=reason)
+        return step
 
     def _advance(self, steps: Steps) -> Step:
         """Run the objective on this rank up to its next loss; nothing that it raises gets past this."""
@@ -225,6 +242,8 @@ class Evaluator:
             record.interrupt(assignment)
         elif verdict.state == "complete":
             record.complete(assignment, outcome.loss, seconds, outcome.metrics)
+            if outcome.loss <= self._limits.target_loss:
+                self._watch.stop(target_reached(self._limits.target_loss))
         else:
             record.fail(assignment, verdict.failure, verdict.traceback, seconds)
             most = self._limits.max_failures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +36,14 @@ class Options:
     run_dir: Path | None = None
     resume: bool = False
     top_n: int = 3
+    start_with: Path | None = None
     settings: tuple[str, ...] = ()
     storage: str | None = None
     collective_timeout: float = DEFAULT_COLLECTIVE_TIMEOUT
     evaluation_timeout: float | None = None
     time_limit: float | None = None
     max_failures: int | None = None
+    target_loss: float | None = None
     log_level: str = "warning"
 
     def __post_init__(self) -> None:
@@ -69,7 +72,7 @@ class Options:
             raise UsageError(  # without the value, in which a password may be
                 "--storage must be the URL of an Optuna storage, e.g. sqlite:///study.db or postgresql://me:word@host/db"
             )
-        self._check_propagators()
+        self._check_search()
         if not 0 <= self.migration_probability <= 1:
             raise UsageError(f"--migration-probability must be from 0 to 1, not {self.migration_probability}")
         if self.log_level not in LOG_LEVELS:
@@ -77,7 +80,7 @@ class Options:
         if self.resume and self.run_dir is None:
             raise UsageError("--resume needs the run to go on with: --run-dir runs/NAME")
 
-    def _check_propagators(self) -> None:
+    def _check_search(self) -> None:
         for name in self.propagators:
             if name not in PROPAGATORS:
                 raise UsageError(f"--propagators: there is no propagator {name!r}; there are {', '.join(PROPAGATORS)}")
@@ -86,6 +89,8 @@ class Options:
                 f"--propagators {','.join(self.propagators)}: each is for an island of its own, and --islands is "
                 f"{self.islands}"
             )
+        if self.target_loss is not None and not math.isfinite(self.target_loss):
+            raise UsageError(f"--target-loss must be a finite number, not {self.target_loss}")
 
     def check_space(self, space: SearchSpace, before: Mapping[str, Any]) -> None:
         """Raise a UsageError where the propagators, of here or of earlier sessions, cannot search a space."""

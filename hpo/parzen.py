@@ -28,6 +28,7 @@ class Parzen(Propagator):  # type: ignore[misc]
         self._past = past
         self._limits = past.space.limits()
         self._distributions = past.space.distributions()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._sampler = optuna.samplers.TPESampler(seed=rng.getrandbits(31), constant_liar=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpo.communicator import SleepingComm, same_host
 from hpo.errors import Exit, UsageError
+from hpo.given import read_given
 from hpo.layout import Layout, usable_cores
 from hpo.options import Options
 from hpo.report.text import duration
@@ -39,11 +40,12 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
         _limit_time(options, watch)
     search, settings, before, data = _prepare(options, world, host)
     from hpo import session
-    from hpo.evaluation import Evaluator, Limits
+    from hpo.evaluation import Evaluator, Limits, target_reached
     from hpo.islands import run_islands
     from hpo.worker import Worker
 
-    limits = Limits(options.collective_timeout, options.evaluation_timeout or math.inf, options.max_failures)
+    target = -math.inf if options.target_loss is None else options.target_loss
+    limits = Limits(options.collective_timeout, options.evaluation_timeout or math.inf, options.max_failures, target)
     hosts = sum(world.allgather(host.rank == 0))
     with ExitStack() as held:
         run_dir = _on_first(world, lambda: session.enter(options, search, held))
@@ -53,10 +55,12 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
         record = this.open_record() if subcommunicator.rank == 0 else None
 
         def report() -> int:
-            return _report(this, watch.stopping, options.top_n, layout.workers, started)
+            return _report(this, watch.stopping, search.space.size, options.top_n, layout.workers, started)
 
         if world.rank == 0:
             watch.last_words = report
+            if record and any(evaluation.loss <= target for evaluation in record.evaluations()):
+                watch.stop(target_reached(target))
         worker = Worker(subcommunicator, host, index, this.seed, data, limits.collective_timeout)
         with worker, _progress(world, this, watch):
             run_islands(
@@ -114,6 +118,8 @@ def _checked(options: Options) -> dict[str, Any]:
     search = load_search_file(options.search_space)
     before = previous(options, search)
     options.check_space(search.space, before)
+    if options.start_with is not None:
+        read_given(options.start_with, search.space, 0)
     search.settings(options.settings)
     search.settings(options.assignments(before))
     return before
@@ -155,7 +161,7 @@ def _progress(world: SleepingComm, this: Session, watch: Watch) -> AbstractConte
     return Progress(this.open_record().evaluations, this.budget, on_error=watch.die)
 
 
-def _report(this: Session, stopping: Stop | None, top_n: int, workers: int, started: float) -> int:
+def _report(this: Session, stopping: Stop | None, size: float, top_n: int, workers: int, started: float) -> int:
     """Print and write the run's summary as the record has it, and give the exit status that goes with it."""
     from hpo.report.tables import print_tables, print_times
     from hpo.run_dir import write_json
@@ -166,6 +172,7 @@ def _report(this: Session, stopping: Stop | None, top_n: int, workers: int, star
     stopped = stopping if stopping and not spent(evaluations, this.budget) else None
     summary = summarize(evaluations, this.budget, top_n)
     summary["stopped"] = stopped.reason if stopped else None
+    summary["exhausted"] = sum(evaluation.finished for evaluation in evaluations) >= size
     summary["wall_seconds"] = round(time.time() - started, 3)
     summary["worker_busy_fraction"] = busy_fraction(evaluations, workers, since=started)
     print_tables(summary)
@@ -174,6 +181,8 @@ def _report(this: Session, stopping: Stop | None, top_n: int, workers: int, star
         write_json(this.run_dir.summary_json, summary)
     if not nothing_new:
         print_times(summary)
+    if summary["exhausted"]:
+        print(f"The search space is exhausted: it has {size:.0f} individuals, and all were evaluated")
     print(f"The study is {without_password(this.storage)}, the summary {this.run_dir.summary_json}")
     if stopped:
         print(f"Stopped: {stopped.reason}. To go on: --run-dir {this.run_dir.path} --resume")

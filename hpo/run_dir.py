@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import RunError, UsageError
+from hpo.options import PROPAGATORS
 
 RUNS = Path("runs")
 
@@ -136,6 +137,7 @@ def _check_content(content: Any, path: Path) -> None:
         "space": (dict, "an object", bool),
         "budget": (int, "a whole number from 1", lambda budget: budget >= 1),
         "seed": (int, "a whole number from 0", lambda seed: seed >= 0),
+        "propagators": (list, "a list of propagators", lambda names: names and all(n in PROPAGATORS for n in names)),
         "settings": (dict, "an object", lambda _: True),
         "set": (dict, "an object of texts", lambda texts: all(isinstance(text, str) for text in texts.values())),
         "storage": (str, "a text", bool),

@@ -8,7 +8,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import RunError, UsageError
+from hpo.given import read_given
 from hpo.journal import damage, is_begun
 from hpo.layout import Layout
 from hpo.options import DEFAULT_EVALUATIONS, DEFAULT_PROPAGATORS, Options
 from hpo.record import Record
 from hpo.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.search_file import SearchFile
+from hpo.space import SearchSpace
 from hpo.storage import study_names, without_password
 from hpo.summary import summarize
 
@@ -92,10 +94,13 @@ def begin(
     values = _values(settings)
     propagators = options.propagators or tuple(before.get("propagators", DEFAULT_PROPAGATORS))
     session = Session(run_dir, run_dir.locate(storage), study_name, budget, seed, propagators, headline="")
+    taken_up = _take_up(session, search) if before else _create(session, search)
+    if options.start_with is not None:
+        _give(session, read_given(options.start_with, search.space, seed), search.space)
     lines = [
         f"{search.path.stem}: {budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; "
         f"{', '.join(propagators)}; seed {seed}",
-        f"in {run_dir.path}{_take_up(session, search) if before else _create(session, search)}",
+        f"in {run_dir.path}{taken_up}",
         *(
             f"{name} was {value} before, and is {values[name]} now: losses may not compare"
             for name, value in before.get("settings", {}).items()
@@ -165,8 +170,18 @@ def _take_up(session: Session, search: SearchFile) -> str:
         record.requeue_interrupted()
     states = [evaluation.state for evaluation in record.evaluations()]
     finished = len(states) - states.count("waiting") - states.count("interrupted")
-    again = f"; {states.count('waiting')} interrupted will be evaluated again, first" if "waiting" in states else ""
-    return f": going on after {finished} evaluations{again}"
+    again = f"; {states.count('waiting')} that wait will be evaluated first" if "waiting" in states else ""
+    return f": going on after {finished} evaluation{'' if finished == 1 else 's'}{again}"
+
+
+def _give(session: Session, given: Sequence[Mapping[str, Any]], space: SearchSpace) -> None:
+    """Let hyperparameters wait to be evaluated, as far as they are new to the run."""
+    with _mistakes(session.storage):
+        record = session.open_record()
+        known = [evaluation.params for evaluation in record.evaluations()]
+        for params in given:
+            if params not in known:
+                record.enqueue(params, space.distributions(), propagator="--start-with")
 
 
 def _open(run_dir: RunDir, storage: str, study_name: str) -> Record | None:

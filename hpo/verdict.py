@@ -17,8 +17,8 @@ class Step:
 
     A failure is the rank's `own` if nobody had called the evaluation off before; `echo` if it came from a connection
     that a peer had ended; `timeout` if the rank had waited for others for as long as it may. `at` is when, in seconds
-    since the epoch, and `where` the objective was. `stopped` says that the whole run stops, `overdue` that the
-    evaluation has had its time.
+    since the epoch, and `where` the objective was. `stopped` says that the whole run stops. `ending` is the
+    state in which the leader ends the evaluation with this loss, and `reason` why it fails, if it does.
     """
 
     rank: int
@@ -29,7 +29,8 @@ class Step:
     echo: bool = False
     timeout: bool = False
     stopped: bool = False
-    overdue: str | None = None
+    ending: str | None = None
+    reason: str = ""
     at: float = math.inf
     where: str = ""
     traceback: str = ""
@@ -62,9 +63,7 @@ def judge(steps: Sequence[Step]) -> Verdict:
     if not all(math.isclose(loss, losses[0], rel_tol=_TOLERANCE, abs_tol=1e-12) for loss in losses):
         shown = ", ".join(f"rank {step.rank} {step.loss}" for step in steps)
         return Verdict("failed", failure=f"the ranks yielded different losses: {shown}; all_reduce it, for example")
-    return Verdict(
-        "failed" if steps[0].overdue else "going", losses[0], steps[0].metrics, failure=steps[0].overdue or ""
-    )
+    return Verdict(steps[0].ending or "going", losses[0], steps[0].metrics, failure=steps[0].reason)
 
 
 def _failed(failures: Sequence[Step]) -> Verdict:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from hpo import Float, Int, SearchSpace
 from hpo.errors import UsageError
+from hpo.given import read_given
 from hpo.options import Options
 from hpo.report.text import duration
 from hpo.run_dir import RunDir, write_json
@@ -25,6 +27,13 @@ from hpo.run_dir import RunDir, write_json
         ({"resume": True}, "--resume needs the run to go on with: --run-dir"),
         ({"seed": 2**63}, "--seed must be at least 0 and less than 2**63, not 9223372036854775808"),
         ({"storage": "study.db"}, "--storage must be the URL of an Optuna storage, e.g. sqlite:///study.db"),
+        ({"target_loss": float("inf")}, "--target-loss must be a finite number, not inf"),
+        ({"propagators": ("ga", "gaa")}, "--propagators: there is no propagator 'gaa'; there are ga, tpe, cmaes"),
+        ({"propagators": ("ga", ""), "islands": 2}, "--propagators: there is no propagator ''"),
+        (
+            {"propagators": ("ga", "tpe"), "islands": 1},
+            "--propagators ga,tpe: each is for an island of its own, and --islands is 1",
+        ),
         ({"log_level": "loud"}, "--log-level must be one of debug, info, warning, error, not loud"),
     ],
 )
@@ -32,6 +41,35 @@ def test_options_that_cannot_be_are_shown(options: dict[str, Any], message: str)
     with pytest.raises(UsageError) as raised:
         Options(Path("search.py"), **options)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[", "cannot be read: Expecting value"),
+        ("{}", r'must be a list of objects, such as \[{"layers": \d, "lr": 0\.\d+}\]'),
+        ("[]", "must be a list of objects"),
+        ("[3]", "entry 1: must be an object, not 3"),
+        ('[{}, {"lr": 2}]', r"entry 2: parameter 'lr': 2 is not in Float\(low=0.0, high=1.0, log=False\)"),
+        ('[{"layers": "3"}]', "entry 1: parameter 'layers': '3' is not in Int"),
+        ('[{"layer": 3}]', "entry 1: unknown parameter 'layer'; this space has layers, lr"),
+    ],
+)
+def test_what_a_run_cannot_start_with_is_named(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "given.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        read_given(path, SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0)), seed=0)
+
+
+def test_what_is_given_is_completed_alike_each_time(tmp_path: Path) -> None:
+    path, space = tmp_path / "given.json", SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0))
+    path.write_text('[{"layers": 2}, {"lr": 1}, {"layers": 3, "lr": 0.12345678901234567}, {"layers": 2, "lr": 1.0}]')
+    first, second, third, _ = given = read_given(path, space, seed=0)
+    assert given == read_given(path, space, seed=0) != read_given(path, space, seed=1)
+    assert (first["layers"], second["lr"], third) == (2, 1.0, {"layers": 3, "lr": 0.123456789012})
+    for params in given:
+        space.check(params)
 
 
 def test_generations_are_counted_per_worker() -> None:

@@ -164,7 +164,7 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, rea
     assert time.monotonic() - asked < 10
     assert status == 75, errors
     output = (tmp_path / "log").read_text()
-    assert "2 waiting to be evaluated again, of 40" in output
+    assert "2 waiting to be evaluated, of 40" in output
     assert f"Stopped: {reason}. To go on: --run-dir run --resume" in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["stopped"], summary["waiting"]) == (reason, 2)
@@ -173,7 +173,7 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, rea
     assert {trial.user_attrs["repeats"]: trial.params for trial in waiting} == {0: first.params, 1: second.params}
     again = each_mpi.run(2, *faulty("--resume", "--evaluations", 3, "--islands", 1, seconds=0), cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "going on after 0 evaluations; 2 interrupted will be evaluated again, first" in again.stdout
+    assert "going on after 0 evaluations; 2 that wait will be evaluated first" in again.stdout
     assert len(finished(trials_of(tmp_path / "run"))) == 3
 
 

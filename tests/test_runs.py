@@ -66,6 +66,63 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     assert "13 complete, of 13" in table.stdout
 
 
+def test_nothing_is_evaluated_twice_whatever_the_islands_breed_by_and_on_resuming_too(
+    each_mpi: Mpi, tmp_path: Path
+) -> None:
+    arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--evaluations", 4]
+    job = each_mpi.run(8, *arguments, "--propagators", "ga,tpe", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert "2 islands, 1 host; ga, tpe; seed 0" in job.stdout
+    job = each_mpi.run(4, *arguments[:-1], 64, "--resume", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert "; ga, tpe; seed 0" in job.stdout, "as it was"
+    assert "5 complete, 1 failed, of 64" in job.stdout
+    assert "The search space is exhausted: it has 6 individuals, and all were evaluated" in job.stdout
+    trials = trials_of(tmp_path / "run")
+    assert len({tuple(trial.params.values()) for trial in trials}) == len(trials) == 6
+    assert {(t.user_attrs["island"], t.user_attrs["propagator"]) for t in trials} == {(0, "ga"), (1, "tpe")}
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["exhausted"], summary["stopped"], summary["best"]["loss"]) == (True, None, 1.0)
+    assert sum(entry["evaluations"] for entry in summary["propagators"]) == 6
+    assert {entry["propagator"] for entry in summary["propagators"]} == {"ga", "tpe"}
+
+
+def test_a_run_starts_with_what_a_person_gives(mpi: Mpi, tmp_path: Path) -> None:
+    given = [{"depth": 3, "act": "tanh"}, {"act": "relu"}, {"depth": 3, "act": "tanh"}]
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--start-with", "given.json"]
+    for evaluations, resume in ((4, []), (6, ["--resume"])):
+        job = mpi.run(8, *arguments, "--evaluations", evaluations, *resume, cwd=tmp_path)
+        assert (job.returncode, job.stderr) == (0, "")
+        trials = trials_of(tmp_path / "run")
+        assert len({tuple(trial.params.values()) for trial in trials}) == len(trials) == evaluations
+        assert (trials[0].params, trials[1].params["act"]) == (given[0], "relu")
+        assert [trial.user_attrs["propagator"] for trial in trials] == ["--start-with"] * 2 + ["ga"] * (evaluations - 2)
+    (tmp_path / "given.json").write_text('[{"depth": 3}, {"depth": 4}]')
+    job = mpi.run(8, *arguments, "--resume", cwd=tmp_path)
+    assert job.returncode == 2
+    assert job.stderr.splitlines()[0] == (
+        "error: --start-with given.json: entry 2: parameter 'depth': 4 is not in Int(low=1, high=3)"
+    )
+
+
+def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Path) -> None:
+    settings = ["--set", "epochs=1000", "--set", "seconds=0.1"]
+    arguments = [PROGRAM, QUICK, "--run-dir", "run", *settings, "--target-loss", "2.5e3"]
+    job = mpi.run(8, *arguments, cwd=tmp_path, timeout=60)  # one evaluation would take 100 s
+    assert (job.returncode, job.stderr) == (0, "")
+    assert "Stopped: the loss of --target-loss 2500 is reached. To go on: --run-dir run --resume" in job.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["evaluations"]["complete"] >= 1
+    assert summary["evaluations"]["complete"] + summary["waiting"] == 4
+    trials = trials_of(tmp_path / "run")
+    complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
+    assert all(len(trial.intermediate_values) == 1 for trial in complete)
+    again = mpi.run(4, *arguments, "--resume", cwd=tmp_path, timeout=60)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert len(trials_of(tmp_path / "run")) == len(trials), "it is reached already"
+
+
 @pytest.mark.parametrize(
     ("ranks", "options", "budget", "workers_of_island"),
     [

@@ -27,7 +27,7 @@ def print_tables(summary: Mapping[str, Any]) -> None:
     counts = summary["evaluations"]
     states = [f"{counts[state]} {state}" for state in ("complete", "pruned", "failed", "running") if counts[state]]
     if summary["waiting"]:
-        states.append(f"{summary['waiting']} waiting to be evaluated again")
+        states.append(f"{summary['waiting']} waiting to be evaluated")
     print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}")
 
 

@@ -1,0 +1,47 @@
+"""Hyperparameters that a person gives a run to start with: a JSON list of objects, complete or partial."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from hpo.errors import UsageError
+from hpo.space import Float, SearchSpace, Value
+
+
+def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
+    """Give the hyperparameters in a file, each once; what an entry leaves out is drawn, alike for the same seed.
+
+    Raises UsageError, naming the entry, where one is not of the space.
+    """
+    try:
+        entries = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--start-with {path}: cannot be read: {error}") from error
+    if not isinstance(entries, list) or not entries:
+        example = json.dumps([space.draw(random.Random(0))])
+        raise UsageError(f"--start-with {path}: must be a list of objects, such as {example}")
+    given: list[dict[str, Value]] = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            params = _completed(entry, space, random.Random(f"{seed}/{number}"))
+        except ValueError as error:
+            raise UsageError(f"--start-with {path}: entry {number}: {error}") from error
+        if params not in given:
+            given.append(params)
+    return given
+
+
+def _completed(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
+    """Complete an entry by chance; floats may be written as integers, and with any number of digits."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"must be an object, not {entry!r}")
+    params = {**space.draw(rng), **entry}
+    for name, value in entry.items():
+        parameter = space.parameters.get(name)
+        if isinstance(parameter, Float) and type(value) in (int, float) and parameter.low <= value <= parameter.high:
+            params[name] = parameter.decode(parameter.encode(float(value)))
+    space.check(params)
+    return {name: params[name] for name in space.parameters}

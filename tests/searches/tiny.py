@@ -1,0 +1,12 @@
+"""A search of six individuals, of which one fails."""
+
+from hpo import Categorical, Int, SearchSpace
+
+space = SearchSpace(depth=Int(1, 3), act=Categorical("relu", "tanh"))
+
+
+def objective(params, worker):
+    if params == {"depth": 2, "act": "tanh"}:
+        raise ValueError("injected")
+    assert worker.size == 2
+    return params["depth"] + (params["act"] == "tanh") / 2
