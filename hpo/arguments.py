@@ -16,6 +16,7 @@ from hpo.options import (
     DEFAULT_COLLECTIVE_TIMEOUT,
     DEFAULT_EVALUATIONS,
     DEFAULT_PROPAGATORS,
+    DEFAULT_PRUNER,
     LOG_LEVELS,
     PROPAGATORS,
     Options,
@@ -168,6 +169,14 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
             Optional[int],
             typer.Option(metavar="N", parser=_whole, help="Stop the run if its first N evaluations fail."),
         ] = None,
+        pruner: Annotated[
+            Optional[str],
+            typer.Option(
+                metavar="NAME",
+                help="When to give up an evaluation: none, median, percentile:P, asha or hyperband.  "
+                f"[default: {DEFAULT_PRUNER}]",
+            ),
+        ] = None,
         target_loss: Annotated[
             Optional[float],
             typer.Option(metavar="X", parser=_number, help="End the run when a loss is X or lower."),
@@ -201,6 +210,7 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
                 evaluation_timeout=evaluation_timeout,
                 time_limit=time_limit,
                 max_failures=max_failures,
+                pruner=pruner,
                 target_loss=target_loss,
                 log_level=log_level,
             )

@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.communicator import sleep_until
 from hpo.errors import Exit, RunError
+from hpo.exceptions import message, showable, where
 from hpo.record import KnownError
 from hpo.search_file import SearchFile
 from hpo.verdict import Step, Verdict, judge
@@ -23,6 +23,8 @@ from hpo.watch import STOPPED, Stop, Watch
 from hpo.worker import Worker
 
 if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+
     from hpo.record import Assignment, Record
 
 # What gloo says where a peer has ended the connection, or has died.
@@ -72,6 +74,7 @@ class Evaluator:
         record: Record | None,
         budget: int,
         limits: Limits,
+        pruner: BasePruner | None = None,
     ) -> None:
         self._search = search
         self._settings = settings
@@ -80,6 +83,7 @@ class Evaluator:
         self._record = record
         self._budget = budget
         self._limits = limits
+        self._pruner = pruner
         self._distributions = search.space.distributions() if record else {}
         self._count = 0
         watch.join(worker.own_comm)
@@ -142,13 +146,13 @@ class Evaluator:
                 self._record.report(assignment, reported, verdict.loss)
             if verdict.loss < outcome.loss:
                 outcome.loss, outcome.metrics = verdict.loss, verdict.metrics
-        if outcome.verdict.state != "complete":
+            if verdict.state == "going" and self._is_hopeless(assignment):
+                outcome.verdict = Verdict("pruned")
+        if outcome.verdict.state in ("failed", "stopped"):
             outcome.loss = math.inf
             self._abandon(steps)
-        elif outcome.loss <= self._limits.target_loss:
-            self._abandon(steps)
-        elif self._watch.cause is not None:  # called off, and it went on to its end: its connections are cut
-            self._worker.disconnect()
+        elif outcome.verdict.state == "pruned" or outcome.loss <= self._limits.target_loss:
+            self._close(steps)
         self._watch.end()
         return outcome
 
@@ -208,7 +212,7 @@ class Evaluator:
         """Make a failure of what the objective raised, and let the peers know, which may wait for this rank."""
         cause = self._watch.cause
         self._worker.cut()
-        reason = _message(error)
+        reason = message(error)
         echo = any(text in reason for text in _ECHOES)
         step = Step(
             self._worker.rank,
@@ -218,23 +222,34 @@ class Evaluator:
             timeout=waited >= self._limits.collective_timeout and ("timeout" in reason or "Timed out" in reason),
             stopped=cause == STOPPED,
             at=time.time(),
-            where=_where(error, self._search.path),
-            traceback=_showable("".join(traceback.format_exception(error))),
+            where=where(error, self._search.path),
+            traceback=showable("".join(traceback.format_exception(error))),
         )
         traceback.clear_frames(error.__traceback__)  # they hold the model
         error.__traceback__ = None
         return step
 
     def _abandon(self, steps: Steps) -> None:
-        """Close an objective that has not ended by itself, and its process group."""
+        """Close an objective in whose process group ranks may wait, and the group."""
         self._worker.cut()
+        self._close(steps)
+        self._worker.renew_comm()  # the ranks wait for each other in it: all are cut when the first one disconnects
+        self._worker.disconnect()
+
+    def _is_hopeless(self, assignment: Assignment | None) -> bool:
+        """Let the leader ask the pruner, and tell its peers."""
+        if self._pruner is None:
+            return False
+        hopeless = self._record and assignment and self._record.is_hopeless(assignment, self._pruner)
+        return bool(self._worker.own_comm.bcast(hopeless))
+
+    def _close(self, steps: Steps) -> None:
+        """Close an objective that has not ended by itself."""
         try:
             with self._watch.closing():
                 steps.close()
         except BaseException:
             logging.getLogger(__name__).info("while an objective was closed:\n%s", traceback.format_exc())
-        self._worker.renew_comm()  # the ranks wait for each other in it: all are cut when the first one disconnects
-        self._worker.disconnect()
 
     def _finish(self, record: Record, assignment: Assignment, outcome: _Outcome, seconds: float) -> None:
         verdict = outcome.verdict
@@ -244,33 +259,14 @@ class Evaluator:
             record.complete(assignment, outcome.loss, seconds, outcome.metrics)
             if outcome.loss <= self._limits.target_loss:
                 self._watch.stop(target_reached(self._limits.target_loss))
+        elif verdict.state == "pruned":
+            record.prune(assignment, outcome.loss, seconds, outcome.metrics)
         else:
             record.fail(assignment, verdict.failure, verdict.traceback, seconds)
             most = self._limits.max_failures
             if most is not None and record.failures_before_any_success() >= most:
                 reason = f"{most} evaluations failed and none succeeded (--max-failures)"
                 self._watch.stop(Stop(reason, Exit.NOTHING_SUCCEEDED))
-
-
-def _message(error: BaseException) -> str:
-    """Give an exception's message in one line that any terminal can show; its own code may fail."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = "its message cannot be shown"
-    return _showable(text) or "no message"
-
-
-def _showable(text: str) -> str:
-    """Escape what UTF-8 has no bytes for, such as the parts of a file name in another encoding."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _where(error: BaseException, path: Path) -> str:
-    """Name the line of the search space file that an exception has come through, or the last line there is."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename) == path] or frames
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].name})" if own else "an unknown place"
 
 
 def _checked(value: Any) -> tuple[float, dict[str, float]]:

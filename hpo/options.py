@@ -14,6 +14,7 @@ from hpo.space import Categorical, SearchSpace
 DEFAULT_EVALUATIONS = 64
 DEFAULT_COLLECTIVE_TIMEOUT = 600.0  # seconds
 DEFAULT_PROPAGATORS = ("ga",)
+DEFAULT_PRUNER = "none"
 PROPAGATORS = ("ga", "tpe", "cmaes", "pso", "nelder-mead", "propulate", "random")
 _OF_NUMBERS = ("cmaes", "pso", "nelder-mead")
 LONGEST = 365 * 86400.0  # seconds; operating systems do not wait for longer
@@ -44,6 +45,7 @@ class Options:
     time_limit: float | None = None
     max_failures: int | None = None
     target_loss: float | None = None
+    pruner: str | None = None
     log_level: str = "warning"
 
     def __post_init__(self) -> None:

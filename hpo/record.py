@@ -22,6 +22,7 @@ from hpo.storage import open_storage
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
+    from optuna.pruners import BasePruner
 
 INTERRUPTED = "interrupted"
 
@@ -87,6 +88,7 @@ class Record:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._storage = open_storage(storage)
         self._study_id = self._storage.get_study_id_from_name(study_name)
+        self._study = optuna.load_study(study_name=study_name, storage=self._storage)
         self._lock_path = Path(lock).absolute()
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
         self._finished_before = {trial.number for trial in trials if trial.state.is_finished()}
@@ -149,9 +151,15 @@ class Record:
 
     def complete(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
         """Record that an evaluation succeeded; durable when this returns."""
-        self._end(
-            assignment, TrialState.COMPLETE, [loss], seconds=seconds, **({"metrics": dict(metrics)} if metrics else {})
-        )
+        self._end(assignment, TrialState.COMPLETE, [loss], seconds=seconds, **_kept(metrics))
+
+    def prune(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
+        """Record that an evaluation was given up as hopeless, with its lowest loss; durable when this returns."""
+        self._end(assignment, TrialState.PRUNED, [loss], seconds=seconds, **_kept(metrics))
+
+    def is_hopeless(self, assignment: Assignment, pruner: BasePruner) -> bool:
+        """Ask a pruner whether an evaluation is to be given up, after what was reported of it and of the others."""
+        return pruner.prune(self._study, self._storage.get_trial(assignment.trial_id))
 
     def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float) -> None:
         """Record that an evaluation failed, with the reason in one line; durable when this returns."""
@@ -252,6 +260,10 @@ class Record:
             yield
         finally:
             lock.release()
+
+
+def _kept(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    return {"metrics": dict(metrics)} if metrics else {}
 
 
 def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:

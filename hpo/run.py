@@ -15,7 +15,7 @@ from hpo.communicator import SleepingComm, same_host
 from hpo.errors import Exit, UsageError
 from hpo.given import read_given
 from hpo.layout import Layout, usable_cores
-from hpo.options import Options
+from hpo.options import DEFAULT_PRUNER, Options
 from hpo.report.text import duration
 from hpo.search_file import SearchFile, load_search_file
 from hpo.sharing import share
@@ -42,6 +42,7 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
     from hpo import session
     from hpo.evaluation import Evaluator, Limits, target_reached
     from hpo.islands import run_islands
+    from hpo.pruning import make_pruner
     from hpo.worker import Worker
 
     target = -math.inf if options.target_loss is None else options.target_loss
@@ -65,7 +66,7 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
         with worker, _progress(world, this, watch):
             run_islands(
                 search.space,
-                Evaluator(search, settings, worker, watch, record, this.budget, limits),
+                Evaluator(search, settings, worker, watch, record, this.budget, limits, make_pruner(this.pruner)),
                 layout,
                 world,
                 worker=index,
@@ -113,11 +114,13 @@ def _prepare(options: Options, world: SleepingComm, host: SleepingComm) -> tuple
 
 def _checked(options: Options) -> dict[str, Any]:
     """Check the search space, its settings and the run to be resumed, and give that run's run.json."""
+    from hpo.pruning import make_pruner
     from hpo.session import previous
 
     search = load_search_file(options.search_space)
     before = previous(options, search)
     options.check_space(search.space, before)
+    make_pruner(options.pruner if options.pruner is not None else before.get("pruner", DEFAULT_PRUNER))
     if options.start_with is not None:
         read_given(options.start_with, search.space, 0)
     search.settings(options.settings)

@@ -19,7 +19,7 @@ from hpo.errors import RunError, UsageError
 from hpo.given import read_given
 from hpo.journal import damage, is_begun
 from hpo.layout import Layout
-from hpo.options import DEFAULT_EVALUATIONS, DEFAULT_PROPAGATORS, Options
+from hpo.options import DEFAULT_EVALUATIONS, DEFAULT_PROPAGATORS, DEFAULT_PRUNER, Options
 from hpo.record import Record
 from hpo.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.search_file import SearchFile
@@ -40,6 +40,7 @@ class Session:
     budget: int
     seed: int
     propagators: tuple[str, ...]
+    pruner: str
     headline: str
 
     def open_record(self) -> Record:
@@ -93,7 +94,8 @@ def begin(
     seed = options.seed if options.seed is not None else before.get("seed", 0)
     values = _values(settings)
     propagators = options.propagators or tuple(before.get("propagators", DEFAULT_PROPAGATORS))
-    session = Session(run_dir, run_dir.locate(storage), study_name, budget, seed, propagators, headline="")
+    pruner = options.pruner if options.pruner is not None else before.get("pruner", DEFAULT_PRUNER)
+    session = Session(run_dir, run_dir.locate(storage), study_name, budget, seed, propagators, pruner, headline="")
     taken_up = _take_up(session, search) if before else _create(session, search)
     if options.start_with is not None:
         _give(session, read_given(options.start_with, search.space, seed), search.space)
@@ -115,6 +117,7 @@ def begin(
         "budget": budget,
         "seed": seed,
         "propagators": list(propagators),
+        "pruner": pruner,
         "storage": without_password(storage),
         "study": study_name,
         "layout": dataclasses.asdict(layout),

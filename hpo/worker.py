@@ -79,6 +79,7 @@ class Worker:
         self._collective_timeout = timedelta(seconds=collective_timeout)
         self._connections: Mapping[int, int] = {}
         self._held: list[socket.socket] = []
+        self._is_cut = False
         cores_of_ranks = host.allgather(usable_cores())
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(_threads(cores_of_ranks, host.rank))
@@ -97,12 +98,12 @@ class Worker:
         gc.unfreeze()
 
     def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
-        """Bring up the worker's process group, unless it is up; collective over the worker.
+        """Bring up the worker's process group, unless it is up on all ranks; collective over the worker.
 
         The leader's store listens on a port that the system chose: no port arithmetic, no clash with another run.
         While `alone` is entered, no other thread of this process opens connections.
         """
-        if all(self.own_comm.allgather(dist.is_initialized())):
+        if all(self.own_comm.allgather(dist.is_initialized() and not self._is_cut)):
             return
         self.disconnect()
         address = _LOOPBACK if self._on_one_host else _address(self.own_comm)
@@ -130,6 +131,7 @@ class Worker:
         Destroying the process group would not do: gloo closes connections only when nothing holds the group any more,
         and models, exceptions and whatever an objective keeps do.
         """
+        self._is_cut = True
         with suppress(Exception):  # there is no group any more, or it cannot be aborted
             _group().abort()  # for nccl; gloo's does nothing
         self._held += stop_receiving(self._connections)
@@ -142,6 +144,7 @@ class Worker:
             dist.destroy_process_group()
         while self._held:
             self._held.pop().close()
+        self._is_cut = False
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

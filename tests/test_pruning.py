@@ -1,0 +1,58 @@
+"""Evaluations that are given up, on workers of any size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpo.errors import UsageError
+from hpo.pruning import make_pruner
+from tests.conftest import ROOT, SEARCHES, Mpi
+from tests.outcome import trials_of
+
+PROGRAM = ROOT / "run_islands.py"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "medium", "percentile", "percentile:0", "percentile:100", "percentile:x", "Median"]
+)
+def test_a_pruner_that_does_not_exist_is_named(name: str) -> None:
+    with pytest.raises(UsageError, match=f"asha or hyperband, not '{name}'"):
+        make_pruner(name)
+
+
+@pytest.mark.parametrize(
+    ("size", "pruner", "evaluations"),
+    [(1, "median", 60), (2, "percentile:25", 240), (3, "asha", 60), (2, "hyperband", 60)],
+)
+def test_all_ranks_give_up_the_same_evaluations(
+    mpi: Mpi, tmp_path: Path, size: int, pruner: str, evaluations: int
+) -> None:
+    options = ["--ranks-per-worker", size, "--evaluations", evaluations, "--pruner", pruner, "--propagators", "random"]
+    settings = ["--set", f"folder={tmp_path}", "--set", "epochs=6"]
+    job = mpi.run(2 * size, PROGRAM, SEARCHES / "prunable.py", "--run-dir", "run", *options, *settings, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = {trial.params["x"]: trial for trial in trials_of(tmp_path / "run")}
+    assert len(trials) == evaluations
+    pruned = [trial for trial in trials.values() if trial.state.name == "PRUNED"]
+    assert evaluations // 4 < len(pruned) < evaluations
+    for trial in pruned:
+        assert 1 <= len(trial.intermediate_values) <= 6
+        assert trial.values == [min(trial.intermediate_values.values())]
+        assert trial.user_attrs["seconds"] > 0
+    counts = json.loads((tmp_path / "run" / "summary.json").read_text())["evaluations"]
+    assert (counts["pruned"], counts["complete"]) == (len(pruned), evaluations - len(pruned))
+    for index in (0, 1):
+        ranks = [
+            [json.loads(line) for line in (tmp_path / f"{index}-{rank}").read_text().splitlines()]
+            for rank in range(size)
+        ]
+        for notes in ranks:
+            assert [(n["x"], n["epochs"]) for n in notes] == [(n["x"], n["epochs"]) for n in ranks[0]]
+            assert all(note["epochs"] == len(trials[note["x"]].intermediate_values) for note in notes)
+            early, late = notes[len(notes) // 4], notes[-1]
+            assert late["descriptors"] <= early["descriptors"] + 2
+            assert late["tasks"] <= early["tasks"] + 2
+            assert late["memory"] <= early["memory"] + 30
