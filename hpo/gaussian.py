@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
 
 Vector = npt.NDArray[np.float64]
 
@@ -21,28 +22,30 @@ _GROWTH = 1.1
 
 
 class GaussianProcess:
-    """Foretells a function of the unit cube from what it was at some points; `unordered` are its categorical axes.
+    """Foretells a function from what it was at some points.
 
-    Covariances are exp(-d^2 / 2) for distances d in units of one scale per axis, d being 1 between two categories.
+    Covariances are exp(-d^2 / 2), where d is the distance after each coordinate was divided by a scale: by the scale
+    whose number `scale_of` gives for it.
     """
 
-    def __init__(self, unordered: npt.NDArray[np.bool_]) -> None:
-        self._unordered = unordered
-        self._start: Vector = np.log(np.append(np.full(len(unordered), _SCALE), _NOISE))
+    def __init__(self, scale_of: npt.NDArray[np.int64]) -> None:
+        self._scale_of = scale_of
+        self._scales = int(scale_of.max()) + 1
+        self._start: Vector = np.log(np.append(np.full(self._scales, _SCALE), _NOISE))
         self._logs = self._start
         self._next_fit = 0.0
 
     def fit(self, points: Vector, values: Vector) -> None:
-        """Learn from points, shape (n, axes), and their values, of mean 0 and variance 1."""
+        """Learn from points, shape (n, coordinates), and their values, of mean 0 and variance 1."""
         if len(points) >= self._next_fit:
-            squares = self._squares(points, points)
+            squares = self._squares(points)
             found = minimize(
                 self._misfit,
                 self._logs,
                 (squares, values),
                 jac=True,
                 method="L-BFGS-B",
-                bounds=[(-4.0, 4.0)] * len(self._unordered) + [(-9.0, 1.0)],
+                bounds=[(-4.0, 4.0)] * self._scales + [(-9.0, 1.0)],
                 options={"maxiter": _STEPS},
             )
             self._logs = found.x
@@ -69,12 +72,16 @@ class GaussianProcess:
         self._weights = cho_solve(self._factor, values)
 
     def _covariance(self, some: Vector, others: Vector) -> Vector:
-        return np.exp(-self._squares(some, others) @ np.exp(-2 * self._logs[:-1]))  # type: ignore[no-any-return]
+        rates = np.exp(-self._logs[:-1])[self._scale_of]
+        covariance: Vector = np.exp(-cdist(some * rates, others * rates, "sqeuclidean") / 2)
+        return covariance
 
-    def _squares(self, some: Vector, others: Vector) -> Vector:
-        """Half the squared distances along each axis, shape (some, others, axes)."""
-        differences = some[:, None, :] - others[None, :, :]
-        return np.where(self._unordered, differences != 0, differences**2) / 2
+    def _squares(self, points: Vector) -> Vector:
+        """Half the squared distances along the coordinates of each scale, shape (points, points, scales)."""
+        squares = np.zeros((len(points), len(points), self._scales))
+        for coordinate, scale in zip(points.T, self._scale_of, strict=True):
+            squares[:, :, scale] += np.subtract.outer(coordinate, coordinate) ** 2 / 2
+        return squares
 
     def _misfit(self, logs: Vector, squares: Vector, values: Vector) -> tuple[float, Vector]:
         """Give -log p(scales, noise | values) but for a constant, and its gradient (equations 5.8 and 5.9)."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 from scipy.stats import rankdata
+from threadpoolctl import ThreadpoolController
 
 from hpo.gaussian import GaussianProcess
 from hpo.past import Past, Vector
@@ -48,7 +49,13 @@ class Genetic(Propagator):  # type: ignore[misc]
         self._steps: Vector = np.where(self._grid, np.maximum(self._width, 1.0), _FINEST_STEP)
         self._mutable = np.flatnonzero(self._width > 0)
         self._draws = np.random.default_rng(rng.getrandbits(64))
-        self._model = GaussianProcess(past.unordered)
+        self._levels = [
+            np.arange(1 + width) if unordered else None
+            for width, unordered in zip(self._width, past.unordered, strict=True)
+        ]
+        columns = [1 if levels is None else len(levels) for levels in self._levels]
+        self._model = GaussianProcess(np.repeat(np.arange(len(columns)), columns))
+        self._threads = ThreadpoolController()
 
     def __call__(self, population: list[Individual]) -> Individual:
         """Breed one individual."""
@@ -61,7 +68,10 @@ class Genetic(Propagator):  # type: ignore[misc]
         if len(self._past.losses) <= len(self._width) or not len(parents):
             return None
         crowd = np.vstack([self._offspring(parents), self._newcomers()])
-        for place in np.argsort(self._promise(crowd), kind="stable"):
+        # The matrices are small: with a thread per core, which all ranks of a host have, it takes ten times longer.
+        with self._threads.limit(limits=1, user_api="blas"):
+            promise = self._promise(crowd)
+        for place in np.argsort(promise, kind="stable"):
             params = self._past.params_of(crowd[place])
             if not self._past.knows(params):
                 return params
@@ -108,9 +118,9 @@ class Genetic(Propagator):  # type: ignore[misc]
         """Give how high each individual may be expected to rank, the lower the better."""
         past, chosen = self._past, self._telling()
         ranks = rankdata(past.losses[chosen])
-        self._model.fit(self._unit(past.tried[chosen]), ndtri((ranks - 0.5) / len(ranks)))
-        self._model.assume(self._unit(past.running))
-        mean, deviation = self._model.foretell(self._unit(crowd))
+        self._model.fit(self._coordinates(past.tried[chosen]), ndtri((ranks - 0.5) / len(ranks)))
+        self._model.assume(self._coordinates(past.running))
+        mean, deviation = self._model.foretell(self._coordinates(crowd))
         promise: Vector = mean - self.rng.expovariate(1 / _MEAN_DARING) * deviation
         return promise
 
@@ -122,7 +132,11 @@ class Genetic(Propagator):  # type: ignore[misc]
         last = np.arange(len(losses) - half, len(losses))
         return np.union1d(np.argpartition(losses[:-half], half)[:half], last)
 
-    def _unit(self, genes: Vector) -> Vector:
-        """Scale genes to 1, but for categories, which are only the same or not."""
-        unit: Vector = (genes - self._past.low) / np.where(self._past.unordered | (self._width == 0), 1.0, self._width)
-        return unit
+    def _coordinates(self, genes: Vector) -> Vector:
+        """Give numbers from 0 to 1; a category becomes as many coordinates as there are, two of them 1 apart."""
+        numbers = (genes - self._past.low) / np.where(self._width > 0, self._width, 1.0)
+        columns = [
+            numbers[:, [gene]] if levels is None else (genes[:, [gene]] == levels) / math.sqrt(2)
+            for gene, levels in enumerate(self._levels)
+        ]
+        return np.hstack(columns)

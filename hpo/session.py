@@ -97,8 +97,6 @@ def begin(
     pruner = options.pruner if options.pruner is not None else before.get("pruner", DEFAULT_PRUNER)
     session = Session(run_dir, run_dir.locate(storage), study_name, budget, seed, propagators, pruner, headline="")
     taken_up = _take_up(session, search) if before else _create(session, search)
-    if options.start_with is not None:
-        _give(session, read_given(options.start_with, search.space, seed), search.space)
     lines = [
         f"{search.path.stem}: {budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; "
         f"{', '.join(propagators)}; seed {seed}",
@@ -110,8 +108,7 @@ def begin(
         ),
     ]
     content = {
-        "search_space": str(search.path),
-        "space": search.space.describe(),
+        **_how(search, layout, hosts),
         "settings": values,
         "set": dict(assignment.split("=", 1) for assignment in options.assignments(before)),
         "budget": budget,
@@ -120,16 +117,26 @@ def begin(
         "pruner": pruner,
         "storage": without_password(storage),
         "study": study_name,
-        "layout": dataclasses.asdict(layout),
-        "hosts": hosts,
-        "first_host": socket.gethostname(),
         "command": shlex.join(argument.replace(storage, without_password(storage)) for argument in sys.argv),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}},
     }
     with _mistakes(storage):
         write_json(run_dir.run_json, content)
+    if options.start_with is not None:
+        _give(session, read_given(options.start_with, search.space, seed), search.space)
     return dataclasses.replace(session, headline="\n".join(lines))
+
+
+def _how(search: SearchFile, layout: Layout, hosts: int) -> dict[str, Any]:
+    """Say what is run, where, when and with what."""
+    return {
+        "search_space": str(search.path),
+        "space": search.space.describe(),
+        "layout": dataclasses.asdict(layout),
+        "hosts": hosts,
+        "first_host": socket.gethostname(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}},
+    }
 
 
 def look(path: Path, top_n: int, storage: str | None = None) -> dict[str, Any]:

@@ -120,20 +120,22 @@ def test_a_search_of_numbers_refuses_categories() -> None:
 
 def test_the_model_foretells_and_knows_where_it_does_not_know() -> None:
     draws = np.random.default_rng(0)
-    points = np.column_stack([draws.random((80, 2)), draws.integers(3, size=80)])
+
+    def draw(count: int) -> Any:
+        return np.column_stack([draws.random((count, 2)), np.eye(3)[draws.integers(3, size=count)] / math.sqrt(2)])
 
     def truth(points: Any) -> Any:
-        return np.sin(3 * points[:, 0]) + (points[:, 2] == 1)  # the second axis does not matter
+        return np.sin(3 * points[:, 0]) + (points[:, 3] > 0)  # the second coordinate does not matter
 
+    points, others = draw(80), draw(50)
     values = truth(points)
     mean, deviation = values.mean(), values.std()
-    model = GaussianProcess(np.array([False, False, True]))
+    model = GaussianProcess(np.array([0, 1, 2, 2, 2]))
     model.fit(points, (values - mean) / deviation)
-    others = np.column_stack([draws.random((50, 2)), draws.integers(3, size=50)])
     foretold, sure = model.foretell(others)
     assert np.abs(foretold * deviation + mean - truth(others)).max() < 0.2
-    far = np.array([5.0, 0.0, 0.0])
-    _, unsure = model.foretell(others + far)
+    far = others + np.array([5.0, 0.0, 0.0, 0.0, 0.0])
+    _, unsure = model.foretell(far)
     assert sure.max() < 0.5 < unsure.min()
-    model.assume(others + far)
-    assert model.foretell(others + far)[1].max() < 0.5
+    model.assume(far)
+    assert model.foretell(far)[1].max() < 0.5
