@@ -46,7 +46,7 @@ class Genetic(Propagator):  # type: ignore[misc]
         self._width: Vector = past.high - past.low
         floats = np.array([isinstance(parameter, Float) for parameter in past.space.parameters.values()])
         self._grid = ~floats & ~past.unordered
-        self._steps: Vector = np.where(self._grid, np.maximum(self._width, 1.0), _FINEST_STEP)
+        self._steps: Vector = np.where(self._grid, self._width + 1, _FINEST_STEP)
         self._mutable = np.flatnonzero(self._width > 0)
         self._draws = np.random.default_rng(rng.getrandbits(64))
         self._levels = [
