@@ -169,7 +169,7 @@ def breeding_times(known: int) -> dict[str, float]:
         news = [Evaluation(i, "complete", rng.random(), params, 0, 0, i, ended=i) for i, params in enumerate(drawn)]
         population = list(starmap(partial(_individual, searched), ((e.params, e.loss, e.trial) for e in news)))
         past = Past(searched, partial(_take, news))
-        breed = New(make(name, past, rng, 4, 0), past)
+        breed = New(make(name, past, rng, 4, 0), past, rng)
         breed(population)
         start = time.perf_counter()
         for _ in range(20):

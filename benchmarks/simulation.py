@@ -50,7 +50,7 @@ class SimulatedIslands:
             propagator = make(name, self._past, rng, self._size, worker % self._size)
             for option, value in options.items():
                 setattr(propagator, option, value)
-            self._propagators.append(New(propagator, self._past))
+            self._propagators.append(New(propagator, self._past, rng))
         self._flying: dict[int, tuple[int, Individual]] = {}
         self._count = 0
 

@@ -152,7 +152,8 @@ class Evaluator:
             outcome.loss = math.inf
             self._abandon(steps)
         elif outcome.verdict.state == "pruned" or outcome.loss <= self._limits.target_loss:
-            self._close(steps)
+            self._close(steps, patient=True)
+            self._worker.renew_comm()
         self._watch.end()
         return outcome
 
@@ -179,8 +180,6 @@ class Evaluator:
     def _meet(self, step: Step) -> Verdict:
         """Wait for the other ranks of the worker, and judge together; those that do not come are called off."""
         limit = self._limits.collective_timeout
-        if step.failure is not None and step.own:
-            self._watch.call_off(f"a peer failed: {step.failure}")
         here = self._worker.own_comm.arrive()
         if step.failure is None and not sleep_until(here, limit):
             waited = f"waited {limit:g} s for it to yield (--collective-timeout)"
@@ -210,9 +209,10 @@ class Evaluator:
 
     def _failed(self, error: BaseException, waited: float) -> Step:
         """Make a failure of what the objective raised, and let the peers know, which may wait for this rank."""
-        cause = self._watch.cause
+        cause, reason = self._watch.cause, message(error)
+        if cause is None:
+            self._watch.call_off(f"a peer failed: {type(error).__name__}: {reason}")
         self._worker.cut()
-        reason = message(error)
         echo = any(text in reason for text in _ECHOES)
         step = Step(
             self._worker.rank,
@@ -243,10 +243,10 @@ class Evaluator:
         hopeless = self._record and assignment and self._record.is_hopeless(assignment, self._pruner)
         return bool(self._worker.own_comm.bcast(hopeless))
 
-    def _close(self, steps: Steps) -> None:
+    def _close(self, steps: Steps, patient: bool = False) -> None:
         """Close an objective that has not ended by itself."""
         try:
-            with self._watch.closing():
+            with self._watch.closing(patient):
                 steps.close()
         except BaseException:
             logging.getLogger(__name__).info("while an objective was closed:\n%s", traceback.format_exc())

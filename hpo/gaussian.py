@@ -35,9 +35,12 @@ class GaussianProcess:
         self._logs = self._start
         self._next_fit = 0.0
 
-    def fit(self, points: Vector, values: Vector) -> None:
-        """Learn from points, shape (n, coordinates), and their values, of mean 0 and variance 1."""
-        if len(points) >= self._next_fit:
+    def fit(self, points: Vector, values: Vector, known: int) -> None:
+        """Learn from points, shape (n, coordinates), and their values, of mean 0 and variance 1.
+
+        `known` is how much is known of the function, these points included.
+        """
+        if known >= self._next_fit:
             squares = self._squares(points)
             found = minimize(
                 self._misfit,
@@ -49,7 +52,7 @@ class GaussianProcess:
                 options={"maxiter": _STEPS},
             )
             self._logs = found.x
-            self._next_fit = _GROWTH * len(points)
+            self._next_fit = _GROWTH * known
         self._learn(points, values)
 
     def assume(self, points: Vector) -> None:

@@ -118,7 +118,8 @@ class Genetic(Propagator):  # type: ignore[misc]
         """Give how high each individual may be expected to rank, the lower the better."""
         past, chosen = self._past, self._telling()
         ranks = rankdata(past.losses[chosen])
-        self._model.fit(self._coordinates(past.tried[chosen]), ndtri((ranks - 0.5) / len(ranks)))
+        values = ndtri((ranks - 0.5) / len(ranks))
+        self._model.fit(self._coordinates(past.tried[chosen]), values, known=len(past.losses))
         self._model.assume(self._coordinates(past.running))
         mean, deviation = self._model.foretell(self._coordinates(crowd))
         promise: Vector = mean - self.rng.expovariate(1 / _MEAN_DARING) * deviation

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.space import Float, SearchSpace, Value
+from hpo.space import Categorical, Float, SearchSpace, Value
 
 
 def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
@@ -43,5 +43,7 @@ def _completed(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, 
         parameter = space.parameters.get(name)
         if isinstance(parameter, Float) and type(value) in (int, float) and parameter.low <= value <= parameter.high:
             params[name] = parameter.decode(parameter.encode(float(value)))
+        if isinstance(parameter, Categorical) and type(value) in (int, float) and value in parameter.choices:
+            params[name] = parameter.choices[parameter.choices.index(value)]
     space.check(params)
     return {name: params[name] for name in space.parameters}

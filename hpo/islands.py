@@ -51,13 +51,12 @@ def run_islands(
     rng = random.Random(f"{seed}/{worker}/{len(past)}")
     known = Past(space, record.news if record else list)
     place = worker - layout.first_worker(island)
-    propagator = New(make(bred_by, known, rng, layout.island_size(island), place), known)
+    propagator = New(make(bred_by, known, rng, layout.island_size(island), place), known, rng)
 
     def breed_again() -> dict[str, Any] | None:
-        if known.exhausted:
-            return None
         population, _ = propulator._get_active_individuals()
-        return space.decode(propagator(population))
+        params = space.decode(propagator(population))
+        return None if known.knows(params) else params
 
     def loss_of(individual: Individual, _: Any = None) -> float:
         evaluated = evaluate(

@@ -35,14 +35,11 @@ class Parzen(Propagator):  # type: ignore[misc]
         self._known: dict[int, Evaluation] = {}  # what the study holds of what has ended, and
         self._running: dict[int, Evaluation] = {}  # of what is in flight
         self._trials: dict[int, int] = {}
-        self._read = 0
         self._forget()
+        past.listeners.append(self._learn)
 
     def __call__(self, _: list[Individual]) -> Individual:
         """Breed one individual."""
-        for evaluation in self._past.news[self._read :]:
-            self._learn(evaluation)
-        self._read = len(self._past.news)
         if len(self._known) > _MOST_TRIALS:
             self._forget()
         trial = self._study.ask(self._distributions)

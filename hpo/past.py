@@ -34,7 +34,7 @@ class Past:
         self.low: Vector = np.array([low for low, _ in limits], float)
         self.high: Vector = np.array([high for _, high in limits], float)
         self.unordered = np.array([isinstance(parameter, Categorical) for parameter in space.parameters.values()])
-        self.news: list[Evaluation] = []
+        self.listeners: list[Callable[[Evaluation], None]] = []
         self._count = 0
         self._genes: Vector = np.empty((64, len(self.low)))
         self._losses: Vector = np.empty(64)
@@ -44,7 +44,8 @@ class Past:
     def update(self) -> None:
         """Learn what is new."""
         for evaluation in self._source():
-            self.news.append(evaluation)
+            for listener in self.listeners:
+                listener(evaluation)
             self._known.add(self._key(evaluation.params))
             self._running.pop(evaluation.trial, None)
             if evaluation.state in ("running", "waiting"):
@@ -71,11 +72,6 @@ class Past:
         """Tell whether these hyperparameters were tried, or are in flight."""
         return self._key(params) in self._known
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether there are no hyperparameters that are new to the run."""
-        return len(self._known) >= self.space.size
-
     def genes_of(self, params: Mapping[str, Value]) -> Vector:
         """Give the genes of hyperparameters."""
         return np.array(list(self.space.encode(params).values()), float)
@@ -90,8 +86,8 @@ class Past:
             params = self.space.draw(rng)
             if not self.knows(params):
                 return params
-        if self.space.size > 2 * len(self._known):
-            return self.draw_new(rng)  # most are new, and this was bad luck
+        if self.space.size > _TRIES * (1 + len(self._known)):
+            return None  # almost all would be new: these are floats of a range with a few digits
         left = [params for params in self.space.everything() if not self.knows(params)]
         return rng.choice(left) if left else None
 

@@ -59,11 +59,11 @@ class Fresh(Propagator):  # type: ignore[misc]
 class New(Propagator):  # type: ignore[misc]
     """Another propagator, asked again while its offspring is known to the run, and after some tries left to chance."""
 
-    def __init__(self, propagator: Propagator, past: Past) -> None:
-        super().__init__(propagator.parents, propagator.offspring, propagator.rng)
+    def __init__(self, propagator: Propagator, past: Past, rng: random.Random) -> None:
+        super().__init__(propagator.parents, propagator.offspring, rng)
         self._propagator = propagator
         self._past = past
-        self._chance = Drawn(past, propagator.rng)
+        self._chance = Drawn(past, rng)
 
     def __call__(self, population: list[Individual]) -> Individual:
         """Breed one individual that is new to the run, if there is one."""

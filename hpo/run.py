@@ -43,6 +43,7 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
     from hpo.evaluation import Evaluator, Limits, target_reached
     from hpo.islands import run_islands
     from hpo.pruning import make_pruner
+    from hpo.record import rank
     from hpo.worker import Worker
 
     target = -math.inf if options.target_loss is None else options.target_loss
@@ -55,13 +56,17 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
         subcommunicator = SleepingComm(world.Split(index, world.rank))
         record = this.open_record() if subcommunicator.rank == 0 else None
 
+        reached = False
+
         def report() -> int:
-            return _report(this, watch.stopping, search.space.size, options.top_n, layout.workers, started)
+            stopping = target_reached(target) if reached else watch.stopping
+            return _report(this, stopping, search.space.size, options.top_n, layout.workers, started)
 
         if world.rank == 0:
             watch.last_words = report
-            if record and any(evaluation.loss <= target for evaluation in record.evaluations()):
-                watch.stop(target_reached(target))
+        reached = _on_first(world, lambda: any(e.loss <= target for e in rank(this.open_record().evaluations(), 1)))
+        if reached:
+            return int(world.bcast(report() if world.rank == 0 else None))
         worker = Worker(subcommunicator, host, index, this.seed, data, limits.collective_timeout)
         with worker, _progress(world, this, watch):
             run_islands(
@@ -180,7 +185,7 @@ def _report(this: Session, stopping: Stop | None, size: float, top_n: int, worke
     summary["worker_busy_fraction"] = busy_fraction(evaluations, workers, since=started)
     print_tables(summary)
     nothing_new = summary["worker_busy_fraction"] is None
-    if not nothing_new or stopped:
+    if not nothing_new or not this.run_dir.summary_json.exists():
         write_json(this.run_dir.summary_json, summary)
     if not nothing_new:
         print_times(summary)

@@ -99,7 +99,7 @@ def begin(
     taken_up = _take_up(session, search) if before else _create(session, search)
     lines = [
         f"{search.path.stem}: {budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; "
-        f"{', '.join(propagators)}; seed {seed}",
+        f"{', '.join(propagators[: layout.islands])}; seed {seed}",
         f"in {run_dir.path}{taken_up}",
         *(
             f"{name} was {value} before, and is {values[name]} now: losses may not compare"

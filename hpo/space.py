@@ -105,7 +105,7 @@ class Float:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and math.isfinite(self.high - self.low)):
             return "the bounds of a Float must be finite"
         if not self.low < self.high:
-            return "low < high must hold"
+            return "low < high must hold, in 12 significant digits"
         if type(self.log) is not bool:
             return "log must be True or False"
         if self.log and self.low <= 0:

@@ -151,12 +151,13 @@ class Watch:
             self._inside = False
 
     @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Let an objective that is called off clean up, for a while undisturbed and for no longer than it may take."""
+    def closing(self, patient: bool) -> Iterator[None]:
+        """Let an objective clean up, for a while undisturbed and for no longer than it may take."""
         with self._pressing:
             if self.cause is None:
                 self._called_off = (self._number or 0, "it is being closed")
-            self._called_off_at = self._interrupted_at = time.monotonic()
+            self._called_off_at = time.monotonic()
+            self._interrupted_at = self._called_off_at + (self.patience / 2 if patient else 0.0)
         try:
             self._inside = True
             yield

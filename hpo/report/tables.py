@@ -20,7 +20,7 @@ def print_tables(summary: Mapping[str, Any]) -> None:
         if island["top"]:
             print(_table(f"Island {island['island']}", island["top"]))
     print(_table("All islands", summary["top"]) if summary["top"] else "No evaluation succeeded.")
-    if summary["propagators"]:
+    if summary["best"]:
         print(_propagators(summary["propagators"]))
     if summary["failures"]:
         print(_failures(summary["failures"]))
