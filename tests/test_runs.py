@@ -180,7 +180,7 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
 
     job_again = mpi.run(4, *options, "--evaluations", 14, cwd=tmp_path)
     assert (job_again.returncode, job_again.stderr) == (0, "")
-    assert f"going on after {len(before)} evaluations; {len(in_flight)} interrupted" in job_again.stdout
+    assert f"going on after {len(before)} evaluations; {len(in_flight)} that wait" in job_again.stdout
     trials = trials_of(run_dir)
     after = finished(trials)
     assert {number: after[number] for number in before} == before
