@@ -36,7 +36,7 @@ class Searcher(Protocol):
 class SimulatedIslands:
     """Islands as hpo.islands runs them, with the exchange of Propulate's pollination, which is instantaneous here."""
 
-    def __init__(self, space: SearchSpace, names: Sequence[str], islands: int, seed: int, **options: Any) -> None:
+    def __init__(self, space: SearchSpace, names: Sequence[str], islands: int, seed: int) -> None:
         self._rng = random.Random(seed)
         self._news: list[Evaluation] = []
         self._past = Past(space, self._take_news)
@@ -48,8 +48,6 @@ class SimulatedIslands:
             rng = random.Random(f"{seed}/{worker}")
             name = names[worker // self._size % len(names)]
             propagator = make(name, self._past, rng, self._size, worker % self._size)
-            for option, value in options.items():
-                setattr(propagator, option, value)
             self._propagators.append(New(propagator, self._past, rng))
         self._flying: dict[int, tuple[int, Individual]] = {}
         self._count = 0

@@ -22,3 +22,7 @@ class Exit(IntEnum):
     NOTHING_SUCCEEDED = 3
     MORE_TO_DO = 75
     CUT_SHORT = 130
+
+
+class KnownError(Exception):
+    """These hyperparameters were evaluated before, or are being evaluated."""

@@ -14,9 +14,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from hpo.communicator import sleep_until
-from hpo.errors import Exit, RunError
+from hpo.errors import Exit, KnownError, RunError
 from hpo.exceptions import message, showable, where
-from hpo.record import KnownError
 from hpo.search_file import SearchFile
 from hpo.verdict import Step, Verdict, judge
 from hpo.watch import STOPPED, Stop, Watch

@@ -8,7 +8,6 @@ import random
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
-from scipy.stats import rankdata
 from threadpoolctl import ThreadpoolController
 
 from hpo.gaussian import GaussianProcess
@@ -117,8 +116,9 @@ class Genetic(Propagator):  # type: ignore[misc]
     def _promise(self, crowd: Vector) -> Vector:
         """Give how high each individual may be expected to rank, the lower the better."""
         past, chosen = self._past, self._telling()
-        ranks = rankdata(past.losses[chosen])
-        values = ndtri((ranks - 0.5) / len(ranks))
+        # Ties share their mean rank. scipy.stats, which has a function for it, takes 0.2 s to import.
+        _, places, counts = np.unique(past.losses[chosen], return_inverse=True, return_counts=True)
+        values = ndtri((np.cumsum(counts) - counts / 2)[places] / len(places))
         self._model.fit(self._coordinates(past.tried[chosen]), values, known=len(past.losses))
         self._model.assume(self._coordinates(past.running))
         mean, deviation = self._model.foretell(self._coordinates(crowd))

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.communicator import SleepingComm
 from hpo.layout import Layout
-from hpo.past import Past
-from hpo.propagators import New, make
 from hpo.space import SearchSpace
 from hpo.upstream import Individual, Islands
 
@@ -49,11 +47,17 @@ def run_islands(
     bred_by = propagators[island % len(propagators)]
     past = record.evaluations() if record else []
     rng = random.Random(f"{seed}/{worker}/{len(past)}")
-    known = Past(space, record.news if record else list)
-    place = worker - layout.first_worker(island)
-    propagator = New(make(bred_by, known, rng, layout.island_size(island), place), known, rng)
+    propagator = None
+    if record:  # the other ranks do not breed, and spare the imports
+        from hpo.past import Past
+        from hpo.propagators import New, make
+
+        known = Past(space, record.news)
+        place = worker - layout.first_worker(island)
+        propagator = New(make(bred_by, known, rng, layout.island_size(island), place), known, rng)
 
     def breed_again() -> dict[str, Any] | None:
+        assert propagator is not None
         population, _ = propulator._get_active_individuals()
         params = space.decode(propagator(population))
         return None if known.knows(params) else params

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import numpy as np
 
 from hpo.genetic import Genetic
-from hpo.parzen import Parzen
 from hpo.past import Past
 from hpo.upstream import (
     ActiveCMA,
@@ -107,6 +106,12 @@ class OnUnitCube(Propagator):  # type: ignore[misc]
         return self._scaled[id(individual)][1]
 
 
+def _tpe(past: Past, rng: random.Random, _: int, __: int) -> Propagator:
+    from hpo.parzen import Parzen
+
+    return Parzen(past, rng)
+
+
 def _cmaes(past: Past, rng: random.Random, _: int, __: int) -> Propagator:
     return OnUnitCube(past, lambda cube: CMAPropagator(ActiveCMA(), cube, rng=rng))
 
@@ -128,7 +133,7 @@ def _propulate(past: Past, rng: random.Random, workers: int, _: int) -> Propagat
 
 _MAKERS: dict[str, Callable[[Past, random.Random, int, int], Propagator]] = {
     "ga": lambda past, rng, *_: Genetic(past, rng),
-    "tpe": lambda past, rng, *_: Parzen(past, rng),
+    "tpe": _tpe,
     "cmaes": _cmaes,
     "pso": _pso,
     "nelder-mead": _nelder_mead,

@@ -17,7 +17,7 @@ import optuna
 from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from hpo.errors import RunError
+from hpo.errors import KnownError, RunError
 from hpo.storage import open_storage
 
 if TYPE_CHECKING:
@@ -71,10 +71,6 @@ class Assignment:
 
     trial_id: int
     params: dict[str, Any]
-
-
-class KnownError(Exception):
-    """These hyperparameters were evaluated before, or are being evaluated."""
 
 
 class Record:

@@ -43,7 +43,6 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
     from hpo.evaluation import Evaluator, Limits, target_reached
     from hpo.islands import run_islands
     from hpo.pruning import make_pruner
-    from hpo.record import rank
     from hpo.worker import Worker
 
     target = -math.inf if options.target_loss is None else options.target_loss
@@ -64,7 +63,8 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
 
         if world.rank == 0:
             watch.last_words = report
-        reached = _on_first(world, lambda: any(e.loss <= target for e in rank(this.open_record().evaluations(), 1)))
+        if options.target_loss is not None:
+            reached = _on_first(world, lambda: _has_reached(this, target))
         if reached:
             return int(world.bcast(report() if world.rank == 0 else None))
         worker = Worker(subcommunicator, host, index, this.seed, data, limits.collective_timeout)
@@ -167,6 +167,13 @@ def _progress(world: SleepingComm, this: Session, watch: Watch) -> AbstractConte
 
     print(this.headline, flush=True)
     return Progress(this.open_record().evaluations, this.budget, on_error=watch.die)
+
+
+def _has_reached(this: Session, target: float) -> bool:
+    """Tell whether an earlier session has found what this one is to find."""
+    from hpo.record import rank
+
+    return any(evaluation.loss <= target for evaluation in rank(this.open_record().evaluations(), 1))
 
 
 def _report(this: Session, stopping: Stop | None, size: float, top_n: int, workers: int, started: float) -> int:

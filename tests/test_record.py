@@ -12,7 +12,8 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.record import Assignment, KnownError, Record, rank
+from hpo.errors import KnownError
+from hpo.record import Assignment, Record, rank
 from hpo.storage import without_password
 from hpo.summary import busy_fraction, summarize
 

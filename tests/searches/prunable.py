@@ -1,7 +1,6 @@
-"""A search of networks that are trained by all ranks, half of which get worse; each rank writes down what it did."""
+"""A search of networks that are trained by all ranks of a worker; each rank writes down what it did."""
 
 import json
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +39,6 @@ def objective(params, worker, settings):
             "x": params["x"],
             "epochs": epochs,
             "descriptors": sum(1 for _ in Path("/dev/fd").iterdir()),
-            "threads": threading.active_count(),
             "tasks": sum(1 for _ in Path("/proc/self/task").iterdir()),
             "memory": memory(),
         }
