@@ -29,7 +29,7 @@ from hpo import Categorical, Float, Int, SearchSpace
 from hpo.options import DEFAULT_PROPAGATORS
 from hpo.past import Past
 from hpo.propagators import New, make
-from hpo.record import Evaluation
+from hpo.trials import Evaluation
 from hpo.upstream import Individual
 
 EVALUATIONS = 200

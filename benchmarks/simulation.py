@@ -15,8 +15,8 @@ import optuna
 
 from hpo.past import Past
 from hpo.propagators import New, make
-from hpo.record import Evaluation
 from hpo.space import SearchSpace
+from hpo.trials import Evaluation
 from hpo.upstream import Individual
 
 WORKERS = 8

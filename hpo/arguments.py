@@ -136,6 +136,21 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
             Optional[Path],
             typer.Option(metavar="FILE", help="JSON list of hyperparameters, complete or partial, to evaluate first."),
         ] = None,
+        start_from: Annotated[
+            Optional[str],
+            typer.Option(
+                metavar="RUN_DIR|URL",
+                help="Take over what another run of the same space has evaluated, outside of the budget.",
+            ),
+        ] = None,
+        confirm: Annotated[
+            Optional[int],
+            typer.Option(
+                metavar="K",
+                parser=_whole,
+                help="At the end, train the --top-n best with K other seeds, and rank them by mean.  [default: 0]",
+            ),
+        ] = None,
         settings: Annotated[
             Optional[list[str]],
             typer.Option("--set", metavar="NAME=VALUE", help="A setting of the search space; may be given many times."),
@@ -204,6 +219,8 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
                 resume=resume,
                 top_n=top_n,
                 start_with=start_with,
+                start_from=start_from,
+                confirm=confirm,
                 settings=tuple(settings or ()),
                 storage=storage,
                 collective_timeout=collective_timeout,

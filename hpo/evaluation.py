@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.communicator import sleep_until
 from hpo.errors import Exit, KnownError, RunError
-from hpo.exceptions import message, showable, where
+from hpo.failure import message, showable, where
 from hpo.search_file import SearchFile
 from hpo.verdict import Step, Verdict, judge
 from hpo.watch import STOPPED, Stop, Watch
@@ -84,7 +84,7 @@ class Evaluator:
         self._limits = limits
         self._pruner = pruner
         self._distributions = search.space.distributions() if record else {}
-        self._count = 0
+        self._seed = worker.seed
         watch.join(worker.own_comm)
         # A rank whose evaluation is called off has as long to come out of it as ranks wait for each other anyway.
         watch.patience = limits.collective_timeout
@@ -102,15 +102,17 @@ class Evaluator:
         assignment = None
         if self._record and not self._watch.stopping:
             assignment = self._start(self._record, params, breed_again, attributes)
-        assigned = self._worker.own_comm.bcast(assignment.params if assignment else None)
+        assigned = self._worker.own_comm.bcast((assignment.params, assignment.seed) if assignment else None)
         if assigned is None:
             return None
+        evaluated, seed = assigned
+        self._worker.seed = self._seed if seed is None else seed
         self._worker.connect(self._watch.post.alone)
         started = time.monotonic()
-        outcome = self._evaluate(assigned, assignment)
+        outcome = self._evaluate(evaluated, assignment)
         if self._record and assignment:
             self._finish(self._record, assignment, outcome, time.monotonic() - started)
-        return None if outcome.verdict.state == "stopped" else (assigned, outcome.loss)
+        return None if outcome.verdict.state == "stopped" else (evaluated, outcome.loss)
 
     def _start(
         self,
@@ -128,9 +130,8 @@ class Evaluator:
     def _evaluate(self, params: dict[str, Any], assignment: Assignment | None) -> _Outcome:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
         outcome, limit = _Outcome(Verdict("going")), self._limits.evaluation_timeout
-        self._count += 1
         leads = self._worker.rank == 0
-        self._watch.begin(self._count, self._worker.cut, limit + self._limits.collective_timeout if leads else math.inf)
+        self._watch.begin(self._worker.cut, limit + self._limits.collective_timeout if leads else math.inf)
         steps = self._steps(params)
         started, reported = time.monotonic(), 0
         while outcome.verdict.state == "going":

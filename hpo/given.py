@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,22 @@ def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Valu
     return given
 
 
-def _completed(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
-    """Complete an entry by chance; floats may be written as integers, and with any number of digits."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"must be an object, not {entry!r}")
-    params = {**space.draw(rng), **entry}
-    for name, value in entry.items():
+def meant(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
+    """Give values as the space has them: floats may be written as integers, and with any number of digits."""
+    values = dict(params)
+    for name, value in params.items():
         parameter = space.parameters.get(name)
         if isinstance(parameter, Float) and type(value) in (int, float) and parameter.low <= value <= parameter.high:
-            params[name] = parameter.decode(parameter.encode(float(value)))
+            values[name] = parameter.decode(parameter.encode(float(value)))
         if isinstance(parameter, Categorical) and type(value) in (int, float) and value in parameter.choices:
-            params[name] = parameter.choices[parameter.choices.index(value)]
+            values[name] = parameter.choices[parameter.choices.index(value)]
+    return values
+
+
+def _completed(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
+    """Complete an entry by chance."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"must be an object, not {entry!r}")
+    params = {**space.draw(rng), **meant(entry, space)}
     space.check(params)
     return {name: params[name] for name in space.parameters}

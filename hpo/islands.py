@@ -15,7 +15,8 @@ from hpo.space import SearchSpace
 from hpo.upstream import Individual, Islands
 
 if TYPE_CHECKING:
-    from hpo.record import Evaluation, Record
+    from hpo.record import Record
+    from hpo.trials import Evaluation
 
 # Evaluates hyperparameters on a worker: what was evaluated and its loss, or None where the budget is spent.
 Evaluate = Callable[..., "tuple[dict[str, Any], float] | None"]

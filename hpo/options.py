@@ -38,6 +38,8 @@ class Options:
     resume: bool = False
     top_n: int = 3
     start_with: Path | None = None
+    start_from: str | None = None
+    confirm: int | None = None
     settings: tuple[str, ...] = ()
     storage: str | None = None
     collective_timeout: float = DEFAULT_COLLECTIVE_TIMEOUT
@@ -60,6 +62,7 @@ class Options:
             ("--top-n", self.top_n, 1),
             ("--seed", self.seed, 0),
             ("--max-failures", self.max_failures, 1),
+            ("--confirm", self.confirm, 0),
         ):
             if number is not None and not least <= number < 2**63:
                 raise UsageError(f"{option} must be at least {least} and less than 2**63, not {number}")

@@ -9,7 +9,7 @@ import optuna
 from optuna.trial import TrialState, create_trial
 
 from hpo.past import Past
-from hpo.record import Evaluation
+from hpo.trials import Evaluation
 from hpo.upstream import Individual, Propagator
 
 _MOST_TRIALS = 512  # that it is told of: it takes time with their number (10,000: 0.2 s an individual)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hpo.space import Categorical, SearchSpace, Value
 
 if TYPE_CHECKING:
-    from hpo.record import Evaluation
+    from hpo.trials import Evaluation
 
 Vector = npt.NDArray[np.float64]
 

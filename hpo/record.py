@@ -6,10 +6,10 @@ only, no MPI, no torch. Several processes may hold records of one study at the s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,68 +19,33 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.errors import KnownError, RunError
 from hpo.storage import open_storage
+from hpo.trials import INTERRUPTED, Evaluation, evaluation_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.pruners import BasePruner
 
-INTERRUPTED = "interrupted"
-
 _MOST_DEATHS = 5
-
-_STATES = {
-    TrialState.RUNNING: "running",
-    TrialState.WAITING: "waiting",
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-}
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One evaluation as the record knows it.
-
-    `state` is running, waiting (to be repeated), complete, pruned, failed or interrupted; `loss` is infinite unless the
-    evaluation is complete or pruned; `started` and `ended` are seconds since the epoch.
-    """
-
-    trial: int
-    state: str
-    loss: float
-    params: dict[str, Any]
-    island: int
-    worker: int
-    generation: int
-    seconds: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-    failure: str | None = None
-    propagator: str = ""
-    started: float = math.nan
-    ended: float = math.nan
-
-    @property
-    def finished(self) -> bool:
-        """Whether it ended by itself: complete, pruned or failed."""
-        return self.state in ("complete", "pruned", "failed")
+_REPEATED = ("propagator", "confirms", "seed")  # attributes that the repeat of a trial has too
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial that has been started, and the hyperparameters to evaluate in it."""
+    """A trial that has been started, the hyperparameters to evaluate in it, and the seed if it is not the run's."""
 
     trial_id: int
     params: dict[str, Any]
+    seed: int | None = None
 
 
 class Record:
     """An open study.
 
     `storage` is the path of a journal file or any Optuna storage URL; `lock` the path of the lock under which trials
-    are started, for a budget that several processes share.
+    are started, for a budget that several processes share; a record that is only read needs none.
     """
 
-    def __init__(self, storage: str | Path, study_name: str, lock: str | Path) -> None:
+    def __init__(self, storage: str | Path, study_name: str, lock: str | Path = "") -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._storage = open_storage(storage)
         self._study_id = self._storage.get_study_id_from_name(study_name)
@@ -88,7 +53,8 @@ class Record:
         self._lock_path = Path(lock).absolute()
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
         self._finished_before = {trial.number for trial in trials if trial.state.is_finished()}
-        self._interrupted = sum(_evaluation(trial).state == INTERRUPTED for trial in trials)
+        self._interrupted = sum(evaluation_of(trial).state == INTERRUPTED for trial in trials)
+        self._taken_over = sum("origin" in trial.user_attrs for trial in trials)
         self._some_may_wait = True
         self._tried: set[frozenset[tuple[str, Any]]] = set()
         self._counted = 0
@@ -122,12 +88,14 @@ class Record:
         """Start a trial with these hyperparameters, or with those of a trial that waits; None if the budget is spent.
 
         No more than `budget` evaluations are ever started, however many processes ask at once; interrupted ones do not
-        count, since they are repeated. Raises KnownError if these hyperparameters have been started before.
+        count, since they are repeated, nor does what was taken over before this record was opened. Raises KnownError if
+        these hyperparameters have been started before.
         """
         with self._lock():
             waiting = self._waiting() if self._some_may_wait else []
             self._some_may_wait = bool(waiting)
-            if self._storage.get_n_trials(self._study_id) - self._interrupted - len(waiting) >= budget:
+            trials = self._storage.get_n_trials(self._study_id)
+            if trials - self._interrupted - self._taken_over - len(waiting) >= budget:
                 return None
             if waiting:
                 return self._start_waiting(waiting[0], attributes)
@@ -170,6 +138,28 @@ class Record:
         )
         self._storage.create_new_trial(self._study_id, template_trial=template)
 
+    def take_over(
+        self, evaluation: Evaluation, distributions: Mapping[str, BaseDistribution], **attributes: Any
+    ) -> bool:
+        """Add what another run has complete or pruned, outside of the budget; False if it is known here."""
+        if self._is_known(evaluation.params):
+            return False
+        trial = FrozenTrial(
+            number=-1,  # the storage chooses these
+            trial_id=-1,
+            state=TrialState.COMPLETE if evaluation.state == "complete" else TrialState.PRUNED,
+            value=evaluation.loss,
+            datetime_start=datetime.fromtimestamp(evaluation.started),
+            datetime_complete=datetime.fromtimestamp(evaluation.ended),
+            params=dict(evaluation.params),
+            distributions=dict(distributions),
+            user_attrs={**attributes, "seconds": evaluation.seconds, **_kept(evaluation.metrics)},
+            system_attrs={},
+            intermediate_values=dict(evaluation.curve),
+        )
+        self._storage.create_new_trial(self._study_id, template_trial=trial)
+        return True
+
     def interrupt(self, assignment: Assignment, deaths: int = 0) -> None:
         """End a trial that could not end by itself, and let its repeat wait to be evaluated.
 
@@ -178,8 +168,8 @@ class Record:
         """
         trial = self._storage.get_trial(assignment.trial_id)
         if trial.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
-            bred_by = trial.user_attrs.get("propagator", "")
-            self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths, propagator=bred_by)
+            kept = {name: trial.user_attrs[name] for name in _REPEATED if name in trial.user_attrs}
+            self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths, **kept)
         self._end(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
         self._interrupted += 1
         self._some_may_wait = True
@@ -202,13 +192,13 @@ class Record:
     def failures_before_any_success(self) -> int:
         """Count what failed since this record was opened; 0 as soon as any evaluation has succeeded, ever."""
         evaluations = self.evaluations()
-        if any(evaluation.state in ("complete", "pruned") for evaluation in evaluations):
+        if any(evaluation.counts and evaluation.state != "failed" for evaluation in evaluations):
             return 0
         return sum(e.state == "failed" and e.trial not in self._finished_before for e in evaluations)
 
     def evaluations(self) -> list[Evaluation]:
         """Give all evaluations in the order in which they were started."""
-        return [_evaluation(trial) for trial in self._storage.get_all_trials(self._study_id, deepcopy=False)]
+        return [evaluation_of(trial) for trial in self._storage.get_all_trials(self._study_id, deepcopy=False)]
 
     def news(self) -> list[Evaluation]:
         """Give the evaluations that have started, or that have ended, since this was asked for the last time."""
@@ -220,7 +210,7 @@ class Record:
             if trial.state.is_finished():
                 del self._told[trial.number]
         self._over = len(trials)
-        return [_evaluation(trial) for trial in changed]
+        return [evaluation_of(trial) for trial in changed]
 
     def _is_known(self, params: Mapping[str, Any]) -> bool:
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
@@ -232,7 +222,7 @@ class Record:
         for name in attributes.keys() - trial.user_attrs.keys():
             self._storage.set_trial_user_attr(trial._trial_id, name, attributes[name])
         self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-        return Assignment(trial._trial_id, trial.params)
+        return Assignment(trial._trial_id, trial.params, trial.user_attrs.get("seed"))
 
     def _waiting(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.WAITING,))
@@ -260,28 +250,3 @@ class Record:
 
 def _kept(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return {"metrics": dict(metrics)} if metrics else {}
-
-
-def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
-    """Give the n best complete evaluations, best first."""
-    return sorted((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial))[:n]
-
-
-def _evaluation(trial: FrozenTrial) -> Evaluation:
-    attributes = trial.user_attrs
-    state = INTERRUPTED if attributes.get("failure") == INTERRUPTED else _STATES[trial.state]
-    return Evaluation(
-        trial=trial.number,
-        state=state,
-        loss=trial.values[0] if trial.values else math.inf,
-        params=trial.params,
-        island=attributes.get("island", 0),
-        worker=attributes.get("worker", 0),
-        generation=attributes.get("generation", 0),
-        seconds=attributes.get("seconds", 0.0),
-        metrics=attributes.get("metrics", {}),
-        failure=attributes.get("failure"),
-        propagator=attributes.get("propagator", ""),
-        started=trial.datetime_start.timestamp() if trial.datetime_start else math.nan,
-        ended=trial.datetime_complete.timestamp() if trial.datetime_complete else math.nan,
-    )

@@ -139,6 +139,7 @@ def _check_content(content: Any, path: Path) -> None:
         "seed": (int, "a whole number from 0", lambda seed: seed >= 0),
         "propagators": (list, "a list of propagators", lambda names: names and all(n in PROPAGATORS for n in names)),
         "pruner": (str, "the name of a pruner", bool),
+        "confirm": (int, "a whole number from 0", lambda seeds: seeds >= 0),
         "settings": (dict, "an object", lambda _: True),
         "set": (dict, "an object of texts", lambda texts: all(isinstance(text, str) for text in texts.values())),
         "storage": (str, "a text", bool),

@@ -8,24 +8,28 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hpo.errors import RunError, UsageError
+from hpo.confirmation import plan
+from hpo.errors import UsageError
 from hpo.given import read_given
-from hpo.journal import damage, is_begun
+from hpo.inheritance import read_inheritance, take_over
+from hpo.journal import is_begun
 from hpo.layout import Layout
 from hpo.options import DEFAULT_EVALUATIONS, DEFAULT_PROPAGATORS, DEFAULT_PRUNER, Options
 from hpo.record import Record
 from hpo.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.search_file import SearchFile
 from hpo.space import SearchSpace
-from hpo.storage import study_names, without_password
+from hpo.storage import without_password
+from hpo.study import CONFIRMATIONS, existing_study, mistakes, open_study
 from hpo.summary import summarize
+from hpo.trials import rank
 
 _PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optuna", "scikit-learn")
 
@@ -41,11 +45,25 @@ class Session:
     seed: int
     propagators: tuple[str, ...]
     pruner: str
+    confirm: int
     headline: str
 
     def open_record(self) -> Record:
         """Open the record; each process and thread needs one of its own."""
         return Record(self.storage, self.study_name, self.run_dir.claims)
+
+    def open_confirmations(self) -> Record | None:
+        """Open the record of what confirms the best; None where that has not begun."""
+        return open_study(self.run_dir, self.storage, self.study_name + CONFIRMATIONS)
+
+    def begin_confirmations(self, space: SearchSpace, top_n: int) -> int:
+        """Let the best wait to be confirmed, and give how many evaluations that takes, with those that are done."""
+        name = self.study_name + CONFIRMATIONS
+        with mistakes(self.storage):
+            record = self.open_confirmations()
+            if record is None:
+                record = Record.create(self.storage, name, self.run_dir.claims, space.describe())
+            return plan(record, rank(self.open_record().evaluations(), top_n), space, self.confirm, self.seed)
 
 
 def previous(options: Options, search: SearchFile) -> dict[str, Any]:
@@ -95,7 +113,11 @@ def begin(
     values = _values(settings)
     propagators = options.propagators or tuple(before.get("propagators", DEFAULT_PROPAGATORS))
     pruner = options.pruner if options.pruner is not None else before.get("pruner", DEFAULT_PRUNER)
-    session = Session(run_dir, run_dir.locate(storage), study_name, budget, seed, propagators, pruner, headline="")
+    confirm = options.confirm if options.confirm is not None else before.get("confirm", 0)
+    inheritance = read_inheritance(options.start_from, search.space) if options.start_from is not None else None
+    session = Session(
+        run_dir, run_dir.locate(storage), study_name, budget, seed, propagators, pruner, confirm, headline=""
+    )
     taken_up = _take_up(session, search) if before else _create(session, search)
     lines = [
         f"{search.path.stem}: {budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; "
@@ -107,6 +129,7 @@ def begin(
             if name in values and values[name] != value
         ),
     ]
+    secrets = [url for url in (storage, options.start_from) if url is not None]
     content = {
         **_how(search, layout, hosts),
         "settings": values,
@@ -115,12 +138,16 @@ def begin(
         "seed": seed,
         "propagators": list(propagators),
         "pruner": pruner,
+        "confirm": confirm,
         "storage": without_password(storage),
         "study": study_name,
-        "command": shlex.join(argument.replace(storage, without_password(storage)) for argument in sys.argv),
+        "command": shlex.join(_without_passwords(argument, secrets) for argument in sys.argv),
     }
-    with _mistakes(storage):
+    with mistakes(storage):
         write_json(run_dir.run_json, content)
+    if inheritance is not None:
+        with mistakes(storage):
+            lines += take_over(inheritance, session.open_record(), search.space, layout, values)
     if options.start_with is not None:
         _give(session, read_given(options.start_with, search.space, seed), search.space)
     return dataclasses.replace(session, headline="\n".join(lines))
@@ -143,19 +170,22 @@ def look(path: Path, top_n: int, storage: str | None = None) -> dict[str, Any]:
     """Summarise the run in a directory as it stands, running or finished."""
     run_dir = RunDir(path)
     content = run_dir.read()
-    record = _existing(run_dir, run_dir.locate(storage or content["storage"]), content["study"])
-    return summarize(record.evaluations(), content["budget"], top_n)
+    located, study = run_dir.locate(storage or content["storage"]), content["study"]
+    record = existing_study(run_dir, located, study)
+    confirmations = open_study(run_dir, located, study + CONFIRMATIONS)
+    confirmed = confirmations.evaluations() if confirmations else ()
+    return summarize(record.evaluations(), content["budget"], top_n, confirmed)
 
 
 def _create(session: Session, search: SearchFile) -> str:
     """Make the study of a new run, unless a session that was killed before it wrote run.json has made it."""
     run_dir, space = session.run_dir, search.space.describe()
     run_dir.clear_locks()
-    record = _open(run_dir, session.storage, session.study_name)
+    record = open_study(run_dir, session.storage, session.study_name)
     if record is None and not is_begun(run_dir.journal):
         raise UsageError(f"{run_dir.journal} is not the study of a run: name another --run-dir")
     if record is None or not (record.space() or record.evaluations()):
-        with _mistakes(session.storage):
+        with mistakes(session.storage):
             Record.create(session.storage, session.study_name, run_dir.claims, space)
     elif record.evaluations() or record.space() != space:
         missing = f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
@@ -170,15 +200,17 @@ def _take_up(session: Session, search: SearchFile) -> str:
     """Prepare the record of an earlier session for going on, and say what is in it."""
     run_dir = session.run_dir
     run_dir.clear_locks()
-    record = _existing(run_dir, session.storage, session.study_name)
+    record = existing_study(run_dir, session.storage, session.study_name)
     if record.space() != search.space.describe():
         raise UsageError(
             f"the study {session.study_name!r} in {without_password(session.storage)} is of another search space than "
             f"{run_dir.run_json} says: one of them is not this run's"
         )
-    with _mistakes(session.storage):
+    with mistakes(session.storage):
         record.requeue_interrupted()
-    states = [evaluation.state for evaluation in record.evaluations()]
+        if confirmations := session.open_confirmations():
+            confirmations.requeue_interrupted()
+    states = [evaluation.state for evaluation in record.evaluations() if not evaluation.origin]
     finished = len(states) - states.count("waiting") - states.count("interrupted")
     again = f"; {states.count('waiting')} that wait will be evaluated first" if "waiting" in states else ""
     return f": going on after {finished} evaluation{'' if finished == 1 else 's'}{again}"
@@ -186,7 +218,7 @@ def _take_up(session: Session, search: SearchFile) -> str:
 
 def _give(session: Session, given: Sequence[Mapping[str, Any]], space: SearchSpace) -> None:
     """Let hyperparameters wait to be evaluated, as far as they are new to the run."""
-    with _mistakes(session.storage):
+    with mistakes(session.storage):
         record = session.open_record()
         known = [evaluation.params for evaluation in record.evaluations()]
         for params in given:
@@ -194,49 +226,10 @@ def _give(session: Session, given: Sequence[Mapping[str, Any]], space: SearchSpa
                 record.enqueue(params, space.distributions(), propagator="--start-with")
 
 
-def _open(run_dir: RunDir, storage: str, study_name: str) -> Record | None:
-    """Open the record of a run; None where its storage has no such study."""
-    with _mistakes(storage):
-        try:
-            return Record(storage, study_name, run_dir.claims)
-        except KeyError:
-            return None
-
-
-def _existing(run_dir: RunDir, storage: str, study_name: str) -> Record:
-    """Open the record of a run that is known to have one; UsageError where its storage has no such study."""
-    if "://" not in storage and not Path(storage).is_file():
-        raise UsageError(f"{storage}, the study of this run, is missing: restore it, or name another --run-dir")
-    record = _open(run_dir, storage, study_name)
-    if record is None:
-        with _mistakes(storage):
-            names = ", ".join(map(repr, study_names(storage))) or "none"
-        raise UsageError(
-            f"{run_dir.path}: there is no study {study_name!r} in {without_password(storage)}, which holds {names}"
-        )
-    return record
-
-
-@contextmanager
-def _mistakes(storage: str) -> Iterator[None]:
-    """Turn what a storage raises, and each kind has exceptions of its own, into one message."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except RunError as error:
-        raise UsageError(str(error)) from error
-    except Exception as error:
-        if "://" not in storage and (found := damage(Path(storage))):
-            raise UsageError(f"{storage} is damaged: {found}; restore it, or name another --run-dir") from error
-        shown = without_password(storage)
-        if shown.endswith("://..."):
-            raise UsageError(
-                f"the storage {shown}: {type(error).__name__}: it is no URL that can be read; in user names and "
-                "passwords, write %40 for @, %3A for : and %2F for /"
-            ) from None
-        reason = (str(error).splitlines() or ["no reason given"])[0]
-        raise UsageError(f"the storage {shown}: {type(error).__name__}: {reason}") from error
+def _without_passwords(argument: str, storages: Sequence[str]) -> str:
+    for storage in storages:
+        argument = argument.replace(storage, without_password(storage))
+    return argument
 
 
 def _values(settings: Any) -> dict[str, Any]:

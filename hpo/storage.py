@@ -6,15 +6,28 @@ from pathlib import Path
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
+from optuna.study import StudyDirection
 
 from hpo.journal import Journal
 
 _SECRETS = ("pass", "pwd", "secret", "token", "key")
 
 
-def study_names(storage: str | Path) -> list[str]:
-    """Name the studies in a storage."""
-    return [study.study_name for study in open_storage(storage).get_all_studies()]
+def studies(storage: str | Path) -> dict[str, list[StudyDirection]]:
+    """Give the studies in a storage by their names: in which directions they go."""
+    return {study.study_name: list(study.directions) for study in open_storage(storage).get_all_studies()}
+
+
+def file_of(storage: str) -> Path | None:
+    """Give the file that a storage URL names, if that is what it names."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(storage)
+    except (ArgumentError, ValueError):
+        return None
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def without_password(storage: str) -> str:

@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from hpo.record import Evaluation, rank
+from hpo.confirmation import compare
+from hpo.trials import Evaluation, rank
 
 
-def summarize(evaluations: Sequence[Evaluation], budget: int, top_n: int) -> dict[str, Any]:
+def summarize(
+    evaluations: Sequence[Evaluation], budget: int, top_n: int, confirmations: Sequence[Evaluation] = ()
+) -> dict[str, Any]:
     """Give what the record says of a run: the content of summary.json without its times."""
     best = rank(evaluations, 1)
     islands = sorted({evaluation.island for evaluation in evaluations if evaluation.finished})
@@ -26,12 +29,15 @@ def summarize(evaluations: Sequence[Evaluation], budget: int, top_n: int) -> dic
             {"island": island, "top": [_entry(e) for e in rank([e for e in evaluations if e.island == island], top_n)]}
             for island in islands
         ],
+        "taken_over": sum(bool(evaluation.origin) for evaluation in evaluations),
+        "confirmed": [{**_entry(evaluations[confirmed["trial"]]), **confirmed} for confirmed in compare(confirmations)],
+        "unconfirmed": sum(evaluation.state in ("waiting", "running") for evaluation in confirmations),
     }
 
 
 def spent(evaluations: Sequence[Evaluation], budget: int) -> bool:
     """Tell whether the budget is spent."""
-    return sum(evaluation.finished for evaluation in evaluations) >= budget
+    return sum(evaluation.counts for evaluation in evaluations) >= budget
 
 
 def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
@@ -44,8 +50,8 @@ def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Give what each propagator bred: its evaluations, how many of them improved the best so far, and its own best."""
     found: dict[str, dict[str, Any]] = {}
-    best = math.inf
-    for evaluation in sorted((e for e in evaluations if e.finished), key=lambda e: (e.ended, e.trial)):
+    best = min((evaluation.loss for evaluation in evaluations if evaluation.origin), default=math.inf)
+    for evaluation in sorted((e for e in evaluations if e.counts), key=lambda e: (e.ended, e.trial)):
         entry = found.setdefault(
             evaluation.propagator, {"propagator": evaluation.propagator, "evaluations": 0, "improved": 0, "best": None}
         )
@@ -59,8 +65,8 @@ def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 
 def counts(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:
-    """Count evaluations by state; what was interrupted is repeated and not counted."""
-    states = Counter(evaluation.state for evaluation in evaluations)
+    """Count evaluations by state; what was interrupted is repeated and not counted, nor is what was taken over."""
+    states = Counter(evaluation.state for evaluation in evaluations if not evaluation.origin)
     return {**{state: states[state] for state in ("complete", "pruned", "failed", "running")}, "budget": budget}
 
 
@@ -87,4 +93,5 @@ def _entry(evaluation: Evaluation) -> dict[str, Any]:
         "generation": evaluation.generation,
         "seconds": evaluation.seconds,
         "metrics": evaluation.metrics,
+        "origin": evaluation.origin,
     }

@@ -77,9 +77,11 @@ class Watch:
         self._parent = os.getppid()
         self._end_at: dict[str, float] = {}
         self._stopped_at = math.inf
+        self._forgotten: Stop | None = None
         self._dying = threading.Lock()
         self._ended = False
-        # The evaluation that the main thread is in, and the one that was called off last.
+        # The evaluation that the main thread is in, by its number on this worker, and the one called off last.
+        self._begun = 0
         self._number: int | None = None
         self._cut: Callable[[], None] = lambda: None
         self._overdue_at = math.inf
@@ -117,16 +119,17 @@ class Watch:
         """Stop the run after so many seconds from now."""
         self._end_at[reason] = time.monotonic() + seconds
 
-    def begin(self, number: int, cut: Callable[[], None], overdue_after: float) -> None:
-        """Say that an evaluation begins: the `number`-th of the worker, whose connections `cut` ends from any thread.
+    def begin(self, cut: Callable[[], None], overdue_after: float) -> None:
+        """Say that an evaluation begins, as all ranks of the worker do: `cut` ends its connections from any thread.
 
         It is called off when it is still going on after `overdue_after` seconds.
         """
         self._cut = cut
         self._overdue_at = time.monotonic() + overdue_after
-        self._number = number
+        self._begun += 1
+        self._number = self._begun
         if self.stopping:
-            self._call_off(number, STOPPED)
+            self._call_off(self._begun, STOPPED)
 
     def end(self) -> None:
         """Say that the evaluation has ended on all ranks; its connections are not cut any more when this returns."""
@@ -174,7 +177,7 @@ class Watch:
 
     def stop(self, stop: Stop) -> None:
         """Stop the whole run: evaluations are called off, and no others are started."""
-        if self.stopping is not None:
+        if self.stopping is not None or stop == self._forgotten:
             return
         self._stopped_at = time.monotonic()
         self.stopping = stop
@@ -183,6 +186,12 @@ class Watch:
         number = self._number
         if number is not None:
             self._call_off(number, STOPPED)
+
+    def forget(self, stop: Stop) -> None:
+        """Go on after a stop, when all ranks have stopped, and though its news may still be under way."""
+        self._forgotten = stop
+        if self.stopping == stop:
+            self.stopping, self._stopped_at = None, math.inf
 
     def die(self, message: str, status: int = Exit.CRASHED) -> None:
         """End the whole job at once and with one message, the first that the first rank hears of; does not return."""

@@ -16,7 +16,7 @@ from hpo.gaussian import GaussianProcess
 from hpo.options import PROPAGATORS, Options
 from hpo.past import Past
 from hpo.propagators import make
-from hpo.record import Evaluation
+from hpo.trials import Evaluation
 from hpo.upstream import Individual
 
 NUMBERS = SearchSpace(depth=Int(1, 12), width=Float(0.0, 2.0), lr=Float(1e-5, 1.0, log=True))

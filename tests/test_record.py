@@ -13,9 +13,10 @@ from optuna.storages.journal import JournalFileBackend
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.errors import KnownError
-from hpo.record import Assignment, Record, rank
+from hpo.record import Assignment, Record
 from hpo.storage import without_password
 from hpo.summary import busy_fraction, summarize
+from hpo.trials import rank
 
 SPACE = SearchSpace(layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True))
 DISTRIBUTIONS = SPACE.distributions()

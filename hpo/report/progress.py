@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from hpo.record import Evaluation, rank
 from hpo.report.text import duration, named, number, short, value
+from hpo.trials import Evaluation, rank
 
 _POLL_SECONDS = 0.5
 _SECONDS_BETWEEN_ESTIMATES = 30.0
@@ -36,7 +36,7 @@ class Progress:
         self._on_error = on_error
         self._out = out
         past = evaluations()
-        self._printed = {evaluation.trial for evaluation in past if evaluation.finished}
+        self._printed = {evaluation.trial for evaluation in past if evaluation.counts}
         self._resumed_with = len(self._printed)
         self._best = min((e.loss for e in rank(past, 1)), default=float("inf"))
         self._widths: dict[str, int] = {}
@@ -67,7 +67,7 @@ class Progress:
 
     def _print_new(self) -> None:
         evaluations = self._evaluations()
-        new = [e for e in evaluations if e.finished and e.trial not in self._printed]
+        new = [e for e in evaluations if e.counts and e.trial not in self._printed]
         for evaluation in sorted(new, key=lambda evaluation: evaluation.ended):
             self._printed.add(evaluation.trial)
             self._print(self._line(evaluation))

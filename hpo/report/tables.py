@@ -20,6 +20,8 @@ def print_tables(summary: Mapping[str, Any]) -> None:
         if island["top"]:
             print(_table(f"Island {island['island']}", island["top"]))
     print(_table("All islands", summary["top"]) if summary["top"] else "No evaluation succeeded.")
+    if summary["confirmed"]:
+        print(_confirmed(summary["confirmed"]))
     if summary["best"]:
         print(_propagators(summary["propagators"]))
     if summary["failures"]:
@@ -28,7 +30,10 @@ def print_tables(summary: Mapping[str, Any]) -> None:
     states = [f"{counts[state]} {state}" for state in ("complete", "pruned", "failed", "running") if counts[state]]
     if summary["waiting"]:
         states.append(f"{summary['waiting']} waiting to be evaluated")
-    print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}")
+    if summary["unconfirmed"]:
+        states.append(f"{summary['unconfirmed']} to confirm the best")
+    taken_over = f"; {summary['taken_over']} taken over" if summary["taken_over"] else ""
+    print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{taken_over}")
 
 
 def print_times(summary: Mapping[str, Any]) -> None:
@@ -40,7 +45,8 @@ def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
     table = _empty_table()
     names = list(entries[0]["params"])
     metrics = sorted({name for entry in entries for name in entry["metrics"]})
-    for column in ("", "loss", *metrics, *names, "trial", "island", "worker", "generation", "seconds"):
+    origin = ["taken over from"] if any(entry["origin"] for entry in entries) else []
+    for column in ("", "loss", *metrics, *names, "trial", "island", "worker", "generation", "seconds", *origin):
         table.add_column(column, justify="right", no_wrap=True)
     for place, entry in enumerate(entries, start=1):
         table.add_row(
@@ -50,8 +56,40 @@ def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
             *(value(entry["params"][name]) for name in names),
             *(str(entry[name]) for name in ("trial", "island", "worker", "generation")),
             f"{entry['seconds']:.1f}",
+            *(entry["origin"] for _ in origin),
         )
     return _text(title, table)
+
+
+def _confirmed(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Write the table of confirmed individuals, and whether the first one is told apart from the others."""
+    table = _empty_table()
+    names = list(entries[0]["params"])
+    for column in ("", "mean loss", "deviation", "seeds", "failed", "loss before", *names, "trial", "beside 1"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for place, entry in enumerate(entries, start=1):
+        table.add_row(
+            str(place),
+            *("" if entry[name] is None else number(entry[name]) for name in ("mean", "deviation")),
+            str(len(entry["losses"]) + entry["failed"]),
+            str(entry["failed"] or ""),
+            number(entry["loss"]),
+            *(value(entry["params"][name]) for name in names),
+            str(entry["trial"]),
+            "" if entry["p"] is None else f"p = {entry['p']:.2g}",
+        )
+    return _text("Confirmed with other seeds", table) + _told_apart(entries)
+
+
+def _told_apart(entries: Sequence[Mapping[str, Any]]) -> str:
+    same = [str(place) for place, entry in enumerate(entries[1:], start=2) if not entry["told_apart"]]
+    if len(entries) == 1:
+        return ""
+    if not same:
+        return "1 is told apart from all others (Welch's t-test, p < 0.05).\n"
+    if all(entry["p"] is None for entry in entries):
+        return "One seed tells nothing apart: --confirm 3 or more would.\n"
+    return f"1 is not told apart from {', '.join(same)} (Welch's t-test, p >= 0.05): more seeds may tell.\n"
 
 
 def _propagators(bred: Sequence[Mapping[str, Any]]) -> str:

@@ -1,0 +1,60 @@
+"""Finding the study of a run in its storage, with one message for whatever may be wrong there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpo.errors import RunError, UsageError
+from hpo.journal import damage
+from hpo.record import Record
+from hpo.run_dir import RunDir
+from hpo.storage import studies, without_password
+
+CONFIRMATIONS = "-confirm"  # behind the name of a run's study, for the study of what confirms it
+
+
+def open_study(run_dir: RunDir, storage: str, study_name: str) -> Record | None:
+    """Open the record of a run; None where its storage has no such study."""
+    with mistakes(storage):
+        try:
+            return Record(storage, study_name, run_dir.claims)
+        except KeyError:
+            return None
+
+
+def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
+    """Open the record of a run that is known to have one; UsageError where its storage has no such study."""
+    if "://" not in storage and not Path(storage).is_file():
+        raise UsageError(f"{storage}, the study of this run, is missing: restore it, or name another --run-dir")
+    record = open_study(run_dir, storage, study_name)
+    if record is None:
+        with mistakes(storage):
+            names = ", ".join(map(repr, studies(storage))) or "none"
+        raise UsageError(
+            f"{run_dir.path}: there is no study {study_name!r} in {without_password(storage)}, which holds {names}"
+        )
+    return record
+
+
+@contextmanager
+def mistakes(storage: str) -> Iterator[None]:
+    """Turn what a storage raises, and each kind has exceptions of its own, into one message."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except RunError as error:
+        raise UsageError(str(error)) from error
+    except Exception as error:
+        if "://" not in storage and (found := damage(Path(storage))):
+            raise UsageError(f"{storage} is damaged: {found}; restore it, or name another --run-dir") from error
+        shown = without_password(storage)
+        if shown.endswith("://..."):
+            raise UsageError(
+                f"the storage {shown}: {type(error).__name__}: it is no URL that can be read; in user names and "
+                "passwords, write %40 for @, %3A for : and %2F for /"
+            ) from None
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise UsageError(f"the storage {shown}: {type(error).__name__}: {reason}") from error

@@ -1,0 +1,89 @@
+"""The trials of a study as evaluations: what the record knows of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+INTERRUPTED = "interrupted"
+
+_STATES = {
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "waiting",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation as the record knows it.
+
+    `state` is running, waiting (to be repeated), complete, pruned, failed or interrupted; `loss` is infinite unless the
+    evaluation is complete or pruned; `started` and `ended` are seconds since the epoch; `curve` holds the loss after
+    each epoch, counted from 1. `origin` says where it was taken over from, if another run has made it; `confirms` and
+    `seed` which trial it confirms with which seed, if it does.
+    """
+
+    trial: int
+    state: str
+    loss: float
+    params: dict[str, Any]
+    island: int
+    worker: int
+    generation: int
+    seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: str | None = None
+    propagator: str = ""
+    started: float = math.nan
+    ended: float = math.nan
+    curve: Mapping[int, float] = field(default_factory=dict)
+    origin: str = ""
+    confirms: int | None = None
+    seed: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ended by itself: complete, pruned or failed."""
+        return self.state in ("complete", "pruned", "failed")
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is finished, and one of those that the run's budget is for."""
+        return self.finished and not self.origin
+
+
+def evaluation_of(trial: FrozenTrial) -> Evaluation:
+    """Read a trial."""
+    attributes = trial.user_attrs
+    state = INTERRUPTED if attributes.get("failure") == INTERRUPTED else _STATES[trial.state]
+    return Evaluation(
+        trial=trial.number,
+        state=state,
+        loss=trial.values[0] if trial.values else math.inf,
+        params=trial.params,
+        island=attributes.get("island", 0),
+        worker=attributes.get("worker", 0),
+        generation=attributes.get("generation", 0),
+        seconds=attributes.get("seconds", 0.0),
+        metrics=attributes.get("metrics", {}),
+        failure=attributes.get("failure"),
+        propagator=attributes.get("propagator", ""),
+        started=trial.datetime_start.timestamp() if trial.datetime_start else math.nan,
+        ended=trial.datetime_complete.timestamp() if trial.datetime_complete else math.nan,
+        curve=trial.intermediate_values,
+        origin=attributes.get("origin", ""),
+        confirms=attributes.get("confirms"),
+        seed=attributes.get("seed"),
+    )
+
+
+def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
+    """Give the n best complete evaluations, best first."""
+    return sorted((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial))[:n]
