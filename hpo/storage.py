@@ -31,9 +31,12 @@ def file_of(storage: str) -> Path | None:
 
 
 def without_password(storage: str) -> str:
-    """Replace the password in a storage URL by asterisks; a path stays as it is."""
+    """Replace the password in a storage URL, or URL#STUDY, by asterisks; a path stays as it is."""
     if "://" not in storage:
         return storage
+    before, mark, study = storage.partition("#")
+    if mark:
+        return before.split("://")[0] + "://..." if "@" in study else without_password(before) + mark + study
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 

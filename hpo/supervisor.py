@@ -87,8 +87,9 @@ class Supervisor:
     def _finished(self) -> int:
         """Count the evaluations that have ended by themselves; 0 if there is no run yet."""
         with suppress(UsageError):
-            counts = look(self._run_dir, 1, self._storage)["evaluations"]
-            return int(counts["complete"] + counts["pruned"] + counts["failed"])
+            summary = look(self._run_dir, 1, self._storage)
+            confirmed = sum(len(entry["losses"]) + entry["failed"] for entry in summary["confirmed"])
+            return int(sum(summary["evaluations"][state] for state in ("complete", "pruned", "failed")) + confirmed)
         return 0
 
     def _pause(self, seconds: float) -> bool:

@@ -197,6 +197,8 @@ def test_other_storages_work_alike(tmp_path: Path) -> None:
 
 def test_passwords_are_hidden() -> None:
     assert without_password("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
+    assert without_password("postgresql://me:secret@host/db#study") == "postgresql://me:***@host/db#study"
+    assert without_password("postgresql://me:sec#ret@host/db") == "postgresql://..."
     assert without_password("not a url://secret") == "not a url://..."
     assert without_password("/path/to/study.log") == "/path/to/study.log"
 

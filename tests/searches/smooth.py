@@ -1,0 +1,10 @@
+"""A search of four floats, by whose digits one can see which individual has a gene from which."""
+
+from hpo import Float, SearchSpace
+
+space = SearchSpace(**{name: Float(0.0, 1.0) for name in "abcd"})
+
+
+def objective(params, worker):
+    assert worker.size >= 1
+    return sum(params.values())

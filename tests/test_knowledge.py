@@ -1,0 +1,196 @@
+"""Whole runs that start from what is known, pass on what they find, and confirm it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+from scipy.stats import ttest_ind
+
+from hpo.confirmation import compare
+from hpo.trials import Evaluation
+from tests.conftest import ROOT, SEARCHES, Mpi, finish
+from tests.outcome import finished, trials_of
+
+PROGRAM = ROOT / "run_islands.py"
+TINY = SEARCHES / "tiny.py"
+NOISY = SEARCHES / "noisy.py"
+
+
+@pytest.mark.parametrize("probability", [1, 0])
+def test_islands_breed_from_what_islands_of_other_propagators_send_them(
+    mpi: Mpi, tmp_path: Path, probability: int
+) -> None:
+    """The first island is given one very good individual, whose genes nobody would draw."""
+    storage = f"sqlite:///{tmp_path}/study.db"
+    given = {"a": 0.0123456789012, "b": 0.0234567890123, "c": 0.0345678901234, "d": 0.0456789012345}
+    source = optuna.create_study(storage=storage)
+    source.enqueue_trial(given)
+    source.optimize(lambda trial: sum(trial.suggest_float(name, 0, 1) for name in given), n_trials=1)
+    arguments = [PROGRAM, SEARCHES / "smooth.py", "--run-dir", "run", "--start-from", storage, "--evaluations", 60]
+    layout = ["--ranks-per-worker", 1, "--islands", 3, "--propagators", "random,ga,propulate"]
+    job = mpi.run(3, *arguments, *layout, "--migration-probability", probability, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    assert trials[0].params == pytest.approx(given, rel=1e-11)
+    heirs = {0: 0, 1: 0, 2: 0}
+    for trial in trials[1:]:
+        heirs[trial.user_attrs["island"]] += bool(trial.params.items() & trials[0].params.items())
+    assert [count > 0 for count in heirs.values()] == [False, probability == 1, probability == 1], heirs
+
+
+def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    arguments = [PROGRAM, TINY, "--evaluations", 5]
+    first = mpi.run(4, *arguments, "--run-dir", "first", "--storage", storage, "--confirm", 1, cwd=tmp_path)
+    assert (first.returncode, first.stderr) == (0, "")
+    before = optuna.load_study(study_name="first", storage=storage).trials
+    for source, run in (("first", "from_run"), (storage, "from_storage")):
+        command = [PROGRAM, TINY, "--run-dir", run, "--evaluations", 2, "--start-from", source]
+        job = mpi.run(4, *command, cwd=tmp_path)
+        assert (job.returncode, job.stderr) == (0, "")
+        known = sorted((trial for trial in before if trial.values), key=lambda trial: (trial.values, trial.number))
+        assert f"with {len(known)} evaluations of {source}, the best {known[0].values[0]:.4g}" in job.stdout
+        trials = trials_of(tmp_path / run)
+        taken, new = trials[: len(known)], trials[len(known) :]
+        for trial, original in zip(taken, known, strict=True):
+            assert (trial.params, trial.values) == (original.params, original.values)
+            assert trial.intermediate_values == original.intermediate_values
+            assert trial.user_attrs["origin"] == f"trial {original.number} of {source}"
+            assert (trial.datetime_start, trial.datetime_complete) == (
+                original.datetime_start,
+                original.datetime_complete,
+            )
+        assert {trial.user_attrs["island"] for trial in taken} == {0, 1}
+        everything = {tuple(trial.params.values()) for trial in trials}
+        assert len(everything) == len(trials) == 6, "what was known is not evaluated again"
+        summary = json.loads((tmp_path / run / "summary.json").read_text())
+        counts = summary["evaluations"]
+        assert counts["complete"] + counts["failed"] == len(new) <= 2
+        assert (summary["taken_over"], summary["exhausted"]) == (len(known), True)
+        assert f"of 2; {len(known)} taken over" in job.stdout
+    again = mpi.run(4, *command, "--resume", cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert len(trials_of(tmp_path / "from_storage")) == 6
+
+
+def test_a_source_that_is_none_is_named_before_anything_starts(mpi: Mpi, tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    directions = optuna.study.StudyDirection
+    for name, direction in (
+        ("one", directions.MINIMIZE),
+        ("other", directions.MAXIMIZE),
+        ("empty", directions.MINIMIZE),
+    ):
+        study = optuna.create_study(study_name=name, storage=storage, direction=direction)
+        if name != "empty":
+            study.optimize(lambda trial: trial.suggest_float("lr", 0, 1), n_trials=1)
+    (tmp_path / "folder").mkdir()
+    for source, message in {
+        "folder": "folder holds no run: there is no folder/run.json",
+        "sqlite:///nowhere.db": "no such file: nowhere.db",
+        "nosql://host": "the storage nosql://host: ",
+        storage: f"it holds 'one', 'other', 'empty': name one, as in {storage}#NAME",
+        f"{storage}#two": f"it holds 'one', 'other', 'empty': name one, as in {storage}#NAME",
+        f"{storage}#other": "the study 'other' does not minimise one loss",
+        f"{storage}#one": "no finished evaluation is of this search space: trial 0: unknown parameter 'lr'",
+        f"{storage}#empty": "no finished evaluation is of this search space: it has none",
+    }.items():
+        job = mpi.run(2, PROGRAM, TINY, "--islands", 1, "--start-from", source, cwd=tmp_path)
+        assert (job.returncode, job.stdout) == (2, "")
+        assert job.stderr.startswith(f"error: --start-from {source}: {message}"), job.stderr
+        assert len(job.stderr.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "study.db"]
+
+
+def noisy_loss(params: dict[str, float], seed: int, noise: float) -> float:
+    return params["x"] + noise * torch.rand(1, generator=torch.Generator().manual_seed(seed)).item()
+
+
+def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
+    arguments = [PROGRAM, NOISY, "--run-dir", "run", "--evaluations", 8, "--confirm", 3, "--top-n", 2, "--seed", 7]
+    job = mpi.run(8, *arguments, "--set", "noise=100", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    assert len(trials) == 8
+    assert all(trial.values[0] == pytest.approx(noisy_loss(trial.params, 7, 100)) for trial in trials)
+    best = sorted(trials, key=lambda trial: trial.values)[:2]
+    confirmations = trials_of(tmp_path / "run", "run-confirm")
+    seeds = {trial.user_attrs["seed"] for trial in confirmations}
+    assert len(seeds) == 3
+    assert 7 not in seeds
+    assert {(t.user_attrs["confirms"], t.user_attrs["seed"]) for t in confirmations} == {
+        (trial.number, seed) for trial in best for seed in seeds
+    }
+    assert len({trial.user_attrs["worker"] for trial in confirmations}) >= 3
+    for trial in confirmations:
+        assert trial.params == trials[trial.user_attrs["confirms"]].params
+        assert trial.values[0] == pytest.approx(noisy_loss(trial.params, trial.user_attrs["seed"], 100))
+    confirmed = json.loads((tmp_path / "run" / "summary.json").read_text())["confirmed"]
+    assert [entry["trial"] for entry in confirmed] == [trial.number for trial in best]
+    for entry, trial in zip(confirmed, best, strict=True):
+        losses = [noisy_loss(trial.params, seed, 100) for seed in seeds]
+        assert entry["mean"] == pytest.approx(statistics.mean(losses))
+        assert entry["deviation"] == pytest.approx(statistics.stdev(losses))
+    assert [entry["told_apart"] for entry in confirmed] == [False, False]
+    assert "1 is not told apart from 2" in job.stdout
+    more = mpi.run(4, *arguments, "--set", "noise=100", "--resume", "--confirm", 4, cwd=tmp_path)
+    assert (more.returncode, more.stderr) == (0, "")
+    assert trials_of(tmp_path / "run", "run-confirm")[:6] == confirmations
+    assert len(trials_of(tmp_path / "run", "run-confirm")) == 8
+
+
+def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> None:
+    arguments = [PROGRAM, NOISY, "--run-dir", "run", "--confirm", 6, "--target-loss", "2", "--resume"]
+    with (tmp_path / "log").open("w") as log:
+        for number in (signal.SIGUSR1, signal.SIGKILL):
+            done = len(finished(trials_of(tmp_path / "run", "run-confirm"))) if number == signal.SIGKILL else 0
+            job = mpi.start(4, *arguments, "--set", "seconds=0.5", cwd=tmp_path, stdout=log.fileno())
+            deadline = time.monotonic() + 60
+            while f"{done + 2:>2}/" not in (tmp_path / "log").read_text().split("confirming")[-1]:
+                assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+                time.sleep(0.05)
+            if number == signal.SIGUSR1:
+                job.send_signal(number)
+                assert finish(job).returncode == 75
+                assert "to confirm the best" in (tmp_path / "log").read_text()
+            else:
+                os.killpg(job.pid, number)
+                job.communicate(timeout=30)
+    before = finished(trials_of(tmp_path / "run", "run-confirm"))
+    end = mpi.run(4, *arguments, cwd=tmp_path)
+    assert (end.returncode, end.stderr) == (0, "")
+    assert "Stopped: the loss of --target-loss 2 is reached" in end.stdout
+    after = trials_of(tmp_path / "run", "run-confirm")
+    assert {number: finished(after)[number] for number in before} == before
+    pairs = [(t.user_attrs["confirms"], t.user_attrs["seed"]) for t in after if t.number in finished(after)]
+    assert len(set(pairs)) == len(pairs) == 6 * len({trial for trial, _ in pairs})
+
+
+def confirmation(trial: int, seed: int, loss: float, state: str = "complete") -> Evaluation:
+    return Evaluation(0, state, loss, {}, 0, 0, 0, confirms=trial, seed=seed)
+
+
+def test_those_confirmed_are_ranked_by_mean_and_told_apart_by_a_test() -> None:
+    losses = {4: [1.0, 1.1, 1.3], 2: [1.2, 0.9, 1.4], 9: [3.0, 3.1, 2.9], 7: [0.1, 0.2]}
+    entries = compare(
+        [
+            *(confirmation(trial, seed, loss) for trial, some in losses.items() for seed, loss in enumerate(some)),
+            confirmation(7, 2, float("inf"), "failed"),
+            confirmation(9, 3, float("inf"), "running"),
+        ]
+    )
+    assert [entry["trial"] for entry in entries] == [4, 2, 9, 7], "a seed that fails counts against it"
+    assert [entry["failed"] for entry in entries] == [0, 0, 0, 1]
+    assert [entry["told_apart"] for entry in entries[:3]] == [False, False, True]
+    assert entries[2]["p"] == pytest.approx(ttest_ind(losses[4], losses[9], equal_var=False).pvalue)
+    assert entries[0]["deviation"] == pytest.approx(0.1528, abs=1e-4)
+    (alone, same, other) = compare([confirmation(0, 1, 1.0), confirmation(1, 1, 1.0), confirmation(2, 1, 2.0)])
+    assert (alone["deviation"], same["p"], other["told_apart"]) == (None, None, False)
