@@ -65,7 +65,7 @@ WITHOUT: dict[str, Make] = {
     "the model": partial(_islands, ("ga",), 2, {"_OFFSPRING": 1, "_NEWCOMERS": 0}),
     "newcomers": partial(_islands, ("ga",), 2, {"_NEWCOMERS": 0}),
     "offspring": partial(_islands, ("ga",), 2, {"_OFFSPRING": 1, "_NEWCOMERS": 149}),
-    "daring": partial(_islands, ("ga",), 2, {"_MEAN_DARING": 1e-9}),
+    "daring": partial(_islands, ("ga",), 2, {"_DARING": 0.0}),
     "several parents": partial(_islands, ("ga",), 2, {"_PARENTS": 1}),
     "exchange": partial(_islands, ("ga",), 2, {"_EXCHANGE": -1.0}),
 }

@@ -19,13 +19,15 @@ _SCALE = 0.5
 _NOISE = 0.05
 _STEPS = 15  # of the search for them, which goes on from where it ended when a tenth more is known
 _GROWTH = 1.1
+_ROOT_5 = 5**0.5
 
 
 class GaussianProcess:
     """Foretells a function from what it was at some points.
 
-    Covariances are exp(-d^2 / 2), where d is the distance after each coordinate was divided by a scale: by the scale
-    whose number `scale_of` gives for it.
+    Covariances are Matern's of order 5/2 (equation 4.17), of functions that are less smooth than those of a squared
+    exponential. Before a distance is taken, each coordinate is divided by a scale: the one whose number `scale_of`
+    gives for it.
     """
 
     def __init__(self, scale_of: npt.NDArray[np.int64]) -> None:
@@ -76,8 +78,7 @@ class GaussianProcess:
 
     def _covariance(self, some: Vector, others: Vector) -> Vector:
         rates = np.exp(-self._logs[:-1])[self._scale_of]
-        covariance: Vector = np.exp(-cdist(some * rates, others * rates, "sqeuclidean") / 2)
-        return covariance
+        return _matern(cdist(some * rates, others * rates))[0]
 
     def _squares(self, points: Vector) -> Vector:
         """Half the squared distances along the coordinates of each scale, shape (points, points, scales)."""
@@ -89,7 +90,7 @@ class GaussianProcess:
     def _misfit(self, logs: Vector, squares: Vector, values: Vector) -> tuple[float, Vector]:
         """Give -log p(scales, noise | values) but for a constant, and its gradient (equations 5.8 and 5.9)."""
         rates, noise = np.exp(-2 * logs[:-1]), np.exp(logs[-1])
-        covariance = np.exp(-squares @ rates)
+        covariance, slope = _matern(np.sqrt(2 * (squares @ rates)))
         off = logs - self._start
         try:
             factor = cho_factor(covariance + noise * np.eye(len(values)), lower=True)
@@ -97,8 +98,13 @@ class GaussianProcess:
             return 1e9, np.zeros_like(logs)
         weights = cho_solve(factor, values)
         inner = np.outer(weights, weights) - cho_solve(factor, np.eye(len(values)))
-        gradient = np.append(
-            -rates * np.einsum("ij,ijk->k", inner * covariance, squares), -0.5 * noise * np.trace(inner)
-        )
+        gradient = np.append(-rates * np.einsum("ij,ijk->k", inner * slope, squares), -0.5 * noise * np.trace(inner))
         misfit = 0.5 * values @ weights + np.log(np.diag(factor[0])).sum() + 0.5 * off @ off
         return float(misfit), gradient + off
+
+
+def _matern(distances: Vector) -> tuple[Vector, Vector]:
+    """Give covariances at distances, and how fast they fall with half the squared distance."""
+    decay = np.exp(-_ROOT_5 * distances)
+    linear = 1 + _ROOT_5 * distances
+    return (linear + 5 / 3 * distances**2) * decay, 5 / 3 * linear * decay

@@ -1,0 +1,74 @@
+"""What pruners are worth: how long a search takes to reach a loss with each, in turn and with several seeds.
+
+    python -m benchmarks.pruning search_spaces/digits_cnn.py --losses 0.1 0.07 0.05
+
+runs the search for a time instead of a number of evaluations, and looks up in its study when it had reached what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial
+
+ROOT = Path(__file__).resolve().parents[1]
+MORE_TO_DO = 75
+
+
+def trials_of(search: Path, pruner: str, seed: int, seconds: float) -> list[FrozenTrial]:
+    """Run a search on 8 ranks for a while, and give what has ended in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), str(search), "--seed", str(seed)]
+        command += ["--run-dir", f"{folder}/run", "--evaluations", "100000", "--pruner", pruner]
+        command += ["--time-limit", str(seconds)]
+        ended = subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, timeout=seconds + 120, check=False)
+        if ended.returncode != MORE_TO_DO:
+            raise SystemExit(f"{' '.join(command)} ended with status {ended.returncode}")
+        storage = JournalStorage(JournalFileBackend(f"{folder}/run/study.log"))
+        trials = optuna.load_study(study_name="run", storage=storage).trials
+    return [trial for trial in trials if trial.values]
+
+
+def seconds_to(loss: float, trials: list[FrozenTrial]) -> float:
+    """Give the seconds from the first start to the first end with such a loss; infinite where there is none."""
+    began = min(trial.datetime_start for trial in trials if trial.datetime_start)
+    ends = [trial.datetime_complete for trial in trials if trial.values and trial.values[0] <= loss]
+    return min(((end - began).total_seconds() for end in ends if end), default=math.inf)
+
+
+def main() -> None:
+    """Print medians over the seeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("search", type=Path, nargs="?", default=ROOT / "search_spaces" / "digits_cnn.py")
+    parser.add_argument("--pruners", nargs="+", default=["none", "median", "asha"])
+    parser.add_argument("--losses", type=float, nargs="+", default=[0.1, 0.07, 0.05])
+    parser.add_argument("--seconds", type=float, default=80.0, help="that each run has, start-up and all")
+    parser.add_argument("--seeds", type=int, default=4)
+    chosen = parser.parse_args()
+    runs: dict[str, list[list[FrozenTrial]]] = {pruner: [] for pruner in chosen.pruners}
+    for seed in range(chosen.seeds):
+        for pruner, found in runs.items():
+            found.append(trials_of(chosen.search, pruner, seed, chosen.seconds))
+            best = min(trial.values[0] for trial in found[-1] if trial.values)
+            print(f"seed {seed}, {pruner}: {len(found[-1])} evaluations, best {best:.4f}", flush=True)
+    print(f"\n{'pruner':16s}evaluations  best" + "".join(f"{f'seconds to {loss:g}':>20s}" for loss in chosen.losses))
+    for pruner, found in runs.items():
+        best = statistics.mean(min(trial.values[0] for trial in trials if trial.values) for trials in found)
+        cells = ""
+        for loss in chosen.losses:
+            times = [seconds_to(loss, trials) for trials in found]
+            cells += f"{statistics.median(times):12.1f} ({sum(map(math.isfinite, times))}/{len(times)})"
+        print(f"{pruner:16s}{statistics.mean(map(len, found)):11.0f}{best:8.4f}{cells}")
+
+
+if __name__ == "__main__":
+    main()
