@@ -10,31 +10,64 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpo.trials import Evaluation
+from hpo.trials import INTERRUPTED, Evaluation
 
 if TYPE_CHECKING:
     from hpo.record import Record
     from hpo.space import SearchSpace
 
 _SIGNIFICANT = 0.05
+_ROUNDING = 1e-12  # of losses that are the same but for the order in which they were added up
 
 
-def plan(record: Record, best: Sequence[Evaluation], space: SearchSpace, count: int, seed: int) -> int:
-    """Let each of the best wait to be trained with `count` seeds, and give how many evaluations there are then.
+@dataclass(frozen=True)
+class Plan:
+    """How the best are confirmed: with `count` seeds each, which follow from `basis`, the run's seed and settings.
 
-    The seeds are drawn, so that they are none that a run was started with; they are the same for the same `seed`.
+    Seeds are drawn, so that no run was started with them, and differ from individual to individual, so that their
+    losses are independent. Other settings make other seeds: losses under different settings are never put together.
     """
-    rng = random.Random(f"confirm/{seed}")
-    seeds = [rng.getrandbits(31) for _ in range(count)]
-    planned = {(evaluation.confirms, evaluation.seed) for evaluation in record.evaluations()}
-    for evaluation in best:
-        for other in seeds:
-            if (evaluation.trial, other) not in planned:
-                place = {"confirms": evaluation.trial, "seed": other, "propagator": "--confirm"}
-                record.enqueue(evaluation.params, space.distributions(), **place)
-    return sum(evaluation.state != "interrupted" for evaluation in record.evaluations())
+
+    count: int
+    basis: str
+
+    def seeds(self, trial: int) -> list[int]:
+        """Give the seeds for an individual, by its trial."""
+        rng = random.Random(f"confirm/{self.basis}/{trial}")
+        return [rng.getrandbits(31) for _ in range(self.count)]
+
+    def of(self, confirmations: Sequence[Evaluation]) -> list[Evaluation]:
+        """Choose those confirmations that are of this plan, each once."""
+        seeds = {trial: self.seeds(trial) for trial in {e.confirms for e in confirmations} if trial is not None}
+        return [e for e in confirmations if e.confirms is not None and e.seed in seeds[e.confirms] and _counts(e)]
+
+    def to_do(self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> int:
+        """Count what is still to be evaluated before each of the best is confirmed."""
+        ended = {(e.confirms, e.seed) for e in confirmations if e.finished}
+        return sum(
+            (evaluation.trial, seed) not in ended for evaluation in best for seed in self.seeds(evaluation.trial)
+        )
+
+    def begin(self, record: Record, best: Sequence[Evaluation], space: SearchSpace) -> int:
+        """Let what is to do wait in the record, and nothing else; give how many are evaluated in the end."""
+        planned = {(evaluation.trial, seed) for evaluation in best for seed in self.seeds(evaluation.trial)}
+        for waiting in [evaluation for evaluation in record.evaluations() if evaluation.state == "waiting"]:
+            if (waiting.confirms, waiting.seed) not in planned:
+                record.withdraw(waiting)
+        there = {(e.confirms, e.seed) for e in record.evaluations() if _counts(e)}
+        for evaluation in best:
+            for seed in self.seeds(evaluation.trial):
+                if (evaluation.trial, seed) not in there:
+                    place = {"confirms": evaluation.trial, "seed": seed, "propagator": "--confirm"}
+                    record.enqueue(evaluation.params, space.distributions(), **place)
+        return sum(map(_counts, record.evaluations()))
+
+
+def _counts(confirmation: Evaluation) -> bool:
+    return confirmation.state != INTERRUPTED
 
 
 def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
@@ -42,41 +75,55 @@ def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
     Gives for each its trial, its losses, their mean and standard deviation (None where there are too few), how many
     have failed, and `p`: how likely losses that differ as much from the first one's are where the means are the same
-    (Welch, The generalization of Student's problem, 1947). `told_apart` is whether that is under 5%.
+    (Welch, The generalization of Student's problem, 1947), corrected for the number of comparisons (Holm, A simple
+    sequentially rejective multiple test procedure, 1979). `told_apart` is whether that is under 5%.
     """
-    losses: dict[int, list[float]] = {}
-    failed: dict[int, int] = {}
+    groups: dict[int, list[Evaluation]] = {}
     for evaluation in confirmations:
         if evaluation.confirms is not None and evaluation.finished:
-            failed.setdefault(evaluation.confirms, 0)
-            losses.setdefault(evaluation.confirms, [])
-            if evaluation.state == "complete":
-                losses[evaluation.confirms].append(evaluation.loss)
-            else:
-                failed[evaluation.confirms] += 1
-    entries: list[dict[str, Any]] = [
-        {
-            "trial": trial,
-            "losses": found,
-            "mean": statistics.fmean(found) if found else None,
-            "deviation": statistics.stdev(found) if len(found) > 1 else None,
-            "failed": failed[trial],
-        }
-        for trial, found in losses.items()
-    ]
+            groups.setdefault(evaluation.confirms, []).append(evaluation)
+    entries = [_entry(trial, group) for trial, group in groups.items()]
     entries.sort(key=lambda entry: (entry["failed"], math.inf if entry["mean"] is None else entry["mean"]))
-    for entry in entries:
-        entry["p"] = _welch(entries[0]["losses"], entry["losses"]) if entry is not entries[0] else None
-        entry["told_apart"] = entry["p"] is not None and entry["p"] < _SIGNIFICANT
+    raw = [_welch(entries[0]["losses"], entry["losses"]) for entry in entries[1:]]
+    for entry, p in zip(entries, [None, *_holm(raw)], strict=False):
+        entry["p"] = p
+        entry["told_apart"] = p is not None and p < _SIGNIFICANT
     return entries
+
+
+def _entry(trial: int, group: Sequence[Evaluation]) -> dict[str, Any]:
+    losses = [evaluation.loss for evaluation in group if evaluation.state == "complete"]
+    return {
+        "trial": trial,
+        "losses": losses,
+        "mean": statistics.fmean(losses) if losses else None,
+        "deviation": statistics.stdev(losses) if len(losses) > 1 else None,
+        "failed": len(group) - len(losses),
+    }
 
 
 def _welch(first: Sequence[float], other: Sequence[float]) -> float | None:
     """Give the p-value of Welch's t-test; None where there are too few losses for one."""
     if min(len(first), len(other)) < 2:
         return None
-    if statistics.pstdev(first) == statistics.pstdev(other) == 0:  # there is no test for these
-        return 1.0 if first[0] == other[0] else 0.0
-    from scipy.stats import ttest_ind  # takes 0.2 s
+    shares = [statistics.variance(losses) / len(losses) for losses in (first, other)]
+    difference, scale = abs(statistics.fmean(first) - statistics.fmean(other)), max(map(abs, [*first, *other]))
+    if math.sqrt(sum(shares)) <= _ROUNDING * scale:  # an objective without chance
+        return 1.0 if difference <= _ROUNDING * scale else 0.0
+    from scipy.special import stdtr
 
-    return float(ttest_ind(first, other, equal_var=False).pvalue)
+    freedom = sum(shares) ** 2 / sum(
+        share**2 / (len(losses) - 1) for share, losses in zip(shares, (first, other), strict=True)
+    )
+    return float(2 * stdtr(freedom, -difference / math.sqrt(sum(shares))))
+
+
+def _holm(values: Sequence[float | None]) -> list[float | None]:
+    """Correct p-values for there being several; None stays None."""
+    given = sorted((value, place) for place, value in enumerate(values) if value is not None)
+    corrected: list[float | None] = [None] * len(values)
+    highest = 0.0
+    for rank, (value, place) in enumerate(given):
+        highest = max(highest, min(1.0, (len(given) - rank) * value))
+        corrected[place] = highest
+    return corrected

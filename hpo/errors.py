@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 
@@ -22,6 +23,14 @@ class Exit(IntEnum):
     NOTHING_SUCCEEDED = 3
     MORE_TO_DO = 75
     CUT_SHORT = 130
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a whole run is to stop, and the exit status that it then has."""
+
+    reason: str
+    status: int = Exit.MORE_TO_DO
 
 
 class KnownError(Exception):

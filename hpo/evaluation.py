@@ -14,11 +14,11 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from hpo.communicator import sleep_until
-from hpo.errors import Exit, KnownError, RunError
+from hpo.errors import Exit, KnownError, RunError, Stop
 from hpo.failure import message, showable, where
 from hpo.search_file import SearchFile
 from hpo.verdict import Step, Verdict, judge
-from hpo.watch import STOPPED, Stop, Watch
+from hpo.watch import STOPPED, Watch
 from hpo.worker import Worker
 
 if TYPE_CHECKING:

@@ -1,7 +1,9 @@
-"""What an exception of an objective says, in a way that can be kept and shown."""
+"""What went wrong in an objective, and where, in a way that can be kept and shown."""
 
 from __future__ import annotations
 
+import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -25,3 +27,10 @@ def where(error: BaseException, path: Path) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) == path] or frames
     return f"{Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].name})" if own else "an unknown place"
+
+
+def stack_of(thread: threading.Thread) -> str:
+    """Say where a thread is: the frames of the objective, and not those that lead to it."""
+    frames = traceback.extract_stack(sys._current_frames()[thread.ident or 0])
+    ours = [place for place, frame in enumerate(frames) if Path(frame.filename).parent == Path(__file__).parent]
+    return "".join(traceback.format_list(frames[ours[-1] + 1 :] if ours else frames)).rstrip()

@@ -18,9 +18,9 @@ from hpo.record import Record
 from hpo.report.text import number
 from hpo.run_dir import RunDir
 from hpo.space import SearchSpace
-from hpo.storage import file_of, studies, without_password
+from hpo.storage import check_readable, studies, without_password
 from hpo.study import CONFIRMATIONS, existing_study, mistakes
-from hpo.trials import Evaluation
+from hpo.trials import Evaluation, rank
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,24 @@ class Inheritance:
 
 
 def read_inheritance(source: str, space: SearchSpace) -> Inheritance:
-    """Read what is complete or pruned in a run directory, or in the study at a storage URL, URL#STUDY among several.
+    """Read what is complete or pruned in a run directory, or in a study: of a storage's URL, or of a journal file.
+
+    The study's name stands behind a #, where there are several.
 
     Raises UsageError where there is no such study, or none of it is of this space.
     """
     shown = without_password(source)
     try:
-        record, settings = _of_url(source) if "://" in source else _of_run(RunDir(Path(source)))
-        with mistakes(source):
-            evaluations = record.evaluations()
+        path = Path(source.partition("#")[0])
+        record, settings = _of_storage(source) if "://" in source or path.is_file() else _of_run(RunDir(Path(source)))
+        evaluations = record.evaluations()
     except UsageError as error:
         raise UsageError(f"--start-from {shown}: {error}") from error
     ended = [
-        dataclasses.replace(evaluation, params=meant(evaluation.params, space))
+        _cleaned(evaluation, space)
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.loss)
-        if evaluation.state in ("complete", "pruned") and math.isfinite(evaluation.loss)
+        if evaluation.state in ("complete", "pruned")
+        and all(map(math.isfinite, (evaluation.loss, evaluation.started, evaluation.ended)))
     ]
     misfits = [_misfit(evaluation, space) for evaluation in ended]
     fitting = [evaluation for evaluation, misfit in zip(ended, misfits, strict=True) if misfit is None]
@@ -76,12 +79,13 @@ def take_over(
             island=island,
             worker=layout.first_worker(island) + place % layout.island_size(island),
         )
+    record.remember_source(inheritance.source)
     if not taken:
         return []
     left_out = f"; {inheritance.left_out} are not of this search space" if inheritance.left_out else ""
-    best = number(inheritance.evaluations[0].loss)
+    best = "".join(f", the best {number(evaluation.loss)}" for evaluation in rank(inheritance.evaluations, 1))
     return [
-        f"with {taken} evaluation{'' if taken == 1 else 's'} of {inheritance.source}, the best {best}{left_out}",
+        f"with {taken} evaluation{'' if taken == 1 else 's'} of {inheritance.source}{best}{left_out}",
         *(
             f"{name} was {value} there, and is {settings[name]} here: losses may not compare"
             for name, value in inheritance.settings.items()
@@ -99,28 +103,44 @@ def _misfit(evaluation: Evaluation, space: SearchSpace) -> str | None:
     return None
 
 
+def _cleaned(evaluation: Evaluation, space: SearchSpace) -> Evaluation:
+    """Give an evaluation as this program would have recorded it; other programs have attributes of these names too."""
+    seconds, metrics = evaluation.seconds, evaluation.metrics if isinstance(evaluation.metrics, dict) else {}
+    return dataclasses.replace(
+        evaluation,
+        params=meant(evaluation.params, space),
+        seconds=seconds if _is_number(seconds) and seconds > 0 else evaluation.ended - evaluation.started,
+        metrics={str(name): float(metric) for name, metric in metrics.items() if _is_number(metric)},
+    )
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
 def _of_run(run_dir: RunDir) -> tuple[Record, Mapping[str, Any]]:
     content = run_dir.read()
     storage = run_dir.locate(content["storage"])
     if "***" in storage:
         raise UsageError(f"its study is in {storage}: give that URL instead, with the password and #{content['study']}")
+    check_readable(storage)
     return existing_study(run_dir, storage, content["study"]), content["settings"]
 
 
-def _of_url(source: str) -> tuple[Record, Mapping[str, Any]]:
+def _of_storage(source: str) -> tuple[Record, Mapping[str, Any]]:
     storage, _, name = source.partition("#")
-    file = file_of(storage)
-    if file is not None and not file.exists():  # it would be made
-        raise UsageError(f"no such file: {file}")
+    check_readable(storage)
     with mistakes(storage):
         found = studies(storage)
     searches = [study for study in found if not study.endswith(CONFIRMATIONS)]
     if not name and len(searches) == 1:
         name = searches[0]
     if name not in found:
-        names = ", ".join(map(repr, searches)) or "no study"
+        if not searches:
+            raise UsageError("it holds no study: name the storage of one, or a run directory")
+        names = ", ".join(map(repr, searches))
         raise UsageError(f"it holds {names}: name one, as in {without_password(storage)}#NAME")
     if found[name] != [StudyDirection.MINIMIZE]:
-        raise UsageError(f"the study {name!r} does not minimise one loss")
+        raise UsageError(f"the study {name!r} does not minimise one loss, as a search does: name another")
     with mistakes(storage):
         return Record(storage, name), {}

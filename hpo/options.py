@@ -86,6 +86,8 @@ class Options:
             raise UsageError("--resume needs the run to go on with: --run-dir runs/NAME")
 
     def _check_search(self) -> None:
+        if self.start_from == "":
+            raise UsageError("--start-from '': must be the directory of a run, or the URL of an Optuna storage")
         for name in self.propagators:
             if name not in PROPAGATORS:
                 raise UsageError(f"--propagators: there is no propagator {name!r}; there are {', '.join(PROPAGATORS)}")

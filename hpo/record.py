@@ -62,8 +62,10 @@ class Record:
         self._over = 0
 
     @classmethod
-    def create(cls, storage: str | Path, study_name: str, lock: str | Path, space: Mapping[str, str]) -> Record:
-        """Make a new study that remembers its search space, a text per parameter.
+    def create(
+        cls, storage: str | Path, study_name: str, lock: str | Path, space: Mapping[str, str], confirms: str = ""
+    ) -> Record:
+        """Make a new study that remembers its search space, a text per parameter, and which study it confirms.
 
         One that was begun, and has neither a space nor trials, is completed; ValueError if the name is taken else.
         """
@@ -73,14 +75,21 @@ class Record:
             study_id = opened.create_new_study([optuna.study.StudyDirection.MINIMIZE], study_name)
         except optuna.exceptions.DuplicatedStudyError as error:
             study_id = opened.get_study_id_from_name(study_name)
-            if opened.get_study_user_attrs(study_id) or opened.get_n_trials(study_id):
+            if "space" in opened.get_study_user_attrs(study_id) or opened.get_n_trials(study_id):
                 raise ValueError(f"the storage already holds a study named {study_name!r}") from error
+        if confirms:
+            opened.set_study_user_attr(study_id, "confirms", confirms)
         opened.set_study_user_attr(study_id, "space", dict(space))
         return cls(storage, study_name, lock)
 
-    def space(self) -> dict[str, str]:
-        """Give the search space that the study was made for, a text per parameter."""
-        return dict(self._storage.get_study_user_attrs(self._study_id).get("space", {}))
+    def about(self) -> dict[str, Any]:
+        """Give what the study knows of itself: its `space`, the study it `confirms`, what it has `taken_over`."""
+        return self._storage.get_study_user_attrs(self._study_id)
+
+    def remember_source(self, source: str) -> None:
+        """Remember that everything of another run has been taken over."""
+        sources = [*self.about().get("taken_over", []), source]
+        self._storage.set_study_user_attr(self._study_id, "taken_over", sources)
 
     def start(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], budget: int, **attributes: Any
@@ -159,6 +168,12 @@ class Record:
         )
         self._storage.create_new_trial(self._study_id, template_trial=trial)
         return True
+
+    def withdraw(self, waiting: Evaluation) -> None:
+        """Let what waits be evaluated no more; only while nobody starts trials."""
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, waiting.trial)
+        self._end(Assignment(trial_id, waiting.params), TrialState.FAIL, None, failure=INTERRUPTED)
+        self._interrupted += 1
 
     def interrupt(self, assignment: Assignment, deaths: int = 0) -> None:
         """End a trial that could not end by itself, and let its repeat wait to be evaluated.

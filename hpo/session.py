@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import platform
 import shlex
 import socket
@@ -15,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hpo.confirmation import plan
+from hpo.confirmation import Plan
 from hpo.errors import UsageError
 from hpo.given import read_given
 from hpo.inheritance import read_inheritance, take_over
@@ -26,10 +27,9 @@ from hpo.record import Record
 from hpo.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.search_file import SearchFile
 from hpo.space import SearchSpace
-from hpo.storage import without_password
-from hpo.study import CONFIRMATIONS, existing_study, mistakes, open_study
+from hpo.storage import studies, without_password
+from hpo.study import CONFIRMATIONS, confirmations_of, existing_study, mistakes, open_study
 from hpo.summary import summarize
-from hpo.trials import rank
 
 _PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optuna", "scikit-learn")
 
@@ -45,25 +45,26 @@ class Session:
     seed: int
     propagators: tuple[str, ...]
     pruner: str
-    confirm: int
+    plan: Plan
     headline: str
 
     def open_record(self) -> Record:
         """Open the record; each process and thread needs one of its own."""
         return Record(self.storage, self.study_name, self.run_dir.claims)
 
-    def open_confirmations(self) -> Record | None:
-        """Open the record of what confirms the best; None where that has not begun."""
-        return open_study(self.run_dir, self.storage, self.study_name + CONFIRMATIONS)
+    def open_confirmations(self) -> Record:
+        """Open the record of what confirms the best, which `create_confirmations` has made."""
+        return Record(self.storage, self.study_name + CONFIRMATIONS, self.run_dir.claims)
 
-    def begin_confirmations(self, space: SearchSpace, top_n: int) -> int:
-        """Let the best wait to be confirmed, and give how many evaluations that takes, with those that are done."""
+    def has_confirmations(self) -> bool:
+        """Tell whether `create_confirmations` has been here."""
+        return self.study_name + CONFIRMATIONS in studies(self.storage)
+
+    def create_confirmations(self, space: SearchSpace) -> None:
+        """Make the study of what confirms the best, unless it is there."""
         name = self.study_name + CONFIRMATIONS
-        with mistakes(self.storage):
-            record = self.open_confirmations()
-            if record is None:
-                record = Record.create(self.storage, name, self.run_dir.claims, space.describe())
-            return plan(record, rank(self.open_record().evaluations(), top_n), space, self.confirm, self.seed)
+        if not self.has_confirmations() or "space" not in self.open_confirmations().about():
+            Record.create(self.storage, name, self.run_dir.claims, space.describe(), confirms=self.study_name)
 
 
 def previous(options: Options, search: SearchFile) -> dict[str, Any]:
@@ -104,24 +105,16 @@ def begin(
     hosts: int,
 ) -> Session:
     """Make the run's study, or take up the one that `before`, an earlier run.json, describes; needs `enter` first."""
-    storage = options.storage or before.get("storage", run_dir.journal.name)
-    if "***" in storage:  # as without_password leaves it
-        raise UsageError(f"{run_dir.path} keeps its study in {storage}: give --storage URL again, with the password")
-    study_name = before.get("study", run_dir.study_name)
-    budget = options.budget(layout.workers) or before.get("budget", DEFAULT_EVALUATIONS)
-    seed = options.seed if options.seed is not None else before.get("seed", 0)
     values = _values(settings)
-    propagators = options.propagators or tuple(before.get("propagators", DEFAULT_PROPAGATORS))
-    pruner = options.pruner if options.pruner is not None else before.get("pruner", DEFAULT_PRUNER)
-    confirm = options.confirm if options.confirm is not None else before.get("confirm", 0)
+    session = _session(run_dir, options, layout, values, before)
     inheritance = read_inheritance(options.start_from, search.space) if options.start_from is not None else None
-    session = Session(
-        run_dir, run_dir.locate(storage), study_name, budget, seed, propagators, pruner, confirm, headline=""
-    )
+    given = read_given(options.start_with, search.space, session.seed) if options.start_with is not None else []
+    if session.plan.count:
+        confirmations_of(run_dir, session.storage, session.study_name)  # or say that it is not this run's
     taken_up = _take_up(session, search) if before else _create(session, search)
     lines = [
-        f"{search.path.stem}: {budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; "
-        f"{', '.join(propagators[: layout.islands])}; seed {seed}",
+        f"{search.path.stem}: {session.budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; "
+        f"{', '.join(session.propagators[: layout.islands])}; seed {session.seed}",
         f"in {run_dir.path}{taken_up}",
         *(
             f"{name} was {value} before, and is {values[name]} now: losses may not compare"
@@ -129,28 +122,56 @@ def begin(
             if name in values and values[name] != value
         ),
     ]
-    secrets = [url for url in (storage, options.start_from) if url is not None]
+    source = inheritance.source if inheritance is not None else before.get("start_from")
     content = {
         **_how(search, layout, hosts),
         "settings": values,
         "set": dict(assignment.split("=", 1) for assignment in options.assignments(before)),
-        "budget": budget,
-        "seed": seed,
-        "propagators": list(propagators),
-        "pruner": pruner,
-        "confirm": confirm,
-        "storage": without_password(storage),
-        "study": study_name,
-        "command": shlex.join(_without_passwords(argument, secrets) for argument in sys.argv),
+        "budget": session.budget,
+        "seed": session.seed,
+        "propagators": list(session.propagators),
+        "pruner": session.pruner,
+        "confirm": session.plan.count,
+        "start_from": source,
+        "storage": _kept_storage(options, before, run_dir),
+        "study": session.study_name,
+        "command": shlex.join(_without_passwords(sys.argv, options.storage, options.start_from)),
     }
-    with mistakes(storage):
+    with mistakes(session.storage):
         write_json(run_dir.run_json, content)
-    if inheritance is not None:
-        with mistakes(storage):
-            lines += take_over(inheritance, session.open_record(), search.space, layout, values)
-    if options.start_with is not None:
-        _give(session, read_given(options.start_with, search.space, seed), search.space)
+        record = session.open_record()
+        if inheritance is not None:
+            lines += take_over(inheritance, record, search.space, layout, values)
+        elif source is not None and source not in record.about().get("taken_over", []):
+            lines.append(f"only a part of {source} was taken over: give --start-from again for the rest")
+        _give(record, given, search.space)
     return dataclasses.replace(session, headline="\n".join(lines))
+
+
+def _session(
+    run_dir: RunDir, options: Options, layout: Layout, values: Mapping[str, Any], before: Mapping[str, Any]
+) -> Session:
+    """Decide what the options leave open: as it was before, or the default."""
+    storage = options.storage or before.get("storage", run_dir.journal.name)
+    if "***" in storage:  # as without_password leaves it
+        raise UsageError(f"{run_dir.path} keeps its study in {storage}: give --storage URL again, with the password")
+    seed = options.seed if options.seed is not None else before.get("seed", 0)
+    confirm = options.confirm if options.confirm is not None else before.get("confirm", 0)
+    return Session(
+        run_dir,
+        run_dir.locate(storage),
+        before.get("study", run_dir.study_name),
+        options.budget(layout.workers) or before.get("budget", DEFAULT_EVALUATIONS),
+        seed,
+        options.propagators or tuple(before.get("propagators", DEFAULT_PROPAGATORS)),
+        options.pruner if options.pruner is not None else before.get("pruner", DEFAULT_PRUNER),
+        _plan(confirm, seed, values),
+        headline="",
+    )
+
+
+def _kept_storage(options: Options, before: Mapping[str, Any], run_dir: RunDir) -> str:
+    return without_password(options.storage or before.get("storage", run_dir.journal.name))
 
 
 def _how(search: SearchFile, layout: Layout, hosts: int) -> dict[str, Any]:
@@ -172,8 +193,9 @@ def look(path: Path, top_n: int, storage: str | None = None) -> dict[str, Any]:
     content = run_dir.read()
     located, study = run_dir.locate(storage or content["storage"]), content["study"]
     record = existing_study(run_dir, located, study)
-    confirmations = open_study(run_dir, located, study + CONFIRMATIONS)
-    confirmed = confirmations.evaluations() if confirmations else ()
+    plan = _plan(content["confirm"], content["seed"], content["settings"])
+    confirmations = confirmations_of(run_dir, located, study) if plan.count else None
+    confirmed = plan.of(confirmations.evaluations()) if confirmations else ()
     return summarize(record.evaluations(), content["budget"], top_n, confirmed)
 
 
@@ -184,10 +206,10 @@ def _create(session: Session, search: SearchFile) -> str:
     record = open_study(run_dir, session.storage, session.study_name)
     if record is None and not is_begun(run_dir.journal):
         raise UsageError(f"{run_dir.journal} is not the study of a run: name another --run-dir")
-    if record is None or not (record.space() or record.evaluations()):
+    if record is None or not (record.about().get("space") or record.evaluations()):
         with mistakes(session.storage):
             Record.create(session.storage, session.study_name, run_dir.claims, space)
-    elif record.evaluations() or record.space() != space:
+    elif record.evaluations() or record.about().get("space") != space:
         missing = f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
         raise UsageError(
             f"{without_password(session.storage)} already holds a study named {session.study_name!r}: {missing}"
@@ -201,14 +223,15 @@ def _take_up(session: Session, search: SearchFile) -> str:
     run_dir = session.run_dir
     run_dir.clear_locks()
     record = existing_study(run_dir, session.storage, session.study_name)
-    if record.space() != search.space.describe():
+    if record.about().get("space") != search.space.describe():
         raise UsageError(
             f"the study {session.study_name!r} in {without_password(session.storage)} is of another search space than "
             f"{run_dir.run_json} says: one of them is not this run's"
         )
     with mistakes(session.storage):
         record.requeue_interrupted()
-        if confirmations := session.open_confirmations():
+        confirmations = open_study(run_dir, session.storage, session.study_name + CONFIRMATIONS)
+        if confirmations and confirmations.about().get("confirms") == session.study_name:
             confirmations.requeue_interrupted()
     states = [evaluation.state for evaluation in record.evaluations() if not evaluation.origin]
     finished = len(states) - states.count("waiting") - states.count("interrupted")
@@ -216,20 +239,22 @@ def _take_up(session: Session, search: SearchFile) -> str:
     return f": going on after {finished} evaluation{'' if finished == 1 else 's'}{again}"
 
 
-def _give(session: Session, given: Sequence[Mapping[str, Any]], space: SearchSpace) -> None:
+def _give(record: Record, given: Sequence[Mapping[str, Any]], space: SearchSpace) -> None:
     """Let hyperparameters wait to be evaluated, as far as they are new to the run."""
-    with mistakes(session.storage):
-        record = session.open_record()
-        known = [evaluation.params for evaluation in record.evaluations()]
-        for params in given:
-            if params not in known:
-                record.enqueue(params, space.distributions(), propagator="--start-with")
+    known = [evaluation.params for evaluation in record.evaluations()] if given else []
+    for params in given:
+        if params not in known:
+            record.enqueue(params, space.distributions(), propagator="--start-with")
 
 
-def _without_passwords(argument: str, storages: Sequence[str]) -> str:
-    for storage in storages:
-        argument = argument.replace(storage, without_password(storage))
-    return argument
+def _without_passwords(arguments: Sequence[str], *storages: str | None) -> list[str]:
+    for storage in filter(None, storages):
+        arguments = [argument.replace(storage, without_password(storage)) for argument in arguments]
+    return list(arguments)
+
+
+def _plan(count: int, seed: int, settings: Mapping[str, Any]) -> Plan:
+    return Plan(count, f"{seed}/{json.dumps(settings, sort_keys=True)}")
 
 
 def _values(settings: Any) -> dict[str, Any]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpo.agreement import on_first
 from hpo.communicator import SleepingComm
-from hpo.errors import Exit
+from hpo.errors import Exit, Stop
 from hpo.evaluation import Evaluator, Limits, target_reached
 from hpo.islands import run_islands
 from hpo.layout import Layout
@@ -26,7 +27,7 @@ from hpo.session import Session
 from hpo.storage import without_password
 from hpo.summary import busy_fraction, spent, summarize
 from hpo.trials import Evaluation, rank
-from hpo.watch import Stop, Watch
+from hpo.watch import Watch
 from hpo.worker import Worker
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Stages:
 
     def confirm(self) -> None:
         """Train the best again with other seeds, where that is asked for and the search is at its end."""
-        if not self._session.confirm:
+        if not self._session.plan.count:
             return
         self._watch.forget(target_reached(self._target))
         total = on_first(self._world, self._begin_confirmations)
@@ -107,19 +108,17 @@ class Stages:
 
         session, size = self._session, self._search.space.size
         evaluations, confirmations = session.open_record().evaluations(), self._confirmations()
-        stopped = None if self._is_done(evaluations, confirmations) else self._stop(evaluations)
-        summary = summarize(evaluations, session.budget, self._options.top_n, confirmations or ())
+        stopped = self._stop(evaluations, confirmations)
+        summary = summarize(evaluations, session.budget, self._options.top_n, confirmations)
         summary["stopped"] = stopped.reason if stopped else None
         summary["exhausted"] = sum(evaluation.finished for evaluation in evaluations) >= size
         summary["wall_seconds"] = round(time.time() - self._started, 3)
-        everything = [*evaluations, *(confirmations or ())]
-        summary["worker_busy_fraction"] = busy_fraction(everything, self._layout.workers, since=self._started)
+        workers = self._layout.workers
+        summary["worker_busy_fraction"] = busy_fraction([*evaluations, *confirmations], workers, since=self._started)
         print_tables(summary)
-        nothing_new = summary["worker_busy_fraction"] is None
-        if not nothing_new or not session.run_dir.summary_json.exists():
-            write_json(session.run_dir.summary_json, summary)
-        if not nothing_new:
+        if summary["worker_busy_fraction"] is not None:
             print_times(summary)
+        write_json(session.run_dir.summary_json, {**summary, **self._times_before(summary)})
         if summary["exhausted"]:
             print(f"The search space is exhausted: it has {size:.0f} individuals, and all were evaluated")
         print(f"The study is {without_password(session.storage)}, the summary {session.run_dir.summary_json}")
@@ -135,40 +134,57 @@ class Stages:
     ) -> Evaluator:
         return Evaluator(self._search, self._settings, self._worker, self._watch, record, budget, limits, pruner)
 
-    def _progress(self, opened: Callable[[], Record | None], budget: int) -> AbstractContextManager[object]:
+    def _progress(self, opened: Callable[[], Record], budget: int) -> AbstractContextManager[object]:
         """Follow a record from the first rank, in a thread that has one to itself."""
-        record = opened() if self._world.rank == 0 else None
-        return Progress(record.evaluations, budget, on_error=self._watch.die) if record else nullcontext()
+        if self._world.rank != 0:
+            return nullcontext()
+        return Progress(opened().evaluations, budget, on_error=self._watch.die)
 
     def _is_target_reached(self) -> bool:
         return _best_loss(self._session.open_record().evaluations()) <= self._target
 
+    def _best(self, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+        return rank(evaluations, self._options.top_n)
+
     def _begin_confirmations(self) -> int:
-        """Give the number of evaluations that confirm the best; 0 where the search was stopped before its end."""
-        if self._watch.stopping:
+        """Give the number of evaluations that confirm the best; 0 where there is nothing to do, or no time to do it."""
+        session, best = self._session, self._best(self._session.open_record().evaluations())
+        if self._watch.stopping or not best:
             return 0
-        total = self._session.begin_confirmations(self._search.space, self._options.top_n)
-        if total:
-            seeds = f"{self._session.confirm} other seed{'' if self._session.confirm == 1 else 's'}"
-            print(f"confirming the best with {seeds} each: {total} evaluations", flush=True)
+        session.create_confirmations(self._search.space)
+        record = session.open_confirmations()
+        to_do = session.plan.to_do(best, record.evaluations())
+        total = session.plan.begin(record, best, self._search.space)
+        if not to_do:
+            return 0
+        seeds = f"{session.plan.count} other seed{'' if session.plan.count == 1 else 's'}"
+        print(f"confirming the best with {seeds} each: {to_do} evaluations", flush=True)
         return total
 
-    def _confirmations(self) -> list[Evaluation] | None:
-        record = self._session.open_confirmations()
-        return record.evaluations() if record else None
+    def _confirmations(self) -> list[Evaluation]:
+        session = self._session
+        if not session.plan.count or not session.has_confirmations():
+            return []
+        return session.plan.of(session.open_confirmations().evaluations())
 
-    def _stop(self, evaluations: Sequence[Evaluation]) -> Stop | None:
-        """Say why the run has stopped before its budget was spent, if it has."""
-        if self._watch.stopping is None and _best_loss(evaluations) <= self._target:
-            return target_reached(self._target)
-        return self._watch.stopping
+    def _stop(self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> Stop | None:
+        """Say why the run has stopped before it was done, if it has: the budget spent, and the best confirmed."""
+        stopping = self._watch.stopping
+        if _best_loss(evaluations) <= self._target and (stopping is None or not self._session.plan.count):
+            stopping = target_reached(self._target)
+        unconfirmed = self._session.plan.to_do(self._best(evaluations), confirmations)
+        if stopping and unconfirmed and stopping.status == Exit.BUDGET_SPENT:
+            return replace(stopping, status=Exit.MORE_TO_DO)
+        return None if spent(evaluations, self._session.budget) and not unconfirmed else stopping
 
-    def _is_done(self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation] | None) -> bool:
-        """Tell whether the budget is spent, and the best are confirmed if that was asked for."""
-        if not self._session.confirm:
-            return spent(evaluations, self._session.budget)
-        unconfirmed = confirmations is None or any(e.state in ("waiting", "running") for e in confirmations)
-        return spent(evaluations, self._session.budget) and not unconfirmed
+    def _times_before(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Give the times in the summary of an earlier session, where this one has evaluated nothing."""
+        if summary["worker_busy_fraction"] is not None:
+            return {}
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            before = json.loads(self._session.run_dir.summary_json.read_text())
+            return {name: before[name] for name in ("wall_seconds", "worker_busy_fraction")}
+        return {}
 
 
 def _best_loss(evaluations: Sequence[Evaluation]) -> float:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.study import StudyDirection
 
+from hpo.errors import UsageError
 from hpo.journal import Journal
 
 _SECRETS = ("pass", "pwd", "secret", "token", "key")
@@ -18,16 +21,25 @@ def studies(storage: str | Path) -> dict[str, list[StudyDirection]]:
     return {study.study_name: list(study.directions) for study in open_storage(storage).get_all_studies()}
 
 
-def file_of(storage: str) -> Path | None:
-    """Give the file that a storage URL names, if that is what it names."""
+def check_readable(storage: str) -> None:
+    """Raise a UsageError where an SQLite file is not there or is no Optuna storage: opening it would make it one."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     try:
         url = make_url(storage)
     except (ArgumentError, ValueError):
-        return None
-    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+        return
+    if url.get_backend_name() != "sqlite" or not url.database:
+        return
+    path = Path(url.database).absolute()
+    if not path.is_file():
+        raise UsageError(f"no such file: {url.database}")
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+            database.execute("SELECT study_name FROM studies LIMIT 1")
+    except sqlite3.Error as error:
+        raise UsageError(f"{url.database} is no Optuna storage: {error}") from error
 
 
 def without_password(storage: str) -> str:

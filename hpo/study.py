@@ -24,10 +24,27 @@ def open_study(run_dir: RunDir, storage: str, study_name: str) -> Record | None:
             return None
 
 
+def confirmations_of(run_dir: RunDir, storage: str, study_name: str) -> Record | None:
+    """Open the record of what confirms the best of a run; None where that has not begun.
+
+    Raises UsageError where the study that would hold it is another run's.
+    """
+    name = study_name + CONFIRMATIONS
+    record = open_study(run_dir, storage, name)
+    if record is None or record.about().get("confirms") == study_name:
+        return record
+    if "space" in record.about() or record.evaluations():
+        raise UsageError(
+            f"--confirm: {without_password(storage)} already holds a study named {name!r}, which is another run's: "
+            "name another --run-dir, since a study has the name of its run directory"
+        )
+    return None
+
+
 def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
     """Open the record of a run that is known to have one; UsageError where its storage has no such study."""
     if "://" not in storage and not Path(storage).is_file():
-        raise UsageError(f"{storage}, the study of this run, is missing: restore it, or name another --run-dir")
+        raise UsageError(f"{storage}, the study of this run, is missing: restore it")
     record = open_study(run_dir, storage, study_name)
     if record is None:
         with mistakes(storage):
@@ -49,7 +66,7 @@ def mistakes(storage: str) -> Iterator[None]:
         raise UsageError(str(error)) from error
     except Exception as error:
         if "://" not in storage and (found := damage(Path(storage))):
-            raise UsageError(f"{storage} is damaged: {found}; restore it, or name another --run-dir") from error
+            raise UsageError(f"{storage} is damaged: {found}; restore it") from error
         shown = without_password(storage)
         if shown.endswith("://..."):
             raise UsageError(

@@ -21,7 +21,7 @@ def summarize(
     return {
         "evaluations": counts(evaluations, budget),
         "waiting": sum(evaluation.state == "waiting" for evaluation in evaluations),
-        "failures": reasons(evaluations),
+        "failures": reasons([*evaluations, *confirmations]),
         "propagators": propagators(evaluations),
         "best": _entry(best[0]) if best else None,
         "top": [_entry(evaluation) for evaluation in rank(evaluations, top_n)],
@@ -50,8 +50,10 @@ def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Give what each propagator bred: its evaluations, how many of them improved the best so far, and its own best."""
     found: dict[str, dict[str, Any]] = {}
-    best = min((evaluation.loss for evaluation in evaluations if evaluation.origin), default=math.inf)
+    best = math.inf
+    taken_over = [evaluation for evaluation in evaluations if evaluation.origin and evaluation.state == "complete"]
     for evaluation in sorted((e for e in evaluations if e.counts), key=lambda e: (e.ended, e.trial)):
+        best = min([best, *(other.loss for other in taken_over if other.trial < evaluation.trial)])
         entry = found.setdefault(
             evaluation.propagator, {"propagator": evaluation.propagator, "evaluations": 0, "improved": 0, "best": None}
         )
@@ -76,7 +78,7 @@ def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float)
     Only those count that were started at `since` (seconds since the epoch) or later, by this session of a run; None
     where there are none.
     """
-    ours = [evaluation for evaluation in evaluations if evaluation.finished and evaluation.started >= since]
+    ours = [evaluation for evaluation in evaluations if evaluation.counts and evaluation.started >= since]
     if not ours:
         return None
     span = max(evaluation.ended for evaluation in ours) - min(evaluation.started for evaluation in ours)

@@ -16,14 +16,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from hpo.bell import Bell
 from hpo.communicator import SleepingComm, threads_may_communicate
-from hpo.errors import Exit, UsageError
+from hpo.errors import Exit, Stop, UsageError
+from hpo.failure import stack_of
 from hpo.post import Post
 
 STOPPED = "the run stops"
@@ -46,14 +45,6 @@ class CalledOff(BaseException):
     """Raised in an objective that is to end; not an Exception, so that what an objective catches lets it pass."""
 
 
-@dataclass(frozen=True)
-class Stop:
-    """Why the whole run is to stop, and the exit status that it then has."""
-
-    reason: str
-    status: int = Exit.MORE_TO_DO
-
-
 class Watch:
     """The thread that watches over a rank, and what the main thread tells it; made and left by all ranks together.
 
@@ -69,7 +60,7 @@ class Watch:
             )
         self.stopping: Stop | None = None
         self.patience = math.inf  # seconds in which an evaluation that is called off has to end
-        self.last_words: Callable[[], object] = lambda: None  # of the first rank, where a run does not stop in time
+        self.last_words: Callable[[], int] | None = None  # of the first rank, where a run does not stop in time
         self.post = Post(world)
         self.names_of_peers = ""
         self._peers: list[int] = []
@@ -177,7 +168,7 @@ class Watch:
 
     def stop(self, stop: Stop) -> None:
         """Stop the whole run: evaluations are called off, and no others are started."""
-        if self.stopping is not None or stop == self._forgotten:
+        if self._is_final(stop) or stop == self._forgotten:
             return
         self._stopped_at = time.monotonic()
         self.stopping = stop
@@ -192,6 +183,11 @@ class Watch:
         self._forgotten = stop
         if self.stopping == stop:
             self.stopping, self._stopped_at = None, math.inf
+
+    def _is_final(self, stop: Stop) -> bool:
+        """Tell whether the run is stopping already, and for a reason that this one does not overrule."""
+        ends_well = self.stopping is not None and self.stopping.status == Exit.BUDGET_SPENT
+        return self.stopping is not None and not (ends_well and stop.status != Exit.BUDGET_SPENT)
 
     def die(self, message: str, status: int = Exit.CRASHED) -> None:
         """End the whole job at once and with one message, the first that the first rank hears of; does not return."""
@@ -217,8 +213,9 @@ class Watch:
             self.die(traceback.format_exc())
 
     def _on_signal(self, number: int) -> None:
-        if self.stopping is None:
-            self.stop(Stop(signal.Signals(number).name))
+        stop = Stop(signal.Signals(number).name)
+        if not self._is_final(stop):
+            self.stop(stop)
         elif number == signal.SIGINT and time.monotonic() - self._stopped_at > _SECONDS_OF_ONE_CTRL_C:
             self.die("stopped at once", Exit.CUT_SHORT)
 
@@ -235,7 +232,7 @@ class Watch:
         if self.post.size > 1 and os.getppid() != self._parent:
             os._exit(Exit.CRASHED)  # mpirun was killed, and some leave their ranks behind
         for reason, end in self._end_at.items():
-            if now > end and not self.stopping:
+            if now > end:
                 self.stop(Stop(reason))
         if self.stopping and now > self._stopped_at + _SECONDS_TO_STOP:
             self._stop_late(self.stopping)
@@ -257,25 +254,20 @@ class Watch:
         if now > self._called_off_at + self.patience:
             self.die(
                 f"error: {self.post.name} is stuck: its evaluation was called off {self.patience:g} s ago "
-                f"(--collective-timeout), because {self.cause}; it is still at\n{self._stack()}"
+                f"(--collective-timeout), because {self.cause}; it is still at\n{stack_of(self._main)}"
             )
         if now > self._interrupted_at + _SECONDS_BETWEEN_INTERRUPTS:
             self._interrupted_at = now
             signal.pthread_kill(self._main.ident or 0, _INTERRUPT)
             self._cut()
 
-    def _stack(self) -> str:
-        """Say where the main thread is: the frames of the objective, and not those that lead to it."""
-        frames = traceback.extract_stack(sys._current_frames()[self._main.ident or 0])
-        ours = [place for place, frame in enumerate(frames) if Path(frame.filename).parent == Path(__file__).parent]
-        return "".join(traceback.format_list(frames[ours[-1] + 1 :] if ours else frames)).rstrip()
-
     def _stop_late(self, stopping: Stop) -> None:
         """End the job though a rank has not stopped; the first rank waits for it and has the last words."""
         if self.post.rank == 0:
+            status = stopping.status
             with suppress(Exception):
-                self.last_words()
-            self._abort(f"stopped ({stopping.reason}), though some ranks did not come to an end", stopping.status)
+                status = self.last_words() if self.last_words else status
+            self._abort(f"stopped ({stopping.reason}), though some ranks did not come to an end", status)
         if time.monotonic() > self._stopped_at + _SECONDS_TO_STOP + _SECONDS_FOR_LAST_WORDS:
             self._abort(f"stopped ({stopping.reason})", stopping.status)
 

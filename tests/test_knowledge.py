@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import statistics
 import time
+from collections import Counter
 from pathlib import Path
 
 import optuna
@@ -14,7 +16,7 @@ import pytest
 import torch
 from scipy.stats import ttest_ind
 
-from hpo.confirmation import compare
+from hpo.confirmation import Plan, compare
 from hpo.trials import Evaluation
 from tests.conftest import ROOT, SEARCHES, Mpi, finish
 from tests.outcome import finished, trials_of
@@ -123,28 +125,43 @@ def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> No
     assert all(trial.values[0] == pytest.approx(noisy_loss(trial.params, 7, 100)) for trial in trials)
     best = sorted(trials, key=lambda trial: trial.values)[:2]
     confirmations = trials_of(tmp_path / "run", "run-confirm")
+    assert Counter(trial.user_attrs["confirms"] for trial in confirmations) == {trial.number: 3 for trial in best}
     seeds = {trial.user_attrs["seed"] for trial in confirmations}
-    assert len(seeds) == 3
+    assert len(seeds) == 6
     assert 7 not in seeds
-    assert {(t.user_attrs["confirms"], t.user_attrs["seed"]) for t in confirmations} == {
-        (trial.number, seed) for trial in best for seed in seeds
-    }
     assert len({trial.user_attrs["worker"] for trial in confirmations}) >= 3
     for trial in confirmations:
         assert trial.params == trials[trial.user_attrs["confirms"]].params
         assert trial.values[0] == pytest.approx(noisy_loss(trial.params, trial.user_attrs["seed"], 100))
     confirmed = json.loads((tmp_path / "run" / "summary.json").read_text())["confirmed"]
-    assert [entry["trial"] for entry in confirmed] == [trial.number for trial in best]
-    for entry, trial in zip(confirmed, best, strict=True):
-        losses = [noisy_loss(trial.params, seed, 100) for seed in seeds]
+    assert confirmed == sorted(confirmed, key=lambda entry: entry["mean"])
+    for entry in confirmed:
+        trial = trials[entry["trial"]]
+        losses = [t.values[0] for t in confirmations if t.user_attrs["confirms"] == trial.number]
         assert entry["mean"] == pytest.approx(statistics.mean(losses))
         assert entry["deviation"] == pytest.approx(statistics.stdev(losses))
     assert [entry["told_apart"] for entry in confirmed] == [False, False]
     assert "1 is not told apart from 2" in job.stdout
     more = mpi.run(4, *arguments, "--set", "noise=100", "--resume", "--confirm", 4, cwd=tmp_path)
     assert (more.returncode, more.stderr) == (0, "")
+    assert "confirming the best with 4 other seeds each: 2 evaluations" in more.stdout
     assert trials_of(tmp_path / "run", "run-confirm")[:6] == confirmations
-    assert len(trials_of(tmp_path / "run", "run-confirm")) == 8
+    other = mpi.run(4, *arguments, "--set", "noise=1", "--resume", "--confirm", 1, cwd=tmp_path)
+    assert (other.returncode, other.stderr) == (0, "")
+    assert "noise was 100.0 before, and is 1.0 now" in other.stdout
+    confirmed = json.loads((tmp_path / "run" / "summary.json").read_text())["confirmed"]
+    assert [len(entry["losses"]) for entry in confirmed] == [1, 1], "those of other settings do not compare"
+    assert "Too few losses to tell them apart" in other.stdout
+
+
+def test_a_study_of_another_run_confirms_nothing(mpi: Mpi, tmp_path: Path) -> None:
+    place = ["--storage", f"sqlite:///{tmp_path}/study.db", "--evaluations", 2, "--run-dir"]
+    for run_dir, status in (("run-confirm", 0), ("run", 2)):
+        job = mpi.run(4, PROGRAM, NOISY, *place, run_dir, "--confirm", 1, cwd=tmp_path)
+        assert job.returncode == status
+    assert job.stderr.startswith("error: --confirm: sqlite:///")
+    assert "already holds a study named 'run-confirm', which is another run's" in job.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> None:
@@ -179,18 +196,38 @@ def confirmation(trial: int, seed: int, loss: float, state: str = "complete") ->
 
 
 def test_those_confirmed_are_ranked_by_mean_and_told_apart_by_a_test() -> None:
-    losses = {4: [1.0, 1.1, 1.3], 2: [1.2, 0.9, 1.4], 9: [3.0, 3.1, 2.9], 7: [0.1, 0.2]}
+    losses = {4: [1.0, 1.1, 1.3], 2: [1.2, 0.9, 1.4], 9: [2.0, 2.5, 2.2], 7: [0.1, 0.2]}
     entries = compare(
         [
             *(confirmation(trial, seed, loss) for trial, some in losses.items() for seed, loss in enumerate(some)),
-            confirmation(7, 2, float("inf"), "failed"),
-            confirmation(9, 3, float("inf"), "running"),
+            confirmation(7, 2, math.inf, "failed"),
+            confirmation(9, 3, math.inf, "running"),
         ]
     )
     assert [entry["trial"] for entry in entries] == [4, 2, 9, 7], "a seed that fails counts against it"
     assert [entry["failed"] for entry in entries] == [0, 0, 0, 1]
-    assert [entry["told_apart"] for entry in entries[:3]] == [False, False, True]
-    assert entries[2]["p"] == pytest.approx(ttest_ind(losses[4], losses[9], equal_var=False).pvalue)
+    raw = {trial: ttest_ind(losses[4], losses[trial], equal_var=False).pvalue for trial in (2, 9, 7)}
+    assert raw[7] < raw[9] < 0.05 < raw[2]
+    assert [entry["p"] for entry in entries[1:]] == pytest.approx([raw[2], 2 * raw[9], 3 * raw[7]]), "Holm's correction"
+    assert [entry["told_apart"] for entry in entries] == [False, False, 2 * raw[9] < 0.05, True]
     assert entries[0]["deviation"] == pytest.approx(0.1528, abs=1e-4)
-    (alone, same, other) = compare([confirmation(0, 1, 1.0), confirmation(1, 1, 1.0), confirmation(2, 1, 2.0)])
-    assert (alone["deviation"], same["p"], other["told_apart"]) == (None, None, False)
+
+
+def test_losses_without_chance_and_single_ones(recwarn: pytest.WarningsRecorder) -> None:
+    same = [[0.3, 0.1 + 0.2], [0.3, 0.3], [0.4, 0.4]]
+    entries = compare([confirmation(trial, seed, loss) for trial in range(3) for seed, loss in enumerate(same[trial])])
+    assert [entry["p"] for entry in entries] == [None, 1.0, 0.0]
+    (alone, other) = compare([confirmation(0, 1, 1.0), confirmation(1, 1, 2.0)])
+    assert (alone["deviation"], other["p"], other["told_apart"]) == (None, None, False)
+    assert not recwarn.list
+
+
+def test_seeds_follow_from_the_plan_and_are_shared_by_nobody() -> None:
+    plan = Plan(4, "0/{}")
+    assert plan.seeds(3)[:2] == Plan(2, "0/{}").seeds(3), "more seeds are added to those there are"
+    assert not set(plan.seeds(3)) & {*plan.seeds(4), *Plan(4, "1/{}").seeds(3), *Plan(4, '0/{"epochs": 3}').seeds(3)}
+    there = [confirmation(3, seed, 1.0) for seed in (*plan.seeds(3)[:3], 12345)]
+    assert plan.of(there) == there[:3]
+    best = [Evaluation(trial, "complete", 1.0, {}, 0, 0, 0) for trial in (3, 4)]
+    assert plan.to_do(best, there) == 1 + 4
+    assert Plan(0, "").to_do(best, there) == 0

@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 
 from hpo.errors import UsageError
@@ -24,10 +27,16 @@ QUICK = SEARCHES / "quick.py"
 
 
 def start(
-    run_dir: Path, *, resume: bool = False, storage: str | None = None, settings: tuple[str, ...] = ()
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    storage: str | None = None,
+    settings: tuple[str, ...] = (),
+    start_from: Path | str | None = None,
 ) -> Session:
     search = load_search_file(QUICK)
-    options = Options(QUICK, run_dir=run_dir, resume=resume, storage=storage, settings=settings)
+    source = None if start_from is None else str(start_from)
+    options = Options(QUICK, run_dir=run_dir, resume=resume, storage=storage, settings=settings, start_from=source)
     before = previous(options, search)
     with ExitStack() as held:
         place = enter(options, search, held)
@@ -130,7 +139,7 @@ def test_a_study_cut_anywhere_goes_on_with_what_it_holds_or_is_refused_and_left_
         (bytes(range(256)) * 9, "study.log is damaged: line 1 is not JSON"),
         (b"[1, 2]\n" * 3, "study.log is damaged: line 1 is not an entry of a journal"),
         (b"glued", "study.log is damaged: line 9 is not JSON"),
-        (None, "study.log, the study of this run, is missing: restore it, or name another --run-dir"),
+        (None, "study.log, the study of this run, is missing: restore it"),
         ("study", "there is no study 'run' in .*study.log, which holds 'theirs'"),
         ("space", "the study 'run' in .*study.log is of another search space than .*run.json says"),
     ],
@@ -224,7 +233,7 @@ def test_a_session_that_was_killed_while_it_made_the_study_can_begin_again(tmp_p
     began = time.monotonic()
     session = start(tmp_path / "run", resume=True)
     assert time.monotonic() - began < 20, "it did not wait for the lock"
-    assert session.open_record().space() == load_search_file(QUICK).space.describe()
+    assert session.open_record().about()["space"] == load_search_file(QUICK).space.describe()
 
 
 @pytest.mark.parametrize(
@@ -248,3 +257,68 @@ def test_secrets_in_a_storage_url_are_hidden(tmp_path: Path, url: str, shown: st
     with pytest.raises(UsageError) as raised:
         Options(QUICK, storage=url.split("://")[1])
     assert "secret" not in str(raised.value)
+
+
+def test_a_study_of_another_program_is_a_start_whatever_its_attributes(tmp_path: Path) -> None:
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "mine.log"))
+    study = optuna.create_study(study_name="mine", storage=optuna.storages.JournalStorage(backend))
+    some: list[dict[str, Any]] = [
+        {"seconds": "12.5 s", "metrics": ["accuracy"]},
+        {"metrics": {"a": [1], "b": "high", "c": 1}},
+        {},
+    ]
+    for depth, attributes in enumerate(some, start=1):
+        study.enqueue_trial({"depth": depth, "act": "relu", "flag": True, "lr": 0.123456789012345 / depth}, attributes)
+    study.optimize(objective_of_another_program, n_trials=4)
+    session = start(tmp_path / "run", start_from=f"{tmp_path}/mine.log#mine")
+    assert f"with 3 evaluations of {tmp_path}/mine.log#mine, the best 1; 1 are not of" in session.headline
+    evaluations = session.open_record().evaluations()
+    assert [(e.loss, e.metrics, e.params["lr"]) for e in evaluations] == [
+        (1.0, {}, 0.123456789012),
+        (2.0, {"c": 1.0}, 0.0617283945062),
+        (3.0, {}, 0.0411522630041),
+    ]
+    assert all(0 < evaluation.seconds < 10 for evaluation in evaluations)
+    assert look(tmp_path / "run", 3)["taken_over"] == 3
+
+
+def objective_of_another_program(trial: optuna.Trial) -> float:
+    depth = trial.suggest_int("depth", 1, 20)
+    trial.suggest_categorical("act", ["relu", "tanh"])
+    if trial.number < 3:
+        trial.suggest_categorical("flag", [True, False])
+    trial.suggest_float("lr", 1e-4, 1, log=True)
+    time.sleep(0.001)
+    return float(depth)
+
+
+def test_what_was_taken_over_in_part_is_said(tmp_path: Path) -> None:
+    study = optuna.create_study(study_name="mine", storage=f"sqlite:///{tmp_path}/mine.db")
+    study.enqueue_trial({"depth": 2, "act": "relu", "flag": True, "lr": 0.1})
+    study.optimize(objective_of_another_program, n_trials=1)
+    run_json = tmp_path / "run" / "run.json"
+    first = start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/mine.db")
+    assert "with 1 evaluation of sqlite:///" in first.headline
+    assert "taken over" not in start(tmp_path / "run", resume=True).headline
+    content = json.loads(run_json.read_text())
+    run_json.write_text(json.dumps({**content, "start_from": "runs/other"}))  # as a run leaves it that is killed then
+    again = start(tmp_path / "run", resume=True)
+    assert "only a part of runs/other was taken over: give --start-from again for the rest" in again.headline
+
+
+def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
+    database = tmp_path / "other.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE mine (x)")
+    (tmp_path / "empty.db").touch()
+    (tmp_path / "text.db").write_text("x")
+    for name in ("other.db", "empty.db", "text.db"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(UsageError, match=rf"--start-from sqlite:///.*{name} is no Optuna storage: "):
+            start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/{name}")
+        assert (tmp_path / name).read_bytes() == before
+    start(tmp_path / "moved", storage=f"sqlite:///{tmp_path}/moved.db")
+    (tmp_path / "moved.db").unlink()
+    with pytest.raises(UsageError, match=r"--start-from .*moved: no such file: .*moved.db"):
+        start(tmp_path / "run", start_from=tmp_path / "moved")
+    assert not (tmp_path / "moved.db").exists()

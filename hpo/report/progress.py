@@ -76,11 +76,12 @@ class Progress:
             self._print(self._estimate(evaluations))
 
     def _line(self, evaluation: Evaluation) -> str:
-        best = evaluation.state == "complete" and evaluation.loss < self._best
+        confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
+        best = evaluation.state == "complete" and evaluation.loss < self._best and not confirms
         if best:
             self._best = evaluation.loss
         loss = number(evaluation.loss) if evaluation.state == "complete" else evaluation.state
-        what = self._aligned({**evaluation.params, **evaluation.metrics})
+        what = confirms + self._aligned({**evaluation.params, **evaluation.metrics})
         if evaluation.failure:
             what += f"  {short(evaluation.failure)}"
         return (
@@ -101,7 +102,7 @@ class Progress:
         done = len(self._printed) - self._resumed_with
         elapsed = time.monotonic() - self._started
         left = f"about {duration(elapsed / done * (self._budget - len(self._printed)))} left" if done else "nothing yet"
-        best = rank(evaluations, 1)
+        best = rank([evaluation for evaluation in evaluations if evaluation.confirms is None], 1)
         so_far = (
             f"best so far {number(best[0].loss)} (trial {best[0].trial}: {named(best[0].params)}), " if best else ""
         )

@@ -22,6 +22,8 @@ def print_tables(summary: Mapping[str, Any]) -> None:
     print(_table("All islands", summary["top"]) if summary["top"] else "No evaluation succeeded.")
     if summary["confirmed"]:
         print(_confirmed(summary["confirmed"]))
+        if not summary["unconfirmed"]:
+            print(_told_apart(summary["confirmed"]))
     if summary["best"]:
         print(_propagators(summary["propagators"]))
     if summary["failures"]:
@@ -62,7 +64,6 @@ def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _confirmed(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Write the table of confirmed individuals, and whether the first one is told apart from the others."""
     table = _empty_table()
     names = list(entries[0]["params"])
     for column in ("", "mean loss", "deviation", "seeds", "failed", "loss before", *names, "trial", "beside 1"):
@@ -78,18 +79,23 @@ def _confirmed(entries: Sequence[Mapping[str, Any]]) -> str:
             str(entry["trial"]),
             "" if entry["p"] is None else f"p = {entry['p']:.2g}",
         )
-    return _text("Confirmed with other seeds", table) + _told_apart(entries)
+    return _text("Confirmed with other seeds", table)
 
 
 def _told_apart(entries: Sequence[Mapping[str, Any]]) -> str:
-    same = [str(place) for place, entry in enumerate(entries[1:], start=2) if not entry["told_apart"]]
+    """Say whether the first individual is told apart from the others, as far as there are losses to compare."""
+    compared = [(place, entry) for place, entry in enumerate(entries[1:], start=2) if entry["p"] is not None]
+    same = [str(place) for place, entry in compared if not entry["told_apart"]]
+    test = "Welch's t-test, Holm's correction"
     if len(entries) == 1:
-        return ""
-    if not same:
-        return "1 is told apart from all others (Welch's t-test, p < 0.05).\n"
-    if all(entry["p"] is None for entry in entries):
-        return "One seed tells nothing apart: --confirm 3 or more would.\n"
-    return f"1 is not told apart from {', '.join(same)} (Welch's t-test, p >= 0.05): more seeds may tell.\n"
+        text = "There is nothing to tell it apart from: --top-n 3 would confirm three."
+    elif not compared:
+        text = "Too few losses to tell them apart: --confirm 3 or more would do."
+    elif same:
+        text = f"1 is not told apart from {', '.join(same)} ({test}, p >= 0.05): more seeds may do it."
+    else:
+        text = f"1 is told apart from all others ({test}, p < 0.05)."
+    return text + "\n"
 
 
 def _propagators(bred: Sequence[Mapping[str, Any]]) -> str:
