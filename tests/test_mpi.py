@@ -55,6 +55,13 @@ def test_ranks_that_exchange_tensors_come_out_when_they_are_cut(mpi: Mpi, tmp_pa
         assert max(line["comes_out_after"]) < 10, "nobody has waited for a timeout, which is 20 s"
 
 
+def test_a_signal_overrules_the_end_by_a_target_which_is_forgotten_for_what_comes_after(
+    each_mpi: Mpi, tmp_path: Path
+) -> None:
+    for line in results(each_mpi, 3, "overruling.py", tmp_path):
+        assert line["seen"] == ["the target is reached", None, None, "another target", "SIGINT", "SIGINT"]
+
+
 def test_training_leaves_torchs_compiler_alone_until_it_is_used(mpi: Mpi, tmp_path: Path) -> None:
     (line,) = results(mpi, 1, "compiling.py", tmp_path)
     assert line["after_training"] is False
