@@ -138,7 +138,7 @@ class Stages:
         """Follow a record from the first rank, in a thread that has one to itself."""
         if self._world.rank != 0:
             return nullcontext()
-        return Progress(opened().evaluations, budget, on_error=self._watch.die)
+        return Progress(opened().news, budget, on_error=self._watch.die)
 
     def _is_target_reached(self) -> bool:
         return _best_loss(self._session.open_record().evaluations()) <= self._target

@@ -19,26 +19,25 @@ _SECONDS_BETWEEN_ESTIMATES = 30.0
 class Progress:
     """Prints evaluations as the record comes to hold them, from a thread of its own while inside ``with``.
 
-    `evaluations` reads the record. What had ended before is not printed again. Since a line is printed only of what was
-    read from the record, everything that was printed is durable. `on_error` is told, by a traceback, why there are no
-    more lines.
+    `news` gives what the record has of evaluations that have started or ended since it was asked for the last time.
+    What had ended before is not printed again. Since a line is printed only of what was read from the record,
+    everything that was printed is durable. `on_error` is told, by a traceback, why there are no more lines.
     """
 
     def __init__(
         self,
-        evaluations: Callable[[], Sequence[Evaluation]],
+        news: Callable[[], Sequence[Evaluation]],
         budget: int,
         out: TextIO = sys.stdout,
         on_error: Callable[[str], None] = sys.exit,
     ) -> None:
-        self._evaluations = evaluations
+        self._news = news
         self._budget = budget
         self._on_error = on_error
         self._out = out
-        past = evaluations()
-        self._printed = {evaluation.trial for evaluation in past if evaluation.counts}
-        self._resumed_with = len(self._printed)
-        self._best = min((e.loss for e in rank(past, 1)), default=float("inf"))
+        past = news()
+        self._done = self._resumed_with = sum(evaluation.counts for evaluation in past)
+        self._best = next(iter(rank([e for e in past if e.confirms is None], 1)), None)
         self._widths: dict[str, int] = {}
         self._started = self._estimated = time.monotonic()
         self._stopped = threading.Event()
@@ -66,26 +65,26 @@ class Progress:
             self._on_error(traceback.format_exc().rstrip())
 
     def _print_new(self) -> None:
-        evaluations = self._evaluations()
-        new = [e for e in evaluations if e.counts and e.trial not in self._printed]
-        for evaluation in sorted(new, key=lambda evaluation: evaluation.ended):
-            self._printed.add(evaluation.trial)
+        ended = [evaluation for evaluation in self._news() if evaluation.counts]
+        for evaluation in sorted(ended, key=lambda evaluation: evaluation.ended):
+            self._done += 1
             self._print(self._line(evaluation))
-        if time.monotonic() - self._estimated > _SECONDS_BETWEEN_ESTIMATES and len(self._printed) < self._budget:
+        if time.monotonic() - self._estimated > _SECONDS_BETWEEN_ESTIMATES and self._done < self._budget:
             self._estimated = time.monotonic()
-            self._print(self._estimate(evaluations))
+            self._print(self._estimate())
 
     def _line(self, evaluation: Evaluation) -> str:
         confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
-        best = evaluation.state == "complete" and evaluation.loss < self._best and not confirms
+        best = evaluation.state == "complete" and not confirms
+        best = best and (self._best is None or evaluation.loss < self._best.loss)
         if best:
-            self._best = evaluation.loss
+            self._best = evaluation
         loss = number(evaluation.loss) if evaluation.state == "complete" else evaluation.state
         what = confirms + self._aligned({**evaluation.params, **evaluation.metrics})
         if evaluation.failure:
             what += f"  {short(evaluation.failure)}"
         return (
-            f"{len(self._printed):>{self._digits}}/{self._budget}  {evaluation.island:>6}  {evaluation.worker:>6}  "
+            f"{self._done:>{self._digits}}/{self._budget}  {evaluation.island:>6}  {evaluation.worker:>6}  "
             f"{evaluation.generation:>10}  {loss:>8}  {'best' if best else '':4}  {evaluation.seconds:>7.1f}  {what}"
         )
 
@@ -98,14 +97,12 @@ class Progress:
             texts.append(text.ljust(self._widths[name]))
         return "  ".join(texts).rstrip()
 
-    def _estimate(self, evaluations: Sequence[Evaluation]) -> str:
-        done = len(self._printed) - self._resumed_with
+    def _estimate(self) -> str:
+        done = self._done - self._resumed_with
         elapsed = time.monotonic() - self._started
-        left = f"about {duration(elapsed / done * (self._budget - len(self._printed)))} left" if done else "nothing yet"
-        best = rank([evaluation for evaluation in evaluations if evaluation.confirms is None], 1)
-        so_far = (
-            f"best so far {number(best[0].loss)} (trial {best[0].trial}: {named(best[0].params)}), " if best else ""
-        )
+        left = f"about {duration(elapsed / done * (self._budget - self._done))} left" if done else "nothing yet"
+        best = self._best
+        so_far = f"best so far {number(best.loss)} (trial {best.trial}: {named(best.params)}), " if best else ""
         return f"-- {so_far}{duration(elapsed)} gone, {left}"
 
     def _print(self, line: str) -> None:
