@@ -195,19 +195,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--slow-seeds", type=int, default=3, help="of Optuna's GP, which takes a second an evaluation")
+    parser.add_argument("--parts", default="regrets,ingredients,times")
     parser.add_argument("--families", default="hpobench,hpolib,nasbench201")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--picture", type=Path, default=Path("search_quality.png"))
     chosen = parser.parse_args()
-    families = chosen.families.split(",")
-    results = measure(METHODS, families, chosen.seeds, chosen.processes)
-    if chosen.slow_seeds:
-        results |= measure(SLOW, families, chosen.slow_seeds, chosen.processes)
-    print_regrets(results, families)
-    without = measure(WITHOUT, families, chosen.seeds, chosen.processes)
-    print_ingredients(without, results["default, 2 islands"], families)
-    draw(results, families, chosen.picture)
-    print(f"\nthe curves are in {chosen.picture}\n")
+    families, parts = chosen.families.split(","), chosen.parts.split(",")
+    if "regrets" in parts:
+        results = measure(METHODS, families, chosen.seeds, chosen.processes)
+        if chosen.slow_seeds:
+            results |= measure(SLOW, families, chosen.slow_seeds, chosen.processes)
+        print_regrets(results, families)
+        draw(results, families, chosen.picture)
+        print(f"\nthe curves are in {chosen.picture}\n")
+    if "ingredients" in parts:
+        default = "default, 2 islands"
+        results = measure({default: METHODS[default], **WITHOUT}, families, chosen.seeds, chosen.processes)
+        print_ingredients(results, results.pop(default), families)
+    if "times" in parts:
+        print_breeding_times()
+
+
+def print_breeding_times() -> None:
+    """Print how long breeding takes, of each propagator."""
     for known in (100, 1_000, 10_000):
         times = ", ".join(f"{name} {1000 * seconds:.1f}" for name, seconds in breeding_times(known).items())
         print(f"milliseconds to breed an individual when {known} evaluations are known: {times}")
