@@ -6,6 +6,7 @@ study of its own beside the run's, and in no budget.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -40,9 +41,13 @@ class Plan:
         return [rng.getrandbits(31) for _ in range(self.count)]
 
     def of(self, confirmations: Sequence[Evaluation]) -> list[Evaluation]:
-        """Choose those confirmations that are of this plan, each once."""
-        seeds = {trial: self.seeds(trial) for trial in {e.confirms for e in confirmations} if trial is not None}
-        return [e for e in confirmations if e.confirms is not None and e.seed in seeds[e.confirms] and _counts(e)]
+        """Choose those confirmations that are of this plan, of individuals that have or await all of theirs."""
+        chosen: dict[int, list[Evaluation]] = {}
+        for evaluation in filter(_counts, confirmations):
+            trial = evaluation.confirms
+            if trial is not None and evaluation.seed in self.seeds(trial):
+                chosen.setdefault(trial, []).append(evaluation)
+        return [evaluation for group in chosen.values() if len(group) >= self.count for evaluation in group]
 
     def to_do(self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> int:
         """Count what is still to be evaluated before each of the best is confirmed."""
@@ -75,8 +80,9 @@ def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
     Gives for each its trial, its losses, their mean and standard deviation (None where there are too few), how many
     have failed, and `p`: how likely losses that differ as much from the first one's are where the means are the same
-    (Welch, The generalization of Student's problem, 1947), corrected for the number of comparisons (Holm, A simple
-    sequentially rejective multiple test procedure, 1979). `told_apart` is whether that is under 5%.
+    (Welch, The generalization of Student's problem, 1947). It is corrected for the number of pairs there are, of which
+    the first one's were picked by the same losses (Holm, A simple sequentially rejective multiple test procedure,
+    1979). `told_apart` is whether it is under 5%.
     """
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in confirmations:
@@ -84,8 +90,9 @@ def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
             groups.setdefault(evaluation.confirms, []).append(evaluation)
     entries = [_entry(trial, group) for trial, group in groups.items()]
     entries.sort(key=lambda entry: (entry["failed"], math.inf if entry["mean"] is None else entry["mean"]))
-    raw = [_welch(entries[0]["losses"], entry["losses"]) for entry in entries[1:]]
-    for entry, p in zip(entries, [None, *_holm(raw)], strict=False):
+    pairs = list(itertools.combinations(entries, 2))
+    corrected = _holm([_welch(one["losses"], other["losses"]) for one, other in pairs])
+    for entry, p in zip(entries, [None, *corrected], strict=False):  # the pairs with the first come first
         entry["p"] = p
         entry["told_apart"] = p is not None and p < _SIGNIFICANT
     return entries
@@ -93,28 +100,34 @@ def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 def _entry(trial: int, group: Sequence[Evaluation]) -> dict[str, Any]:
     losses = [evaluation.loss for evaluation in group if evaluation.state == "complete"]
+    scale = _scale(losses)
     return {
         "trial": trial,
         "losses": losses,
-        "mean": statistics.fmean(losses) if losses else None,
-        "deviation": statistics.stdev(losses) if len(losses) > 1 else None,
+        "mean": scale * statistics.fmean(loss / scale for loss in losses) if losses else None,
+        "deviation": scale * statistics.stdev(loss / scale for loss in losses) if len(losses) > 1 else None,
         "failed": len(group) - len(losses),
     }
+
+
+def _scale(losses: Sequence[float]) -> float:
+    """Give what to divide losses by, so that their squares are numbers: networks diverge."""
+    return max(map(abs, losses), default=0.0) or 1.0
 
 
 def _welch(first: Sequence[float], other: Sequence[float]) -> float | None:
     """Give the p-value of Welch's t-test; None where there are too few losses for one."""
     if min(len(first), len(other)) < 2:
         return None
-    shares = [statistics.variance(losses) / len(losses) for losses in (first, other)]
-    difference, scale = abs(statistics.fmean(first) - statistics.fmean(other)), max(map(abs, [*first, *other]))
-    if math.sqrt(sum(shares)) <= _ROUNDING * scale:  # an objective without chance
-        return 1.0 if difference <= _ROUNDING * scale else 0.0
+    scale = _scale([*first, *other])
+    samples = [[loss / scale for loss in losses] for losses in (first, other)]
+    shares = [statistics.variance(losses) / len(losses) for losses in samples]
+    difference = abs(statistics.fmean(samples[0]) - statistics.fmean(samples[1]))
+    if math.sqrt(sum(shares)) <= _ROUNDING:  # an objective without chance
+        return 1.0 if difference <= _ROUNDING else 0.0
     from scipy.special import stdtr
 
-    freedom = sum(shares) ** 2 / sum(
-        share**2 / (len(losses) - 1) for share, losses in zip(shares, (first, other), strict=True)
-    )
+    freedom = sum(shares) ** 2 / sum(s**2 / (len(losses) - 1) for s, losses in zip(shares, samples, strict=True))
     return float(2 * stdtr(freedom, -difference / math.sqrt(sum(shares))))
 
 

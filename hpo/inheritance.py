@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from hpo.record import Record
 from hpo.report.text import number
 from hpo.run_dir import RunDir
 from hpo.space import SearchSpace
-from hpo.storage import check_readable, studies, without_password
+from hpo.storage import check_readable, is_hidden, studies, without_password
 from hpo.study import CONFIRMATIONS, existing_study, mistakes
 from hpo.trials import Evaluation, rank
 
@@ -45,8 +46,9 @@ def read_inheritance(source: str, space: SearchSpace) -> Inheritance:
     """
     shown = without_password(source)
     try:
-        path = Path(source.partition("#")[0])
-        record, settings = _of_storage(source) if "://" in source or path.is_file() else _of_run(RunDir(Path(source)))
+        # Path.is_file raises where a folder is closed or a name too long.
+        is_storage = "://" in source or os.path.isfile(source.partition("#")[0])  # noqa: PTH113
+        record, settings = _of_storage(source) if is_storage else _of_run(RunDir(Path(source)))
         evaluations = record.evaluations()
     except UsageError as error:
         raise UsageError(f"--start-from {shown}: {error}") from error
@@ -110,6 +112,7 @@ def _cleaned(evaluation: Evaluation, space: SearchSpace) -> Evaluation:
         evaluation,
         params=meant(evaluation.params, space),
         seconds=seconds if _is_number(seconds) and seconds > 0 else evaluation.ended - evaluation.started,
+        curve={epoch + (0 in evaluation.curve): loss for epoch, loss in evaluation.curve.items()},
         metrics={str(name): float(metric) for name, metric in metrics.items() if _is_number(metric)},
     )
 
@@ -121,7 +124,7 @@ def _is_number(value: object) -> bool:
 def _of_run(run_dir: RunDir) -> tuple[Record, Mapping[str, Any]]:
     content = run_dir.read()
     storage = run_dir.locate(content["storage"])
-    if "***" in storage:
+    if is_hidden(storage):
         raise UsageError(f"its study is in {storage}: give that URL instead, with the password and #{content['study']}")
     check_readable(storage)
     return existing_study(run_dir, storage, content["study"]), content["settings"]
@@ -129,6 +132,8 @@ def _of_run(run_dir: RunDir) -> tuple[Record, Mapping[str, Any]]:
 
 def _of_storage(source: str) -> tuple[Record, Mapping[str, Any]]:
     storage, _, name = source.partition("#")
+    if "@" in name:
+        raise UsageError("what is behind # is the name of a study: write %23 for a # in a password")
     check_readable(storage)
     with mistakes(storage):
         found = studies(storage)

@@ -88,8 +88,8 @@ class Record:
 
     def remember_source(self, source: str) -> None:
         """Remember that everything of another run has been taken over."""
-        sources = [*self.about().get("taken_over", []), source]
-        self._storage.set_study_user_attr(self._study_id, "taken_over", sources)
+        sources = {*self.about().get("taken_over", []), source}
+        self._storage.set_study_user_attr(self._study_id, "taken_over", sorted(sources))
 
     def start(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], budget: int, **attributes: Any

@@ -27,7 +27,7 @@ from hpo.record import Record
 from hpo.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.search_file import SearchFile
 from hpo.space import SearchSpace
-from hpo.storage import studies, without_password
+from hpo.storage import is_hidden, studies, without_password
 from hpo.study import CONFIRMATIONS, confirmations_of, existing_study, mistakes, open_study
 from hpo.summary import summarize
 
@@ -153,7 +153,7 @@ def _session(
 ) -> Session:
     """Decide what the options leave open: as it was before, or the default."""
     storage = options.storage or before.get("storage", run_dir.journal.name)
-    if "***" in storage:  # as without_password leaves it
+    if is_hidden(storage):
         raise UsageError(f"{run_dir.path} keeps its study in {storage}: give --storage URL again, with the password")
     seed = options.seed if options.seed is not None else before.get("seed", 0)
     confirm = options.confirm if options.confirm is not None else before.get("confirm", 0)

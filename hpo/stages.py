@@ -98,6 +98,7 @@ class Stages:
         evaluate = self._evaluator(record, total, replace(self._limits, max_failures=None, target_loss=-math.inf))
         place = {"island": self._layout.island_of(self._worker.index), "worker": self._worker.index}
         with self._progress(opened, total):
+            self._world.barrier()  # what ends before the first rank follows the record would not be shown
             while evaluate({}, lambda: None, **place) is not None:
                 pass
             self._world.barrier()
@@ -127,7 +128,8 @@ class Stages:
         sys.stdout.flush()
         if stopped:
             return stopped.status
-        return Exit.BUDGET_SPENT if summary["best"] else Exit.NOTHING_SUCCEEDED
+        succeeded = summary["best"] and (summary["evaluations"]["complete"] or not summary["evaluations"]["failed"])
+        return Exit.BUDGET_SPENT if succeeded else Exit.NOTHING_SUCCEEDED
 
     def _evaluator(
         self, record: Record | None, budget: int, limits: Limits, pruner: BasePruner | None = None

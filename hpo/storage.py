@@ -30,7 +30,7 @@ def check_readable(storage: str) -> None:
         url = make_url(storage)
     except (ArgumentError, ValueError):
         return
-    if url.get_backend_name() != "sqlite" or not url.database:
+    if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith("file:"):
         return
     path = Path(url.database).absolute()
     if not path.is_file():
@@ -39,7 +39,7 @@ def check_readable(storage: str) -> None:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
             database.execute("SELECT study_name FROM studies LIMIT 1")
     except sqlite3.Error as error:
-        raise UsageError(f"{url.database} is no Optuna storage: {error}") from error
+        raise UsageError(f"{url.database} cannot be read as an Optuna storage: {error}") from error
 
 
 def without_password(storage: str) -> str:
@@ -61,6 +61,11 @@ def without_password(storage: str) -> str:
     secret = [name for name in url.query if any(word in name.lower() for word in _SECRETS)]
     hidden = url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
     return hidden.replace("%2A%2A%2A", "***")
+
+
+def is_hidden(storage: str) -> bool:
+    """Tell whether `without_password` has left something out of a storage URL."""
+    return "***" in storage or storage.endswith("://...")
 
 
 def open_storage(storage: str | Path) -> BaseStorage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpo.errors import RunError, UsageError
@@ -30,6 +30,8 @@ def confirmations_of(run_dir: RunDir, storage: str, study_name: str) -> Record |
     Raises UsageError where the study that would hold it is another run's.
     """
     name = study_name + CONFIRMATIONS
+    if "://" not in storage and not Path(storage).is_file():
+        return None
     record = open_study(run_dir, storage, name)
     if record is None or record.about().get("confirms") == study_name:
         return record
@@ -65,7 +67,10 @@ def mistakes(storage: str) -> Iterator[None]:
     except RunError as error:
         raise UsageError(str(error)) from error
     except Exception as error:
-        if "://" not in storage and (found := damage(Path(storage))):
+        found = None
+        with suppress(OSError):
+            found = damage(Path(storage)) if "://" not in storage else None
+        if found:
             raise UsageError(f"{storage} is damaged: {found}; restore it") from error
         shown = without_password(storage)
         if shown.endswith("://..."):

@@ -62,7 +62,8 @@ class Evaluation:
 def evaluation_of(trial: FrozenTrial) -> Evaluation:
     """Read a trial."""
     attributes = trial.user_attrs
-    state = INTERRUPTED if attributes.get("failure") == INTERRUPTED else _STATES[trial.state]
+    ended = trial.state.is_finished()
+    state = INTERRUPTED if ended and attributes.get("failure") == INTERRUPTED else _STATES[trial.state]
     return Evaluation(
         trial=trial.number,
         state=state,

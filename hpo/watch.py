@@ -264,12 +264,12 @@ class Watch:
     def _stop_late(self, stopping: Stop) -> None:
         """End the job though a rank has not stopped; the first rank waits for it and has the last words."""
         if self.post.rank == 0:
-            status = stopping.status
+            status = stopping.status or Exit.MORE_TO_DO  # nobody has looked whether there is
             with suppress(Exception):
                 status = self.last_words() if self.last_words else status
             self._abort(f"stopped ({stopping.reason}), though some ranks did not come to an end", status)
         if time.monotonic() > self._stopped_at + _SECONDS_TO_STOP + _SECONDS_FOR_LAST_WORDS:
-            self._abort(f"stopped ({stopping.reason})", stopping.status)
+            self._abort(f"stopped ({stopping.reason})", stopping.status or Exit.MORE_TO_DO)
 
     # What both do
 

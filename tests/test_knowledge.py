@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import statistics
 import time
@@ -19,7 +20,7 @@ from scipy.stats import ttest_ind
 from hpo.confirmation import Plan, compare
 from hpo.trials import Evaluation
 from tests.conftest import ROOT, SEARCHES, Mpi, finish
-from tests.outcome import finished, trials_of
+from tests.outcome import finished, lines_of, trials_of
 
 PROGRAM = ROOT / "run_islands.py"
 TINY = SEARCHES / "tiny.py"
@@ -118,8 +119,11 @@ def noisy_loss(params: dict[str, float], seed: int, noise: float) -> float:
 
 def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
     arguments = [PROGRAM, NOISY, "--run-dir", "run", "--evaluations", 8, "--confirm", 3, "--top-n", 2, "--seed", 7]
+    arguments += ["--set", "seconds=0.3"]
     job = mpi.run(8, *arguments, "--set", "noise=100", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
+    confirming = lines_of(job.stdout.split("confirming the best with 3 other seeds each: 6 evaluations")[1])
+    assert [line["done"] for line in confirming] == list("123456")
     trials = trials_of(tmp_path / "run")
     assert len(trials) == 8
     assert all(trial.values[0] == pytest.approx(noisy_loss(trial.params, 7, 100)) for trial in trials)
@@ -171,7 +175,8 @@ def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) 
             done = len(finished(trials_of(tmp_path / "run", "run-confirm"))) if number == signal.SIGKILL else 0
             job = mpi.start(4, *arguments, "--set", "seconds=0.5", cwd=tmp_path, stdout=log.fileno())
             deadline = time.monotonic() + 60
-            while f"{done + 2:>2}/" not in (tmp_path / "log").read_text().split("confirming")[-1]:
+            line = re.compile(rf"^ *{done + 2}/", re.MULTILINE)
+            while not line.search((tmp_path / "log").read_text().rpartition("confirming")[2]):
                 assert time.monotonic() < deadline, (tmp_path / "log").read_text()
                 time.sleep(0.05)
             if number == signal.SIGUSR1:
@@ -207,9 +212,13 @@ def test_those_confirmed_are_ranked_by_mean_and_told_apart_by_a_test() -> None:
     assert [entry["trial"] for entry in entries] == [4, 2, 9, 7], "a seed that fails counts against it"
     assert [entry["failed"] for entry in entries] == [0, 0, 0, 1]
     raw = {trial: ttest_ind(losses[4], losses[trial], equal_var=False).pvalue for trial in (2, 9, 7)}
-    assert raw[7] < raw[9] < 0.05 < raw[2]
-    assert [entry["p"] for entry in entries[1:]] == pytest.approx([raw[2], 2 * raw[9], 3 * raw[7]]), "Holm's correction"
-    assert [entry["told_apart"] for entry in entries] == [False, False, 2 * raw[9] < 0.05, True]
+    others = [ttest_ind(losses[a], losses[b], equal_var=False).pvalue for a, b in ((2, 9), (2, 7), (9, 7))]
+    places = {p: place for place, p in enumerate(sorted([*raw.values(), *others]))}
+    steps = {p: (6 - place) * p for p, place in places.items()}
+    holm = [min(1.0, max(step for p, step in steps.items() if p <= raw[trial])) for trial in (2, 9, 7)]
+    assert raw[9] < holm[1] < holm[0], "it makes a difference"
+    assert [entry["p"] for entry in entries[1:]] == pytest.approx(holm), "Holm's correction of all pairs"
+    assert [entry["told_apart"] for entry in entries] == [False, *(p < 0.05 for p in holm)]
     assert entries[0]["deviation"] == pytest.approx(0.1528, abs=1e-4)
 
 
@@ -219,6 +228,8 @@ def test_losses_without_chance_and_single_ones(recwarn: pytest.WarningsRecorder)
     assert [entry["p"] for entry in entries] == [None, 1.0, 0.0]
     (alone, other) = compare([confirmation(0, 1, 1.0), confirmation(1, 1, 2.0)])
     assert (alone["deviation"], other["p"], other["told_apart"]) == (None, None, False)
+    huge = compare([confirmation(trial, seed, 1e300 * (1 + seed) * (1 + trial)) for trial in (0, 1) for seed in (1, 2)])
+    assert huge[1]["p"] == pytest.approx(ttest_ind([2, 3], [4, 6], equal_var=False).pvalue)
     assert not recwarn.list
 
 
@@ -227,7 +238,9 @@ def test_seeds_follow_from_the_plan_and_are_shared_by_nobody() -> None:
     assert plan.seeds(3)[:2] == Plan(2, "0/{}").seeds(3), "more seeds are added to those there are"
     assert not set(plan.seeds(3)) & {*plan.seeds(4), *Plan(4, "1/{}").seeds(3), *Plan(4, '0/{"epochs": 3}').seeds(3)}
     there = [confirmation(3, seed, 1.0) for seed in (*plan.seeds(3)[:3], 12345)]
-    assert plan.of(there) == there[:3]
+    assert plan.of(there) == [], "one seed is missing, and the mean of the others flatters"
+    last = confirmation(3, plan.seeds(3)[3], 1.0, "running")
+    assert plan.of([*there, last]) == [*there[:3], last]
     best = [Evaluation(trial, "complete", 1.0, {}, 0, 0, 0) for trial in (3, 4)]
     assert plan.to_do(best, there) == 1 + 4
     assert Plan(0, "").to_do(best, there) == 0

@@ -314,7 +314,7 @@ def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("x")
     for name in ("other.db", "empty.db", "text.db"):
         before = (tmp_path / name).read_bytes()
-        with pytest.raises(UsageError, match=rf"--start-from sqlite:///.*{name} is no Optuna storage: "):
+        with pytest.raises(UsageError, match=rf"--start-from sqlite:///.*{name} cannot be read as an Optuna storage: "):
             start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/{name}")
         assert (tmp_path / name).read_bytes() == before
     start(tmp_path / "moved", storage=f"sqlite:///{tmp_path}/moved.db")
@@ -322,3 +322,13 @@ def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--start-from .*moved: no such file: .*moved.db"):
         start(tmp_path / "run", start_from=tmp_path / "moved")
     assert not (tmp_path / "moved.db").exists()
+
+
+def test_a_study_that_is_missing_is_not_made_by_looking_for_what_confirms_it(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    run_json = tmp_path / "run" / "run.json"
+    run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm": 2}))
+    (tmp_path / "run" / "study.log").unlink()
+    with pytest.raises(UsageError, match="is missing: restore it"):
+        start(tmp_path / "run", resume=True)
+    assert not (tmp_path / "run" / "study.log").exists()
