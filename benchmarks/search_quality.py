@@ -148,10 +148,10 @@ def draw(results: dict[str, Curves], families: list[str], path: Path) -> None:
             if shown:
                 thick = 2.5 if label.startswith("default") else 1.2
                 axis.plot(range(1, EVALUATIONS + 1), np.mean(shown, axis=0), label=label, linewidth=thick)
-        axis.set(title=family, xlabel="evaluations", yscale="log", xlim=(8, EVALUATIONS))
+        axis.set(title=family, xlabel="evaluations", yscale="log", xlim=(8, EVALUATIONS), ylim=(1e-4, 1))
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("mean regret (0 best, 1 median)")
-    axes[0][-1].legend(fontsize=8)
+    axes[0][0].legend(fontsize=8)  # some methods are for tables of numbers alone
     figure.savefig(path, dpi=110)
 
 

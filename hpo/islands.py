@@ -74,6 +74,9 @@ def run_islands(
         )
         if evaluated is None:
             raise _BudgetSpent
+        if record:
+            # What was replaced breeds no more; Propulate would look through it several times in every generation.
+            propulator.population = [one for one in propulator.population if one.active]
         params, loss = evaluated
         for name, gene in space.encode(params).items():
             individual[name] = gene

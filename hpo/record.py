@@ -103,12 +103,12 @@ class Record:
         with self._lock():
             waiting = self._waiting() if self._some_may_wait else []
             self._some_may_wait = bool(waiting)
-            trials = self._storage.get_n_trials(self._study_id)
-            if trials - self._interrupted - self._taken_over - len(waiting) >= budget:
+            trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+            if len(trials) - self._interrupted - self._taken_over - len(waiting) >= budget:
                 return None
             if waiting:
                 return self._start_waiting(waiting[0], attributes)
-            if self._is_known(params):
+            if self._is_known(params, trials):
                 raise KnownError
             template = create_trial(
                 state=TrialState.RUNNING,
@@ -151,7 +151,7 @@ class Record:
         self, evaluation: Evaluation, distributions: Mapping[str, BaseDistribution], **attributes: Any
     ) -> bool:
         """Add what another run has complete or pruned, outside of the budget; False if it is known here."""
-        if self._is_known(evaluation.params):
+        if self._is_known(evaluation.params, self._storage.get_all_trials(self._study_id, deepcopy=False)):
             return False
         trial = FrozenTrial(
             number=-1,  # the storage chooses these
@@ -227,8 +227,7 @@ class Record:
         self._over = len(trials)
         return [evaluation_of(trial) for trial in changed]
 
-    def _is_known(self, params: Mapping[str, Any]) -> bool:
-        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+    def _is_known(self, params: Mapping[str, Any], trials: Sequence[FrozenTrial]) -> bool:
         self._tried.update(frozenset(trial.params.items()) for trial in trials[self._counted :])
         self._counted = len(trials)
         return frozenset(params.items()) in self._tried

@@ -27,3 +27,19 @@ from propulate.propagators import (  # noqa: E402
     Propagator,
     StatelessPSO,
 )
+
+_is_same = Individual.__eq__
+
+
+def _is_same_at_last(self: Individual, other: object) -> bool:
+    """Compare as Propulate does, but what is cheap and tells most individuals apart before their traits.
+
+    For each immigrant, every worker compares its whole population: at 3,600 evaluations a quarter of a worker's time.
+    """
+    origin = ("generation", "rank", "island", "loss")
+    if isinstance(other, Individual) and any(getattr(self, name) != getattr(other, name) for name in origin):
+        return False
+    return bool(_is_same(self, other))
+
+
+Individual.__eq__ = _is_same_at_last
