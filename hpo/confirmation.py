@@ -51,24 +51,23 @@ class Plan:
 
     def to_do(self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> int:
         """Count what is still to be evaluated before each of the best is confirmed."""
-        ended = {(e.confirms, e.seed) for e in confirmations if e.finished}
-        return sum(
-            (evaluation.trial, seed) not in ended for evaluation in best for seed in self.seeds(evaluation.trial)
-        )
+        return len(self._pairs(best).keys() - {(e.confirms, e.seed) for e in confirmations if e.finished})
 
     def begin(self, record: Record, best: Sequence[Evaluation], space: SearchSpace) -> int:
         """Let what is to do wait in the record, and nothing else; give how many are evaluated in the end."""
-        planned = {(evaluation.trial, seed) for evaluation in best for seed in self.seeds(evaluation.trial)}
+        planned, distributions = self._pairs(best), space.distributions()
         for waiting in [evaluation for evaluation in record.evaluations() if evaluation.state == "waiting"]:
             if (waiting.confirms, waiting.seed) not in planned:
                 record.withdraw(waiting)
         there = {(e.confirms, e.seed) for e in record.evaluations() if _counts(e)}
-        for evaluation in best:
-            for seed in self.seeds(evaluation.trial):
-                if (evaluation.trial, seed) not in there:
-                    place = {"confirms": evaluation.trial, "seed": seed, "propagator": "--confirm"}
-                    record.enqueue(evaluation.params, space.distributions(), **place)
+        for (trial, seed), params in planned.items():
+            if (trial, seed) not in there:
+                record.enqueue(params, distributions, confirms=trial, seed=seed, propagator="--confirm")
         return sum(map(_counts, record.evaluations()))
+
+    def _pairs(self, best: Sequence[Evaluation]) -> dict[tuple[int | None, int | None], dict[str, Any]]:
+        """Give each trial with each of its seeds, and the hyperparameters to train."""
+        return {(one.trial, seed): one.params for one in best for seed in self.seeds(one.trial)}
 
 
 def _counts(confirmation: Evaluation) -> bool:

@@ -70,12 +70,12 @@ def take_over(
     inheritance: Inheritance, record: Record, space: SearchSpace, layout: Layout, settings: Mapping[str, Any]
 ) -> list[str]:
     """Deal the evaluations to islands and their workers, as far as they are new, and say in lines what was done."""
-    taken = 0
+    taken, distributions = 0, space.distributions()
     for evaluation in inheritance.evaluations:
         island, place = taken % layout.islands, taken // layout.islands
         taken += record.take_over(
             evaluation,
-            space.distributions(),
+            distributions,
             origin=f"trial {evaluation.trial} of {inheritance.source}",
             propagator="--start-from",
             island=island,
@@ -88,11 +88,16 @@ def take_over(
     best = "".join(f", the best {number(evaluation.loss)}" for evaluation in rank(inheritance.evaluations, 1))
     return [
         f"with {taken} evaluation{'' if taken == 1 else 's'} of {inheritance.source}{best}{left_out}",
-        *(
-            f"{name} was {value} there, and is {settings[name]} here: losses may not compare"
-            for name, value in inheritance.settings.items()
-            if name in settings and settings[name] != value
-        ),
+        *differences(inheritance.settings, "there", settings, "here"),
+    ]
+
+
+def differences(before: Mapping[str, Any], then: str, settings: Mapping[str, Any], now: str) -> list[str]:
+    """Say in lines which settings were others before."""
+    return [
+        f"{name} was {value} {then}, and is {settings[name]} {now}: losses may not compare"
+        for name, value in before.items()
+        if name in settings and settings[name] != value
     ]
 
 

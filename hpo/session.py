@@ -19,7 +19,7 @@ from typing import Any
 from hpo.confirmation import Plan
 from hpo.errors import UsageError
 from hpo.given import read_given
-from hpo.inheritance import read_inheritance, take_over
+from hpo.inheritance import differences, read_inheritance, take_over
 from hpo.journal import is_begun
 from hpo.layout import Layout
 from hpo.options import DEFAULT_EVALUATIONS, DEFAULT_PROPAGATORS, DEFAULT_PRUNER, Options
@@ -116,11 +116,7 @@ def begin(
         f"{search.path.stem}: {session.budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; "
         f"{', '.join(session.propagators[: layout.islands])}; seed {session.seed}",
         f"in {run_dir.path}{taken_up}",
-        *(
-            f"{name} was {value} before, and is {values[name]} now: losses may not compare"
-            for name, value in before.get("settings", {}).items()
-            if name in values and values[name] != value
-        ),
+        *differences(before.get("settings", {}), "before", values, "now"),
     ]
     source = inheritance.source if inheritance is not None else before.get("start_from")
     content = {
@@ -133,7 +129,7 @@ def begin(
         "pruner": session.pruner,
         "confirm": session.plan.count,
         "start_from": source,
-        "storage": _kept_storage(options, before, run_dir),
+        "storage": without_password(_storage(options, before, run_dir)),
         "study": session.study_name,
         "command": shlex.join(_without_passwords(sys.argv, options.storage, options.start_from)),
     }
@@ -152,7 +148,7 @@ def _session(
     run_dir: RunDir, options: Options, layout: Layout, values: Mapping[str, Any], before: Mapping[str, Any]
 ) -> Session:
     """Decide what the options leave open: as it was before, or the default."""
-    storage = options.storage or before.get("storage", run_dir.journal.name)
+    storage = _storage(options, before, run_dir)
     if is_hidden(storage):
         raise UsageError(f"{run_dir.path} keeps its study in {storage}: give --storage URL again, with the password")
     seed = options.seed if options.seed is not None else before.get("seed", 0)
@@ -170,8 +166,9 @@ def _session(
     )
 
 
-def _kept_storage(options: Options, before: Mapping[str, Any], run_dir: RunDir) -> str:
-    return without_password(options.storage or before.get("storage", run_dir.journal.name))
+def _storage(options: Options, before: Mapping[str, Any], run_dir: RunDir) -> str:
+    storage: str = options.storage or before.get("storage", run_dir.journal.name)
+    return storage
 
 
 def _how(search: SearchFile, layout: Layout, hosts: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
@@ -12,6 +13,9 @@ from optuna.study import StudyDirection
 
 from hpo.errors import UsageError
 from hpo.journal import Journal
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
 
 _SECRETS = ("pass", "pwd", "secret", "token", "key")
 
@@ -23,14 +27,8 @@ def studies(storage: str | Path) -> dict[str, list[StudyDirection]]:
 
 def check_readable(storage: str) -> None:
     """Raise a UsageError where an SQLite file is not there or is no Optuna storage: opening it would make it one."""
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        url = make_url(storage)
-    except (ArgumentError, ValueError):
-        return
-    if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith("file:"):
+    url = _parsed(storage)
+    if url is None or url.get_backend_name() != "sqlite" or not url.database or url.database.startswith("file:"):
         return
     path = Path(url.database).absolute()
     if not path.is_file():
@@ -49,18 +47,24 @@ def without_password(storage: str) -> str:
     before, mark, study = storage.partition("#")
     if mark:
         return before.split("://")[0] + "://..." if "@" in study else without_password(before) + mark + study
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        url = make_url(storage)
-    except (ArgumentError, ValueError):
-        return storage.split("://")[0] + "://..."
-    if "@" in (url.host or "") or "@" in (url.database or ""):  # of a password that is not percent-encoded
+    url = _parsed(storage)
+    # An @ in a host or a database is of a password that is not percent-encoded.
+    if url is None or "@" in (url.host or "") or "@" in (url.database or ""):
         return storage.split("://")[0] + "://..."
     secret = [name for name in url.query if any(word in name.lower() for word in _SECRETS)]
     hidden = url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
     return hidden.replace("%2A%2A%2A", "***")
+
+
+def _parsed(storage: str) -> URL | None:
+    """Take a storage URL apart; None where it is none."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        return make_url(storage)
+    except (ArgumentError, ValueError):
+        return None
 
 
 def is_hidden(storage: str) -> bool:

@@ -30,7 +30,7 @@ def confirmations_of(run_dir: RunDir, storage: str, study_name: str) -> Record |
     Raises UsageError where the study that would hold it is another run's.
     """
     name = study_name + CONFIRMATIONS
-    if "://" not in storage and not Path(storage).is_file():
+    if _is_missing(storage):
         return None
     record = open_study(run_dir, storage, name)
     if record is None or record.about().get("confirms") == study_name:
@@ -45,7 +45,7 @@ def confirmations_of(run_dir: RunDir, storage: str, study_name: str) -> Record |
 
 def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
     """Open the record of a run that is known to have one; UsageError where its storage has no such study."""
-    if "://" not in storage and not Path(storage).is_file():
+    if _is_missing(storage):
         raise UsageError(f"{storage}, the study of this run, is missing: restore it")
     record = open_study(run_dir, storage, study_name)
     if record is None:
@@ -55,6 +55,10 @@ def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
             f"{run_dir.path}: there is no study {study_name!r} in {without_password(storage)}, which holds {names}"
         )
     return record
+
+
+def _is_missing(storage: str) -> bool:
+    return "://" not in storage and not Path(storage).is_file()
 
 
 @contextmanager
