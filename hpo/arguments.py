@@ -258,12 +258,12 @@ def hpo_app() -> typer.Typer:
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON: summary.json without the times.")] = False,
     ) -> None:
         """Print the best individuals of each island and of the whole run."""
+        from hpo.reader import RunReader
         from hpo.report.tables import print_tables
-        from hpo.session import look
 
         if n < 1:
             raise UsageError(f"-n must be at least 1, not {n}")
-        summary = look(run_dir, n, storage)
+        summary = RunReader(run_dir, storage).summary(n)
         if as_json:
             print(json.dumps(summary, indent=2))
         else:

@@ -7,10 +7,11 @@ study of its own beside the run's, and in no budget.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,11 @@ class Plan:
     def _pairs(self, best: Sequence[Evaluation]) -> dict[tuple[int | None, int | None], dict[str, Any]]:
         """Give each trial with each of its seeds, and the hyperparameters to train."""
         return {(one.trial, seed): one.params for one in best for seed in self.seeds(one.trial)}
+
+
+def plan_of(count: int, seed: int, settings: Mapping[str, Any]) -> Plan:
+    """Give the plan of a run with this seed and these settings."""
+    return Plan(count, f"{seed}/{json.dumps(settings, sort_keys=True)}")
 
 
 def _counts(confirmation: Evaluation) -> bool:

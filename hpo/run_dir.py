@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hpo.errors import RunError, UsageError
 from hpo.options import PROPAGATORS
@@ -78,7 +78,7 @@ class RunDir:
         with self.lock.open("a+") as file:
             file.seek(0)
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(file)
             except (BlockingIOError, PermissionError):
                 holder = file.read().strip() or "another run"
                 raise UsageError(
@@ -129,6 +129,16 @@ class RunDir:
             raise UsageError(f"{self.run_json} cannot be read: {error}") from error
         _check_content(content, self.run_json)
         return dict(content)
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock a file; one that asks whether a run is there (`in_use`) has it for a moment too."""
+    for _ in range(3):
+        with suppress(BlockingIOError, PermissionError):
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.1)
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _check_content(content: Any, path: Path) -> None:

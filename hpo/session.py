@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 import shlex
 import socket
@@ -13,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from hpo.confirmation import Plan
+from hpo.confirmation import Plan, plan_of
 from hpo.errors import UsageError
 from hpo.given import read_given
 from hpo.inheritance import differences, read_inheritance, take_over
@@ -29,7 +27,6 @@ from hpo.search_file import SearchFile
 from hpo.space import SearchSpace
 from hpo.storage import is_hidden, studies, without_password
 from hpo.study import CONFIRMATIONS, confirmations_of, existing_study, mistakes, open_study
-from hpo.summary import summarize
 
 _PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optuna", "scikit-learn")
 
@@ -161,7 +158,7 @@ def _session(
         seed,
         options.propagators or tuple(before.get("propagators", DEFAULT_PROPAGATORS)),
         options.pruner if options.pruner is not None else before.get("pruner", DEFAULT_PRUNER),
-        _plan(confirm, seed, values),
+        plan_of(confirm, seed, values),
         headline="",
     )
 
@@ -182,18 +179,6 @@ def _how(search: SearchFile, layout: Layout, hosts: int) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}},
     }
-
-
-def look(path: Path, top_n: int, storage: str | None = None) -> dict[str, Any]:
-    """Summarise the run in a directory as it stands, running or finished."""
-    run_dir = RunDir(path)
-    content = run_dir.read()
-    located, study = run_dir.locate(storage or content["storage"]), content["study"]
-    record = existing_study(run_dir, located, study)
-    plan = _plan(content["confirm"], content["seed"], content["settings"])
-    confirmations = confirmations_of(run_dir, located, study) if plan.count else None
-    confirmed = plan.of(confirmations.evaluations()) if confirmations else ()
-    return summarize(record.evaluations(), content["budget"], top_n, confirmed)
 
 
 def _create(session: Session, search: SearchFile) -> str:
@@ -248,10 +233,6 @@ def _without_passwords(arguments: Sequence[str], *storages: str | None) -> list[
     for storage in filter(None, storages):
         arguments = [argument.replace(storage, without_password(storage)) for argument in arguments]
     return list(arguments)
-
-
-def _plan(count: int, seed: int, settings: Mapping[str, Any]) -> Plan:
-    return Plan(count, f"{seed}/{json.dumps(settings, sort_keys=True)}")
 
 
 def _values(settings: Any) -> dict[str, Any]:

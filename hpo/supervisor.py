@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 from hpo.errors import Exit, UsageError
+from hpo.reader import RunReader
 from hpo.run_dir import RunDir
-from hpo.session import look
 
 _FINAL = tuple(status for status in Exit if status != Exit.CRASHED)
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -87,9 +87,8 @@ class Supervisor:
     def _finished(self) -> int:
         """Count the evaluations that have ended by themselves; 0 if there is no run yet."""
         with suppress(UsageError):
-            summary = look(self._run_dir, 1, self._storage)
-            confirmed = sum(len(entry["losses"]) + entry["failed"] for entry in summary["confirmed"])
-            return int(sum(summary["evaluations"][state] for state in ("complete", "pruned", "failed")) + confirmed)
+            run = RunReader(self._run_dir, self._storage)
+            return sum(evaluation.counts for evaluation in [*run.evaluations(), *run.confirmations()])
         return 0
 
     def _pause(self, seconds: float) -> bool:

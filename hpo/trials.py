@@ -40,6 +40,7 @@ class Evaluation:
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     failure: str | None = None
+    traceback: str = ""
     propagator: str = ""
     started: float = math.nan
     ended: float = math.nan
@@ -75,6 +76,7 @@ def evaluation_of(trial: FrozenTrial) -> Evaluation:
         seconds=attributes.get("seconds", 0.0),
         metrics=attributes.get("metrics", {}),
         failure=attributes.get("failure"),
+        traceback=attributes.get("traceback", ""),
         propagator=attributes.get("propagator", ""),
         started=trial.datetime_start.timestamp() if trial.datetime_start else math.nan,
         ended=trial.datetime_complete.timestamp() if trial.datetime_complete else math.nan,

@@ -178,8 +178,11 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, rea
 
 
 def test_a_run_that_trains_stops_well(mpi: Mpi, tmp_path: Path) -> None:
-    victim = Victim(mpi, 8, [PROGRAM, "--run-dir", "run"], tmp_path, tmp_path / "log")
-    victim.wait_for(" 3/64 ")
+    long = ["--set", "epochs=10000", "--set", "patience=10000"]
+    victim = Victim(mpi, 8, [PROGRAM, "--run-dir", "run", *long], tmp_path, tmp_path / "log")
+    victim.wait_for("done  island")
+    while sum(bool(trial.intermediate_values) for trial in trials_of(tmp_path / "run")) < 4:
+        victim.sleep(0.2)
     asked = time.monotonic()
     victim.job.send_signal(signal.SIGUSR1)
     assert victim.wait(30) == (75, "")

@@ -17,9 +17,10 @@ import pytest
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.options import Options
+from hpo.reader import RunReader
 from hpo.record import Record
 from hpo.search_file import load_search_file
-from hpo.session import Session, begin, enter, look, previous
+from hpo.session import Session, begin, enter, previous
 from hpo.storage import without_password
 from tests.conftest import SEARCHES
 
@@ -86,12 +87,12 @@ def test_no_password_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_looking_at_a_run_needs_its_study(tmp_path: Path) -> None:
     session = start(tmp_path / "run")
-    assert look(tmp_path / "run", 3)["evaluations"]["budget"] == session.budget
+    assert RunReader(tmp_path / "run").summary(3)["evaluations"]["budget"] == session.budget
     (tmp_path / "run" / "study.log").unlink()
     with pytest.raises(UsageError, match=r"study.log, the study of this run, is missing: restore it"):
-        look(tmp_path / "run", 3)
+        RunReader(tmp_path / "run").summary(3)
     with pytest.raises(UsageError, match="holds no run"):
-        look(tmp_path / "nowhere", 3)
+        RunReader(tmp_path / "nowhere")
 
 
 PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
@@ -169,7 +170,7 @@ def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
     assert {path: path.read_bytes() for path in sorted((tmp_path / "run").iterdir()) if path.name != "lock"} == before
     if content != "space":
         with pytest.raises(UsageError, match=message):
-            look(tmp_path / "run", 3)
+            RunReader(tmp_path / "run").summary(3)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_a_place_that_cannot_be_written_to_is_one_message(tmp_path: Path) -> Non
     try:
         with pytest.raises(UsageError, match=r"--run-dir .*/run: cannot"):
             start(tmp_path / "run", resume=True)
-        assert look(tmp_path / "run", 3)["evaluations"]["complete"] == 3, "it can be looked at"
+        assert RunReader(tmp_path / "run").summary(3)["evaluations"]["complete"] == 3, "it can be looked at"
     finally:
         subprocess.run(["umount", str(tmp_path / "run")], check=True, timeout=20)
 
@@ -279,7 +280,7 @@ def test_a_study_of_another_program_is_a_start_whatever_its_attributes(tmp_path:
         (3.0, {}, 0.0411522630041),
     ]
     assert all(0 < evaluation.seconds < 10 for evaluation in evaluations)
-    assert look(tmp_path / "run", 3)["taken_over"] == 3
+    assert RunReader(tmp_path / "run").summary(3)["taken_over"] == 3
 
 
 def objective_of_another_program(trial: optuna.Trial) -> float:

@@ -1,6 +1,5 @@
 """Checks of the communicator and of sharing, on all ranks of a job; prints a line of JSON from each rank."""
 
-import json
 import time
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from mpi4py import MPI
 
 from hpo.communicator import SleepingComm, same_host, world
 from hpo.sharing import share
+from tests.programs.tell import tell
 
 WAIT = 1.0
 
@@ -67,11 +67,5 @@ for name, wait in (
     wait()
     cpu[name] = time.process_time() - before
 
-for rank in range(comm.size):
-    comm.barrier()
-    if rank == comm.rank:
-        shares = {name: seconds / WAIT for name, seconds in cpu.items()}
-        print(
-            json.dumps({"rank": rank, "inode": inode, "at_once": at_once, "cpu": shares}),
-            flush=True,
-        )
+shares = {name: seconds / WAIT for name, seconds in cpu.items()}
+tell(rank=comm.rank, inode=inode, at_once=at_once, cpu=shares)

@@ -1,6 +1,5 @@
 """Trains with DistributedDataParallel, then compiles a model: the compiler is imported then, and works."""
 
-import json
 import sys
 
 import torch
@@ -8,6 +7,7 @@ import torch
 from hpo.communicator import same_host, world
 from hpo.training import Net, fit, load_data
 from hpo.worker import Worker
+from tests.programs.tell import tell
 
 
 def imported():
@@ -27,5 +27,4 @@ with Worker(world(), same_host(world()), index=0, seed=0) as worker:
     compiled(images).sum().backward()
     optimizer.step()
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-line = {"rank": 0, "after_training": after_training, "after_compiling": imported(), "graphs": graphs}
-print(json.dumps({**line, "difference": difference}))
+tell(rank=0, after_training=after_training, after_compiling=imported(), graphs=graphs, difference=difference)

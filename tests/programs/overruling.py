@@ -1,6 +1,5 @@
 """What a stop overrules, and what it forgets, on all ranks of a job; prints a line of JSON from each rank."""
 
-import json
 import os
 import signal
 import time
@@ -8,6 +7,7 @@ import time
 from hpo.communicator import sleep_until, world
 from hpo.errors import Exit, Stop
 from hpo.watch import Watch
+from tests.programs.tell import tell
 
 TARGET = Stop("the target is reached", Exit.BUDGET_SPENT)
 
@@ -45,4 +45,4 @@ with Watch(comm) as watch:
     watch.stop(Stop("another target", Exit.BUDGET_SPENT))
     watch.forget(Stop("another target", Exit.BUDGET_SPENT))
     wait_for(watch, "SIGINT")
-print(json.dumps({"rank": comm.rank, "seen": seen}), flush=True)
+tell(rank=comm.rank, seen=seen)
