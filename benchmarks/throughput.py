@@ -72,7 +72,7 @@ def seconds_of_search(settings: list[str]) -> float:
         options = Options(SEARCH, evaluations=len(NETWORKS), run_dir=run_dir.path, settings=tuple(settings))
         with ExitStack() as held:
             enter(options, search, held)
-            session = begin(run_dir, options, Layout(8, 2, 2), search, search.settings(settings), {}, hosts=1)
+            session = begin(run_dir, options, Layout(8, 2, 2), search, search.settings(settings), {}, hosts=["here"])
         record = session.open_record()
         networks = [{"conv_layers": layers, "activation": name, "lr": LR, "gamma": 0.9} for layers, name in NETWORKS]
         for network in networks:

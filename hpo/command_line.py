@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from hpo.errors import UsageError
+from hpo.errors import Exit, RunError, UsageError
 
 # typer brings its own copy of click since 0.20, and used the real one before: this is its base class in both.
 _Mistake: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -60,4 +60,7 @@ def call(app: typer.Typer, program: str) -> int:
             *([] if isinstance(error, UsageError) else [f"(see {program} --help)"]),
             file=sys.stderr,
         )
-        return 2
+        return Exit.MISTAKE
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.CRASHED

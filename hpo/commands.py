@@ -44,6 +44,30 @@ def top(
         print_tables(summary)
 
 
+@app.command()
+def report(
+    run_dir: RunDirectory,
+    n: Annotated[int, typer.Option("-n", metavar="N", parser=whole, help="Individuals in the table of the best.")] = 10,
+    output: Annotated[
+        Optional[Path],
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write it.  [default: RUN_DIR/report.html]"),
+    ] = None,
+    storage: Storage = None,
+) -> None:
+    """Write a report that opens in any browser: one HTML file that needs no network."""
+    from hpo.reader import RunReader
+    from hpo.report.page.write import write_report
+
+    if n < 1:
+        raise UsageError(f"-n must be at least 1, not {n}")
+    if output is not None and output.exists():
+        raise UsageError(f"--output {output}: it exists, and is not overwritten: name another file, or remove it")
+    run = RunReader(run_dir, storage)
+    path = output or run.run_dir.report_html
+    write_report(run, path, n)
+    print(path)
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     context: typer.Context,

@@ -16,7 +16,7 @@ from hpo.errors import UsageError
 from hpo.given import meant
 from hpo.layout import Layout
 from hpo.record import Record
-from hpo.report.text import number
+from hpo.report.text import counted, number
 from hpo.run_dir import RunDir
 from hpo.space import SearchSpace
 from hpo.storage import check_readable, is_hidden, studies, without_password
@@ -87,7 +87,7 @@ def take_over(
     left_out = f"; {inheritance.left_out} are not of this search space" if inheritance.left_out else ""
     best = "".join(f", the best {number(evaluation.loss)}" for evaluation in rank(inheritance.evaluations, 1))
     return [
-        f"with {taken} evaluation{'' if taken == 1 else 's'} of {inheritance.source}{best}{left_out}",
+        f"with {counted(taken, 'evaluation')} of {inheritance.source}{best}{left_out}",
         *differences(inheritance.settings, "there", settings, "here"),
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ def run_islands(
             worker=worker,
             generation=int(individual.generation),
             propagator=bred_by,
+            immigrants=_immigrants(propulator, island) if record else {},
         )
         if evaluated is None:
             raise _BudgetSpent
@@ -101,6 +103,11 @@ def run_islands(
         propulator.propulate_comm.drain()
         propulator.island_comm.drain()
     world.barrier()
+
+
+def _immigrants(propulator: Any, island: int) -> dict[str, int]:
+    """Count the individuals of other islands that live on this one, by the island that bred them."""
+    return Counter(str(one.island) for one in propulator.population if one.active and one.island != island)
 
 
 def _build(**arguments: Any) -> Any:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from hpo.errors import UsageError
+from hpo.report.text import counted
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,13 @@ class Layout:
         if self.ranks % self.ranks_per_worker:
             fitting = -(-self.ranks // self.ranks_per_worker) * self.ranks_per_worker
             raise UsageError(
-                f"{_count(self.ranks, 'rank')} cannot be split into workers of {self.ranks_per_worker}: start with "
+                f"{counted(self.ranks, 'rank')} cannot be split into workers of {self.ranks_per_worker}: start with "
                 f"mpirun -n {fitting}, or with --ranks-per-worker {_largest_divisor(self.ranks, self.ranks_per_worker)}"
             )
         if self.islands > self.workers:
             raise UsageError(
-                f"--islands {self.islands} is more than the {_count(self.workers, 'worker')} that "
-                f"{_count(self.ranks, 'rank')} make with --ranks-per-worker {self.ranks_per_worker}: start with "
+                f"--islands {self.islands} is more than the {counted(self.workers, 'worker')} that "
+                f"{counted(self.ranks, 'rank')} make with --ranks-per-worker {self.ranks_per_worker}: start with "
                 f"mpirun -n {self.islands * self.ranks_per_worker} or more, or with --islands {self.workers}"
             )
 
@@ -63,8 +64,8 @@ class Layout:
 
     def __str__(self) -> str:
         return (
-            f"{_count(self.ranks, 'rank')}, {_count(self.workers, 'worker')} of {self.ranks_per_worker}, "
-            f"{_count(self.islands, 'island')}"
+            f"{counted(self.ranks, 'rank')}, {counted(self.workers, 'worker')} of {self.ranks_per_worker}, "
+            f"{counted(self.islands, 'island')}"
         )
 
 
@@ -73,10 +74,6 @@ def usable_cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))  # macOS does not bind processes to cores
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _largest_divisor(number: int, at_most: int) -> int:

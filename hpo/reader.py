@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpo.confirmation import plan_of
 from hpo.run_dir import RunDir
 from hpo.study import confirmations_of, existing_study
 from hpo.summary import summarize
 from hpo.trials import Evaluation
+
+if TYPE_CHECKING:
+    import optuna
 
 
 class RunReader:
@@ -23,6 +26,11 @@ class RunReader:
         self.about: dict[str, Any] = self.run_dir.read()
         self._located = self.run_dir.locate(storage or self.about["storage"])
         self._record = existing_study(self.run_dir, self._located, self.about["study"])
+
+    @property
+    def study(self) -> optuna.Study:
+        """The study, for Optuna's own analyses."""
+        return self._record.study
 
     def evaluations(self) -> list[Evaluation]:
         """Give all evaluations in the order in which they were started."""

@@ -82,6 +82,11 @@ class Record:
         opened.set_study_user_attr(study_id, "space", dict(space))
         return cls(storage, study_name, lock)
 
+    @property
+    def study(self) -> optuna.Study:
+        """The study, for Optuna's own analyses."""
+        return self._study
+
     def about(self) -> dict[str, Any]:
         """Give what the study knows of itself: its `space`, the study it `confirms`, what it has `taken_over`."""
         return self._storage.get_study_user_attrs(self._study_id)

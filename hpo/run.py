@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from contextlib import ExitStack
 from importlib import import_module
@@ -35,7 +36,7 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
     from hpo.stages import Stages
     from hpo.worker import Worker
 
-    hosts = sum(world.allgather(host.rank == 0))
+    hosts = [name for name in world.allgather(socket.gethostname() if host.rank == 0 else None) if name]
     with ExitStack() as held:
         run_dir = on_first(world, lambda: session.enter(options, search, held))
         this = on_first(world, lambda: session.begin(run_dir, options, layout, search, settings, before, hosts))
@@ -45,7 +46,7 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
         stages = Stages(options, layout, world, watch, search, settings, this, worker, started)
         stages.search()
         stages.confirm()
-        return int(world.bcast(stages.report() if world.rank == 0 else None))
+        return int(world.bcast(stages.finish() if world.rank == 0 else None))
 
 
 def _limit_time(options: Options, watch: Watch) -> None:

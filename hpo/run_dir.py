@@ -28,6 +28,7 @@ class RunDir:
         self.claims = path / "claims"
         self.run_json = path / "run.json"
         self.summary_json = path / "summary.json"
+        self.report_html = path / "report.html"
         self.lock = path / "lock"
 
     @property
@@ -175,11 +176,15 @@ def fresh_run_dir(name: str) -> RunDir:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file whole or not at all; RunError where that cannot be done."""
-    text = json.dumps(content, indent=2)
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all; RunError where that cannot be done."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("w") as file:
-            file.write(text + "\n")
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import platform
 import shlex
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from hpo.journal import is_begun
 from hpo.layout import Layout
 from hpo.options import DEFAULT_EVALUATIONS, DEFAULT_PROPAGATORS, DEFAULT_PRUNER, Options
 from hpo.record import Record
+from hpo.report.text import counted
 from hpo.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.search_file import SearchFile
 from hpo.space import SearchSpace
@@ -99,7 +99,7 @@ def begin(
     search: SearchFile,
     settings: Any,
     before: Mapping[str, Any],
-    hosts: int,
+    hosts: Sequence[str],
 ) -> Session:
     """Make the run's study, or take up the one that `before`, an earlier run.json, describes; needs `enter` first."""
     values = _values(settings)
@@ -110,7 +110,7 @@ def begin(
         confirmations_of(run_dir, session.storage, session.study_name)  # or say that it is not this run's
     taken_up = _take_up(session, search) if before else _create(session, search)
     lines = [
-        f"{search.path.stem}: {session.budget} evaluations on {layout}, {hosts} host{'s' if hosts > 1 else ''}; "
+        f"{search.path.stem}: {session.budget} evaluations on {layout}, {counted(len(hosts), 'host')}; "
         f"{', '.join(session.propagators[: layout.islands])}; seed {session.seed}",
         f"in {run_dir.path}{taken_up}",
         *differences(before.get("settings", {}), "before", values, "now"),
@@ -168,14 +168,13 @@ def _storage(options: Options, before: Mapping[str, Any], run_dir: RunDir) -> st
     return storage
 
 
-def _how(search: SearchFile, layout: Layout, hosts: int) -> dict[str, Any]:
+def _how(search: SearchFile, layout: Layout, hosts: Sequence[str]) -> dict[str, Any]:
     """Say what is run, where, when and with what."""
     return {
         "search_space": str(search.path),
         "space": search.space.describe(),
         "layout": dataclasses.asdict(layout),
-        "hosts": hosts,
-        "first_host": socket.gethostname(),
+        "hosts": list(hosts),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}},
     }
@@ -218,7 +217,7 @@ def _take_up(session: Session, search: SearchFile) -> str:
     states = [evaluation.state for evaluation in record.evaluations() if not evaluation.origin]
     finished = len(states) - states.count("waiting") - states.count("interrupted")
     again = f"; {states.count('waiting')} that wait will be evaluated first" if "waiting" in states else ""
-    return f": going on after {finished} evaluation{'' if finished == 1 else 's'}{again}"
+    return f": going on after {counted(finished, 'evaluation')}{again}"
 
 
 def _give(record: Record, given: Sequence[Mapping[str, Any]], space: SearchSpace) -> None:

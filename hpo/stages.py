@@ -15,12 +15,15 @@ from hpo.agreement import on_first
 from hpo.communicator import SleepingComm
 from hpo.errors import Exit, Stop
 from hpo.evaluation import Evaluator, Limits, target_reached
+from hpo.failure import message
 from hpo.islands import run_islands
 from hpo.layout import Layout
 from hpo.options import Options
 from hpo.pruning import make_pruner
+from hpo.reader import RunReader
 from hpo.record import Record
 from hpo.report.progress import Progress
+from hpo.report.text import counted
 from hpo.run_dir import write_json
 from hpo.search_file import SearchFile
 from hpo.session import Session
@@ -103,6 +106,20 @@ class Stages:
                 pass
             self._world.barrier()
 
+    def finish(self) -> int:
+        """Report what came out, and write it as a page that a browser shows; give the exit status."""
+        status, run_dir = self.report(), self._session.run_dir
+        self._watch.last_words = lambda: status  # they have been said
+        try:
+            from hpo.report.page.write import write_report
+
+            write_report(RunReader(run_dir.path, self._session.storage), run_dir.report_html)
+            print(f"The report is {run_dir.report_html}", flush=True)
+        except Exception as error:  # the result is safe, and is no worse without it
+            reason = f"{type(error).__name__}: {message(error)}"
+            print(f"warning: no report was written ({reason}): hpo report {run_dir.path} does it", file=sys.stderr)
+        return status
+
     def report(self) -> int:
         """Print and write the summary as the record has it, and give the exit status that goes with it."""
         from hpo.report.tables import print_tables, print_times  # take 0.1 s, on the first rank only
@@ -159,7 +176,7 @@ class Stages:
         total = session.plan.begin(record, best, self._search.space)
         if not to_do:
             return 0
-        seeds = f"{session.plan.count} other seed{'' if session.plan.count == 1 else 's'}"
+        seeds = counted(session.plan.count, "other seed")
         print(f"confirming the best with {seeds} each: {to_do} evaluations", flush=True)
         return total
 

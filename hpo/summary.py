@@ -41,10 +41,14 @@ def spent(evaluations: Sequence[Evaluation], budget: int) -> bool:
 
 
 def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Count why evaluations failed, the most frequent reason first; on which rank it was makes no difference."""
-    failures = [evaluation.failure or "" for evaluation in evaluations if evaluation.state == "failed"]
-    counted = Counter(re.sub(r"^rank \d+: ", "", failure) for failure in failures)
+    """Count why evaluations failed, the most frequent reason first."""
+    counted = Counter(reason_of(evaluation) for evaluation in evaluations if evaluation.state == "failed")
     return [{"reason": reason, "count": count} for reason, count in counted.most_common()]
+
+
+def reason_of(failed: Evaluation) -> str:
+    """Give why an evaluation failed, on whichever rank it was."""
+    return re.sub(r"^rank \d+: ", "", failed.failure or "")
 
 
 def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

@@ -27,7 +27,8 @@ class Evaluation:
     `state` is running, waiting (to be repeated), complete, pruned, failed or interrupted; `loss` is infinite unless the
     evaluation is complete or pruned; `started` and `ended` are seconds since the epoch; `curve` holds the loss after
     each epoch, counted from 1. `origin` says where it was taken over from, if another run has made it; `confirms` and
-    `seed` which trial it confirms with which seed, if it does.
+    `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island that bred them, the
+    individuals of other islands that lived on its own when it began.
     """
 
     trial: int
@@ -48,6 +49,7 @@ class Evaluation:
     origin: str = ""
     confirms: int | None = None
     seed: int | None = None
+    immigrants: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -84,6 +86,7 @@ def evaluation_of(trial: FrozenTrial) -> Evaluation:
         origin=attributes.get("origin", ""),
         confirms=attributes.get("confirms"),
         seed=attributes.get("seed"),
+        immigrants=attributes.get("immigrants", {}),
     )
 
 

@@ -54,8 +54,10 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     assert all(len(island["top"]) == 2 for island in summary["islands"])
     assert 0.3 < summary["worker_busy_fraction"] <= 1
     assert f"{summary['best']['loss']:.4g}" in job.stdout.split("All islands")[1]
+    assert job.stdout.splitlines()[-1] == f"The report is {run_dir.relative_to(tmp_path)}/report.html"
+    assert f"<title>{run_dir.name}: loss {best:.4g}</title>" in (run_dir / "report.html").read_text()
     run = json.loads((run_dir / "run.json").read_text())
-    assert (run["budget"], run["seed"], run["settings"]["epochs"], run["hosts"]) == (13, 3, 2, 1)
+    assert (run["budget"], run["seed"], run["settings"]["epochs"], len(run["hosts"])) == (13, 3, 2, 1)
     assert run["space"]["conv_layers"] == "Int(low=1, high=6)"
 
     top = [sys.executable, "-c", "from hpo.cli import main; main()", "top", str(run_dir), "-n", "1"]

@@ -41,7 +41,9 @@ def start(
     before = previous(options, search)
     with ExitStack() as held:
         place = enter(options, search, held)
-        return begin(place, options, Layout(4, 2, 2), search, search.settings(options.assignments(before)), before, 1)
+        return begin(
+            place, options, Layout(4, 2, 2), search, search.settings(options.assignments(before)), before, ["host"]
+        )
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])

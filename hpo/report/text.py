@@ -16,6 +16,11 @@ def value(value: Any) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
+def counted(count: int, noun: str) -> str:
+    """Write a number of things."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def named(values: Mapping[str, Any]) -> str:
     """Write named values in one line."""
     return "  ".join(f"{name}={value(item)}" for name, item in values.items())

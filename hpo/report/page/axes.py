@@ -1,0 +1,84 @@
+"""Axes of figures: linear, logarithmic, and those of categories."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hpo.report.text import number, short, value
+
+_WIDEST = 20.0  # the highest over the lowest: where losses are further apart, their axis is logarithmic
+_MOST_WHOLE_TICKS = 6
+
+
+def is_log(distribution: Any) -> bool:
+    """Tell whether a hyperparameter is searched on a logarithmic scale."""
+    return bool(getattr(distribution, "log", False))
+
+
+def is_wide(losses: Sequence[float]) -> bool:
+    """Tell whether losses are too far apart for a linear axis, and can be on a logarithmic one."""
+    lowest, highest = min(losses, default=0.0), max(losses, default=0.0)
+    return lowest > 0 and highest / lowest > _WIDEST
+
+
+def axis(title: str, values: Sequence[float] = (), *, log: bool = False, whole: bool = False) -> dict[str, Any]:
+    """Make an axis of plotly's; logarithmic ones and those of whole numbers need the values that will be on it."""
+    made: dict[str, Any] = {"title": {"text": plain(title)}, "zeroline": False}
+    if log and values:
+        ticks = _log_ticks(min(values), max(values))
+        made |= {"type": "log", "tickvals": ticks, "ticktext": [number(tick) for tick in ticks]}
+    if whole:
+        steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
+        made["dtick"] = next(step for step in steps if max(values) <= 10 * step)
+    return made
+
+
+def loss_axis(losses: Sequence[float]) -> dict[str, Any]:
+    """Make an axis for losses."""
+    return axis("loss", losses, log=is_wide(losses))
+
+
+def upright(values: Sequence[Any], distribution: Any, log: bool) -> tuple[list[float], list[tuple[float, str]]]:
+    """Give the heights of values, from 0 to 1, on an upright axis of their own, and its ticks: heights and texts."""
+    choices = getattr(distribution, "choices", None)
+    if choices is not None:
+        span = max(1, len(choices) - 1)
+        heights = {choice: place / span for place, choice in enumerate(choices)}
+        return [heights[item] for item in values], [(heights[choice], value(choice)) for choice in choices]
+    low, high = min(values), max(values)
+    if log:
+        ticks = [low, *_log_ticks(low, high, margin=0.06), high]
+    elif isinstance(low, int) and high - low < _MOST_WHOLE_TICKS:
+        ticks = list(range(low, high + 1))
+    else:
+        ticks = [low, (low + high) / 2, high]
+
+    def height(item: float) -> float:
+        if low == high:
+            return 0.5
+        share = math.log(item / low) / math.log(high / low) if log else (item - low) / (high - low)
+        return round(share, 4)
+
+    return [height(item) for item in values], [(height(tick), value(tick)) for tick in dict.fromkeys(ticks)]
+
+
+def _log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
+    """Give round numbers between two others: powers of ten, with twos and fives where there are few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if len(powers) < 5 else (1,)
+    factor = (high / low) ** margin
+    between = [step * 10.0**power for power in powers for step in steps]
+    return [tick for tick in between if low * factor <= tick <= high / factor]
+
+
+def plain(text: str) -> str:
+    """Write a text so that plotly, which takes < and & for markup, shows it as it is, if it is not too long."""
+    return short(text, 80).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def short_number(item: float) -> float:
+    """Keep six significant digits: more cannot be seen, and take half of the file."""
+    return float(f"{item:.6g}")

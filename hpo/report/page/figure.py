@@ -1,0 +1,99 @@
+"""What all figures are made of, as plotly.js takes them.
+
+A text that begins with -- is the name of a colour in page.css.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpo.report.page.axes import plain, short_number
+from hpo.report.text import number, value
+from hpo.trials import Evaluation
+
+Trace = dict[str, Any]
+
+# The states in which evaluations are drawn, with their colours and symbols.
+STATES = (
+    ("complete", "--muted", "circle"),
+    ("pruned", "--island-1", "triangle-down"),
+    ("failed", "--bad", "x"),
+    ("interrupted", "--island-3", "line-ns-open"),
+    ("running", "--island-2", "triangle-right"),
+)
+
+_ISLAND_COLOURS = 8
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon", "star", "hexagram")
+_MOST_POINTS = 2000  # what a browser draws at once as SVG without being slow
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure by its `name` in the page: plotly's traces and layout, what it is called, and how to read it."""
+
+    name: str
+    title: str
+    about: str
+    data: list[Trace]
+    layout: dict[str, Any] = field(default_factory=dict)
+    height: int = 380
+    least_width: int = 0
+
+
+def drawn(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Choose the evaluations that are drawn: all, or of very many the better half and some of the others, evenly."""
+    if len(evaluations) <= _MOST_POINTS:
+        return list(evaluations)
+    ordered = sorted(evaluations, key=lambda evaluation: evaluation.loss)
+    best = [evaluation for evaluation in ordered[: _MOST_POINTS // 2] if math.isfinite(evaluation.loss)]
+    others = ordered[len(best) :]
+    step = math.ceil(len(others) / (_MOST_POINTS // 2))
+    return sorted([*best, *others[::step]], key=lambda evaluation: evaluation.trial)
+
+
+def points(x: Sequence[Any], evaluations: Sequence[Evaluation], name: str) -> Trace:
+    """Draw a point for each evaluation at its loss, which says what the evaluation was."""
+    return {
+        "x": list(x),
+        "y": shortened(one.loss for one in evaluations),
+        "text": [label(one) for one in evaluations],
+        "hovertemplate": "%{text}<extra></extra>",
+        "name": name,
+        "mode": "markers",
+    }
+
+
+def label(evaluation: Evaluation) -> str:
+    """Say in one line per fact what an evaluation was."""
+    loss = f"loss {number(evaluation.loss)}" if math.isfinite(evaluation.loss) else evaluation.state
+    params = [f"{name} = {value(item)}" for name, item in evaluation.params.items()]
+    facts = [f"trial {evaluation.trial}: {loss}", *params, f"island {evaluation.island}, worker {evaluation.worker}"]
+    return "<br>".join(plain(fact) for fact in facts)
+
+
+def island_colour(island: int) -> str:
+    """Give an island's colour."""
+    return f"--island-{island % _ISLAND_COLOURS}"
+
+
+def island_symbol(island: int) -> str:
+    """Give an island's symbol, which tells it from others of its colour."""
+    return _SYMBOLS[island // _ISLAND_COLOURS % len(_SYMBOLS)]
+
+
+def joined(lines: Iterable[tuple[list[Any], list[Any]]]) -> tuple[list[Any], list[Any]]:
+    """Make one trace of many lines, with gaps between them: thousands of traces would take a browser minutes."""
+    x: list[Any] = []
+    y: list[Any] = []
+    for xs, ys in lines:
+        x += [*xs, None]
+        y += [*ys, None]
+    return x, y
+
+
+def shortened(values: Iterable[Any]) -> list[Any]:
+    """Keep of each float what can be seen."""
+    return [short_number(item) if isinstance(item, float) else item for item in values]

@@ -1,0 +1,99 @@
+"""Figures of hyperparameters: all of them at once, and the loss over each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpo.report.page.axes import axis, is_log, is_wide, loss_axis, plain, upright
+from hpo.report.page.figure import Figure, drawn, joined, points, shortened
+from hpo.report.text import value
+from hpo.trials import Evaluation, rank
+
+
+def parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]) -> Figure | None:
+    """Draw each complete evaluation as a line over its hyperparameters; None where there are too few of either.
+
+    Plotly's own parallel coordinates need WebGL, which many remote desktops do not have, and show no categories.
+    """
+    shown = rank(drawn(evaluations), len(evaluations))
+    if len(shown) < 2 or len(distributions) < 2:
+        return None
+    losses = [one.loss for one in shown]
+    axes = [
+        upright(losses, None, log=is_wide(losses)),
+        *(
+            upright([one.params[name] for one in shown], distribution, log=is_log(distribution))
+            for name, distribution in distributions.items()
+        ),
+    ]
+    lines = list(zip(*(heights for heights, _ in axes), strict=True))
+    places = list(range(len(axes)))
+    traces = []
+    for name, first, last, colour, width in _bands(len(shown)):
+        x, y = joined((places, list(line)) for line in lines[first:last])
+        line = {"color": colour, "width": width}
+        traces.append({"x": x, "y": y, "name": name, "mode": "lines", "line": line, "hoverinfo": "skip"})
+    labels = {"showarrow": False, "xanchor": "left", "xshift": 4, "bgcolor": "--veil", "borderpad": 1}
+    layout = {
+        "xaxis": {
+            "tickvals": places,
+            "ticktext": ["loss", *map(plain, distributions)],
+            "side": "top",
+            "range": [-0.1, len(axes) - 0.6],
+        },
+        "yaxis": {"visible": False, "range": [-0.03, 1.03]},
+        "annotations": [
+            {**labels, "x": place, "y": height, "text": plain(text), "font": {"size": 11}}
+            for place, (_, ticks) in enumerate(axes)
+            for height, text in ticks
+        ],
+        "margin": {"l": 10, "r": 10, "t": 40, "b": 40},
+        "legend": {"orientation": "h", "y": 0, "yanchor": "top", "traceorder": "reversed"},
+    }
+    about = "Each line is a complete evaluation. A click on the legend hides its lines."
+    return Figure("parallel", "Parallel coordinates", about, traces[::-1], layout, 420, 90 * len(axes))
+
+
+def _bands(count: int) -> list[tuple[str, int, int, str, float]]:
+    """Divide places into bands: a name, the first place and the one behind the last, a colour and a width."""
+    best, better = min(50, max(1, count // 10)), min(300, max(2, count // 2))
+    bands = [
+        (f"the best {best}", 0, best, "--accent", 2.0),
+        (f"the next {better - best}", best, better, "--accent-soft", 1.0),
+        ("others", better, count, "--faint", 1.0),
+    ]
+    return [band for band in bands if band[1] < band[2]]
+
+
+def slices(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], order: Sequence[str]) -> list[Figure]:
+    """Draw the loss over each hyperparameter, in the order given, the later the stronger its colour."""
+    shown = drawn([one for one in evaluations if one.finished and math.isfinite(one.loss)])
+    if not shown:
+        return []
+    yaxis = loss_axis([one.loss for one in shown])
+    figures = []
+    for count, name in enumerate(order):
+        values = [one.params[name] for one in shown]
+        choices = getattr(distributions[name], "choices", None)
+        trace = points(_spread(values, choices) if choices else shortened(values), shown, name)
+        trace["marker"] = {
+            "color": [one.trial for one in shown],
+            "colorscale": [[0, "--faint"], [1, "--accent"]],
+            "size": 6,
+            "symbol": ["circle" if one.state == "complete" else "circle-open" for one in shown],
+        }
+        xaxis = axis(name, values, log=is_log(distributions[name]))
+        if choices:
+            xaxis |= {"tickvals": list(range(len(choices))), "ticktext": [plain(value(item)) for item in choices]}
+        layout = {"xaxis": xaxis, "yaxis": yaxis, "showlegend": False}
+        figures.append(Figure(f"slice-{count}", name, "", [trace], layout, height=280))
+    return figures
+
+
+def _spread(values: Sequence[Any], choices: Sequence[Any]) -> list[float]:
+    """Give the points of each category places around its number, so that they do not hide each other."""
+    golden = (math.sqrt(5) - 1) / 2  # steps of it fill an interval evenly
+    places = {choice: place for place, choice in enumerate(choices)}
+    return [round(places[item] + (count * golden % 1 - 0.5) * 0.5, 3) for count, item in enumerate(values)]

@@ -1,0 +1,110 @@
+"use strict";
+(() => {
+  const drawn = new Set();
+  let figures = {};
+
+  const inflate = (id) => {
+    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+  };
+
+  // Colours stand in the style sheet alone: a text that begins with -- is the name of one.
+  const coloured = (item, style) => {
+    if (typeof item === "string") return item.startsWith("--") ? style.getPropertyValue(item).trim() : item;
+    if (Array.isArray(item)) {
+      return item.some((one) => typeof one === "string" || typeof one === "object") ? item.map((one) => coloured(one, style)) : item;
+    }
+    if (item === null || typeof item !== "object") return item;
+    return Object.fromEntries(Object.entries(item).map(([name, value]) =>
+      [name, ["text", "ticktext", "name"].includes(name) ? value : coloured(value, style)]));
+  };
+
+  const draw = (div) => {
+    const style = getComputedStyle(document.documentElement);
+    const figure = figures[div.id];
+    const line = {gridcolor: style.getPropertyValue("--grid"), linecolor: style.getPropertyValue("--grid"), automargin: true};
+    const layout = coloured(figure.layout, style);
+    drawn.add(div);
+    return Plotly.react(div, coloured(figure.data, style), {
+      margin: {l: 55, r: 10, t: 10, b: 45},
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: {family: getComputedStyle(document.body).fontFamily, size: 13, color: style.getPropertyValue("--text")},
+      hovermode: "closest",
+      hoverlabel: {align: "left", bgcolor: style.getPropertyValue("--card"), font: {color: style.getPropertyValue("--text")}},
+      legend: {orientation: "h", y: 1, yanchor: "bottom", x: 0},
+      ...layout,
+      xaxis: {...line, ...layout.xaxis},
+      yaxis: {...line, ...layout.yaxis},
+    }, {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]});
+  };
+
+  // A figure is drawn when it is about to be seen: a long report opens as fast as a short one.
+  const watch = () => {
+    const seen = new IntersectionObserver((entries) => {
+      for (const {isIntersecting, target} of entries) {
+        if (!isIntersecting) continue;
+        seen.unobserve(target);
+        draw(target);
+      }
+    }, {rootMargin: "400px"});
+    for (const div of document.querySelectorAll(".plot")) seen.observe(div);
+  };
+
+  const key = (cell) => {
+    const text = cell.dataset.value ?? cell.textContent.trim();
+    return text === "" ? null : Number.isNaN(Number(text)) ? text : Number(text);
+  };
+
+  const compare = (a, b) => {
+    if (a === null || b === null) return (a === null) - (b === null);  // what is missing comes last, whichever way
+    return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
+  };
+
+  const sort = (table, head) => {
+    const descending = head.ariaSort === "ascending";
+    for (const other of table.tHead.rows[0].cells) other.ariaSort = null;
+    head.ariaSort = descending ? "descending" : "ascending";
+    const rows = [...table.tBodies[0].rows].map((row) => [key(row.cells[head.cellIndex]), row]);
+    const sign = descending ? -1 : 1;
+    rows.sort(([a], [b]) => a === null || b === null ? compare(a, b) : sign * compare(a, b));
+    table.tBodies[0].append(...rows.map(([, row]) => row));
+  };
+
+  for (const table of document.querySelectorAll(".sortable")) {
+    for (const head of table.tHead.rows[0].cells) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      button.addEventListener("click", () => sort(table, head));
+      head.append(button);
+    }
+  }
+
+  for (const button of document.querySelectorAll(".copy")) {
+    button.addEventListener("click", async () => {
+      const area = document.createElement("textarea");  // navigator.clipboard is closed to files
+      area.value = button.dataset.copy;
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+      button.textContent = "Copied";
+    });
+  }
+
+  const again = () => { for (const div of drawn) draw(div); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  matchMedia("print").addEventListener("change", again);
+  addEventListener("beforeprint", () => { for (const div of document.querySelectorAll(".plot")) draw(div); });
+
+  (async () => {
+    const [script, texts] = await Promise.all([inflate("plotly"), inflate("figures")]);
+    figures = JSON.parse(texts);
+    const element = document.createElement("script");
+    element.textContent = script;
+    document.head.append(element);
+    watch();
+    document.documentElement.dataset.ready = "";
+  })();
+})();

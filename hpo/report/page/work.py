@@ -1,0 +1,89 @@
+"""Figures of the work: what each worker did when, and what islands sent each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from hpo.report.page.axes import axis
+from hpo.report.page.figure import STATES, Figure, Trace, island_colour, joined, label
+from hpo.trials import Evaluation
+
+
+def timeline(evaluations: Sequence[Evaluation], workers: int, now: float) -> Figure | None:
+    """Draw what each worker did when; a gap is a worker without work."""
+    own = [one for one in evaluations if not one.origin and math.isfinite(one.started)]
+    if not own:
+        return None
+    zone = _zone(own[0].started)
+    traces: list[Trace] = []
+    for state, colour, _ in STATES:
+        group = [one for one in own if one.state == state]
+        if not group:
+            continue
+        spans = [(one.started + zone, _end(one, now) + zone) for one in group]
+        x, y = joined(([1000 * a, 1000 * b], [one.worker] * 2) for one, (a, b) in zip(group, spans, strict=True))
+        x = [None if item is None else round(item) for item in x]
+        texts = [text for one in group for text in [label(one)] * 2 + [None]]
+        line = {"color": "--good" if state == "complete" else colour, "width": 11}
+        traces.append({"x": x, "y": y, "text": texts, "name": state, "mode": "lines", "line": line})
+        traces[-1]["hovertemplate"] = "%{text}<extra></extra>"
+    lanes = max(workers, 1 + max(one.worker for one in own))
+    layout = {
+        "xaxis": {"type": "date", "rangebreaks": _pauses(own, now, zone)},
+        "yaxis": {
+            "title": {"text": "worker"},
+            "range": [lanes - 0.4, -0.6],
+            "dtick": max(1, lanes // 32),
+            "zeroline": False,
+            "showgrid": False,
+        },
+        "hovermode": "closest",
+    }
+    about = "A bar is an evaluation; a gap is a worker that waits. Pauses between sessions are left out."
+    return Figure("timeline", "Timeline", about, traces, layout, height=110 + 18 * min(lanes, 64))
+
+
+def _zone(at: float) -> float:
+    """Give the seconds that local time was ahead of UTC: plotly shows dates as they are given."""
+    offset = datetime.fromtimestamp(at).astimezone().utcoffset()
+    return offset.total_seconds() if offset else 0.0
+
+
+def _end(evaluation: Evaluation, now: float) -> float:
+    """Give when an evaluation ended; one that died with its job is known to have begun, and no more."""
+    if evaluation.state == "running":
+        return now
+    return evaluation.started if evaluation.state == "interrupted" else evaluation.ended
+
+
+def _pauses(evaluations: Sequence[Evaluation], now: float, zone: float) -> list[dict[str, Any]]:
+    """Find the times in which no worker did anything, if they are longer than an idle worker explains."""
+    spans = sorted((one.started, _end(one, now)) for one in evaluations)
+    total = max(end for _, end in spans) - spans[0][0]
+    found, reached = [], spans[0][1]
+    for start, end in spans:
+        if start - reached > max(60.0, total / 50):
+            found.append({"bounds": [round(1000 * (at + zone)) for at in (reached + 1, start - 1)]})
+        reached = max(reached, end)
+    return found
+
+
+def immigrants(evaluations: Sequence[Evaluation]) -> Figure | None:
+    """Draw how many individuals of other islands lived on each island; None where there never were any."""
+    began = [one for one in evaluations if not one.origin and one.propagator and math.isfinite(one.started)]
+    if not any(one.immigrants for one in began):
+        return None
+    traces: list[Trace] = []
+    for island in sorted({one.island for one in began}):
+        group = [one for one in began if one.island == island]
+        line = {"color": island_colour(island), "shape": "hv", "width": 2}
+        counts = [sum(one.immigrants.values()) for one in group]
+        trials = [one.trial for one in group]
+        traces.append({"x": trials, "y": counts, "name": f"island {island}", "mode": "lines", "line": line})
+    highest = [max(trace["y"]) for trace in traces]
+    layout = {"xaxis": axis("trial"), "yaxis": {**axis("immigrants", highest, whole=True), "rangemode": "tozero"}}
+    about = "How many individuals that other islands bred lived on an island when it began an evaluation."
+    return Figure("immigrants", "Exchange between islands", about, traces, layout, height=300)

@@ -1,0 +1,173 @@
+"""The report of a run: one HTML file that opens anywhere, with no network and no server."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from hpo.errors import UsageError
+from hpo.layout import Layout
+from hpo.reader import RunReader
+from hpo.report.page import hyperparameters, losses, work
+from hpo.report.page.figure import Figure
+from hpo.report.text import duration, number, value
+from hpo.run_dir import write_text
+from hpo.summary import reason_of, summarize
+from hpo.trials import Evaluation, rank
+
+_LEAST_FOR_IMPORTANCES = 20
+_MOST_FAILURES = 50
+_FOLDER = Path(__file__).parent
+
+
+def write_report(run: RunReader, path: Path, top_n: int = 10) -> None:
+    """Write the report of a run as it stands; RunError where the file cannot be written."""
+    write_text(path, render(run, top_n, time.time()))
+
+
+def render(run: RunReader, top_n: int, now: float) -> str:
+    """Give the report of a run as HTML; `now`, in seconds since the epoch, is where what still runs is drawn to."""
+    evaluations, confirmations = run.evaluations(), run.confirmations()
+    summary = summarize(evaluations, run.about["budget"], top_n, confirmations)
+    trials = run.study.get_trials(deepcopy=False)
+    distributions = next((trial.distributions for trial in trials if trial.distributions), {})
+    importances = _importances(run, evaluations)
+    order = list(importances) or list(distributions)
+    layout, best = _layout(run), _winner(evaluations, summary)
+    drawn = {
+        "best": losses.best_and_runner_up(evaluations),
+        "history": losses.history(evaluations),
+        "parallel": hyperparameters.parallel_coordinates(evaluations, distributions),
+        "curves": losses.learning_curves(evaluations),
+        "timeline": work.timeline([*evaluations, *confirmations], layout.workers, now),
+        "immigrants": work.immigrants(evaluations),
+    }
+    slices = hyperparameters.slices(evaluations, distributions, order)
+    template = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    template.filters |= {"number": number, "value": value, "duration": duration, "day": _day}
+    return template.get_template("page.html").render(
+        about=_about(run),
+        space=run.about["space"],
+        name=run.run_dir.study_name,
+        made=now,
+        summary=summary,
+        best=best,
+        best_json=json.dumps(best.params) if best else "",
+        confirmed=_confirmed(summary),
+        runner_up=next(iter(rank(evaluations, 2)[1:]), None),
+        first=min((one.started for one in evaluations if not one.origin and one.started > 0), default=now),
+        importances=importances,
+        islands=_islands(evaluations),
+        failures=_failures([*evaluations, *confirmations]),
+        figures=drawn,
+        slices=slices,
+        count=len(evaluations),
+        figures_json=_packed(json.dumps(_by_name([*drawn.values(), *slices]), allow_nan=False)),
+        plotly=_packed(_plotly()),
+    )
+
+
+def _layout(run: RunReader) -> Layout:
+    try:
+        return Layout(**run.about["layout"])
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{run.run_dir.run_json} is not as a run has written it: 'layout': {error}") from error
+
+
+def _about(run: RunReader) -> list[tuple[str, str]]:
+    """Say what was run, in the last session, as pairs of names and texts."""
+    about = run.about
+    return [
+        ("command", about.get("command", "")),
+        ("search space", about.get("search_space", "")),
+        ("started", about.get("started", "")),
+        ("layout", f"{_layout(run)}"),
+        ("hosts", ", ".join(map(str, about.get("hosts", [])))),
+        ("budget", f"{about['budget']} evaluations"),
+        ("seed", str(about["seed"])),
+        ("propagators", ", ".join(about["propagators"])),
+        ("pruner", about["pruner"]),
+        ("settings", ", ".join(f"{name} = {value}" for name, value in about["settings"].items())),
+        ("study", f"{about['study']} in {about['storage']}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())),
+    ]
+
+
+def _confirmed(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Give the entry of the individual that is the best by the mean over other seeds, if there is one."""
+    first: dict[str, Any] | None = next(iter(summary["confirmed"]), None)
+    return first if first and first["mean"] is not None else None
+
+
+def _winner(evaluations: Sequence[Evaluation], summary: Mapping[str, Any]) -> Evaluation | None:
+    """Give the evaluation that the run recommends: confirmed to be the best where that was asked for."""
+    confirmed = _confirmed(summary)
+    return evaluations[confirmed["trial"]] if confirmed else next(iter(rank(evaluations, 1)), None)
+
+
+def _by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:
+    return {figure.name: {"data": figure.data, "layout": figure.layout} for figure in drawn if figure}
+
+
+def _importances(run: RunReader, evaluations: Sequence[Evaluation]) -> dict[str, float]:
+    """Give how much of the differences between losses each hyperparameter explains; empty where too little is known."""
+    complete = [one for one in evaluations if one.state == "complete"]
+    if len(complete) < _LEAST_FOR_IMPORTANCES or len({one.loss for one in complete}) < 2:
+        return {}
+    from optuna.importance import get_param_importances  # takes 0.5 s
+
+    return get_param_importances(run.study)
+
+
+def _islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Give what each island evaluated, its best, and the immigrants on it at its last evaluation."""
+    found = []
+    for island in sorted({one.island for one in evaluations if one.counts}):
+        own = [one for one in evaluations if one.island == island and one.counts]
+        best = next(iter(rank(own, 1)), None)
+        last = max(own, key=lambda one: one.started)
+        found.append({"island": island, "evaluations": len(own), "best": best, "immigrants": last.immigrants})
+    return found
+
+
+def _failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Group failures by their reasons, the most frequent first, with the traceback of the last one of each."""
+    groups: dict[str, list[Evaluation]] = {}
+    for one in evaluations:
+        if one.state == "failed":
+            groups.setdefault(reason_of(one), []).append(one)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))[:_MOST_FAILURES]
+    return [{"reason": reason, "count": len(group), "last": group[-1]} for reason, group in ordered]
+
+
+def _day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def _packed(text: str | bytes) -> str:
+    """Compress a text, which the page unpacks: plotly.js takes 2 MB like this, and 4.8 MB otherwise."""
+    content = text.encode() if isinstance(text, str) else text
+    return base64.b64encode(zlib.compress(content, 6)).decode()
+
+
+def _plotly() -> bytes:
+    """Read the script that draws; plotly itself, which takes 0.4 s to import, is not needed."""
+    package = importlib.util.find_spec("plotly")
+    if package is None or package.origin is None:
+        raise UsageError("the report needs the package plotly: pip install plotly")
+    return (Path(package.origin).parent / "package_data" / "plotly.min.js").read_bytes()
