@@ -45,6 +45,24 @@ def top(
 
 
 @app.command()
+def best(
+    run_dir: RunDirectory,
+    python: Annotated[bool, typer.Option("--python", help="Print a Python dict instead of JSON.")] = False,
+    storage: Storage = None,
+) -> None:
+    """Print the hyperparameters of the best individual, as JSON; and on stderr, how good it is."""
+    from hpo.reader import RunReader
+    from hpo.report.tables import print_winner
+
+    run = RunReader(run_dir, storage)
+    winner = run.winner()
+    if winner is None:
+        raise UsageError(f"{run_dir}: no evaluation has succeeded")
+    print(repr(winner.params) if python else json.dumps(winner.params, indent=2))
+    print_winner(run, winner)
+
+
+@app.command()
 def report(
     run_dir: RunDirectory,
     n: Annotated[int, typer.Option("-n", metavar="N", parser=whole, help="Individuals in the table of the best.")] = 10,

@@ -8,7 +8,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,10 @@ from hpo.worker import Worker
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
+    from torch import Tensor
 
     from hpo.record import Assignment, Record
+    from hpo.weights import WeightsKeeper
 
 # What gloo says where a peer has ended the connection, or has died.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -56,12 +58,14 @@ class _Outcome:
     verdict: Verdict
     loss: float = math.inf
     metrics: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, Tensor] | None = None
 
 
 class Evaluator:
     """Evaluates individuals on one worker; made and called by all of the worker's ranks at the same time.
 
-    `record` is needed on the leader alone; `budget` is the number of evaluations in the whole run.
+    `record` and, where the weights of the best are to be kept, `keeper` are needed on the leader alone; `budget` is the
+    number of evaluations in the whole run.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Evaluator:
         budget: int,
         limits: Limits,
         pruner: BasePruner | None = None,
+        keeper: WeightsKeeper | None = None,
     ) -> None:
         self._search = search
         self._settings = settings
@@ -83,6 +88,7 @@ class Evaluator:
         self._budget = budget
         self._limits = limits
         self._pruner = pruner
+        self._keeper = keeper
         self._distributions = search.space.distributions() if record else {}
         self._seed = worker.seed
         watch.join(worker.own_comm)
@@ -146,6 +152,8 @@ class Evaluator:
                 self._record.report(assignment, reported, verdict.loss)
             if verdict.loss < outcome.loss:
                 outcome.loss, outcome.metrics = verdict.loss, verdict.metrics
+                outcome.weights = self._keeper.copy(self._worker.offered, verdict.loss) if self._keeper else None
+            self._worker.offered = None
             if verdict.state == "going" and self._is_hopeless(assignment):
                 outcome.verdict = Verdict("pruned")
         if outcome.verdict.state in ("failed", "stopped"):
@@ -195,6 +203,7 @@ class Evaluator:
     def _steps(self, params: dict[str, Any]) -> Steps:
         """Yield each validation loss of the objective, with its metrics."""
         self._worker.seed_everything()
+        self._worker.offered = None
         result = self._search.call(self._search.objective, params, self._worker, settings=self._settings)
         if not inspect.isgenerator(result):
             yield _checked(result)
@@ -256,7 +265,8 @@ class Evaluator:
         if verdict.state == "stopped":
             record.interrupt(assignment)
         elif verdict.state == "complete":
-            record.complete(assignment, outcome.loss, seconds, outcome.metrics)
+            with self._keeper.kept(assignment, outcome.weights) if self._keeper else nullcontext():
+                record.complete(assignment, outcome.loss, seconds, outcome.metrics)
             if outcome.loss <= self._limits.target_loss:
                 self._watch.stop(target_reached(self._limits.target_loss))
         elif verdict.state == "pruned":

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.confirmation import plan_of
+from hpo.confirmation import compare, plan_of
 from hpo.run_dir import RunDir
 from hpo.study import confirmations_of, existing_study
 from hpo.summary import summarize
 from hpo.trials import Evaluation
+from hpo.winner import winner_of
 
 if TYPE_CHECKING:
     import optuna
@@ -41,6 +42,10 @@ class RunReader:
         plan = plan_of(self.about["confirm"], self.about["seed"], self.about["settings"])
         record = confirmations_of(self.run_dir, self._located, self.about["study"]) if plan.count else None
         return plan.of(record.evaluations()) if record else []
+
+    def winner(self) -> Evaluation | None:
+        """Give the evaluation that the run recommends; None while nothing has succeeded."""
+        return winner_of(self.evaluations(), compare(self.confirmations()))
 
     def summary(self, top_n: int) -> dict[str, Any]:
         """Summarise the run as it stands: summary.json without the times."""

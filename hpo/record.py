@@ -6,6 +6,7 @@ only, no MPI, no torch. Several processes may hold records of one study at the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -215,6 +216,16 @@ class Record:
         if any(evaluation.counts and evaluation.state != "failed" for evaluation in evaluations):
             return 0
         return sum(e.state == "failed" and e.trial not in self._finished_before for e in evaluations)
+
+    def best(self) -> tuple[float, int]:
+        """Give the lowest loss of the complete evaluations, and the trial that has it; infinity and -1 without any."""
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.COMPLETE,))
+        own = ((trial.values[0], trial.number) for trial in trials if "origin" not in trial.user_attrs)
+        return min(own, default=(math.inf, -1))
+
+    def number(self, assignment: Assignment) -> int:
+        """Give the number of a trial in its study."""
+        return self._storage.get_trial(assignment.trial_id).number
 
     def evaluations(self) -> list[Evaluation]:
         """Give all evaluations in the order in which they were started."""

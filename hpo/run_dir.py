@@ -28,6 +28,8 @@ class RunDir:
         self.claims = path / "claims"
         self.run_json = path / "run.json"
         self.summary_json = path / "summary.json"
+        self.weights = path / "best.safetensors"
+        self.test_json = path / "test.json"
         self.report_html = path / "report.html"
         self.lock = path / "lock"
 
@@ -116,9 +118,11 @@ class RunDir:
         return storage if "://" in storage else str(self.path.absolute() / storage)
 
     def clear_locks(self) -> None:
-        """Remove the locks that a killed run may have left, which would be waited for until they are stale."""
-        for path in (self.journal, self.claims):
+        """Remove what a killed run may have left: locks, which would be waited for until they are stale, and drafts."""
+        for path in (self.journal, self.claims, self.weights):
             path.with_name(path.name + ".lock").unlink(missing_ok=True)
+        for draft in self.path.glob(f".{self.weights.name}.*"):
+            draft.unlink(missing_ok=True)
 
     def read(self) -> dict[str, Any]:
         """Read run.json; raises UsageError where it is missing or is not what a run has written."""

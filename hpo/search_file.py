@@ -25,13 +25,14 @@ _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 
 @dataclass(frozen=True)
 class SearchFile:
-    """What a search space file holds: its space, its objective, and, where it has them, Settings and `prepare`."""
+    """What a search space file holds: a space, an objective, and, where it has them, Settings, `prepare` and `test`."""
 
     path: Path
     space: SearchSpace
     objective: Callable[..., Any]
     settings_type: type | None
     prepare: Callable[..., Any] | None
+    test: Callable[..., Any] | None = None
 
     def settings(self, assignments: Sequence[str]) -> Any:
         """Make the file's Settings from NAME=VALUE texts; None for a file without Settings."""
@@ -100,19 +101,22 @@ def load_search_file(path: Path) -> SearchFile:
         raise UsageError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; {_EXAMPLE}")
     module = _import(path)
     space, objective = getattr(module, "space", None), getattr(module, "objective", None)
-    settings_type, prepare = getattr(module, "Settings", None), getattr(module, "prepare", None)
+    settings_type, prepare, test = (getattr(module, name, None) for name in ("Settings", "prepare", "test"))
     if not isinstance(space, SearchSpace):
         raise UsageError(f"{path}: {_missing('space', space, 'a SearchSpace')}; {_EXAMPLE}")
     if not callable(objective):
         raise UsageError(f"{path}: {_missing('objective', objective, 'a function')}; {_EXAMPLE}")
     if settings_type is not None and not (inspect.isclass(settings_type) and dataclasses.is_dataclass(settings_type)):
         raise UsageError(f"{path}: Settings must be a dataclass, not {settings_type!r}")
-    if prepare is not None and not callable(prepare):
-        raise UsageError(f"{path}: prepare must be a function, not {prepare!r}")
-    search = SearchFile(path, space, objective, settings_type, prepare)
+    for name, function in (("prepare", prepare), ("test", test)):
+        if function is not None and not callable(function):
+            raise UsageError(f"{path}: {name} must be a function, not {function!r}")
+    search = SearchFile(path, space, objective, settings_type, prepare, test)
     search.check_call("objective", objective, "params", "worker")
     if prepare is not None:
         search.check_call("prepare", prepare)
+    if test is not None:
+        search.check_call("test", test, "params", "weights")
     return search
 
 

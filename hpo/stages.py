@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.agreement import on_first
 from hpo.communicator import SleepingComm
+from hpo.confirmation import compare
 from hpo.errors import Exit, Stop
 from hpo.evaluation import Evaluator, Limits, target_reached
-from hpo.failure import message
+from hpo.failure import message, where
 from hpo.islands import run_islands
 from hpo.layout import Layout
 from hpo.options import Options
@@ -23,7 +24,7 @@ from hpo.pruning import make_pruner
 from hpo.reader import RunReader
 from hpo.record import Record
 from hpo.report.progress import Progress
-from hpo.report.text import counted
+from hpo.report.text import counted, number
 from hpo.run_dir import write_json
 from hpo.search_file import SearchFile
 from hpo.session import Session
@@ -31,6 +32,8 @@ from hpo.storage import without_password
 from hpo.summary import busy_fraction, spent, summarize
 from hpo.trials import Evaluation, rank
 from hpo.watch import Watch
+from hpo.weights import WeightsKeeper
+from hpo.winner import examine, winner_of
 from hpo.worker import Worker
 
 if TYPE_CHECKING:
@@ -77,7 +80,7 @@ class Stages:
         with self._progress(session.open_record, session.budget):
             run_islands(
                 self._search.space,
-                self._evaluator(record, session.budget, self._limits, make_pruner(session.pruner)),
+                self._evaluator(record, session.budget, self._limits, make_pruner(session.pruner), keep=True),
                 self._layout,
                 self._world,
                 worker=self._worker.index,
@@ -110,6 +113,8 @@ class Stages:
         """Report what came out, and write it as a page that a browser shows; give the exit status."""
         status, run_dir = self.report(), self._session.run_dir
         self._watch.last_words = lambda: status  # they have been said
+        if not self._watch.stopping:
+            self._test_winner()
         try:
             from hpo.report.page.write import write_report
 
@@ -119,6 +124,20 @@ class Stages:
             reason = f"{type(error).__name__}: {message(error)}"
             print(f"warning: no report was written ({reason}): hpo report {run_dir.path} does it", file=sys.stderr)
         return status
+
+    def _test_winner(self) -> None:
+        """Test the network of the best individual, where the search space says how; once."""
+        run_dir = self._session.run_dir
+        winner = winner_of(self._session.open_record().evaluations(), compare(self._confirmations()))
+        try:
+            content = examine(run_dir, self._search, self._settings, winner) if winner else None
+        except Exception as error:
+            reason = f"{type(error).__name__}: {message(error)}, at {where(error, self._search.path)}"
+            print(f"warning: the best network could not be tested ({reason})", file=sys.stderr)
+            return
+        if content:
+            metrics = ", ".join(f"{name} {number(value)}" for name, value in content["metrics"].items())
+            print(f"On test data, which the search has not seen, the network of trial {content['trial']} has {metrics}")
 
     def report(self) -> int:
         """Print and write the summary as the record has it, and give the exit status that goes with it."""
@@ -149,9 +168,12 @@ class Stages:
         return Exit.BUDGET_SPENT if succeeded else Exit.NOTHING_SUCCEEDED
 
     def _evaluator(
-        self, record: Record | None, budget: int, limits: Limits, pruner: BasePruner | None = None
+        self, record: Record | None, budget: int, limits: Limits, pruner: BasePruner | None = None, keep: bool = False
     ) -> Evaluator:
-        return Evaluator(self._search, self._settings, self._worker, self._watch, record, budget, limits, pruner)
+        keeper = WeightsKeeper(self._session.run_dir.weights, record) if record and keep else None
+        return Evaluator(
+            self._search, self._settings, self._worker, self._watch, record, budget, limits, pruner, keeper
+        )
 
     def _progress(self, opened: Callable[[], Record], budget: int) -> AbstractContextManager[object]:
         """Follow a record from the first rank, in a thread that has one to itself."""

@@ -73,6 +73,7 @@ class Worker:
         self.index = index
         self.seed = seed
         self.data = data
+        self.offered: Mapping[str, torch.Tensor] | None = None
         self.device = _device(host.rank)
         self._on_one_host = MPI.Group.Intersection(comm.group, host.group).size == comm.size
         self._backend = _backend(comm, self.device)
@@ -153,6 +154,17 @@ class Worker:
         """Give objectives another communicator, after one has left what nobody receives; collective over the worker."""
         self.comm.Free()
         self.comm = self.own_comm.copy()
+
+    def offer(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Offer the weights that have the loss which an objective is about to yield, as its network's `state_dict()`.
+
+        Those of the run's best are kept in RUN_DIR/best.safetensors. Only the leader's are looked at; they are copied
+        there if the loss is the best of the run so far, and the network may train on after the yield.
+        """
+        for name, tensor in dict(weights).items():
+            if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"worker.offer takes a dict of tensors by their names, not {name!r}: {type(tensor)}")
+        self.offered = weights
 
     def seed_everything(self) -> None:
         """Seed torch, numpy and random alike on all ranks, so that an evaluation follows from its hyperparameters."""

@@ -1,11 +1,13 @@
 """A small convolutional network on scikit-learn's handwritten digits: needs no download and no GPU."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpo import Categorical, Float, Int, SearchSpace
-from hpo.training import Dataset, check_positive, fit_net, load_data
+from torch import Tensor
+
+from hpo import Categorical, Float, Int, Prediction, SearchSpace
+from hpo.training import Dataset, check_positive, fit_net, load_data, load_test, test_net
 from hpo.worker import Worker
 
 space = SearchSpace(
@@ -36,3 +38,10 @@ def prepare(_: Settings) -> Dataset:
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
     """Train one network on the worker's ranks; yield its validation loss and accuracy after each epoch."""
     return fit_net(params, worker, settings)
+
+
+def test(
+    params: dict[str, Any], weights: Mapping[str, Tensor], _: Settings
+) -> tuple[dict[str, float], list[Prediction]]:
+    """Judge the best network by test images, which the search has not seen: once, when it has ended."""
+    return test_net(params, weights, load_data("digits"), load_test("digits"))

@@ -1,11 +1,13 @@
 """The published problem: a convolutional network on MNIST, or on Fashion-MNIST, which is harder and as large."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpo import Categorical, Float, Int, SearchSpace
-from hpo.training import Dataset, check_positive, fit_net, load_data
+from torch import Tensor
+
+from hpo import Categorical, Float, Int, Prediction, SearchSpace
+from hpo.training import Dataset, check_positive, fit_net, load_data, load_test, test_net
 from hpo.worker import Worker
 
 space = SearchSpace(
@@ -51,3 +53,11 @@ def prepare(settings: Settings) -> Dataset:
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
     """Train one network on the worker's ranks; yield its validation loss and accuracy after each epoch."""
     return fit_net(params, worker, settings)
+
+
+def test(
+    params: dict[str, Any], weights: Mapping[str, Tensor], settings: Settings
+) -> tuple[dict[str, float], list[Prediction]]:
+    """Judge the best network by test images, which the search has not seen: once, when it has ended."""
+    data = prepare(settings)  # the mean and the deviation that the network was trained with
+    return test_net(params, weights, data, load_test(settings.dataset, settings.data_dir))

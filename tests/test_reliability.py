@@ -382,7 +382,7 @@ def test_files_have_the_permissions_that_people_ask_for(mpi: Mpi, tmp_path: Path
     finally:
         os.umask(before)
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "run").iterdir()}
-    assert modes == dict.fromkeys(("lock", "run.json", "study.log", "summary.json"), "0o640")
+    assert modes == dict.fromkeys(("lock", "report.html", "run.json", "study.log", "summary.json"), "0o640")
 
 
 def test_a_full_disk_ends_the_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:

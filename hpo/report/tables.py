@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hpo.report.text import duration, number, short, value
+from hpo.reader import RunReader
+from hpo.report.text import duration, named, number, short, value
+from hpo.trials import Evaluation
+from hpo.weights import trial_of_weights
+from hpo.winner import examined
 
 _MOST_REASONS = 10
 
@@ -41,6 +46,18 @@ def print_tables(summary: Mapping[str, Any]) -> None:
 def print_times(summary: Mapping[str, Any]) -> None:
     """Print the wall time and how busy the workers were."""
     print(f"{duration(summary['wall_seconds'])}, workers busy {summary['worker_busy_fraction']:.1%} of the time")
+
+
+def print_winner(run: RunReader, winner: Evaluation) -> None:
+    """Print on stderr how good the best individual is, and where its weights are."""
+    kept, test = trial_of_weights(run.run_dir.weights), examined(run.run_dir, winner)
+    lines = [f"trial {winner.trial}: {named({'loss': winner.loss, **winner.metrics})}"]
+    if test:
+        lines.append(f"on test data: {named(test['metrics'])}")
+    if kept is not None:
+        whose = "its weights" if kept == winner.trial else f"the weights of trial {kept}"
+        lines.append(f"{whose}: {run.run_dir.weights}")
+    print(*lines, sep="\n", file=sys.stderr)
 
 
 def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:

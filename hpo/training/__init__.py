@@ -2,7 +2,8 @@
 
 from hpo.training.data import Dataset, Split, load_data, load_test
 from hpo.training.fit import check_positive, fit
+from hpo.training.judge import judge, test_net
 from hpo.training.net import Net
 from hpo.training.reference import fit_net
 
-__all__ = ["Dataset", "Net", "Split", "check_positive", "fit", "fit_net", "load_data", "load_test"]
+__all__ = ["Dataset", "Net", "Split", "check_positive", "fit", "fit_net", "judge", "load_data", "load_test", "test_net"]

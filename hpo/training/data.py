@@ -29,13 +29,22 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a search trains on and validates with; `mean` and `std` are the training images', float32 per channel."""
+    """What a search trains on and validates with.
+
+    `names` are those of the classes, in the order of the labels; `mean` and `std` the training images', float32 per
+    channel.
+    """
 
     train: Split
     validation: Split
-    classes: int
+    names: tuple[str, ...]
     mean: npt.NDArray[np.float32]
     std: npt.NDArray[np.float32]
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return len(self.names)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -64,7 +73,7 @@ def load_data(
     train = _first(train, train_samples, f"train_samples={train_samples}", name)
     validation = _first(validation, validation_samples, f"validation_samples={validation_samples}", name)
     mean, std = _statistics(development[0][train])
-    return Dataset(_take(development, train), _take(development, validation), source.classes, mean, std)
+    return Dataset(_take(development, train), _take(development, validation), source.names, mean, std)
 
 
 def load_test(name: str, data_dir: str | Path = "data") -> Split:

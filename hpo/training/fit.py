@@ -53,6 +53,7 @@ def fit(
         sums = loss_and_hits(network, validation, ours)
         dist.all_reduce(sums)
         loss, accuracy = (sums / len(validation)).tolist()
+        worker.offer(network.state_dict())
         yield loss, {"accuracy": accuracy}
         best, epochs_since_best = (loss, 0) if loss < best else (best, epochs_since_best + 1)
         if epochs_since_best >= patience:

@@ -21,12 +21,16 @@ import numpy.typing as npt
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 
+_DIGITS = tuple("0123456789")
+_CLOTHES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+
+
 class Source(Protocol):
     """A data set: its published training part, of which some samples are kept for validation, and its test part."""
 
     @property
-    def classes(self) -> int:
-        """The number of classes."""
+    def names(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the labels."""
         ...
 
     @property
@@ -50,7 +54,7 @@ class Digits:
     It has no published test part: every fifth image is taken for it.
     """
 
-    classes: int = 10
+    names: tuple[str, ...] = _DIGITS
     validation_samples: int = 360
 
     def development(self, folder: Path) -> Arrays:  # noqa: ARG002 - nothing is read from it
@@ -79,7 +83,7 @@ class IdxFiles:
     """
 
     torchvision_name: str
-    classes: int = 10
+    names: tuple[str, ...] = _DIGITS
     validation_samples: int = 10_000
 
     def development(self, folder: Path) -> Arrays:
@@ -101,9 +105,9 @@ class IdxFiles:
                 f"{_find(names[0], places)} holds images of shape {images.shape}, {_find(names[1], places)} labels of "
                 f"shape {labels.shape}: expected as many labels as images of two dimensions"
             )
-        if labels.max(initial=0) >= self.classes:
+        if labels.max(initial=0) >= len(self.names):
             raise ValueError(
-                f"{_find(names[1], places)} holds the label {labels.max()}, and there are {self.classes} classes"
+                f"{_find(names[1], places)} holds the label {labels.max()}, and there are {len(self.names)} classes"
             )
         return images[:, None], labels.astype(np.int64)
 
@@ -121,7 +125,7 @@ class Cifar10:
     Its Python version, which torchvision reads, is pickled: reading it would run whatever is in the files.
     """
 
-    classes: int = 10
+    names: tuple[str, ...] = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     validation_samples: int = 10_000
     url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
     md5: str = "c32a1d4ab5d03f1284b67883e8d87530"
@@ -152,15 +156,15 @@ class Cifar10:
         if len(content) == 0 or len(content) % 3073:
             raise ValueError(f"{path} holds {len(content)} bytes, and not records of 1 + 3 x 32 x 32: it is damaged")
         records = content.reshape(-1, 3073)
-        if records[:, 0].max() >= self.classes:
-            raise ValueError(f"{path} holds the label {records[:, 0].max()}, and there are {self.classes} classes")
+        if records[:, 0].max() >= len(self.names):
+            raise ValueError(f"{path} holds the label {records[:, 0].max()}, and there are {len(self.names)} classes")
         return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
 
 
 SOURCES: dict[str, Source] = {
     "digits": Digits(),
     "mnist": IdxFiles("MNIST"),
-    "fashion-mnist": IdxFiles("FashionMNIST"),
+    "fashion-mnist": IdxFiles("FashionMNIST", _CLOTHES),
     "cifar10": Cifar10(),
 }
 

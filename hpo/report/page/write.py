@@ -23,6 +23,8 @@ from hpo.report.text import duration, number, value
 from hpo.run_dir import write_text
 from hpo.summary import reason_of, summarize
 from hpo.trials import Evaluation, rank
+from hpo.weights import trial_of_weights
+from hpo.winner import examined, winner_of
 
 _LEAST_FOR_IMPORTANCES = 20
 _MOST_FAILURES = 50
@@ -42,7 +44,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     distributions = next((trial.distributions for trial in trials if trial.distributions), {})
     importances = _importances(run, evaluations)
     order = list(importances) or list(distributions)
-    layout, best = _layout(run), _winner(evaluations, summary)
+    layout, best = _layout(run), winner_of(evaluations, summary["confirmed"])
     drawn = {
         "best": losses.best_and_runner_up(evaluations),
         "history": losses.history(evaluations),
@@ -67,6 +69,8 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         made=now,
         summary=summary,
         best=best,
+        test=examined(run.run_dir, best) if best else None,
+        weights=trial_of_weights(run.run_dir.weights),
         best_json=json.dumps(best.params) if best else "",
         confirmed=_confirmed(summary),
         runner_up=next(iter(rank(evaluations, 2)[1:]), None),
@@ -112,12 +116,6 @@ def _confirmed(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     """Give the entry of the individual that is the best by the mean over other seeds, if there is one."""
     first: dict[str, Any] | None = next(iter(summary["confirmed"]), None)
     return first if first and first["mean"] is not None else None
-
-
-def _winner(evaluations: Sequence[Evaluation], summary: Mapping[str, Any]) -> Evaluation | None:
-    """Give the evaluation that the run recommends: confirmed to be the best where that was asked for."""
-    confirmed = _confirmed(summary)
-    return evaluations[confirmed["trial"]] if confirmed else next(iter(rank(evaluations, 1)), None)
 
 
 def _by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:

@@ -1,0 +1,27 @@
+"""What a search space's `test` may show of the best network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a network says of a test image: uint8, of shape (height, width) or (height, width, 3).
+
+    `label` is what the image shows, `predicted` what the network takes it for, and `confidence`, from 0 to 1, how
+    probable the network finds that.
+    """
+
+    image: npt.NDArray[np.uint8]
+    label: str
+    predicted: str
+    confidence: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the network is right."""
+        return self.predicted == self.label

@@ -1,0 +1,69 @@
+"""Judging a trained network by test data: metrics, and images that it is right or wrong about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hpo.prediction import Prediction
+from hpo.training.data import Dataset, Split
+from hpo.training.fit import OnDevice
+from hpo.training.net import Net
+
+_BATCH = 256
+_SHOWN = 20  # images that it is right about, and as many that it is wrong about
+
+
+def test_net(
+    params: Mapping[str, Any], weights: Mapping[str, torch.Tensor], data: Dataset, test: Split
+) -> tuple[dict[str, float], list[Prediction]]:
+    """Judge a `Net` of conv_layers and activation, and of these weights; gives what `judge` gives."""
+    network = Net(data.image_shape, data.classes, params["conv_layers"], params["activation"])
+    network.load_state_dict(dict(weights))
+    return judge(network, data, test)
+
+
+test_net.__test__ = False  # type: ignore[attr-defined]
+
+
+def judge(network: nn.Module, data: Dataset, test: Split) -> tuple[dict[str, float], list[Prediction]]:
+    """Give the loss and the accuracy of a network on test images, and some predictions.
+
+    `network` gives log-probabilities. The predictions are those wrong ones of which it is surest, and as many right
+    ones, taken evenly from the images.
+    """
+    output = _outputs(network, OnDevice(test, data, torch.device("cuda" if torch.cuda.is_available() else "cpu")))
+    labels = torch.from_numpy(test.labels)
+    sure, predicted = output.exp().max(dim=1)
+    metrics = {
+        "loss": F.nll_loss(output, labels).item(),
+        "accuracy": (predicted == labels).double().mean().item(),
+    }
+    right, wrong = torch.nonzero(predicted == labels).flatten(), torch.nonzero(predicted != labels).flatten()
+    worst = wrong[sure[wrong].argsort(descending=True)][:_SHOWN]
+    some = right[torch.linspace(0, max(0, len(right) - 1), min(_SHOWN, len(right))).long()]
+    shown = [
+        Prediction(_picture(test.images[i]), data.names[labels[i]], data.names[predicted[i]], sure[i].item())
+        for i in [*worst.tolist(), *some.tolist()]
+    ]
+    return metrics, shown
+
+
+@torch.no_grad()
+def _outputs(network: nn.Module, images: OnDevice) -> torch.Tensor:
+    network = network.to(images.device).eval()
+    batches = torch.arange(len(images)).split(_BATCH)  # type: ignore[no-untyped-call]
+    return torch.cat([network(images.batch(batch)[0]).double().cpu() for batch in batches])
+
+
+def _picture(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Turn an image (channels, height, width) into one that can be shown, over the whole range of its values."""
+    lowest, highest = int(image.min()), int(image.max())
+    scaled = (image.astype(np.float32) - lowest) * (255 / max(1, highest - lowest))
+    return np.moveaxis(scaled.astype(np.uint8), 0, -1).squeeze(-1 if image.shape[0] == 1 else ())
