@@ -248,7 +248,7 @@ def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp
             "import hpo.record\nhpo.record.Record.complete = lambda *_: 1 / 0  # on all leaders\n\nif __name__",
         )
     )
-    victim = Victim(each_mpi, 8, [program, QUICK, "--run-dir", "run"], tmp_path, tmp_path / "log")
+    victim = Victim(each_mpi, 4, [program, QUICK, "--run-dir", "run"], tmp_path, tmp_path / "log")
     status, errors = victim.wait(60)
     assert status != 0
     assert errors.count("Traceback (most recent call last)") == 1, errors

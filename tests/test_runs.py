@@ -72,7 +72,7 @@ def test_nothing_is_evaluated_twice_whatever_the_islands_breed_by_and_on_resumin
     each_mpi: Mpi, tmp_path: Path
 ) -> None:
     arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--evaluations", 4]
-    job = each_mpi.run(8, *arguments, "--propagators", "ga,tpe", cwd=tmp_path)
+    job = each_mpi.run(4, *arguments, "--propagators", "ga,tpe", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert "2 islands, 1 host; ga, tpe; seed 0" in job.stdout
     job = each_mpi.run(4, *arguments[:-1], 64, "--resume", cwd=tmp_path)
@@ -94,14 +94,14 @@ def test_a_run_starts_with_what_a_person_gives(mpi: Mpi, tmp_path: Path) -> None
     (tmp_path / "given.json").write_text(json.dumps(given))
     arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--start-with", "given.json"]
     for evaluations, resume in ((4, []), (6, ["--resume"])):
-        job = mpi.run(8, *arguments, "--evaluations", evaluations, *resume, cwd=tmp_path)
+        job = mpi.run(4, *arguments, "--evaluations", evaluations, *resume, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
         trials = trials_of(tmp_path / "run")
         assert len({tuple(trial.params.values()) for trial in trials}) == len(trials) == evaluations
         assert (trials[0].params, trials[1].params["act"]) == (given[0], "relu")
         assert [trial.user_attrs["propagator"] for trial in trials] == ["--start-with"] * 2 + ["ga"] * (evaluations - 2)
     (tmp_path / "given.json").write_text('[{"depth": 3}, {"depth": 4}]')
-    job = mpi.run(8, *arguments, "--resume", cwd=tmp_path)
+    job = mpi.run(2, *arguments, "--islands", 1, "--resume", cwd=tmp_path)
     assert job.returncode == 2
     assert job.stderr.splitlines()[0] == (
         "error: --start-with given.json: entry 2: parameter 'depth': 4 is not in Int(low=1, high=3)"
@@ -111,16 +111,16 @@ def test_a_run_starts_with_what_a_person_gives(mpi: Mpi, tmp_path: Path) -> None
 def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Path) -> None:
     settings = ["--set", "epochs=1000", "--set", "seconds=0.1"]
     arguments = [PROGRAM, QUICK, "--run-dir", "run", *settings, "--target-loss", "2.5e3"]
-    job = mpi.run(8, *arguments, cwd=tmp_path, timeout=60)  # one evaluation would take 100 s
+    job = mpi.run(4, *arguments, cwd=tmp_path, timeout=60)  # one evaluation would take 100 s
     assert (job.returncode, job.stderr) == (0, "")
     assert "Stopped: the loss of --target-loss 2500 is reached. To go on: --run-dir run --resume" in job.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["evaluations"]["complete"] >= 1
-    assert summary["evaluations"]["complete"] + summary["waiting"] == 4
+    assert summary["evaluations"]["complete"] + summary["waiting"] == 2
     trials = trials_of(tmp_path / "run")
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     assert all(len(trial.intermediate_values) == 1 for trial in complete)
-    again = mpi.run(4, *arguments, "--resume", cwd=tmp_path, timeout=60)
+    again = mpi.run(2, *arguments, "--resume", "--islands", 1, cwd=tmp_path, timeout=60)
     assert (again.returncode, again.stderr) == (0, "")
     assert len(trials_of(tmp_path / "run")) == len(trials), "it is reached already"
 
@@ -243,7 +243,8 @@ def test_data_that_is_nowhere_is_one_message_before_anything_starts(
 ) -> None:
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network, wherever this runs
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    job = mpi.run(4, PROGRAM, ROOT / "search_spaces" / "mnist_cnn.py", "--set", "data_dir=nowhere", cwd=tmp_path)
+    options = ["--islands", 1, "--set", "data_dir=nowhere"]
+    job = mpi.run(2, PROGRAM, ROOT / "search_spaces" / "mnist_cnn.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
     assert job.stderr.count("error:") == 1
     assert f"train-images-idx3-ubyte[.gz] and train-labels-idx1-ubyte[.gz] in {tmp_path}/nowhere" in job.stderr
