@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
 from hpo.command_line import new_app, whole
-from hpo.errors import UsageError
+from hpo.errors import RunError, UsageError
+from hpo.run_dir import write_whole
 
 app = new_app()
 
@@ -42,6 +45,41 @@ def top(
         print(json.dumps(summary, indent=2))
     else:
         print_tables(summary)
+
+
+@app.command()
+def export(
+    run_dir: RunDirectory,
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="csv, json or parquet.")],
+    output: Annotated[
+        Optional[Path],
+        typer.Option("-o", "--output", metavar="FILE", help="Where to write it.  [default: standard output]"),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")] = False,
+    storage: Storage = None,
+) -> None:
+    """Write all evaluations of a run as a table, one row each."""
+    from hpo.reader import RunReader
+    from hpo.report.export import table_of, writer
+
+    written = writer(to)
+    if output is None and to == "parquet":
+        raise UsageError("--to parquet needs a file: add -o FILE")
+    if output is not None and os.path.lexists(output) and not overwrite:
+        raise UsageError(f"-o {output} exists: add --overwrite to replace it, or name another file")
+    content = written(table_of(RunReader(run_dir, storage)))
+    try:
+        if output is not None:
+            write_whole(output, content)
+        else:
+            sys.stdout.buffer.write(content)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # ends the command without a word
+    except OSError as error:
+        raise UsageError(f"the standard output cannot be written: {error.strerror}") from error
+    except RunError as error:
+        raise UsageError(f"-o {error}") from error
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

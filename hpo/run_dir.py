@@ -175,14 +175,20 @@ def fresh_run_dir(name: str) -> RunDir:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file whole or not at all; RunError where that cannot be done."""
-    text = json.dumps(content, indent=2)
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all; RunError where that cannot be done."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("w") as file:
-            file.write(text + "\n")
+        with draft.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise RunError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink()
