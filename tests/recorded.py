@@ -30,7 +30,8 @@ def start(run_dir: Path, search_file: Path = QUICK, **options: Any) -> Session:
 
 def started(record: Record, depth: int, **others: Any) -> Assignment:
     """Start an evaluation of the quick search, on island 1 and worker 1."""
-    params = {"depth": depth, "act": "relu", "flag": depth % 2 == 0, "lr": depth / 10, **others}
+    act = "relu" if depth < 5 else "tanh"
+    params = {"depth": depth, "act": act, "flag": depth % 2 == 0, "lr": depth / 10, **others}
     distributions = load_search_file(QUICK).space.distributions()
     place = {"island": 1, "worker": 1, "generation": depth, "propagator": "ga"}
     assignment = record.start(params, distributions, 99, **place)
@@ -60,9 +61,9 @@ def run_of_everything(folder: Path) -> Path:
     complete(record, 3, 4, 5, 6)
     record.prune(started(record, 7), 7.3, 0.7, {})
     record.fail(started(record, 8), HOSTILE, "Traceback ...", 0.8)
-    interrupted, running = started(record, 9, act="tanh"), started(record, 9)
+    interrupted, running = started(record, 9, lr=0.95), started(record, 9)
     record.interrupt(interrupted)
-    assert running.params["act"] == "relu"
+    assert running.params["lr"] == 0.9
     session.create_confirmations(space)
     confirmations = session.open_confirmations()
     total = session.plan.begin(confirmations, rank(record.evaluations(), 1), space)
