@@ -143,7 +143,8 @@ def test_names_and_texts_may_be_anything(tmp_path: Path, export: Export) -> None
     ]
     for number, params in enumerate(given):
         params.update(trial=number, param_trial=number / 4, λ="x")
-        assignment = record.start(params, distributions, 9, island=0, worker=0, generation=0)
+        island = "of another program" if number == 0 else number
+        assignment = record.start(params, distributions, 9, island=island, worker=0, generation=0)
         assert assignment is not None
         metrics = {"a": float("nan"), "trial": 7.0, "": 8.0, 'b,"\n': 9.0}
         record.report(assignment, 1, float("nan"))
@@ -171,6 +172,7 @@ def test_names_and_texts_may_be_anything(tmp_path: Path, export: Export) -> None
     assert [row["param_curve"] for row in table] == [str(2**70), "1", "1"], "beyond 64 bits"
     assert [row["param_state"] for row in table] == ["True", "1.5", "1.5"]
     assert [row["curve"] for row in table] == [[None]] * 3
+    assert [row["island"] for row in table] == ["of another program", "1", "2"]
 
 
 def test_a_run_in_which_nothing_was_started_has_its_columns(tmp_path: Path, export: Export) -> None:

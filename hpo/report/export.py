@@ -57,15 +57,15 @@ def table_of(run: RunReader) -> Table:
 
     What the search space names is a column even where nothing has been evaluated.
     """
-    name, evaluations, confirmations = run.about["study"], run.evaluations(), run.confirmations(all_plans=True)
-    rows = [_row(name, one) for one in evaluations] + [_row(run.confirming_study, one) for one in confirmations]
-    params = dict.fromkeys([_PARAM + name for name in run.about["space"]] + _named(rows, _PARAM), "any")
-    metrics = dict.fromkeys(sorted(_named(rows, _METRIC)), "number")
+    rows = [_row(run.about["study"], evaluation) for evaluation in run.evaluations()]
+    rows += [_row(run.confirming_study, evaluation) for evaluation in run.confirmations(all_plans=True)]
+    params = dict.fromkeys([showable(_PARAM + name) for name in run.about["space"]] + _beginning(_PARAM, rows), "any")
+    metrics = dict.fromkeys(sorted(_beginning(_METRIC, rows)), "number")
     columns = {**_BEFORE, **params, **metrics, **_AFTER}
     return Table(columns, [[row.get(column) for column in columns] for row in rows])
 
 
-def _named(rows: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
+def _beginning(prefix: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list({column: None for row in rows for column in row if column.startswith(prefix)})
 
 
@@ -162,19 +162,18 @@ def _parquet(table: Table, arrow: ModuleType) -> bytes:
     }
     columns = {}
     for place, (name, holds) in enumerate(table.columns.items()):
-        values = [row[place] for row in table.rows]
-        columns[name] = arrow.array(values, types[holds]) if holds in types else _array(values, arrow)
+        columns[name] = _array([row[place] for row in table.rows], types.get(holds), arrow)
     sink = io.BytesIO()
     arrow.parquet.write_table(arrow.table(columns), sink)
     return sink.getvalue()
 
 
-def _array(values: Sequence[Any], arrow: ModuleType) -> Any:
-    """Make a column of one type: that of the values, numbers where they are whole and broken, or text."""
+def _array(values: Sequence[Any], expected: Any, arrow: ModuleType) -> Any:
+    """Make a column of one type: the expected, that of all values, numbers if some are whole and some not, or text."""
     kinds = {type(value) for value in values if value is not None}
     try:
-        if len(kinds) <= 1 or kinds == {int, float}:
-            return arrow.array(values)
-    except (arrow.ArrowInvalid, OverflowError):  # whole numbers beyond 64 bits, or 2**53 where there are floats
+        if expected is not None or len(kinds) <= 1 or kinds == {int, float}:
+            return arrow.array(values, expected)
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError, OverflowError):  # such as whole numbers beyond 64 bits
         pass
     return arrow.array([None if value is None else str(value) for value in values])
