@@ -87,7 +87,8 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
             Optional[str],
             typer.Option(
                 metavar="RUN_DIR|URL",
-                help="Take over what another run of the same space has evaluated, outside of the budget.",
+                help="Take over what another run or any Optuna study of the same space has evaluated, outside of the "
+                "budget.",
             ),
         ] = None,
         confirm: Annotated[

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
 from hpo.command_line import new_app, whole
-from hpo.errors import UsageError
+from hpo.errors import RunError, UsageError
+from hpo.run_dir import write_whole
 
 app = new_app()
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, running or finished.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")]
 Storage = Annotated[Optional[str], typer.Option(metavar="URL", help="The study's storage, where it needs a password.")]
 
 
@@ -68,8 +72,9 @@ def report(
     n: Annotated[int, typer.Option("-n", metavar="N", parser=whole, help="Individuals in the table of the best.")] = 10,
     output: Annotated[
         Optional[Path],
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write it.  [default: RUN_DIR/report.html]"),
+        typer.Option("-o", "--output", metavar="FILE", help="Where to write it.  [default: RUN_DIR/report.html]"),
     ] = None,
+    overwrite: Overwrite = False,
     storage: Storage = None,
 ) -> None:
     """Write a report that opens in any browser: one HTML file that needs no network."""
@@ -78,12 +83,45 @@ def report(
 
     if n < 1:
         raise UsageError(f"-n must be at least 1, not {n}")
-    if output is not None and output.exists():
-        raise UsageError(f"--output {output}: it exists, and is not overwritten: name another file, or remove it")
+    _check_free(output, overwrite)
     run = RunReader(run_dir, storage)
     path = output or run.run_dir.report_html
     write_report(run, path, n)
     print(path)
+
+
+@app.command()
+def export(
+    run_dir: RunDirectory,
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="csv, json or parquet.")],
+    output: Annotated[
+        Optional[Path],
+        typer.Option("-o", "--output", metavar="FILE", help="Where to write it.  [default: standard output]"),
+    ] = None,
+    overwrite: Overwrite = False,
+    storage: Storage = None,
+) -> None:
+    """Write all evaluations of a run as a table, one row each."""
+    from hpo.reader import RunReader
+    from hpo.report.export import table_of, writer
+
+    written = writer(to)
+    if output is None and to == "parquet":
+        raise UsageError("--to parquet needs a file: add -o FILE")
+    _check_free(output, overwrite)
+    content = written(table_of(RunReader(run_dir, storage)))
+    try:
+        if output is not None:
+            write_whole(output, content)
+        else:
+            sys.stdout.buffer.write(content)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # ends the command without a word
+    except OSError as error:
+        raise UsageError(f"the standard output cannot be written: {error.strerror}") from error
+    except RunError as error:
+        raise UsageError(f"-o {error}") from error
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -101,3 +139,8 @@ def run(
     from hpo.supervisor import Supervisor
 
     context.exit(Supervisor(command, restarts, lambda text: print(f"hpo run: {text}", flush=True)).run())
+
+
+def _check_free(output: Path | None, overwrite: bool) -> None:
+    if output is not None and os.path.lexists(output) and not overwrite:
+        raise UsageError(f"-o {output} exists: add --overwrite to replace it, or name another file")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.space import Categorical, Float, SearchSpace, Value
+from hpo.space import Categorical, Float, Int, SearchSpace, Value
 
 
 def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
@@ -36,12 +36,14 @@ def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Valu
 
 
 def meant(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
-    """Give values as the space has them: floats may be written as integers, and with any number of digits."""
+    """Give values as the space has them: floats may be written as integers and the other way round, with any digits."""
     values = dict(params)
     for name, value in params.items():
         parameter = space.parameters.get(name)
         if isinstance(parameter, Float) and type(value) in (int, float) and parameter.low <= value <= parameter.high:
             values[name] = parameter.decode(parameter.encode(float(value)))
+        if isinstance(parameter, Int) and type(value) is float and value.is_integer():
+            values[name] = int(value)
         if isinstance(parameter, Categorical) and type(value) in (int, float) and value in parameter.choices:
             values[name] = parameter.choices[parameter.choices.index(value)]
     return values

@@ -16,7 +16,7 @@ from hpo.errors import UsageError
 from hpo.given import meant
 from hpo.layout import Layout
 from hpo.record import Record
-from hpo.report.text import counted, number
+from hpo.report.text import counted, number, short
 from hpo.run_dir import RunDir
 from hpo.space import SearchSpace
 from hpo.storage import check_readable, is_hidden, studies, without_password
@@ -26,14 +26,14 @@ from hpo.trials import Evaluation, rank
 
 @dataclass(frozen=True)
 class Inheritance:
-    """The evaluations of another run that are of the search space, the best first, and how many are not.
+    """The evaluations of another run that are of the search space, the best first, and why the others are not.
 
     `source` names the run, without a password; `settings` are those it had, empty where that is not known.
     """
 
     source: str
     evaluations: list[Evaluation]
-    left_out: int
+    misfits: list[str]
     settings: Mapping[str, Any]
 
 
@@ -58,12 +58,13 @@ def read_inheritance(source: str, space: SearchSpace) -> Inheritance:
         if evaluation.state in ("complete", "pruned")
         and all(map(math.isfinite, (evaluation.loss, evaluation.started, evaluation.ended)))
     ]
-    misfits = [_misfit(evaluation, space) for evaluation in ended]
-    fitting = [evaluation for evaluation, misfit in zip(ended, misfits, strict=True) if misfit is None]
+    judged = [(evaluation, _misfit(evaluation, space)) for evaluation in ended]
+    fitting = [evaluation for evaluation, misfit in judged if misfit is None]
+    misfits = [misfit for _, misfit in judged if misfit is not None]
     if not fitting:
         why = misfits[0] if misfits else "it has none"
         raise UsageError(f"--start-from {shown}: no finished evaluation is of this search space: {why}")
-    return Inheritance(shown, fitting, len(ended) - len(fitting), settings)
+    return Inheritance(shown, fitting, misfits, settings)
 
 
 def take_over(
@@ -84,12 +85,12 @@ def take_over(
     record.remember_source(inheritance.source)
     if not taken:
         return []
-    left_out = f"; {inheritance.left_out} are not of this search space" if inheritance.left_out else ""
     best = "".join(f", the best {number(evaluation.loss)}" for evaluation in rank(inheritance.evaluations, 1))
-    return [
-        f"with {counted(taken, 'evaluation')} of {inheritance.source}{best}{left_out}",
-        *differences(inheritance.settings, "there", settings, "here"),
-    ]
+    lines = [f"with {counted(taken, 'evaluation')} of {inheritance.source}{best}"]
+    if misfits := inheritance.misfits:
+        are = "is" if len(misfits) == 1 else "are"
+        lines.append(f"without {len(misfits)} that {are} not of this search space, such as {short(misfits[0])}")
+    return [*lines, *differences(inheritance.settings, "there", settings, "here")]
 
 
 def differences(before: Mapping[str, Any], then: str, settings: Mapping[str, Any], now: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.confirmation import compare, plan_of
 from hpo.run_dir import RunDir
-from hpo.study import confirmations_of, existing_study
+from hpo.study import CONFIRMATIONS, confirmations_of, existing_study
 from hpo.summary import summarize
 from hpo.trials import Evaluation
 from hpo.winner import winner_of
@@ -37,11 +37,17 @@ class RunReader:
         """Give all evaluations in the order in which they were started."""
         return self._record.evaluations()
 
-    def confirmations(self) -> list[Evaluation]:
-        """Give the evaluations that confirm the best, as far as the run's last session planned them."""
+    @property
+    def confirming_study(self) -> str:
+        """The name of the study that holds the confirmations."""
+        return str(self.about["study"]) + CONFIRMATIONS
+
+    def confirmations(self, all_plans: bool = False) -> list[Evaluation]:
+        """Give the evaluations that confirm the best, as far as the run's last session planned them, or all of them."""
         plan = plan_of(self.about["confirm"], self.about["seed"], self.about["settings"])
         record = confirmations_of(self.run_dir, self._located, self.about["study"]) if plan.count else None
-        return plan.of(record.evaluations()) if record else []
+        evaluations = record.evaluations() if record else []
+        return evaluations if all_plans else plan.of(evaluations)
 
     def winner(self) -> Evaluation | None:
         """Give the evaluation that the run recommends; None while nothing has succeeded."""

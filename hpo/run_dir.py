@@ -180,18 +180,20 @@ def fresh_run_dir(name: str) -> RunDir:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file whole or not at all; RunError where that cannot be done."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def write_text(path: Path, text: str) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write a file whole or not at all; RunError where that cannot be done."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with draft.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise RunError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink()

@@ -1,49 +1,29 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sqlite3
 import subprocess
 import time
 from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from hpo.errors import UsageError
-from hpo.layout import Layout
 from hpo.options import Options
 from hpo.reader import RunReader
 from hpo.record import Record
 from hpo.search_file import load_search_file
-from hpo.session import Session, begin, enter, previous
+from hpo.session import Session
 from hpo.storage import without_password
-from tests.conftest import SEARCHES
-
-QUICK = SEARCHES / "quick.py"
-
-
-def start(
-    run_dir: Path,
-    *,
-    resume: bool = False,
-    storage: str | None = None,
-    settings: tuple[str, ...] = (),
-    start_from: Path | str | None = None,
-) -> Session:
-    search = load_search_file(QUICK)
-    source = None if start_from is None else str(start_from)
-    options = Options(QUICK, run_dir=run_dir, resume=resume, storage=storage, settings=settings, start_from=source)
-    before = previous(options, search)
-    with ExitStack() as held:
-        place = enter(options, search, held)
-        return begin(
-            place, options, Layout(4, 2, 2), search, search.settings(options.assignments(before)), before, ["host"]
-        )
+from tests.recorded import QUICK, start
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])
@@ -274,7 +254,8 @@ def test_a_study_of_another_program_is_a_start_whatever_its_attributes(tmp_path:
         study.enqueue_trial({"depth": depth, "act": "relu", "flag": True, "lr": 0.123456789012345 / depth}, attributes)
     study.optimize(objective_of_another_program, n_trials=4)
     session = start(tmp_path / "run", start_from=f"{tmp_path}/mine.log#mine")
-    assert f"with 3 evaluations of {tmp_path}/mine.log#mine, the best 1; 1 are not of" in session.headline
+    assert f"with 3 evaluations of {tmp_path}/mine.log#mine, the best 1\n" in session.headline
+    assert "without 1 that is not of this search space, such as trial 3: parameter" in session.headline
     evaluations = session.open_record().evaluations()
     assert [(e.loss, e.metrics, e.params["lr"]) for e in evaluations] == [
         (1.0, {}, 0.123456789012),
@@ -293,6 +274,43 @@ def objective_of_another_program(trial: optuna.Trial) -> float:
     trial.suggest_float("lr", 1e-4, 1, log=True)
     time.sleep(0.001)
     return float(depth)
+
+
+def test_parameters_of_other_distributions_are_taken_for_what_they_mean(tmp_path: Path) -> None:
+    study = optuna.create_study(study_name="mine", storage=f"sqlite:///{tmp_path}/mine.db")
+    fitting: list[dict[str, Any]] = [
+        {"depth": 2.0, "act": "relu", "flag": 1, "lr": 1},
+        {"depth": 3, "act": "tanh", "flag": False, "lr": 0.5},
+        {"depth": 4, "act": "tanh", "flag": 0.0, "lr": 0.25},
+    ]
+    others: list[dict[str, Any]] = [
+        {"depth": 2.5, "act": "relu", "flag": True, "lr": 0.1},
+        {"depth": 2, "act": None, "flag": True, "lr": 0.1},
+        {"depth": 2, "act": "relu", "flag": True, "lr": 0.1, "gamma": 0.5},
+        {"depth": 2, "act": "relu", "flag": True, "lr": "0.1"},
+    ]
+    choices: dict[str, dict[Any, None]] = {}
+    for params in fitting + others:
+        for name, value in params.items():
+            choices.setdefault(name, {})[value] = None
+
+    def add(params: dict[str, Any], **outcome: Any) -> None:
+        distributions: dict[str, BaseDistribution] = {n: CategoricalDistribution(list(choices[n])) for n in params}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, **outcome))
+
+    for loss, params in enumerate(fitting + others):
+        add(params, value=loss, intermediate_values={0: math.nan, 10: loss})
+    add(fitting[0], state=optuna.trial.TrialState.PRUNED)  # before its first loss
+    session = start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/mine.db")
+    taken = session.open_record().evaluations()
+    assert [evaluation.params for evaluation in taken] == [
+        {"depth": 2, "act": "relu", "flag": True, "lr": 1.0},
+        {"depth": 3, "act": "tanh", "flag": False, "lr": 0.5},
+        {"depth": 4, "act": "tanh", "flag": False, "lr": 0.25},
+    ]
+    assert all([type(value) for value in e.params.values()] == [int, str, bool, float] for e in taken)
+    assert "without 4 that are not of this search space, such as trial" in session.headline
+    assert "parameter 'depth': 2.5 is not in Int(low=1, high=9)" in session.headline
 
 
 def test_what_was_taken_over_in_part_is_said(tmp_path: Path) -> None:
@@ -323,7 +341,7 @@ def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
     start(tmp_path / "moved", storage=f"sqlite:///{tmp_path}/moved.db")
     (tmp_path / "moved.db").unlink()
     with pytest.raises(UsageError, match=r"--start-from .*moved: no such file: .*moved.db"):
-        start(tmp_path / "run", start_from=tmp_path / "moved")
+        start(tmp_path / "run", start_from=f"{tmp_path}/moved")
     assert not (tmp_path / "moved.db").exists()
 
 

@@ -20,7 +20,7 @@ from hpo.reader import RunReader
 from hpo.report.page import hyperparameters, losses, work
 from hpo.report.page.figure import Figure
 from hpo.report.text import duration, number, value
-from hpo.run_dir import write_text
+from hpo.run_dir import write_whole
 from hpo.summary import reason_of, summarize
 from hpo.trials import Evaluation, rank
 from hpo.weights import trial_of_weights
@@ -33,7 +33,7 @@ _FOLDER = Path(__file__).parent
 
 def write_report(run: RunReader, path: Path, top_n: int = 10) -> None:
     """Write the report of a run as it stands; RunError where the file cannot be written."""
-    write_text(path, render(run, top_n, time.time()))
+    write_whole(path, render(run, top_n, time.time()).encode())
 
 
 def render(run: RunReader, top_n: int, now: float) -> str:

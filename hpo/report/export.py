@@ -1,0 +1,179 @@
+"""A run as a table, every evaluation one row, for pandas, spreadsheets and other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from types import ModuleType
+from typing import Any
+
+from hpo.errors import UsageError
+from hpo.failure import showable
+from hpo.reader import RunReader
+from hpo.trials import Evaluation
+
+FORMATS = ("csv", "json", "parquet")
+
+# Columns with what they hold. None begins with the prefixes below, so that no hyperparameter or metric, whatever its
+# name, is taken for another column.
+_BEFORE = {"study": "text", "trial": "whole", "state": "text", "loss": "number"}
+_PARAM, _METRIC = "param_", "metric_"
+_AFTER = {
+    "island": "whole",
+    "worker": "whole",
+    "generation": "whole",
+    "propagator": "text",
+    "started": "time",
+    "ended": "time",
+    "seconds": "number",
+    "epochs": "whole",
+    "failure": "text",
+    "origin": "text",
+    "confirms": "whole",
+    "seed": "whole",
+    "curve": "numbers",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a value per column, None where there is none; `columns` says what each holds: "any" for hyperparameters.
+
+    Values are finite numbers, booleans, texts that UTF-8 has bytes for, times in UTC, and lists of numbers and None.
+    """
+
+    columns: Mapping[str, str]
+    rows: Sequence[Sequence[Any]]
+
+
+def table_of(run: RunReader) -> Table:
+    """Put all evaluations of a run into a table, those that confirm the best, in a study of their own, behind others.
+
+    What the search space names is a column even where nothing has been evaluated.
+    """
+    rows = [_row(run.about["study"], evaluation) for evaluation in run.evaluations()]
+    rows += [_row(run.confirming_study, evaluation) for evaluation in run.confirmations(all_plans=True)]
+    params = dict.fromkeys([showable(_PARAM + name) for name in run.about["space"]] + _beginning(_PARAM, rows), "any")
+    metrics = dict.fromkeys(sorted(_beginning(_METRIC, rows)), "number")
+    columns = {**_BEFORE, **params, **metrics, **_AFTER}
+    return Table(columns, [[row.get(column) for column in columns] for row in rows])
+
+
+def _beginning(prefix: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list({column: None for row in rows for column in row if column.startswith(prefix)})
+
+
+def _row(study: str, evaluation: Evaluation) -> dict[str, Any]:
+    placed = evaluation.state != "waiting"
+    bred = placed and not evaluation.origin and evaluation.confirms is None
+    row = {
+        "study": study,
+        "trial": evaluation.trial,
+        "state": evaluation.state,
+        "loss": evaluation.loss,
+        **{_PARAM + name: value for name, value in evaluation.params.items()},
+        **{_METRIC + name: value for name, value in evaluation.metrics.items()},
+        "island": evaluation.island if placed else None,
+        "worker": evaluation.worker if placed else None,
+        "generation": evaluation.generation if bred else None,
+        "propagator": evaluation.propagator or None,
+        "started": _time(evaluation.started),
+        "ended": _time(evaluation.ended),
+        "seconds": evaluation.seconds if evaluation.finished else None,
+        "epochs": max(evaluation.curve, default=0),
+        "failure": evaluation.failure if evaluation.state == "failed" else None,
+        "origin": evaluation.origin or None,
+        "confirms": evaluation.confirms,
+        "seed": evaluation.seed,
+        "curve": [_plain(evaluation.curve[epoch]) for epoch in sorted(evaluation.curve)],
+    }
+    return {showable(column): _plain(value) for column, value in row.items()}
+
+
+def _time(seconds: float) -> datetime | None:
+    return datetime.fromtimestamp(seconds, timezone.utc) if math.isfinite(seconds) else None
+
+
+def _plain(value: Any) -> Any:
+    """Leave out a number that is none, and escape what UTF-8 has no bytes for."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return showable(value) if isinstance(value, str) else value
+
+
+def writer(to: str) -> Callable[[Table], bytes]:
+    """Give what writes a table in one of FORMATS; UsageError where it is none of them, or a package is missing."""
+    if to == "csv":
+        return _csv
+    if to == "json":
+        return _json
+    if to != "parquet":
+        raise UsageError(f"--to {to}: must be one of {', '.join(FORMATS)}")
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"--to parquet: {reason}; pip install 'hpo-islands[parquet]' would do") from None
+    return lambda table: _parquet(table, pyarrow)
+
+
+def _csv(table: Table) -> bytes:
+    lines = io.StringIO()
+    rows = csv.writer(lines, lineterminator="\n")
+    rows.writerow(map(_cell, table.columns))
+    rows.writerows(map(_cell, row) for row in table.rows)
+    return lines.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    """Write times as ISO 8601 and curves as JSON; escape control characters, which terminals and readers act upon."""
+    if isinstance(value, datetime):
+        return _iso(value)
+    if isinstance(value, list):
+        return json.dumps(value)
+    if isinstance(value, str) and not value.isprintable():
+        return "".join(f"\\x{ord(c):02x}" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in value)
+    return value
+
+
+def _json(table: Table) -> bytes:
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    lines = ",\n ".join(json.dumps(row, default=_iso, allow_nan=False) for row in rows)
+    return f"[{lines}]\n".encode()
+
+
+def _iso(time: datetime) -> str:
+    return time.isoformat(timespec="microseconds")
+
+
+def _parquet(table: Table, arrow: ModuleType) -> bytes:
+    types = {
+        "text": arrow.string(),
+        "whole": arrow.int64(),
+        "number": arrow.float64(),
+        "numbers": arrow.list_(arrow.float64()),
+        "time": arrow.timestamp("us", tz="UTC"),
+    }
+    columns = {}
+    for place, (name, holds) in enumerate(table.columns.items()):
+        columns[name] = _array([row[place] for row in table.rows], types.get(holds), arrow)
+    sink = io.BytesIO()
+    arrow.parquet.write_table(arrow.table(columns), sink)
+    return sink.getvalue()
+
+
+def _array(values: Sequence[Any], expected: Any, arrow: ModuleType) -> Any:
+    """Make a column of one type: the expected, that of all values, numbers if some are whole and some not, or text."""
+    kinds = {type(value) for value in values if value is not None}
+    try:
+        if expected is not None or len(kinds) <= 1 or kinds == {int, float}:
+            return arrow.array(values, expected)
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError, OverflowError):  # such as whole numbers beyond 64 bits
+        pass
+    return arrow.array([None if value is None else str(value) for value in values])

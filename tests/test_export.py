@@ -1,0 +1,271 @@
+"""A run as a table, read back by what people read tables with."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from hpo.command_line import call
+from hpo.commands import app
+from hpo.run_dir import RunDir
+from hpo.search_file import load_search_file
+from tests.outcome import trials_of
+from tests.recorded import complete, run_of_everything, start
+
+Export = Callable[..., tuple[int, bytes, str]]
+
+
+@pytest.fixture
+def export(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Export:
+    def run(*arguments: object) -> tuple[int, bytes, str]:
+        monkeypatch.setattr(sys, "argv", ["hpo", "export", *map(str, arguments)])
+        status = call(app, "hpo")
+        out, err = capfdbinary.readouterr()
+        return status, out, err.decode()
+
+    return run
+
+
+def json_rows(content: bytes) -> list[dict[str, Any]]:
+    def never(name: str) -> float:
+        raise AssertionError(f"{name} is no JSON")
+
+    rows: list[dict[str, Any]] = json.loads(content, parse_constant=never)
+    return rows
+
+
+def csv_rows(content: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(content.decode(), newline=""), strict=True))
+
+
+def parquet_rows(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return rows
+
+
+COLUMNS = [
+    *("study", "trial", "state", "loss", "param_depth", "param_act", "param_flag", "param_lr", "metric_accuracy"),
+    *("island", "worker", "generation", "propagator", "started", "ended", "seconds", "epochs", "failure", "origin"),
+    *("confirms", "seed", "curve"),
+]
+
+
+def test_every_evaluation_is_a_row_of_the_same_columns_in_each_format(tmp_path: Path, export: Export) -> None:
+    run_dir = run_of_everything(tmp_path)
+    status, out, err = export(run_dir, "--to", "json")
+    assert (status, err) == (0, "")
+    rows = json_rows(out)
+    assert all(list(row) == COLUMNS for row in rows)
+    states = ["complete", "pruned", *["complete"] * 4, "pruned", "failed", "interrupted", "running", "waiting"]
+    confirming = [("run-confirm", 0, "complete"), ("run-confirm", 1, "waiting")]
+    assert [(row["study"], row["trial"], row["state"]) for row in rows] == [
+        *(("run", trial, state) for trial, state in enumerate(states)),
+        *confirming,
+    ]
+    trials = [*trials_of(run_dir), *trials_of(run_dir, "run-confirm")]
+    for row, trial in zip(rows, trials, strict=True):
+        assert {name: row[f"param_{name}"] for name in trial.params} == trial.params
+        assert row["loss"] == trial.value
+        assert row["curve"] == list(trial.intermediate_values.values())
+        assert row["epochs"] == len(trial.intermediate_values)
+        for column, at in (("started", trial.datetime_start), ("ended", trial.datetime_complete)):
+            assert row[column] == (at and at.astimezone(timezone.utc).isoformat(timespec="microseconds"))
+    assert [row["origin"] for row in rows[:3]] == [*(f"trial {n} of {tmp_path}/before" for n in (0, 1)), None]
+    assert [row["metric_accuracy"] for row in rows] == [0.1, None, 0.3, 0.4, 0.5, 0.6, *[None] * 7]
+    assert [row["seconds"] for row in rows] == [1.5, 0.5, *[1.5] * 4, 0.7, 0.8, None, None, None, 2.0, None]
+    assert [row["failure"] is None for row in rows] == [row["state"] != "failed" for row in rows]
+    assert [row["confirms"] for row in rows] == [*[None] * 11, 0, 0]
+    assert [row["seed"] for row in rows[11:]] == [trial.user_attrs["seed"] for trial in trials[11:]]
+    places = [(row["island"], row["worker"], row["generation"]) for row in rows]
+    taken_over, confirmed, nobody = [(0, 0, None), (1, 1, None)], (0, 0, None), (None, None, None)
+    assert places == [*taken_over, *((1, 1, n) for n in (3, 4, 5, 6, 7, 8, 9, 9)), nobody, confirmed, nobody]
+
+    assert export(run_dir, "--to", "parquet", "-o", tmp_path / "run.parquet") == (0, b"", "")
+    table = parquet_rows(tmp_path / "run.parquet")
+    assert all(type(row["started"]) in (datetime, type(None)) for row in table)
+    as_text = [
+        {name: value.isoformat(timespec="microseconds") if isinstance(value, datetime) else value for name, value in r}
+        for r in (row.items() for row in table)
+    ]
+    assert as_text == rows
+    assert [type(table[0][f"param_{name}"]) for name in ("depth", "act", "flag", "lr")] == [int, str, bool, float]
+
+    text = csv_rows(export(run_dir, "--to", "csv")[1])
+    assert [list(row) for row in text] == [COLUMNS] * len(rows)
+    for row, line in zip(rows, text, strict=True):
+        assert json.loads(line.pop("curve")) == row.pop("curve")
+        failure, cell = row.pop("failure"), line.pop("failure")
+        assert cell == (failure or "").replace("\x1b", "\\x1b").replace("\0", "\\x00"), "no terminal acts upon it"
+        assert line == {name: "" if value is None else str(value) for name, value in row.items()}
+
+
+HOSTILE_SEARCH = r"""
+from hpo import Categorical, Float, Int, SearchSpace
+
+space = SearchSpace(
+    trial=Int(0, 5),
+    param_trial=Float(0, 1),
+    metric_a=Categorical("relu", True, 3, '=1+1, "a"\r\n\t\0\udcff'),
+    loss=Categorical(1, 2.5),
+    curve=Categorical(2**70, 1),
+    state=Categorical(1.5, True),
+    λ=Categorical("2**53", "x"),
+)
+
+
+def objective(params, worker):
+    return 0.0
+"""
+
+
+def test_names_and_texts_may_be_anything(tmp_path: Path, export: Export) -> None:
+    search = tmp_path / "hostile.py"
+    search.write_text(HOSTILE_SEARCH)
+    session = start(tmp_path / "run", search)
+    record, distributions = session.open_record(), load_search_file(search).space.distributions()
+    text = '=1+1, "a"\r\n\t\0\udcff'
+    given: list[dict[str, Any]] = [
+        {"metric_a": text, "loss": 2.5, "curve": 2**70, "state": True},
+        {"metric_a": 3, "loss": 1, "curve": 1, "state": 1.5},
+        {"metric_a": True, "loss": 1, "curve": 1, "state": 1.5},
+    ]
+    for number, params in enumerate(given):
+        params.update(trial=number, param_trial=number / 4, λ="x")
+        island = "of another program" if number == 0 else number
+        assignment = record.start(params, distributions, 9, island=island, worker=0, generation=0)
+        assert assignment is not None
+        metrics = {"a": float("nan"), "trial": 7.0, "": 8.0, 'b,"\n': 9.0}
+        record.report(assignment, 1, float("nan"))
+        record.complete(assignment, 0.5, 1.0, metrics)
+    escaped = text.replace("\udcff", "\\udcff")
+    names = ["trial", "param_trial", "metric_a", "loss", "curve", "state", "λ"]
+    rows = json_rows(export(tmp_path / "run", "--to", "json")[1])
+    for row, params, known in zip(rows, given, (escaped, 3, True), strict=True):
+        assert {name: row[f"param_{name}"] for name in names} == {**params, "metric_a": known}
+        assert (row["trial"], row["metric_trial"], row["metric_"], row['metric_b,"\n']) == (params["trial"], 7, 8, 9)
+        assert (row["metric_a"], row["loss"], row["state"], row["curve"]) == (None, 0.5, "complete", [None])
+        assert [type(row[f"param_{name}"]) for name in ("loss", "state")] == [
+            type(params["loss"]),
+            type(params["state"]),
+        ]
+    first = csv_rows(export(tmp_path / "run", "--to", "csv")[1])[0]
+    assert first["param_metric_a"] == escaped.replace("\r", "\\x0d").replace("\0", "\\x00")
+    assert list(first) == list(rows[0])
+
+    export(tmp_path / "run", "--to", "parquet", "-o", tmp_path / "run.parquet")
+    table = parquet_rows(tmp_path / "run.parquet")
+    assert list(table[0]) == list(rows[0])
+    assert [row["param_metric_a"] for row in table] == [escaped, "3", "True"], "several types in one column are texts"
+    assert [row["param_loss"] for row in table] == [2.5, 1.0, 1.0]
+    assert [row["param_curve"] for row in table] == [str(2**70), "1", "1"], "beyond 64 bits"
+    assert [row["param_state"] for row in table] == ["True", "1.5", "1.5"]
+    assert [row["curve"] for row in table] == [[None]] * 3
+    assert [row["island"] for row in table] == ["of another program", "1", "2"]
+
+
+def test_a_run_in_which_nothing_was_started_has_its_columns(tmp_path: Path, export: Export) -> None:
+    start(tmp_path / "run")
+    columns = [column for column in COLUMNS if column != "metric_accuracy"]
+    assert export(tmp_path / "run", "--to", "csv") == (0, (",".join(columns) + "\n").encode(), "")
+    assert json_rows(export(tmp_path / "run", "--to", "json")[1]) == []
+    export(tmp_path / "run", "--to", "parquet", "-o", tmp_path / "run.parquet")
+    assert pq.read_table(tmp_path / "run.parquet").column_names == columns
+    assert parquet_rows(tmp_path / "run.parquet") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "Missing option '--to'"),
+        (["run", "--to", "xls"], "--to xls: must be one of csv, json, parquet"),
+        (["run", "--to", "parquet"], "--to parquet needs a file: add -o FILE"),
+        (["run", "--to", "csv", "-o", "here"], "-o here exists: add --overwrite to replace it, or name another file"),
+        (["run", "--to", "csv", "-o", "."], "-o . exists"),
+        (["run", "--to", "csv", "-o", "nowhere/x"], "-o nowhere/x cannot be written: No such file or directory"),
+        (["run", "--to", "csv", "-o", "here/x"], "-o here/x cannot be written: Not a directory"),
+        (["run", "--to", "csv", "-o", "run", "--overwrite"], "-o run cannot be written: Is a directory"),
+        (["run", "--to", "csv", "-o", "x" * 300], "cannot be written: File name too long"),
+        (["nowhere", "--to", "csv"], "nowhere holds no run: there is no nowhere/run.json"),
+        (["here", "--to", "csv"], "here/run.json cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_message_and_leaves_nothing(
+    tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    start(Path("run"))
+    Path("here").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    status, out, err = export(*arguments)
+    assert (status, out) == (2, b"")
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+    assert Path("here").read_text() == "mine"
+
+
+def test_a_file_is_replaced_where_that_is_asked_for_and_only_by_a_whole_one(tmp_path: Path, export: Export) -> None:
+    complete(start(tmp_path / "run").open_record(), 1, 2, 3, 4)
+    out = tmp_path / "out.csv"
+    out.write_text("mine")
+    command = [tmp_path / "run", "--to", "csv", "-o", out, "--overwrite"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))  # a disk with little room
+    try:
+        full = export(*command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert full == (2, b"", f"error: -o {out} cannot be written: File too large\n")
+    assert out.read_text() == "mine"
+    assert export(*command) == (0, b"", "")
+    assert [row["loss"] for row in csv_rows(out.read_bytes())] == ["1.0", "2.0", "3.0", "4.0"]
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "out.csv"}
+
+
+def test_parquet_says_what_it_needs(tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(tmp_path / "run")
+    for module in [name for name in sys.modules if name.startswith("pyarrow.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    status, _, err = export(tmp_path / "run", "--to", "parquet", "-o", tmp_path / "x")
+    assert status == 2
+    assert err.startswith("error: --to parquet: ")
+    assert "pip install 'hpo-islands[parquet]'" in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("reader", "status", "message"), [("closed", 1, ""), ("full", 2, "error: the standard output")]
+)
+def test_a_reader_that_has_enough_ends_it_quietly(tmp_path: Path, reader: str, status: int, message: str) -> None:
+    complete(start(tmp_path / "run").open_record(), 1)
+    command = [sys.executable, "-c", "from hpo.cli import main; main()", "export", str(tmp_path / "run"), "--to", "csv"]
+    here, there = os.pipe()
+    os.close(here)
+    with os.fdopen(there, "w") as closed, Path("/dev/full").open("w") as full:
+        out = closed if reader == "closed" else full
+        job = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert job.returncode == status
+    assert job.stderr.startswith(message)
+    assert len(job.stderr.splitlines()) == len(message.splitlines())
+
+
+def test_the_run_is_only_read(tmp_path: Path, export: Export) -> None:
+    run_dir = run_of_everything(tmp_path)
+    before = {path: path.read_bytes() for path in RunDir(run_dir).path.iterdir()}
+    export(run_dir, "--to", "json")
+    assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
