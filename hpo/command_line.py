@@ -61,3 +61,5 @@ def call(app: typer.Typer, program: str) -> int:
             file=sys.stderr,
         )
         return 2
+    except typer.Abort:  # Ctrl-C
+        return 130
