@@ -43,6 +43,10 @@ class Bell:
             return [number for number in self._sound.recv(4096) if number in self._signals]
         return []
 
+    def fileno(self) -> int:
+        """Give what can be waited for together with other files; it can be read when there was a ring."""
+        return self._sound.fileno()
+
     def ring(self) -> None:
         """End a wait; from any thread."""
         with suppress(OSError):

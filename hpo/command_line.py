@@ -64,3 +64,5 @@ def call(app: typer.Typer, program: str) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.CRASHED
+    except typer.Abort:  # Ctrl-C
+        return Exit.CUT_SHORT

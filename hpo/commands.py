@@ -124,6 +124,18 @@ def export(
         raise UsageError(f"-o {error}") from error
 
 
+@app.command()
+def watch(
+    context: typer.Context,
+    run_dir: RunDirectory,
+    storage: Storage = None,
+) -> None:
+    """Watch a run: how far it is, what is best, what its workers do. q or Ctrl-C leaves it alone."""
+    from hpo.report.live import watch
+
+    context.exit(watch(run_dir, storage))
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     context: typer.Context,

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.confirmation import compare, plan_of
 from hpo.run_dir import RunDir
-from hpo.study import CONFIRMATIONS, confirmations_of, existing_study
+from hpo.study import CONFIRMATIONS, confirmations_of, existing_study, mistakes
 from hpo.summary import summarize
 from hpo.trials import Evaluation
 from hpo.winner import winner_of
 
 if TYPE_CHECKING:
     import optuna
+
+    from hpo.record import Record
 
 
 class RunReader:
@@ -56,3 +62,76 @@ class RunReader:
     def summary(self, top_n: int) -> dict[str, Any]:
         """Summarise the run as it stands: summary.json without the times."""
         return summarize(self.evaluations(), self.about["budget"], top_n, self.confirmations())
+
+    def follow(self) -> Follower:
+        """Read the run again and again, each time at the cost of what is new."""
+        return Follower(self.run_dir, self._located, self._record)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What there was of a run at a moment.
+
+    `about` is its run.json; `in_use` tells whether it goes on, None where this cannot be told from this host, and
+    `holder` who is or was at it; `stopped` is why it has ended by itself before it was done, if it has.
+    """
+
+    at: float
+    about: dict[str, Any]
+    evaluations: list[Evaluation]
+    confirmations: list[Evaluation]
+    in_use: bool | None
+    holder: str = ""
+    stopped: str = ""
+
+
+class Follower:
+    """Looks at a run; what has ended is converted once. Made by `RunReader.follow`."""
+
+    def __init__(self, run_dir: RunDir, located: str, record: Record) -> None:
+        self._run_dir = run_dir
+        self._located = located
+        self._search = _Known(record)
+        self._confirmations: _Known | None = None
+
+    def look(self) -> Look:
+        """Read what is new. Raises UsageError where the run cannot be read any more."""
+        in_use = self._run_dir.in_use  # first: what has ended by then is in the record
+        about = self._run_dir.read()  # anew: a session that resumes the run writes another one
+        plan = plan_of(about["confirm"], about["seed"], about["settings"])
+        with mistakes(self._located):
+            evaluations = self._search.read()
+            confirmations = plan.of(self._confirming(about["study"])) if plan.count else []
+        stopped = "" if in_use else self._stopped()
+        return Look(time.time(), about, evaluations, confirmations, in_use, self._run_dir.holder, stopped)
+
+    def _confirming(self, study_name: str) -> list[Evaluation]:
+        if self._confirmations is None:
+            record = self._search.record.beside(study_name + CONFIRMATIONS)
+            if record is None or record.about().get("confirms") != study_name:
+                return []
+            self._confirmations = _Known(record)
+        return self._confirmations.read()
+
+    def _stopped(self) -> str:
+        """Give the reason in summary.json, unless that is older than the last session."""
+        run_dir = self._run_dir
+        with suppress(OSError, ValueError, AttributeError):
+            if run_dir.summary_json.stat().st_mtime >= run_dir.run_json.stat().st_mtime:
+                summary = json.loads(run_dir.summary_json.read_text())
+                exhausted = "the search space is exhausted" if summary.get("exhausted") else ""
+                return str(summary.get("stopped") or exhausted)
+        return ""
+
+
+class _Known:
+    """All evaluations of a record, of which only those are read again that can have changed."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self._evaluations: dict[int, Evaluation] = {}
+
+    def read(self) -> list[Evaluation]:
+        for evaluation in (*self.record.news(), *self.record.running()):
+            self._evaluations[evaluation.trial] = evaluation
+        return list(self._evaluations.values())

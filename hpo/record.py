@@ -25,6 +25,7 @@ from hpo.trials import INTERRUPTED, Evaluation, evaluation_of
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.pruners import BasePruner
+    from optuna.storages import BaseStorage
 
 _MOST_DEATHS = 5
 _REPEATED = ("propagator", "confirms", "seed")  # attributes that the repeat of a trial has too
@@ -46,7 +47,7 @@ class Record:
     are started, for a budget that several processes share; a record that is only read needs none.
     """
 
-    def __init__(self, storage: str | Path, study_name: str, lock: str | Path = "") -> None:
+    def __init__(self, storage: str | Path | BaseStorage, study_name: str, lock: str | Path = "") -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._storage = open_storage(storage)
         self._study_id = self._storage.get_study_id_from_name(study_name)
@@ -91,6 +92,13 @@ class Record:
     def about(self) -> dict[str, Any]:
         """Give what the study knows of itself: its `space`, the study it `confirms`, what it has `taken_over`."""
         return self._storage.get_study_user_attrs(self._study_id)
+
+    def beside(self, study_name: str) -> Record | None:
+        """Open another study of the same storage, to be read, without reading it all again; None if there is none."""
+        try:
+            return Record(self._storage, study_name)
+        except KeyError:
+            return None
 
     def remember_source(self, source: str) -> None:
         """Remember that everything of another run has been taken over."""
@@ -242,6 +250,11 @@ class Record:
                 del self._told[trial.number]
         self._over = len(trials)
         return [evaluation_of(trial) for trial in changed]
+
+    def running(self) -> list[Evaluation]:
+        """Give the evaluations that go on now, each with its losses so far."""
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
+        return [evaluation_of(trial) for trial in trials]
 
     def _is_known(self, params: Mapping[str, Any], trials: Sequence[FrozenTrial]) -> bool:
         self._tried.update(frozenset(trial.params.items()) for trial in trials[self._counted :])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -61,16 +62,32 @@ class RunDir:
                 raise UsageError(f"--run-dir {self.path}: cannot write to {path}")
 
     @property
-    def in_use(self) -> bool:
-        """Whether a run is in this directory now."""
+    def in_use(self) -> bool | None:
+        """Whether a run is in this directory now; None where that cannot be told from this host.
+
+        A lock that another host holds is not seen on every shared file system. A run that has ended by itself has left
+        the file that shows who had it empty.
+        """
         try:
-            with self.lock.open("r+") as file:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return True
-        except OSError:
+            with self.lock.open() as file:
+                locked = _is_locked(file)
+        except FileNotFoundError:
             return False
-        return False
+        except OSError:
+            return None
+        holder = re.match(r"process (\d{1,9}) on (.*) since ", self.holder)
+        if locked or not holder:
+            return bool(locked)
+        if holder[2] != socket.gethostname():
+            return None
+        return locked is None and _is_alive(int(holder[1]))
+
+    @property
+    def holder(self) -> str:
+        """Who is in this directory, or was when it died."""
+        with suppress(OSError, ValueError):
+            return self.lock.read_text().strip()[:200]
+        return ""
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -134,6 +151,30 @@ class RunDir:
             raise UsageError(f"{self.run_json} cannot be read: {error}") from error
         _check_content(content, self.run_json)
         return dict(content)
+
+
+def _is_locked(file: IO[str]) -> bool | None:
+    """Tell whether somebody has locked a file; None where it cannot be locked at all.
+
+    Those who ask do not keep each other from it, and need no leave to write.
+    """
+    try:
+        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        return None
+    return False
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 def _lock(file: IO[str]) -> None:

@@ -72,8 +72,10 @@ def is_hidden(storage: str) -> bool:
     return "***" in storage or storage.endswith("://...")
 
 
-def open_storage(storage: str | Path) -> BaseStorage:
-    """Open the journal file at a path, or the storage that a URL names."""
+def open_storage(storage: str | Path | BaseStorage) -> BaseStorage:
+    """Open the journal file at a path, or the storage that a URL names; one that is open stays as it is."""
+    if isinstance(storage, BaseStorage):
+        return storage
     if isinstance(storage, str) and "://" in storage:
         return optuna.storages.get_storage(storage)
     return JournalStorage(Journal(Path(storage)))

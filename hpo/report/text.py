@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,3 +42,19 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as minutes and seconds, with hours or days where there are any; "?" where it is not known."""
+    if not math.isfinite(seconds):
+        return "?"
+    whole = max(0, int(seconds))
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days} d {hours:02d} h"
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def printable(text: str) -> str:
+    """Write a space for all that is no visible character: it could move the cursor, or turn the line around."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,0 +1,57 @@
+"""Hyperparameters in columns, as many as there is room for; the heading says how many more there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from hpo.report.lines import GAP, Pen
+from hpo.report.text import value
+
+_NARROWEST = 5  # to which a name is cut, where its values are no wider
+_WIDEST = 16
+
+
+class Columns:
+    """The columns for some individuals, which are at most `room` wide together."""
+
+    def __init__(self, pen: Pen, individuals: Sequence[Mapping[str, Any]], room: int) -> None:
+        self._pen = pen
+        names = list(dict.fromkeys(name for params in individuals for name in params))
+        cells = {name: [pen.text(value(params.get(name, ""))).cell_len for params in individuals] for name in names}
+        whole = {name: min(_WIDEST, max([cell_len(name), *cells[name]])) for name in names}
+        self._more = 0
+        self._widths = {name: min(whole[name], max([_NARROWEST, *cells[name]])) for name in names}
+        while self._widths and self._width > room:
+            self._widths.popitem()
+            self._more += 1
+        for name, width in self._widths.items():
+            self._widths[name] = width + min(whole[name] - width, room - self._width)
+
+    @property
+    def heading(self) -> Text:
+        """The names, and how many of them are left out."""
+        line = self._line({name: name for name in self._widths}, "bold")
+        return line.append(self._more_text, "bold")
+
+    def row(self, params: Mapping[str, Any]) -> Text:
+        """The values of one individual."""
+        return self._line(params, "")
+
+    @property
+    def _more_text(self) -> str:
+        return f"{' ' * GAP if self._widths else ''}+{self._more} more" if self._more else ""
+
+    @property
+    def _width(self) -> int:
+        return sum(self._widths.values()) + GAP * (len(self._widths) - 1) + len(self._more_text)
+
+    def _line(self, values: Mapping[str, Any], style: str) -> Text:
+        cells = [
+            self._pen.cut(self._pen.text(value(values.get(name, "")), style), width, fill=True)
+            for name, width in self._widths.items()
+        ]
+        return Text(" " * GAP).join(cells)

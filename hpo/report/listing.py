@@ -1,0 +1,53 @@
+"""A run as plain lines, for a pipe or a terminal that can do no more: one for each evaluation as it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from hpo.reader import Look
+from hpo.report.lines import Pen
+from hpo.report.progress import SECONDS_BETWEEN_ESTIMATES, Lines
+from hpo.report.standing import Standing
+from hpo.report.text import named, number
+from hpo.report.view import progress
+from hpo.trials import Evaluation
+
+
+class Listing:
+    """Prints what has ended since the look before; what had ended at the first look is not told."""
+
+    def __init__(self, first: Look, pen: Pen) -> None:
+        self._pen = pen
+        self._search = _Stage(first.evaluations)
+        self._confirmation = _Stage(first.confirmations)
+        self._estimated = time.monotonic()
+
+    def tell(self, look: Look, run: Standing) -> None:
+        """Print a line for each evaluation that has ended, and now and then the time left."""
+        lines = self._search.lines(look.evaluations, look.about["budget"])
+        lines += self._confirmation.lines(look.confirmations, len(look.confirmations))
+        if time.monotonic() - self._estimated > SECONDS_BETWEEN_ESTIMATES and run.done < run.total:
+            self._estimated = time.monotonic()
+            best = run.best
+            so_far = f"best so far {number(best.loss)} (trial {best.trial}: {named(best.params)}), " if best else ""
+            lines.append(f"-- {so_far}{progress(run)}")
+        for line in lines:
+            print(self._pen.shown(line), flush=True)
+
+
+class _Stage:
+    """The search or its confirmation; it has a heading of its own when there is something to tell."""
+
+    def __init__(self, past: Sequence[Evaluation]) -> None:
+        self._told = {evaluation.trial for evaluation in past if evaluation.finished}
+        self._lines = Lines(past, budget=0)
+        self._headed = False
+
+    def lines(self, evaluations: Sequence[Evaluation], budget: int) -> list[str]:
+        self._lines.budget = budget
+        ended = [one for one in evaluations if one.counts and one.trial not in self._told]
+        self._told.update(evaluation.trial for evaluation in ended)
+        heading = [self._lines.heading] if ended and not self._headed else []
+        self._headed = self._headed or bool(ended)
+        return heading + [self._lines.line(one) for one in sorted(ended, key=lambda one: one.ended)]

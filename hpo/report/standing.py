@@ -1,0 +1,243 @@
+"""How a run stands at a moment: how far it is, how fast, and what its islands and workers do. Pure computation."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import sys
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from hpo.confirmation import compare
+from hpo.reader import Look
+from hpo.trials import Evaluation
+
+_RECENT = 20  # evaluations from which the pace is told, or twice as many as are going on
+_LATEST = 50
+
+GOING_ON = ("searching", "confirming", "ending", "unknown")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Evaluations per minute, and the seconds that are left; None where nothing tells them yet."""
+
+    per_minute: float | None = None
+    left: float | None = None
+
+
+@dataclass(frozen=True)
+class Island:
+    """An island: how many individuals have been evaluated on it, its best, and how many of them failed."""
+
+    index: int
+    population: int
+    best: Evaluation | None
+    failed: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is shown of a run.
+
+    `phase` is searching, confirming, ending, finished, stopped, died or unknown (whether it goes on cannot be told from
+    this host), and `why` says more of it. `done` of `total` evaluations are those of the search, or of its
+    confirmation while that goes on. `running` holds one evaluation per worker, the oldest first, and `idle` the other
+    workers of this session; `latest` what has ended, the last one first. `improvements` are the seconds in which
+    something was evaluated before a new best was found, and its loss; `worked` is all such seconds. `to_confirm` says
+    that the best will be confirmed, and `confirmed` what came out of it, as `hpo.confirmation.compare` gives it.
+    """
+
+    at: float
+    phase: str
+    why: str
+    done: int
+    total: int
+    pace: Pace
+    counts: dict[str, int]
+    best: Evaluation | None
+    islands: list[Island]
+    running: list[Evaluation]
+    idle: list[int]
+    latest: list[Evaluation]
+    improvements: list[tuple[float, float]]
+    worked: float
+    to_confirm: bool
+    confirmed: list[dict[str, Any]]
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended by itself, or has done all it was to do."""
+        return self.phase in ("finished", "stopped")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run goes on, for all that can be told."""
+        return self.phase in GOING_ON
+
+
+def standing(look: Look) -> Standing:
+    """Work out how a run stands."""
+    evaluations, confirmations = look.evaluations, look.confirmations
+    everything = [*evaluations, *confirmations]
+    phase, why = _phase(look)
+    shown = confirmations if phase == "confirming" else evaluations
+    total = len(confirmations) if phase == "confirming" else look.about["budget"]
+    done = sum(evaluation.counts for evaluation in shown)
+    goes_on = phase in GOING_ON
+    running = _running(everything)
+    since = _session_start(look.about)
+    time = WorkingTime(everything, look.at if goes_on else -math.inf)
+    return Standing(
+        at=look.at,
+        phase=phase,
+        why=why,
+        done=done,
+        total=total,
+        pace=pace(shown, total - done, since, look.at if goes_on else None),
+        counts=_counts(evaluations),
+        best=_best(evaluations),
+        islands=_islands(evaluations, look.about),
+        running=running,
+        idle=_idle(everything, running, since) if goes_on else [],
+        latest=heapq.nlargest(_LATEST, (e for e in everything if e.counts), key=lambda e: (e.ended, e.trial)),
+        improvements=_improvements(evaluations, time),
+        worked=time.total,
+        to_confirm=phase == "searching" and look.about["confirm"] > 0,
+        confirmed=compare(confirmations) if confirmations else [],
+    )
+
+
+class WorkingTime:
+    """The time of a run without the pauses in which nothing was evaluated; what is running is, until `now`."""
+
+    def __init__(self, evaluations: Iterable[Evaluation], now: float) -> None:
+        spans = [(e.started, e.ended) for e in evaluations if e.counts]
+        spans += [(e.started, now) for e in evaluations if e.state == "running"]
+        self._starts: list[float] = []
+        self._before: list[float] = []  # working time before each start
+        self.total = 0.0
+        end = -math.inf
+        for start, stop in sorted(span for span in spans if span[0] <= span[1]):
+            if start > end:
+                self._starts.append(start)
+                self._before.append(self.total)
+                end = start
+            if stop > end:
+                self.total += stop - end
+                end = stop
+
+    def at(self, moment: float) -> float:
+        """Give the working time up to a moment in which something was evaluated."""
+        place = bisect_right(self._starts, moment) - 1
+        return self._before[place] + moment - self._starts[place] if place >= 0 else 0.0
+
+
+def pace(evaluations: Sequence[Evaluation], to_do: int, since: float, now: float | None) -> Pace:
+    """Tell the pace of the last evaluations that this session, which began at `since`, has ended.
+
+    The time since the last of them counts, so that a run which hangs is seen to be slow. `now` is None where nothing
+    goes on; then it is the pace of the whole session, and no time is left.
+    """
+    ours = [evaluation for evaluation in evaluations if evaluation.started >= since]
+    ended = sorted((evaluation for evaluation in ours if evaluation.counts), key=lambda evaluation: evaluation.ended)
+    running = [evaluation for evaluation in ours if evaluation.state == "running"]
+    recent = ended[-max(_RECENT, 2 * len(running)) :] if now is not None else ended
+    if not recent:
+        return Pace()
+    whole = len(recent) == len(ended)
+    start = min(evaluation.started for evaluation in ours) if whole else ended[-len(recent) - 1].ended
+    seconds = max(ended[-1].ended, now or 0.0) - start
+    if seconds <= 0:
+        return Pace()
+    per_minute = 60 * len(recent) / seconds
+    if now is None:
+        return Pace(per_minute)
+    # What is running is partly done. Without it, the first of 100 workers to end would foretell 100 times too much.
+    typical = sum(evaluation.ended - evaluation.started for evaluation in recent) / len(recent)
+    begun = (
+        sum(min(1.0, max(0.0, now - evaluation.started) / typical) for evaluation in running) if typical > 0 else 0.0
+    )
+    return Pace(per_minute, max(0.0, to_do - begun) * seconds / (len(recent) + (begun if whole else 0.0)))
+
+
+def _phase(look: Look) -> tuple[str, str]:
+    """Say in which phase a run is, and what more there is to say of that."""
+    confirming = any(evaluation.state == "running" for evaluation in look.confirmations)
+    unconfirmed = confirming or any(evaluation.state == "waiting" for evaluation in look.confirmations)
+    searching = any(evaluation.state == "running" for evaluation in look.evaluations)
+    spent = sum(evaluation.counts for evaluation in look.evaluations) >= look.about["budget"]
+    to_confirm = look.about["confirm"] and not look.confirmations and _best(look.evaluations) is not None
+    finished = spent and not searching and not unconfirmed and not to_confirm
+    if look.in_use:
+        confirming = confirming or (unconfirmed and spent and not searching)
+        return ("ending" if finished else "confirming" if confirming else "searching"), ""
+    if finished:
+        return "finished", ""
+    if look.in_use is None:
+        return "unknown", f"{look.holder or 'the run'} may still go on; its lock cannot be seen from this host"
+    return ("died", look.holder.split(" since ")[0]) if look.holder else ("stopped", look.stopped)
+
+
+def _session_start(about: dict[str, Any]) -> float:
+    """Give when the last session began, to the second; minus infinity if run.json does not say it."""
+    try:
+        return datetime.strptime(about["started"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return -math.inf
+
+
+def _best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
+    return min((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial), default=None)
+
+
+def _counts(evaluations: Iterable[Evaluation]) -> dict[str, int]:
+    """Count evaluations by state, and apart from them what was taken over."""
+    return dict(Counter("taken over" if evaluation.origin else evaluation.state for evaluation in evaluations))
+
+
+def _islands(evaluations: Sequence[Evaluation], about: dict[str, Any]) -> list[Island]:
+    """Give the islands on which something was evaluated; those of an earlier session that had more are dealt out."""
+    layout = about.get("layout")
+    given = layout.get("islands") if isinstance(layout, dict) else None
+    number = given if isinstance(given, int) and given > 0 else sys.maxsize
+    groups: dict[int, list[Evaluation]] = {}
+    for evaluation in evaluations:
+        if evaluation.finished or evaluation.state == "running":
+            groups.setdefault(evaluation.island % number, []).append(evaluation)
+    return [
+        Island(
+            index,
+            sum(evaluation.finished for evaluation in group),
+            _best(group),
+            sum(evaluation.state == "failed" for evaluation in group),
+        )
+        for index, group in sorted(groups.items())
+    ]
+
+
+def _running(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+    """Give what each worker evaluates; where an earlier session has died, the last of what it has left counts."""
+    by_worker: dict[int, Evaluation] = {}
+    for evaluation in sorted((e for e in evaluations if e.state == "running"), key=lambda e: e.started):
+        by_worker[evaluation.worker] = evaluation
+    return sorted(by_worker.values(), key=lambda evaluation: (evaluation.started, evaluation.worker))
+
+
+def _idle(evaluations: Iterable[Evaluation], running: Iterable[Evaluation], since: float) -> list[int]:
+    seen = {evaluation.worker for evaluation in evaluations if evaluation.started >= since}
+    return sorted(seen - {evaluation.worker for evaluation in running})
+
+
+def _improvements(evaluations: Iterable[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:
+    """Give when there was a new best; what was taken over was there from the beginning."""
+    found: list[tuple[float, float]] = []
+    complete = [(0.0 if e.origin else time.at(e.ended), e.loss) for e in evaluations if e.state == "complete"]
+    for seconds, loss in sorted(complete):
+        if math.isfinite(loss) and (not found or loss < found[-1][1]):
+            found.append((seconds, loss))
+    return found

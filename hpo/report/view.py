@@ -1,0 +1,267 @@
+"""A run in a terminal of any size: as much of it as there are lines for, and how much more there is."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from hpo.report.columns import Columns
+from hpo.report.lines import GAP, Pen
+from hpo.report.plot import Steps
+from hpo.report.standing import Island, Standing
+from hpo.report.text import clock, duration, number, value
+from hpo.trials import Evaluation
+
+_PHASES = {
+    "searching": ("searching", "bold"),
+    "confirming": ("confirming the best", "bold"),
+    "ending": ("ending", "bold"),
+    "finished": ("finished", "bold green"),
+    "stopped": ("stopped", "bold yellow"),
+    "died": ("died", "bold red"),
+    "unknown": ("running or not?", "bold yellow"),
+}
+_STATES = {
+    **{state: state for state in ("complete", "pruned", "failed", "running", "waiting", "taken over")},
+    "interrupted": "interrupted and repeated",
+}
+_STYLES = {"failed": "red", "pruned": "yellow"}
+_HEIGHT_WITH_GAPS = 20
+_PLOT_ROWS = 8
+_PLOT_WIDTH = 24
+_ISLANDS_WIDTH = 37
+
+
+class View:
+    """Draws the run in a directory."""
+
+    def __init__(self, path: Path, pen: Pen, braille: bool) -> None:
+        self._path = path
+        self._pen = pen
+        self._braille = braille
+
+    def draw(self, run: Standing, height: int, footer: str = "") -> list[Text]:
+        """Give the lines, `height` at most; the footer is on the last one of them."""
+        head = self.head(run)
+        drawers: list[tuple[int, Callable[[int], list[Text]]]] = [
+            (self._rows_of_islands(run), lambda rows: self._middle(run, rows)),
+            (len(run.running) + len(run.idle), lambda rows: self._workers(run, rows)),
+            (len(run.latest), lambda rows: self._latest(run, rows)),
+        ]
+        sections = [(rows, draw) for rows, draw in drawers if rows]
+        gap = [self._pen.text("")] if height >= _HEIGHT_WITH_GAPS else []
+        room = height - len(head) - bool(footer) - len(gap) * len(sections)
+        lines = head
+        for share, (_, draw) in zip(shares([rows + 1 for rows, _ in sections], room), sections, strict=True):
+            if share > 1:
+                lines += [*gap, *draw(share - 1)]
+        lines = lines[: height - bool(footer)]
+        if footer:
+            lines += [self._pen.text("") for _ in range(height - 1 - len(lines))] + [self._pen.text(footer, "dim")]
+        return [self._pen.cut(line) for line in lines]
+
+    def head(self, run: Standing) -> list[Text]:
+        """Give the first lines: how far it is, and what is best."""
+        return [self._pen.cut(line) for line in self._head(run)]
+
+    def _head(self, run: Standing) -> Iterator[Text]:
+        pen, (phase, style) = self._pen, _PHASES[run.phase]
+        name = str(self._path)
+        room = pen.width - len(phase) - 2
+        yield pen.between(pen.text(name if len(name) <= room else f"...{name[3 - room :]}"), pen.text(phase, style))
+        for line in textwrap.wrap(_why(run), pen.width)[:2]:
+            yield pen.text(line, style)
+        yield self._bar(run)
+        yield self._counts(run)
+        if run.best is None:
+            yield pen.text("no evaluation is complete")
+            return
+        yield self._best(run, run.best)
+        yield pen.text(pen.some(_named({**run.best.params, **run.best.metrics}), pen.width))
+        if run.confirmed and run.confirmed[0]["mean"] is not None:
+            first = run.confirmed[0]
+            mean, seeds = number(first["mean"]), len(first["losses"])
+            yield pen.text(f"confirmed: trial {first['trial']} is first, mean loss {mean} of {seeds} other seeds")
+
+    def _bar(self, run: Standing) -> Text:
+        text = progress(run)
+        width = self._pen.width - len(text) - 2
+        full = width * min(run.done, run.total) // run.total if width > 0 else 0
+        done, rest = "#-" if self._pen.plain else "\u2501\u2500"
+        return Text.assemble((done * full, "green"), (rest * (width - full), "dim"), "  ", text)
+
+    def _counts(self, run: Standing) -> Text:
+        names = _STATES if run.goes_on else {**_STATES, "running": "not ended"}
+        counted = [
+            Text(f"{run.counts[state]} {name}", _STYLES.get(state, ""))
+            for state, name in names.items()
+            if run.counts.get(state)
+        ]
+        return Text(", ").join(counted) if counted else self._pen.text("no evaluation has begun")
+
+    def _best(self, run: Standing, best: Evaluation) -> Text:
+        found = f"found {clock(run.at - best.ended)} ago on island {best.island} by worker {best.worker}"
+        if best.origin:
+            found = f"taken over from {best.origin}"
+        return Text.assemble(("best ", "bold green"), (number(best.loss), "bold green")).append_text(
+            self._pen.text(f"  trial {best.trial}, {found}")
+        )
+
+    def _rows_of_islands(self, run: Standing) -> int:
+        return max(len(run.islands), _PLOT_ROWS if self._has_plot(run) else 0)
+
+    def _has_plot(self, run: Standing) -> bool:
+        return bool(run.improvements) and self._pen.width >= _ISLANDS_WIDTH + _PLOT_WIDTH
+
+    def _middle(self, run: Standing, rows: int) -> list[Text]:
+        """Put the plot and the islands side by side where there is room for both."""
+        islands = self._islands(run.islands, rows)
+        if not self._has_plot(run) or rows < 3:
+            return islands
+        width = self._pen.width - _ISLANDS_WIDTH
+        pairs = itertools.zip_longest(self._plot(run, width - 3, min(rows, _PLOT_ROWS)), islands, fillvalue=Text())
+        return [Text.assemble(self._pen.cut(left, width, fill=True), right) for left, right in pairs]
+
+    def _plot(self, run: Standing, width: int, rows: int) -> list[Text]:
+        steps = Steps(run.improvements, run.worked)
+        labels = [number(steps.high) if steps.high > steps.low else "", *[""] * (rows - 3), number(steps.low)]
+        left = max(map(len, labels))
+        lines = [self._pen.text(f"best loss over time{', logarithmic' if steps.logarithmic else ''}", "bold")]
+        for label, line in zip(labels, steps.draw(width - left - 1, rows - 1, self._braille), strict=True):
+            lines.append(Text.assemble(f"{label:>{left}} ", (line, "green")))
+        lines.append(self._pen.text(f"{'':{left}} 0:00{clock(run.worked):>{width - left - 5}}"))
+        return lines
+
+    def _islands(self, islands: Sequence[Island], rows: int) -> list[Text]:
+        """List islands, the best first where there is no room for all; the others are put together."""
+        shown, rest = list(islands), []
+        if len(islands) > rows:
+            ranked = sorted(islands, key=lambda island: _loss(island.best))
+            shown, rest = ranked[: rows - 1], ranked[rows - 1 :]
+        table = [_island_row(str(island.index), [island]) for island in shown]
+        if rest:
+            table.append(_island_row(f"+{len(rest)}", rest))
+        lines = self._pen.table(("island", "population", "best", "failed"), table)
+        return [self._pen.cut(line, _ISLANDS_WIDTH) for line in lines]
+
+    def _workers(self, run: Standing, rows: int) -> list[Text]:
+        """List workers, those that evaluate for longest first where there is no room for all."""
+        running, idle, more = list(run.running), list(run.idle), None
+        if len(running) + len(idle) > rows:
+            running, rest = running[: rows - 1], running[rows - 1 :]
+            busy = f"{len(rest)} evaluating" if run.goes_on else f"{len(rest)} not ended"
+            more = f"+{len(rest) + len(idle)} workers: {busy}, {len(idle)} idle"
+            idle = []
+        shown: list[Evaluation | int] = [*running, *idle]
+        if not more:
+            shown.sort(key=lambda one: one if isinstance(one, int) else one.worker)
+        fixed = self._pen.table(
+            ("worker", "island", "trial", "epochs", "loss", "for"), [_worker_row(one, run) for one in shown]
+        )
+        what = ["idle" if isinstance(one, int) else self._said_of(one) or one.params for one in shown]
+        lines = self._beside(fixed, what)
+        return lines + ([self._pen.text(more)] if more else [])
+
+    def _latest(self, run: Standing, rows: int) -> list[Text]:
+        shown = run.latest[:rows]
+        fixed = self._pen.table(
+            ("trial", "worker", "loss", "seconds", "ago"),
+            [
+                (
+                    str(one.trial),
+                    str(one.worker),
+                    number(one.loss)
+                    if one.state == "complete"
+                    else self._pen.text(one.state, _STYLES.get(one.state, "")),
+                    f"{one.seconds:.1f}",
+                    clock(run.at - one.ended),
+                )
+                for one in shown
+            ],
+        )
+        return self._beside(fixed, [one.failure or self._said_of(one) or one.params for one in shown])
+
+    def _said_of(self, evaluation: Evaluation) -> str:
+        return (
+            "" if evaluation.confirms is None else f"confirms trial {evaluation.confirms} with seed {evaluation.seed}"
+        )
+
+    def _beside(self, fixed: Sequence[Text], what: Sequence[str | Mapping[str, Any]]) -> list[Text]:
+        """Put hyperparameters in columns beside lines, of which the first one is the heading, or a text."""
+        room = max(0, self._pen.width - fixed[0].cell_len - GAP)
+        columns = Columns(self._pen, [one for one in what if not isinstance(one, str)], room)
+        rest = [self._pen.text(one) if isinstance(one, str) else columns.row(one) for one in what]
+        return [
+            Text(" " * GAP).join([left, right]) for left, right in zip(fixed, [columns.heading, *rest], strict=True)
+        ]
+
+
+def progress(run: Standing) -> str:
+    """Say how far a run is, how fast, and how much time is left, as far as that can be told."""
+    text = f"{run.done}/{run.total} {'confirmations' if run.phase == 'confirming' else 'evaluations'}"
+    if run.pace.per_minute is not None:
+        text += f", {_rate(run.pace.per_minute)} a minute"
+    if run.pace.left is not None and run.done < run.total:
+        text += f", about {_left(run.pace.left)} left{', then --confirm' if run.to_confirm else ''}"
+    return text
+
+
+def shares(wants: Sequence[int], room: int) -> list[int]:
+    """Share lines out evenly; who wants fewer than others gets no more than that."""
+    given = [0] * len(wants)
+    while room > 0 and given != list(wants):
+        for place, want in enumerate(wants):
+            if given[place] < want and room > 0:
+                given[place] += 1
+                room -= 1
+    return given
+
+
+def _why(run: Standing) -> str:
+    """Say in a sentence what is not as it should be, if anything is."""
+    if run.phase == "stopped":
+        return f"{run.why or 'no run is going on here'}. To go on: --resume"
+    if run.phase == "died":
+        return f"no run is going on here: {run.why} has died. To go on: --resume"
+    return run.why
+
+
+def _island_row(name: str, islands: Sequence[Island]) -> tuple[str, ...]:
+    best = min((_loss(island.best) for island in islands), default=float("inf"))
+    population, failed = (sum(getattr(island, what) for island in islands) for what in ("population", "failed"))
+    return name, str(population), "" if best == float("inf") else number(best), str(failed)
+
+
+def _worker_row(one: Evaluation | int, run: Standing) -> tuple[str, ...]:
+    """Give what a worker does, or did when the run ended: an evaluation, or nothing."""
+    if isinstance(one, int):
+        return str(one), "", "", "", "", ""
+    return (
+        str(one.worker),
+        str(one.island),
+        str(one.trial),
+        str(len(one.curve)),
+        number(min(one.curve.values())) if one.curve else "",
+        clock(run.at - one.started) if run.goes_on else "",
+    )
+
+
+def _loss(best: Evaluation | None) -> float:
+    return float("inf") if best is None else best.loss
+
+
+def _named(values: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value(item)}" for name, item in values.items()]
+
+
+def _rate(per_minute: float) -> str:
+    return f"{per_minute:.0f}" if per_minute >= 10 else f"{per_minute:.2g}"
+
+
+def _left(seconds: float) -> str:
+    return duration(seconds) if seconds >= 60 else f"{seconds:.0f} s"
