@@ -36,7 +36,7 @@ from hpo.session import Session
 from hpo.trials import Evaluation
 from tests.conftest import ROOT, Mpi, finish
 from tests.outcome import lines_of
-from tests.test_session import QUICK, start
+from tests.recorded import QUICK, start
 
 PROGRAM = ROOT / "run_islands.py"
 ABOUT: dict[str, Any] = {"budget": 100, "confirm": 0, "layout": {"islands": 2}}
