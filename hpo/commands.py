@@ -131,7 +131,7 @@ def watch(
     storage: Storage = None,
 ) -> None:
     """Watch a run: how far it is, what is best, what its workers do. q or Ctrl-C leaves it alone."""
-    from hpo.report.live import watch
+    from hpo.report.live.watch import watch
 
     context.exit(watch(run_dir, storage))
 

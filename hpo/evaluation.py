@@ -280,7 +280,7 @@ class Evaluator:
 
 
 def _checked(value: Any) -> tuple[float, dict[str, float]]:
-    """Take apart what an objective yielded: a loss, or a loss and a dict of metrics."""
+    """Take apart what an objective yielded: a loss, or a loss and metrics, of which those are kept that are finite."""
     loss, metrics = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
     if hasattr(loss, "item"):  # a tensor or a numpy scalar
         loss = loss.item()
@@ -288,4 +288,5 @@ def _checked(value: Any) -> tuple[float, dict[str, float]]:
         raise TypeError(f"an objective yields its validation loss, a number, not {value!r}")
     if not math.isfinite(loss):
         raise ValueError(f"the validation loss is {float(loss)}")
-    return float(loss), {str(name): float(metric) for name, metric in dict(metrics).items()}
+    numbers = {str(name): float(metric) for name, metric in dict(metrics).items()}
+    return float(loss), {name: metric for name, metric in numbers.items() if math.isfinite(metric)}

@@ -25,11 +25,11 @@ from rich.cells import cell_len
 
 from hpo.confirmation import plan_of
 from hpo.reader import Look, RunReader
-from hpo.report.lines import Pen
-from hpo.report.plot import Steps
-from hpo.report.standing import WorkingTime, standing
+from hpo.report.live.lines import Pen
+from hpo.report.live.plot import Steps
+from hpo.report.live.standing import WorkingTime, standing
+from hpo.report.live.view import View, shares
 from hpo.report.text import clock
-from hpo.report.view import View, shares
 from hpo.run_dir import RunDir
 from hpo.search_file import load_search_file
 from hpo.session import Session

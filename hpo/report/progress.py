@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from hpo.report.text import duration, named, number, short, value
+from hpo.report.text import duration, named, number, printable, short, value
 from hpo.trials import Evaluation, rank
 
 _POLL_SECONDS = 0.5
@@ -116,4 +116,4 @@ class Progress:
         return f"-- {so_far}{duration(elapsed)} gone, {left}"
 
     def _print(self, line: str) -> None:
-        print(line, file=self._out, flush=True)
+        print(printable(line), file=self._out, flush=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpo.reader import RunReader
-from hpo.report.text import duration, named, number, short, value
+from hpo.report.text import duration, named, number, printable, short, value
 from hpo.trials import Evaluation
 from hpo.weights import trial_of_weights
 from hpo.winner import examined
@@ -146,5 +146,5 @@ def _text(title: str, table: Table) -> str:
     console = Console(width=1000, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
         console.print(table, markup=False)
-    lines = [line.rstrip() for line in captured.get().splitlines() if line.strip()]
+    lines = [printable(line).rstrip() for line in captured.get().split("\n") if line.strip()]
     return "\n".join([title, *lines, ""])

@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.text import Text
 
-from hpo.report.columns import Columns
-from hpo.report.lines import GAP, Pen
-from hpo.report.plot import Steps
-from hpo.report.standing import Island, Standing
+from hpo.report.live.columns import Columns
+from hpo.report.live.lines import GAP, Pen
+from hpo.report.live.plot import Steps
+from hpo.report.live.standing import Island, Standing
 from hpo.report.text import clock, duration, number, value
 from hpo.trials import Evaluation
 

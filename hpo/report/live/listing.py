@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 
 from hpo.reader import Look
-from hpo.report.lines import Pen
+from hpo.report.live.lines import Pen
+from hpo.report.live.standing import Standing
+from hpo.report.live.view import progress
 from hpo.report.progress import SECONDS_BETWEEN_ESTIMATES, Lines
-from hpo.report.standing import Standing
 from hpo.report.text import named, number
-from hpo.report.view import progress
 from hpo.trials import Evaluation
 
 

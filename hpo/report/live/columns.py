@@ -8,7 +8,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
-from hpo.report.lines import GAP, Pen
+from hpo.report.live.lines import GAP, Pen
 from hpo.report.text import value
 
 _NARROWEST = 5  # to which a name is cut, where its values are no wider
