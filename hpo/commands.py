@@ -10,6 +10,7 @@ import typer
 
 from hpo.command_line import new_app, whole
 from hpo.errors import UsageError
+from hpo.trackers import TRACKERS, check_trackers
 
 app = new_app()
 
@@ -42,6 +43,20 @@ def top(
         print(json.dumps(summary, indent=2))
     else:
         print_tables(summary)
+
+
+@app.command()
+def track(
+    context: typer.Context,
+    run_dir: RunDirectory,
+    trackers: Annotated[list[str], typer.Option("--tracker", metavar="NAME", help=f"{', '.join(TRACKERS)}.")],
+    storage: Storage = None,
+) -> None:
+    """Show a run to trackers, as far as they have not been shown it."""
+    from hpo.trackers.tracking import track
+
+    check_trackers(trackers)
+    context.exit(0 if track(run_dir, tuple(dict.fromkeys(trackers)), storage) else 1)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

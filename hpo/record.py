@@ -227,6 +227,11 @@ class Record:
         self._over = len(trials)
         return [evaluation_of(trial) for trial in changed]
 
+    def running(self) -> list[Evaluation]:
+        """Give the evaluations that are going on, as far as their losses have been reported."""
+        running = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
+        return [evaluation_of(trial) for trial in running]
+
     def _is_known(self, params: Mapping[str, Any], trials: Sequence[FrozenTrial]) -> bool:
         self._tried.update(frozenset(trial.params.items()) for trial in trials[self._counted :])
         self._counted = len(trials)

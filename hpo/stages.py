@@ -25,13 +25,18 @@ from hpo.run_dir import write_json
 from hpo.search_file import SearchFile
 from hpo.session import Session
 from hpo.storage import without_password
+from hpo.study import CONFIRMATIONS
 from hpo.summary import busy_fraction, spent, summarize
+from hpo.trackers.tracking import Tracking
 from hpo.trials import Evaluation, rank
 from hpo.watch import Watch
 from hpo.worker import Worker
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
+
+_SECONDS_FOR_TRACKERS = 10.0
+_SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # the watch ends a run that has not stopped after 7
 
 
 class Stages:
@@ -64,6 +69,8 @@ class Stages:
         if world.rank == 0:
             watch.last_words = self.report
             print(session.headline, flush=True)
+        self._tracking = Tracking(options.trackers if world.rank == 0 else (), session.run_dir.path)
+        self._tracking.follow(session.storage, session.study_name)
 
     def search(self) -> None:
         """Search until the budget is spent, unless the target is reached already."""
@@ -102,6 +109,13 @@ class Stages:
             while evaluate({}, lambda: None, **place) is not None:
                 pass
             self._world.barrier()
+
+    def end(self) -> int:
+        """Report, let trackers come to an end, and give the exit status."""
+        self._tracking.finish()
+        status = self.report()
+        self._tracking.wait(_SECONDS_FOR_TRACKERS if self._watch.stopping is None else _SECONDS_FOR_TRACKERS_AT_A_STOP)
+        return status
 
     def report(self) -> int:
         """Print and write the summary as the record has it, and give the exit status that goes with it."""
@@ -157,6 +171,7 @@ class Stages:
         record = session.open_confirmations()
         to_do = session.plan.to_do(best, record.evaluations())
         total = session.plan.begin(record, best, self._search.space)
+        self._tracking.follow(session.storage, session.study_name + CONFIRMATIONS)
         if not to_do:
             return 0
         seeds = f"{session.plan.count} other seed{'' if session.plan.count == 1 else 's'}"
