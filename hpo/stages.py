@@ -35,6 +35,7 @@ from hpo.worker import Worker
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
 
+_NICENESS_OF_TRACKERS = 10  # ranks come first, one of which may have the same core
 _SECONDS_FOR_TRACKERS = 10.0
 _SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # the watch ends a run that has not stopped after 7
 
@@ -69,7 +70,8 @@ class Stages:
         if world.rank == 0:
             watch.last_words = self.report
             print(session.headline, flush=True)
-        self._tracking = Tracking(options.trackers if world.rank == 0 else (), session.run_dir.path)
+        trackers = options.trackers if world.rank == 0 else ()
+        self._tracking = Tracking(trackers, session.run_dir.path, niceness=_NICENESS_OF_TRACKERS)
         self._tracking.follow(session.storage, session.study_name)
 
     def search(self) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,17 +145,17 @@ def in_wandb(run_dir: Path) -> dict[str, Shown]:
 
 def _wandb_records(content: bytes) -> Iterator[Any]:
     """Take apart a file in LevelDB's log format, behind wandb's own 7 bytes: blocks of 32 KiB with parts of records."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    place, parts = 7, defaultdict(bytes)
+    record: Any = import_module("wandb.proto.wandb_internal_pb2").Record  # its stubs know none of its messages
+    place, content_so_far = 7, b""
     while place + 7 <= len(content):
         if 32768 - place % 32768 < 7:
             place += 32768 - place % 32768
         _, length, kind = struct.unpack_from("<IHB", content, place)
-        parts[0] += content[place + 7 : place + 7 + length]
+        content_so_far += content[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # the whole of a record, or its last part
-            yield Record.FromString(parts.pop(0))
+            yield record.FromString(content_so_far)
+            content_so_far = b""
 
 
 READERS: dict[str, Callable[[Path], dict[str, Shown]]] = {

@@ -22,13 +22,12 @@ from hpo.failure import message, showable
 from hpo.report.text import short
 from hpo.run_dir import RunDir
 from hpo.trackers.follower import Follower
-from hpo.trackers.tracker import Shown, make
+from hpo.trackers.tracker import ShownRun, make
 from hpo.trackers.written import Written
 
 _POLL_SECONDS = 2.0
 _SECONDS_AFTER_THE_JOB = 5.0
 _LONGEST_REASON = 300
-_LESS_URGENT = 5  # than the ranks, one of which may have the same core
 
 
 def main() -> None:
@@ -44,7 +43,6 @@ def main() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # schedulers send them to all that runs
         signal.signal(number, signal.SIG_IGN)
-    os.nice(_LESS_URGENT)
     warnings.simplefilter("ignore")
     job = os.getppid()
     threading.Thread(target=_outlive, args=(job,), daemon=True).start()
@@ -61,15 +59,16 @@ def _follow(name: str, run_dir: Path, job: int, say: Callable[[str], None]) -> N
     """Show the run to the tracker until there is nothing more to come."""
     about = RunDir(run_dir).read()
     with Written(run_dir / name / "written.jsonl") as written, open(0, "rb", buffering=0) as orders:
-        tracker = make(name, Shown(written.id, about, run_dir / name, say))
+        tracker = make(name, ShownRun(written.id, about, run_dir / name, say))
         follower = Follower(tracker, written)
         over = False
         while not over:
             order = orders.readline() if select.select([orders], [], [], _POLL_SECONDS)[0] else None
             if order:
                 follower.follow(**json.loads(order))
+                continue
             over = order == b"" or os.getppid() != job
-            follower.look(running=order is None and not over)
+            follower.look(running=not over)
         tracker.close(follower.evaluated(about["study"]) >= about["budget"])
 
 

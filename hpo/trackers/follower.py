@@ -29,10 +29,12 @@ class Follower:
         return sum(evaluation.counts for evaluation in self._records[study].evaluations())
 
     def look(self, running: bool = True) -> None:
-        """Show what is new; what is still running only if it is followed further."""
+        """Show what is new; what is still running only if there will be another look at it."""
         for study, record in self._records.items():
-            for evaluation in [*record.news(), *(record.running() if running else ())]:
-                self._show(study, evaluation)
+            going_on = record.running() if running else []
+            for evaluation in [*going_on, *record.news()]:
+                if running or evaluation.state != "running":
+                    self._show(study, evaluation)
 
     def _show(self, study: str, evaluation: Evaluation) -> None:
         key, is_running = (study, evaluation.trial), evaluation.state == "running"
@@ -41,13 +43,11 @@ class Follower:
                 return
             if self._written.has(self._tracker.place, study, evaluation):
                 return
-            self._tracker.start(evaluation)
-            self._shown[key] = 0
-        losses = {epoch: loss for epoch, loss in sorted(evaluation.curve.items()) if epoch > self._shown[key]}
-        if losses:
-            self._tracker.report(evaluation, losses)
-            self._shown[key] = max(losses)
+        last = self._shown.get(key, 0)
+        losses = {epoch: loss for epoch, loss in sorted(evaluation.curve.items()) if epoch > last}
+        if losses or not is_running or key not in self._shown:
+            self._tracker.show(evaluation, losses)
+        self._shown[key] = max(losses, default=last)
         if not is_running:
-            self._tracker.end(evaluation)
             self._written.add(self._tracker.place, study, evaluation)
             del self._shown[key]

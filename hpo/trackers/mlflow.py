@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
+from pathlib import Path
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it asks its makers' servers, from compute nodes too
 
@@ -12,11 +12,11 @@ from mlflow.entities import Metric, Param, RunStatus, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.tracking.client import MlflowClient
 
+from hpo.errors import UsageError
 from hpo.storage import without_password
-from hpo.trackers.tracker import CURVE, Shown, circumstances, moment, name_of, params, results, text, title
+from hpo.trackers.tracker import CURVE, ShownRun, circumstances, moment, name_of, params, results, text, title
 from hpo.trials import Evaluation
 
-_MOST_PARAMS = 100  # that a server takes at once
 _STATUS = {"complete": "FINISHED", "failed": "FAILED"}
 
 
@@ -26,39 +26,33 @@ class MLflow:
     The experiment is MLFLOW_EXPERIMENT_NAME, and without it has the name of the search space.
     """
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: ShownRun) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
         self.place = without_password(uri) if uri else "here"
         self._folder = None if uri else shown.folder.absolute()
-        self._client = MlflowClient(uri or f"sqlite:///{self._folder}/mlflow.db")
+        self._client = MlflowClient(uri or _local_store(shown.folder.absolute()))
         self._experiment = self._find_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or shown.search)
         self._parent = self._find_parent(shown) or self._make_parent(shown)
         self._runs: dict[str, str] = {}
 
-    def start(self, evaluation: Evaluation) -> None:
-        """Make a run under the parent, with the hyperparameters."""
-        tags = {
-            "mlflow.parentRunId": self._parent,
-            **{name: str(value) for name, value in circumstances(evaluation).items()},
-        }
-        run = self._client.create_run(self._experiment, _ms(evaluation.started), tags, run_name=title(evaluation))
-        self._runs[title(evaluation)] = run.info.run_id
-        self._log_params(run.info.run_id, params(evaluation))
-
-    def report(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
-        """Add to the metric `loss`, whose step is the epoch."""
-        now = _ms(moment(evaluation))
+    def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
+        """Make a run with the hyperparameters, add to its metric `loss`, and end it with what came out."""
+        name, now = title(evaluation), _ms(moment(evaluation))
         metrics = [Metric(CURVE, loss, now, epoch) for epoch, loss in losses.items()]
-        self._client.log_batch(self._runs[title(evaluation)], metrics=metrics)
-
-    def end(self, evaluation: Evaluation) -> None:
-        """Write what came out and how the evaluation ended."""
-        run, now, last = self._runs.pop(title(evaluation)), _ms(moment(evaluation)), max(evaluation.curve, default=0)
+        given: list[Param] = []
+        if name not in self._runs:
+            self._runs[name] = self._make_run(evaluation)
+            given = [Param(param, text(str(value))) for param, value in params(evaluation).items()]
+        if evaluation.state == "running":
+            self._log(self._runs[name], metrics, given, [])
+            return
+        last = max(evaluation.curve, default=0)
+        metrics += [Metric(result, value, now, last) for result, value in results(evaluation).items()]
         tags = [RunTag("state", evaluation.state)]
         if evaluation.failure:
             tags.append(RunTag("failure", text(evaluation.failure)))
-        metrics = [Metric(name, value, now, last) for name, value in results(evaluation).items()]
-        self._client.log_batch(run, metrics=metrics, tags=tags)
+        run = self._runs.pop(name)
+        self._log(run, metrics, given, tags)
         self._client.set_terminated(run, _STATUS.get(evaluation.state, "KILLED"), now)
 
     def close(self, spent: bool) -> None:
@@ -80,7 +74,7 @@ class MLflow:
                 raise
             return str(experiment.experiment_id)
 
-    def _find_parent(self, shown: Shown) -> str | None:
+    def _find_parent(self, shown: ShownRun) -> str | None:
         """Take up the run of an earlier session; what was going on when that died is over."""
         found = self._client.search_runs([self._experiment], f"tags.hpo_run = '{shown.id}'", max_results=1)
         if not found:
@@ -92,25 +86,35 @@ class MLflow:
             self._client.set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
         return parent
 
-    def _make_parent(self, shown: Shown) -> str:
+    def _make_parent(self, shown: ShownRun) -> str:
         about = shown.about
         tags = {"hpo_run": shown.id, "kind": "search", "mlflow.source.name": text(str(about.get("command", "")))}
-        run = self._client.create_run(self._experiment, tags=tags, run_name=shown.name)
-        settings = {name_of(name): value for name, value in about["settings"].items()}
-        searched = {name: about[name] for name in ("budget", "seed", "pruner", "confirm")}
-        searched["propagators"] = ",".join(about["propagators"])
-        self._log_params(run.info.run_id, {**settings, **{f"search.{name}": v for name, v in searched.items()}})
-        return str(run.info.run_id)
+        run = str(self._client.create_run(self._experiment, tags=tags, run_name=shown.name).info.run_id)
+        values = {
+            **{name_of(name): value for name, value in about["settings"].items()},
+            **{f"search.{name}": about[name] for name in ("budget", "seed", "pruner", "confirm")},
+            "search.propagators": ",".join(about["propagators"]),
+        }
+        self._log(run, [], [Param(name, text(str(value))) for name, value in values.items()], [])
+        return run
 
-    def _log_params(self, run: str, values: Mapping[str, object]) -> None:
-        for some in _batches([Param(name, text(str(value))) for name, value in values.items()]):
-            self._client.log_batch(run, params=some)
+    def _make_run(self, evaluation: Evaluation) -> str:
+        tags = {name: str(value) for name, value in circumstances(evaluation).items()}
+        tags["mlflow.parentRunId"] = self._parent
+        started = _ms(evaluation.started)
+        return str(self._client.create_run(self._experiment, started, tags, title(evaluation)).info.run_id)
+
+    def _log(self, run: str, metrics: list[Metric], given: list[Param], tags: list[RunTag]) -> None:
+        """Log as much at once as a server takes: 1,000 things, and of those 100 parameters and 100 tags."""
+        while metrics or given or tags:
+            self._client.log_batch(run, metrics[:800], given[:100], tags[:100])
+            metrics, given, tags = metrics[800:], given[100:], tags[100:]
 
 
-def _batches(given: list[Param]) -> Iterator[list[Param]]:
-    left = iter(given)
-    while some := list(islice(left, _MOST_PARAMS)):
-        yield some
+def _local_store(folder: Path) -> str:
+    if {"?", "%"} & set(str(folder)):  # what they are in a URL depends on SQLAlchemy's version
+        raise UsageError(f"{folder} has a ? or % in it, where MLflow can keep no store: set MLFLOW_TRACKING_URI")
+    return f"sqlite:///{folder}/mlflow.db"
 
 
 def _ms(seconds: float) -> int:

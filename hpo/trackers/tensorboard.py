@@ -15,7 +15,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from hpo.trackers.tracker import CURVE, Shown, moment, params, results, text, title
+from hpo.trackers.tracker import CURVE, ShownRun, moment, params, results, text, title
 from hpo.trials import Evaluation
 
 
@@ -24,31 +24,27 @@ class TensorBoard:
 
     place = "here"
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: ShownRun) -> None:
         self._folder = shown.folder
         self._writers: dict[str, EventFileWriter] = {}
 
-    def start(self, evaluation: Evaluation) -> None:
-        """Make the folder, with the hyperparameters in it."""
+    def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
+        """Begin with the hyperparameters, add to the curve, and end with what came out, at the last epoch."""
         name = title(evaluation)
-        self._writers[name] = EventFileWriter(str(self._folder / name))
-        self._write(evaluation, hparams_pb(params(evaluation), trial_id=name, start_time_secs=evaluation.started))
-        self._writers[name].flush()
-
-    def report(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
-        """Add to the curve."""
+        if name not in self._writers:
+            self._writers[name] = EventFileWriter(str(self._folder / name))
+            self._write(evaluation, hparams_pb(params(evaluation), trial_id=name, start_time_secs=evaluation.started))
         for epoch, loss in losses.items():
             self._write(evaluation, _scalar(CURVE, loss), epoch)
-        self._writers[title(evaluation)].flush()
-
-    def end(self, evaluation: Evaluation) -> None:
-        """Write what came out, at the last epoch, and how the evaluation ended."""
-        for name, value in results(evaluation).items():
-            self._write(evaluation, _scalar(name, value), max(evaluation.curve, default=0))
+        if evaluation.state == "running":
+            self._writers[name].flush()
+            return
+        for result, value in results(evaluation).items():
+            self._write(evaluation, _scalar(result, value), max(evaluation.curve, default=0))
         if evaluation.failure:
             self._write(evaluation, text_pb("failure", text(evaluation.failure)))
         self._write(evaluation, _session_end(evaluation))
-        self._writers.pop(title(evaluation)).close()
+        self._writers.pop(name).close()
 
     def close(self, spent: bool) -> None:  # noqa: ARG002
         """Close what is still open."""

@@ -20,7 +20,7 @@ _LONGEST_TEXT = 500
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownRun:
     """The run that a tracker shows: what is unique to it, its run.json, and the folder for what is kept beside it.
 
     `say` tells a person something, in one line.
@@ -45,25 +45,20 @@ class Shown:
 class Tracker(Protocol):
     """Shows evaluations somewhere; `place` tells that from other places where this tracker may show the same run.
 
-    For each evaluation it is told that it starts, then of its losses, then that it has ended; of several at a time.
+    Evaluations are shown when they have started, again and again while they go on, and for the last time when they have
+    ended; several go on at the same time.
     """
 
     place: str
 
-    def start(self, evaluation: Evaluation) -> None:
-        """Begin with an evaluation."""
-
-    def report(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
-        """Show losses, by their epochs, that have not been shown before."""
-
-    def end(self, evaluation: Evaluation) -> None:
-        """Show how an evaluation has ended."""
+    def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
+        """Show an evaluation as it is now; `losses`, by their epochs, are those that have not been shown before."""
 
     def close(self, spent: bool) -> None:
         """Write what is not written yet; `spent` is whether the budget of the run is."""
 
 
-def make(name: str, shown: Shown) -> Tracker:
+def make(name: str, shown: ShownRun) -> Tracker:
     """Import a tracker's package, which takes seconds, and begin to show a run there."""
     if name == "tensorboard":
         from hpo.trackers.tensorboard import TensorBoard

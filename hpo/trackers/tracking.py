@@ -30,8 +30,11 @@ class Tracking:
     `tell` gets, in one line, what a person should know.
     """
 
-    def __init__(self, names: Sequence[str], run_dir: Path, tell: Callable[[str], object] | None = None) -> None:
-        self._processes = [_Process(name, run_dir, tell or _to_stderr) for name in names]
+    def __init__(
+        self, names: Sequence[str], run_dir: Path, niceness: int = 0, tell: Callable[[str], object] | None = None
+    ) -> None:
+        started = [_started(name, run_dir, niceness, tell or _to_stderr) for name in names]
+        self._processes = [process for process in started if process is not None]
 
     def follow(self, storage: str, study: str) -> None:
         """Follow a study."""
@@ -53,7 +56,7 @@ class Tracking:
 class _Process:
     """The process of one tracker."""
 
-    def __init__(self, name: str, run_dir: Path, tell: Callable[[str], object]) -> None:
+    def __init__(self, name: str, run_dir: Path, niceness: int, tell: Callable[[str], object]) -> None:
         self._name = name
         self._run_dir = run_dir
         self._tell = tell
@@ -69,6 +72,8 @@ class _Process:
             encoding="utf-8",
             errors="replace",
         )
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
         self._listener = threading.Thread(target=self._listen, name=f"tracker {name}", daemon=True)
         self._listener.start()
 
@@ -108,6 +113,14 @@ class _Process:
         status = self._process.wait()
         if status and not self._has_said_why:
             self._tell(f"warning: --tracker {self._name}: its process ended with status {status}; the run goes on")
+
+
+def _started(name: str, run_dir: Path, niceness: int, tell: Callable[[str], object]) -> _Process | None:
+    try:
+        return _Process(name, run_dir, niceness, tell)
+    except OSError as error:
+        tell(f"warning: --tracker {name}: it cannot be started: {error.strerror}; the run goes on")
+        return None
 
 
 def _to_stderr(line: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it asks its makers' s
 
 import wandb
 
-from hpo.trackers.tracker import CURVE, Shown, circumstances, params, results, text, title
+from hpo.trackers.tracker import CURVE, ShownRun, circumstances, params, results, text, title
 from hpo.trials import Evaluation
 
 # What wandb looks for by itself in each run, 0.15 s each time, is of this process and not of those that train.
@@ -30,23 +29,43 @@ _NOTHING_ELSE: dict[str, Any] = {
 class WandB:
     """Runs where wandb's own variables say (WANDB_MODE, WANDB_DIR, WANDB_PROJECT...), and else in RUN_DIR/wandb."""
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: ShownRun) -> None:
         self._shown = shown
         self._mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
         if not os.environ.get("WANDB_MODE") and self._mode == "offline":
             shown.say(f"no account is known here, so it is offline: wandb sync {shown.folder}/offline-run-* uploads it")
         self._dir = None if os.environ.get("WANDB_DIR") else str(shown.folder.parent)
-        self.place = f"{self._mode} {os.environ.get('WANDB_DIR', 'here') if self._mode == 'offline' else ''}"
+        self.place = os.environ.get("WANDB_DIR", "here") if self._mode == "offline" else self._mode
         self._runs: dict[str, wandb.Run] = {}
 
-    def start(self, evaluation: Evaluation) -> None:
-        """Begin a run, with the hyperparameters as its config."""
+    def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
+        """Begin a run, add to its history, whose steps are the epochs, and end it with what came out in its summary."""
         name = title(evaluation)
-        made = circumstances(evaluation)
-        self._runs[name] = wandb.init(
+        if name not in self._runs:
+            self._runs[name] = self._make_run(evaluation)
+        run = self._runs[name]
+        for epoch, loss in losses.items():
+            run.log({CURVE: loss}, step=epoch)
+        if evaluation.state == "running":
+            return
+        run.summary.update({**results(evaluation), "state": evaluation.state})
+        if evaluation.failure:
+            run.summary["failure"] = text(evaluation.failure)
+        run.finish(exit_code=0 if evaluation.state in ("complete", "pruned") else 1)
+        del self._runs[name]
+
+    def close(self, spent: bool) -> None:  # noqa: ARG002
+        """End what is still open, and wandb's own process."""
+        for run in self._runs.values():
+            run.finish(exit_code=1)
+        wandb.teardown()
+
+    def _make_run(self, evaluation: Evaluation) -> wandb.Run:
+        name, made = title(evaluation), circumstances(evaluation)
+        return wandb.init(
             id=f"{self._shown.id}-{name}",
             name=name,
-            project=os.environ.get("WANDB_PROJECT") or re.sub(r"[/\\#?%:]", "_", self._shown.search),
+            project=os.environ.get("WANDB_PROJECT") or self._shown.search,
             group=os.environ.get("WANDB_RUN_GROUP") or self._shown.name,
             job_type=str(made.pop("kind")),
             config={**params(evaluation), "search": made},
@@ -55,22 +74,3 @@ class WandB:
             reinit="create_new",
             settings=wandb.Settings(**_NOTHING_ELSE, x_start_time=evaluation.started),
         )
-
-    def report(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
-        """Add to the history, whose steps are the epochs."""
-        for epoch, loss in losses.items():
-            self._runs[title(evaluation)].log({CURVE: loss}, step=epoch)
-
-    def end(self, evaluation: Evaluation) -> None:
-        """Write what came out, and how the evaluation ended, to the summary."""
-        run = self._runs.pop(title(evaluation))
-        run.summary.update({**results(evaluation), "state": evaluation.state})
-        if evaluation.failure:
-            run.summary["failure"] = text(evaluation.failure)
-        run.finish(exit_code=0 if evaluation.state in ("complete", "pruned") else 1)
-
-    def close(self, spent: bool) -> None:  # noqa: ARG002
-        """End what is still open, and wandb's own process."""
-        for run in self._runs.values():
-            run.finish(exit_code=1)
-        wandb.teardown()
