@@ -18,6 +18,7 @@ from hpo.options import (
     PROPAGATORS,
     Options,
 )
+from hpo.trackers import TRACKERS
 
 
 def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.Typer:
@@ -144,6 +145,14 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
             Optional[float],
             typer.Option(metavar="X", parser=number, help="End the run when a loss is X or lower."),
         ] = None,
+        trackers: Annotated[
+            Optional[list[str]],
+            typer.Option(
+                "--tracker",
+                metavar="NAME",
+                help=f"Show the run to {', '.join(TRACKERS)}, each its extra; may be given many times.",
+            ),
+        ] = None,
         log_level: Annotated[
             str, typer.Option(metavar="LEVEL", help=f"What goes to stderr: {', '.join(LOG_LEVELS)}.")
         ] = "warning",
@@ -177,6 +186,7 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
                 max_failures=max_failures,
                 pruner=pruner,
                 target_loss=target_loss,
+                trackers=tuple(dict.fromkeys(trackers or ())),
                 log_level=log_level,
             )
         )

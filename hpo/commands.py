@@ -13,6 +13,7 @@ import typer
 from hpo.command_line import new_app, whole
 from hpo.errors import RunError, UsageError
 from hpo.run_dir import write_whole
+from hpo.trackers import TRACKERS, check_trackers
 
 app = new_app()
 
@@ -134,6 +135,20 @@ def watch(
     from hpo.report.live.watch import watch
 
     context.exit(watch(run_dir, storage))
+
+
+@app.command()
+def track(
+    context: typer.Context,
+    run_dir: RunDirectory,
+    trackers: Annotated[list[str], typer.Option("--tracker", metavar="NAME", help=f"{', '.join(TRACKERS)}.")],
+    storage: Storage = None,
+) -> None:
+    """Show a run to trackers, as far as they have not been shown it."""
+    from hpo.trackers.tracking import track
+
+    check_trackers(trackers)
+    context.exit(0 if track(run_dir, tuple(dict.fromkeys(trackers)), storage) else 1)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

@@ -10,6 +10,7 @@ from typing import Any
 
 from hpo.errors import UsageError
 from hpo.space import Categorical, SearchSpace
+from hpo.trackers import check_trackers
 
 DEFAULT_EVALUATIONS = 64
 DEFAULT_COLLECTIVE_TIMEOUT = 600.0  # seconds
@@ -48,6 +49,7 @@ class Options:
     max_failures: int | None = None
     target_loss: float | None = None
     pruner: str | None = None
+    trackers: tuple[str, ...] = ()
     log_level: str = "warning"
 
     def __post_init__(self) -> None:
@@ -82,6 +84,7 @@ class Options:
             raise UsageError(f"--migration-probability must be from 0 to 1, not {self.migration_probability}")
         if self.log_level not in LOG_LEVELS:
             raise UsageError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level}")
+        check_trackers(self.trackers)
         if self.resume and self.run_dir is None:
             raise UsageError("--resume needs the run to go on with: --run-dir runs/NAME")
 

@@ -46,7 +46,7 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
         stages = Stages(options, layout, world, watch, search, settings, this, worker, started)
         stages.search()
         stages.confirm()
-        return int(world.bcast(stages.finish() if world.rank == 0 else None))
+        return int(world.bcast(stages.end() if world.rank == 0 else None))
 
 
 def _limit_time(options: Options, watch: Watch) -> None:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.agreement import on_first
 from hpo.communicator import SleepingComm
-from hpo.confirmation import compare
 from hpo.errors import Exit, Stop
 from hpo.evaluation import Evaluator, Limits, target_reached
-from hpo.failure import message, where
+from hpo.handover import hand_over
 from hpo.islands import run_islands
 from hpo.layout import Layout
 from hpo.options import Options
@@ -24,20 +23,25 @@ from hpo.pruning import make_pruner
 from hpo.reader import RunReader
 from hpo.record import Record
 from hpo.report.progress import Progress
-from hpo.report.text import counted, number
+from hpo.report.text import counted
 from hpo.run_dir import write_json
 from hpo.search_file import SearchFile
 from hpo.session import Session
 from hpo.storage import without_password
+from hpo.study import CONFIRMATIONS
 from hpo.summary import busy_fraction, spent, summarize
+from hpo.trackers.tracking import Tracking
 from hpo.trials import Evaluation, rank
 from hpo.watch import Watch
 from hpo.weights import WeightsKeeper
-from hpo.winner import examine, winner_of
 from hpo.worker import Worker
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
+
+_NICENESS_OF_TRACKERS = 10  # ranks come first, one of which may have the same core
+_SECONDS_FOR_TRACKERS = 10.0
+_SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # the watch ends a run that has not stopped after 7
 
 
 class Stages:
@@ -70,6 +74,9 @@ class Stages:
         if world.rank == 0:
             watch.last_words = self.report
             print(session.headline, flush=True)
+        trackers = options.trackers if world.rank == 0 else ()
+        self._tracking = Tracking(trackers, session.run_dir.path, niceness=_NICENESS_OF_TRACKERS)
+        self._tracking.follow(session.storage, session.study_name)
 
     def search(self) -> None:
         """Search until the budget is spent, unless the target is reached already."""
@@ -109,35 +116,15 @@ class Stages:
                 pass
             self._world.barrier()
 
-    def finish(self) -> int:
-        """Report what came out, and write it as a page that a browser shows; give the exit status."""
-        status, run_dir = self.report(), self._session.run_dir
+    def end(self) -> int:
+        """Report, hand the winner over, let trackers come to an end, and give the exit status."""
+        self._tracking.finish()
+        status, stopping = self.report(), self._watch.stopping
         self._watch.last_words = lambda: status  # they have been said
-        if not self._watch.stopping:
-            self._test_winner()
-        try:
-            from hpo.report.page.write import write_report
-
-            write_report(RunReader(run_dir.path, self._session.storage), run_dir.report_html)
-            print(f"The report is {run_dir.report_html}", flush=True)
-        except Exception as error:  # the result is safe, and is no worse without it
-            reason = f"{type(error).__name__}: {message(error)}"
-            print(f"warning: no report was written ({reason}): hpo report {run_dir.path} does it", file=sys.stderr)
+        run = RunReader(self._session.run_dir.path, self._session.storage)
+        hand_over(run, self._search, self._settings, to_test=stopping is None)
+        self._tracking.wait(_SECONDS_FOR_TRACKERS if stopping is None else _SECONDS_FOR_TRACKERS_AT_A_STOP)
         return status
-
-    def _test_winner(self) -> None:
-        """Test the network of the best individual, where the search space says how; once."""
-        run_dir = self._session.run_dir
-        winner = winner_of(self._session.open_record().evaluations(), compare(self._confirmations()))
-        try:
-            content = examine(run_dir, self._search, self._settings, winner) if winner else None
-        except Exception as error:
-            reason = f"{type(error).__name__}: {message(error)}, at {where(error, self._search.path)}"
-            print(f"warning: the best network could not be tested ({reason})", file=sys.stderr)
-            return
-        if content:
-            metrics = ", ".join(f"{name} {number(value)}" for name, value in content["metrics"].items())
-            print(f"On test data, which the search has not seen, the network of trial {content['trial']} has {metrics}")
 
     def report(self) -> int:
         """Print and write the summary as the record has it, and give the exit status that goes with it."""
@@ -196,6 +183,7 @@ class Stages:
         record = session.open_confirmations()
         to_do = session.plan.to_do(best, record.evaluations())
         total = session.plan.begin(record, best, self._search.space)
+        self._tracking.follow(session.storage, session.study_name + CONFIRMATIONS)
         if not to_do:
             return 0
         seeds = counted(session.plan.count, "other seed")

@@ -1,0 +1,42 @@
+"""What a run leaves for a person when it has ended: its best network tested, and a page to look at."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from hpo.failure import message, where
+from hpo.reader import RunReader
+from hpo.report.text import number
+from hpo.search_file import SearchFile
+from hpo.winner import examine
+
+
+def hand_over(run: RunReader, search: SearchFile, settings: Any, to_test: bool) -> None:
+    """Test the winner's network, where the search space says how, and write the report.
+
+    The result is safe by now, and no worse without either: what goes wrong is a warning.
+    """
+    if to_test:
+        _test(run, search, settings)
+    try:
+        from hpo.report.page.write import write_report
+
+        write_report(run, run.run_dir.report_html)
+        print(f"The report is {run.run_dir.report_html}", flush=True)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {message(error)}"
+        print(f"warning: no report was written ({reason}): hpo report {run.run_dir.path} does it", file=sys.stderr)
+
+
+def _test(run: RunReader, search: SearchFile, settings: Any) -> None:
+    winner = run.winner()
+    try:
+        content = examine(run.run_dir, search, settings, winner) if winner else None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {message(error)}, at {where(error, search.path)}"
+        print(f"warning: the best network could not be tested ({reason})", file=sys.stderr)
+        return
+    if content:
+        metrics = ", ".join(f"{name} {number(value)}" for name, value in content["metrics"].items())
+        print(f"On test data, which the search has not seen, the network of trial {content['trial']} has {metrics}")

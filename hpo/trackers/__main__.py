@@ -1,0 +1,84 @@
+"""The process of one tracker: python -m hpo.trackers NAME RUN_DIR.
+
+On its standard input come the studies to follow, one JSON object a line, and the end of the input when there is nothing
+more to come. What it says on its standard output is for a person.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from hpo.errors import UsageError
+from hpo.failure import message, showable
+from hpo.report.text import short
+from hpo.run_dir import RunDir
+from hpo.trackers.follower import Follower
+from hpo.trackers.tracker import ShownRun, make
+from hpo.trackers.written import Written
+
+_POLL_SECONDS = 2.0
+_SECONDS_AFTER_THE_JOB = 5.0
+_LONGEST_REASON = 300
+
+
+def main() -> None:
+    """Follow a run to its end; what goes wrong is one line and exit status 1."""
+    name, run_dir = sys.argv[1], Path(sys.argv[2])
+    voice = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with open(os.devnull, "w") as nowhere:  # packages have much to say # noqa: PTH123
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+
+    def say(text: str, kind: str = "") -> None:
+        print(f"{kind}--tracker {name}: {showable(text)}", file=voice, flush=True)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # schedulers send them to all that runs
+        signal.signal(number, signal.SIG_IGN)
+    warnings.simplefilter("ignore")
+    job = os.getppid()
+    threading.Thread(target=_outlive, args=(job,), daemon=True).start()
+    try:
+        _follow(name, run_dir, job, say)
+    except BaseException as error:
+        reason = short(message(error), _LONGEST_REASON)
+        what = reason if isinstance(error, UsageError) else f"{type(error).__name__}: {reason}"
+        say(f"{what}; nothing more is shown there, and the run goes on", kind="warning: ")
+        os._exit(1)  # a package that has failed may hang when it is left
+
+
+def _follow(name: str, run_dir: Path, job: int, say: Callable[[str], None]) -> None:
+    """Show the run to the tracker until there is nothing more to come."""
+    about = RunDir(run_dir).read()
+    with Written(run_dir / name / "written.jsonl") as written, open(0, "rb", buffering=0) as orders:
+        tracker = make(name, ShownRun(written.id, about, run_dir / name, say))
+        follower = Follower(tracker, written)
+        over = False
+        while not over:
+            order = orders.readline() if select.select([orders], [], [], _POLL_SECONDS)[0] else None
+            if order:
+                follower.follow(**json.loads(order))
+                continue
+            over = order == b"" or os.getppid() != job
+            follower.look(running=not over)
+        tracker.close(follower.evaluated(about["study"]) >= about["budget"])
+
+
+def _outlive(job: int) -> None:
+    """Do not live on for long when the job has died, whatever a package is at."""
+    while os.getppid() == job:
+        time.sleep(_POLL_SECONDS)
+    time.sleep(_SECONDS_AFTER_THE_JOB)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""From the record to a tracker: evaluations are shown as they start, go on and end, each of them once."""
+
+from __future__ import annotations
+
+from hpo.record import Record
+from hpo.trackers.tracker import Tracker
+from hpo.trackers.written import Written
+from hpo.trials import Evaluation
+
+
+class Follower:
+    """Shows what is in the studies of a run; what a tracker has been told before, in any session, it is not told again.
+
+    What was taken over from another run is that run's to show.
+    """
+
+    def __init__(self, tracker: Tracker, written: Written) -> None:
+        self._tracker = tracker
+        self._written = written
+        self._records: dict[str, Record] = {}
+        self._shown: dict[tuple[str, int], int] = {}  # the last epoch of the evaluations that have begun
+
+    def follow(self, storage: str, study: str) -> None:
+        """Follow a study, too."""
+        self._records[study] = Record(storage, study)
+
+    def evaluated(self, study: str) -> int:
+        """Count what has been evaluated of a budget."""
+        return sum(evaluation.counts for evaluation in self._records[study].evaluations())
+
+    def look(self, running: bool = True) -> None:
+        """Show what is new; what is still running only if there will be another look at it."""
+        for study, record in self._records.items():
+            going_on = record.running() if running else []
+            for evaluation in [*going_on, *record.news()]:
+                if running or evaluation.state != "running":
+                    self._show(study, evaluation)
+
+    def _show(self, study: str, evaluation: Evaluation) -> None:
+        key, is_running = (study, evaluation.trial), evaluation.state == "running"
+        if key not in self._shown:
+            if evaluation.origin or not (is_running or evaluation.finished):
+                return
+            if self._written.has(self._tracker.place, study, evaluation):
+                return
+        last = self._shown.get(key, 0)
+        losses = {epoch: loss for epoch, loss in sorted(evaluation.curve.items()) if epoch > last}
+        if losses or not is_running or key not in self._shown:
+            self._tracker.show(evaluation, losses)
+        self._shown[key] = max(losses, default=last)
+        if not is_running:
+            self._written.add(self._tracker.place, study, evaluation)
+            del self._shown[key]

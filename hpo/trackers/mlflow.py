@@ -1,0 +1,121 @@
+"""MLflow: one run per evaluation under a parent run, in a local store beside the run or on a tracking server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it asks its makers' servers, from compute nodes too
+
+from mlflow.entities import Metric, Param, RunStatus, RunTag, ViewType
+from mlflow.exceptions import MlflowException
+from mlflow.tracking.client import MlflowClient
+
+from hpo.errors import UsageError
+from hpo.storage import without_password
+from hpo.trackers.tracker import CURVE, ShownRun, circumstances, moment, name_of, params, results, text, title
+from hpo.trials import Evaluation
+
+_STATUS = {"complete": "FINISHED", "failed": "FAILED"}
+
+
+class MLflow:
+    """Runs in MLFLOW_TRACKING_URI, and without it in RUN_DIR/mlflow/mlflow.db.
+
+    The experiment is MLFLOW_EXPERIMENT_NAME, and without it has the name of the search space.
+    """
+
+    def __init__(self, shown: ShownRun) -> None:
+        uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+        self.place = without_password(uri) if uri else "here"
+        self._folder = None if uri else shown.folder.absolute()
+        self._client = MlflowClient(uri or _local_store(shown.folder.absolute()))
+        self._experiment = self._find_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or shown.search)
+        self._parent = self._find_parent(shown) or self._make_parent(shown)
+        self._runs: dict[str, str] = {}
+
+    def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
+        """Make a run with the hyperparameters, add to its metric `loss`, and end it with what came out."""
+        name, now = title(evaluation), _ms(moment(evaluation))
+        metrics = [Metric(CURVE, loss, now, epoch) for epoch, loss in losses.items()]
+        given: list[Param] = []
+        if name not in self._runs:
+            self._runs[name] = self._make_run(evaluation)
+            given = [Param(param, text(str(value))) for param, value in params(evaluation).items()]
+        if evaluation.state == "running":
+            self._log(self._runs[name], metrics, given, [])
+            return
+        last = max(evaluation.curve, default=0)
+        metrics += [Metric(result, value, now, last) for result, value in results(evaluation).items()]
+        tags = [RunTag("state", evaluation.state)]
+        if evaluation.failure:
+            tags.append(RunTag("failure", text(evaluation.failure)))
+        run = self._runs.pop(name)
+        self._log(run, metrics, given, tags)
+        self._client.set_terminated(run, _STATUS.get(evaluation.state, "KILLED"), now)
+
+    def close(self, spent: bool) -> None:
+        """End the parent run, and what is still open."""
+        for run in self._runs.values():
+            self._client.set_terminated(run, "KILLED")
+        self._client.set_terminated(self._parent, "FINISHED" if spent else "KILLED")
+
+    def _find_experiment(self, name: str) -> str:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is not None:
+            return str(experiment.experiment_id)
+        artifacts = (self._folder / "artifacts").as_uri() if self._folder else None
+        try:
+            return str(self._client.create_experiment(name, artifacts))
+        except MlflowException:  # another run has made it in between
+            experiment = self._client.get_experiment_by_name(name)
+            if experiment is None:
+                raise
+            return str(experiment.experiment_id)
+
+    def _find_parent(self, shown: ShownRun) -> str | None:
+        """Take up the run of an earlier session; what was going on when that died is over."""
+        found = self._client.search_runs([self._experiment], f"tags.hpo_run = '{shown.id}'", max_results=1)
+        if not found:
+            return None
+        parent = str(found[0].info.run_id)
+        self._client.update_run(parent, "RUNNING")
+        left = f"tags.\"mlflow.parentRunId\" = '{parent}' and attributes.status = 'RUNNING'"
+        for run in self._client.search_runs([self._experiment], left, ViewType.ALL, max_results=10_000):
+            self._client.set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
+        return parent
+
+    def _make_parent(self, shown: ShownRun) -> str:
+        about = shown.about
+        tags = {"hpo_run": shown.id, "kind": "search", "mlflow.source.name": text(str(about.get("command", "")))}
+        run = str(self._client.create_run(self._experiment, tags=tags, run_name=shown.name).info.run_id)
+        values = {
+            **{name_of(name): value for name, value in about["settings"].items()},
+            **{f"search.{name}": about[name] for name in ("budget", "seed", "pruner", "confirm")},
+            "search.propagators": ",".join(about["propagators"]),
+        }
+        self._log(run, [], [Param(name, text(str(value))) for name, value in values.items()], [])
+        return run
+
+    def _make_run(self, evaluation: Evaluation) -> str:
+        tags = {name: str(value) for name, value in circumstances(evaluation).items()}
+        tags["mlflow.parentRunId"] = self._parent
+        started = _ms(evaluation.started)
+        return str(self._client.create_run(self._experiment, started, tags, title(evaluation)).info.run_id)
+
+    def _log(self, run: str, metrics: list[Metric], given: list[Param], tags: list[RunTag]) -> None:
+        """Log as much at once as a server takes: 1,000 things, and of those 100 parameters and 100 tags."""
+        while metrics or given or tags:
+            self._client.log_batch(run, metrics[:800], given[:100], tags[:100])
+            metrics, given, tags = metrics[800:], given[100:], tags[100:]
+
+
+def _local_store(folder: Path) -> str:
+    if {"?", "%"} & set(str(folder)):  # what they are in a URL depends on SQLAlchemy's version
+        raise UsageError(f"{folder} has a ? or % in it, where MLflow can keep no store: set MLFLOW_TRACKING_URI")
+    return f"sqlite:///{folder}/mlflow.db"
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,73 @@
+"""TensorBoard: a folder per evaluation, with its curve, its results, and its hyperparameters for the HParams tab.
+
+Written with TensorBoard's own parts, which need neither TensorFlow nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import api_pb2, metadata
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from hpo.trackers.tracker import CURVE, ShownRun, moment, params, results, text, title
+from hpo.trials import Evaluation
+
+
+class TensorBoard:
+    """Event files in RUN_DIR/tensorboard."""
+
+    place = "here"
+
+    def __init__(self, shown: ShownRun) -> None:
+        self._folder = shown.folder
+        self._writers: dict[str, EventFileWriter] = {}
+
+    def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
+        """Begin with the hyperparameters, add to the curve, and end with what came out, at the last epoch."""
+        name = title(evaluation)
+        if name not in self._writers:
+            self._writers[name] = EventFileWriter(str(self._folder / name))
+            self._write(evaluation, hparams_pb(params(evaluation), trial_id=name, start_time_secs=evaluation.started))
+        for epoch, loss in losses.items():
+            self._write(evaluation, _scalar(CURVE, loss), epoch)
+        if evaluation.state == "running":
+            self._writers[name].flush()
+            return
+        for result, value in results(evaluation).items():
+            self._write(evaluation, _scalar(result, value), max(evaluation.curve, default=0))
+        if evaluation.failure:
+            self._write(evaluation, text_pb("failure", text(evaluation.failure)))
+        self._write(evaluation, _session_end(evaluation))
+        self._writers.pop(name).close()
+
+    def close(self, spent: bool) -> None:  # noqa: ARG002
+        """Close what is still open."""
+        for writer in self._writers.values():
+            writer.close()
+
+    def _write(self, evaluation: Evaluation, summary: Summary, step: int = 0) -> None:
+        self._writers[title(evaluation)].add_event(Event(wall_time=moment(evaluation), step=step, summary=summary))
+
+
+def _scalar(name: str, value: float) -> Summary:
+    """Write a number as torch does; TensorBoard reads its own newer form too, and other readers of its files do not."""
+    return Summary(value=[Summary.Value(tag=name, simple_value=value)])
+
+
+def _session_end(evaluation: Evaluation) -> Summary:
+    """Say how an evaluation ended, as the HParams tab knows it: TensorBoard's own function needs TensorFlow."""
+    succeeded = evaluation.state in ("complete", "pruned")
+    status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
+    end = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=moment(evaluation)))
+    value = Summary.Value(
+        tag=metadata.SESSION_END_INFO_TAG,
+        metadata=metadata.create_summary_metadata(end),
+        tensor=metadata.NULL_TENSOR,
+    )
+    return Summary(value=[value])

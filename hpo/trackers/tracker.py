@@ -1,0 +1,124 @@
+"""What a tracker does, and what all of them need: names, texts and numbers as any of them takes them."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hpo.failure import showable
+from hpo.trials import Evaluation
+
+CURVE = "loss"  # after each epoch
+LOSS = "lowest_loss"  # of the evaluation
+_LONGEST_NAME = 100
+_LONGEST_TEXT = 500
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """The run that a tracker shows: what is unique to it, its run.json, and the folder for what is kept beside it.
+
+    `say` tells a person something, in one line.
+    """
+
+    id: str
+    about: Mapping[str, Any]
+    folder: Path
+    say: Callable[[str], None]
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return text(self.about["study"], _LONGEST_NAME)
+
+    @property
+    def search(self) -> str:
+        """The name of the search space, under which trackers put the runs of it together."""
+        return name_of(Path(str(self.about.get("search_space", "hpo"))).stem)
+
+
+class Tracker(Protocol):
+    """Shows evaluations somewhere; `place` tells that from other places where this tracker may show the same run.
+
+    Evaluations are shown when they have started, again and again while they go on, and for the last time when they have
+    ended; several go on at the same time.
+    """
+
+    place: str
+
+    def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
+        """Show an evaluation as it is now; `losses`, by their epochs, are those that have not been shown before."""
+
+    def close(self, spent: bool) -> None:
+        """Write what is not written yet; `spent` is whether the budget of the run is."""
+
+
+def make(name: str, shown: ShownRun) -> Tracker:
+    """Import a tracker's package, which takes seconds, and begin to show a run there."""
+    if name == "tensorboard":
+        from hpo.trackers.tensorboard import TensorBoard
+
+        return TensorBoard(shown)
+    if name == "mlflow":
+        from hpo.trackers.mlflow import MLflow
+
+        return MLflow(shown)
+    from hpo.trackers.wandb import WandB
+
+    return WandB(shown)
+
+
+def title(evaluation: Evaluation) -> str:
+    """Name an evaluation as no other of its run is named."""
+    if evaluation.confirms is None:
+        return f"trial-{evaluation.trial:04d}"
+    return f"confirms-{evaluation.confirms:04d}-{evaluation.trial:04d}"
+
+
+def moment(evaluation: Evaluation) -> float:
+    """Give the time of what is shown now: the study does not say when an epoch ended."""
+    return evaluation.ended if math.isfinite(evaluation.ended) else time.time()
+
+
+def params(evaluation: Evaluation) -> dict[str, Any]:
+    """Give hyperparameters that any tracker takes."""
+    return {name_of(n): text(v) if isinstance(v, str) else v for n, v in evaluation.params.items()}
+
+
+def results(evaluation: Evaluation) -> dict[str, float]:
+    """Give what came out of an evaluation; it has no loss if it has failed."""
+    metrics = {name_of(name): value for name, value in evaluation.metrics.items()}
+    metrics.pop(CURVE, None)
+    loss = {LOSS: evaluation.loss} if math.isfinite(evaluation.loss) else {}
+    return {**metrics, **loss, "seconds": evaluation.seconds}
+
+
+def circumstances(evaluation: Evaluation) -> dict[str, str | int]:
+    """Give where and how an evaluation was made."""
+    given = {
+        "kind": "evaluation" if evaluation.confirms is None else "confirmation",
+        "trial": evaluation.trial,
+        "island": evaluation.island,
+        "worker": evaluation.worker,
+        "generation": evaluation.generation,
+        "propagator": evaluation.propagator,
+        "confirms": evaluation.confirms,
+        "seed": evaluation.seed,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def text(given: str, longest: int = _LONGEST_TEXT) -> str:
+    """Make a text of a study one that can be stored anywhere: without control characters, and not too long."""
+    printable = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in showable(given))
+    return printable if len(printable) <= longest else printable[: longest - 3] + "..."
+
+
+def name_of(given: str) -> str:
+    """Make a name of a study one that any tracker takes: letters, digits, spaces, and some of what joins them."""
+    return re.sub(r"^\W|[^\w.\- ]", "_", showable(given))[:_LONGEST_NAME] or "_"

@@ -1,0 +1,141 @@
+"""The trackers of a run, each with a process of its own, which the job starts and does not wait for.
+
+Threads would be in the way: a package takes up to 2.5 s to begin with and 40 ms an evaluation (mlflow 3.17), and holds
+the lock of the interpreter that trains meanwhile; one that hangs, or ends its process, would take the rank with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import hpo
+from hpo.run_dir import RunDir
+from hpo.study import CONFIRMATIONS, confirmations_of, existing_study
+
+_ROOT = Path(hpo.__file__).parents[1]
+
+
+class Tracking:
+    """Follows the studies it is told of, until `finish`, and shows them to trackers by their names.
+
+    `tell` gets, in one line, what a person should know.
+    """
+
+    def __init__(
+        self, names: Sequence[str], run_dir: Path, niceness: int = 0, tell: Callable[[str], object] | None = None
+    ) -> None:
+        started = [_started(name, run_dir, niceness, tell or _to_stderr) for name in names]
+        self._processes = [process for process in started if process is not None]
+
+    def follow(self, storage: str, study: str) -> None:
+        """Follow a study."""
+        for process in self._processes:
+            process.order({"storage": storage, "study": study})
+
+    def finish(self) -> None:
+        """Let trackers end when they have shown all that there is by now."""
+        for process in self._processes:
+            process.finish()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for trackers to end after `finish`, for so long at most; give whether all has been shown."""
+        end = None if seconds is None else time.monotonic() + seconds
+        ended = [process.wait(end) for process in self._processes]
+        return all(ended)
+
+
+class _Process:
+    """The process of one tracker."""
+
+    def __init__(self, name: str, run_dir: Path, niceness: int, tell: Callable[[str], object]) -> None:
+        self._name = name
+        self._run_dir = run_dir
+        self._tell = tell
+        self._has_said_why = False
+        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hpo.trackers", name, str(run_dir)],
+            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a terminal's Ctrl-C is for the ranks
+            encoding="utf-8",
+            errors="replace",
+        )
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
+        self._listener = threading.Thread(target=self._listen, name=f"tracker {name}", daemon=True)
+        self._listener.start()
+
+    def order(self, study: dict[str, str]) -> None:
+        """Send a study to follow."""
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has ended, and the listener says why
+            self._process.stdin.write(json.dumps(study) + "\n")
+            self._process.stdin.flush()
+
+    def finish(self) -> None:
+        """Say that nothing more is to come."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+
+    def wait(self, end: float | None) -> bool:
+        """Wait for the end of the process, and kill it where it takes too long."""
+        self._listener.join(None if end is None else max(0.0, end - time.monotonic()))
+        if self._listener.is_alive():
+            self._has_said_why = True
+            self._tell(
+                f"warning: --tracker {self._name}: it did not come to an end; what is missing there is shown by a "
+                f"--resume, or by hpo track {self._run_dir} --tracker {self._name}"
+            )
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        return self._process.returncode == 0
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout:
+            for line in self._process.stdout:
+                self._has_said_why |= line.startswith("warning")
+                self._tell(line.rstrip())
+        status = self._process.wait()
+        if status and not self._has_said_why:
+            self._tell(f"warning: --tracker {self._name}: its process ended with status {status}; the run goes on")
+
+
+def _started(name: str, run_dir: Path, niceness: int, tell: Callable[[str], object]) -> _Process | None:
+    try:
+        return _Process(name, run_dir, niceness, tell)
+    except OSError as error:
+        tell(f"warning: --tracker {name}: it cannot be started: {error.strerror}; the run goes on")
+        return None
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def track(run_dir: Path, names: Sequence[str], storage: str | None) -> bool:
+    """Show a run to trackers, as far as it is not shown there already; give whether all has been shown."""
+    place = RunDir(run_dir)
+    about = place.read()
+    located = place.locate(storage or about["storage"])
+    existing_study(place, located, about["study"])  # or say what is wrong with it
+    tracking = Tracking(names, run_dir)
+    tracking.follow(located, about["study"])
+    if confirmations_of(place, located, about["study"]) is not None:
+        tracking.follow(located, about["study"] + CONFIRMATIONS)
+    tracking.finish()
+    return tracking.wait()

@@ -1,0 +1,76 @@
+"""Weights & Biases: one run per evaluation, in a group for the whole run; offline where there is no account."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it asks its makers' servers, offline too
+
+import wandb
+
+from hpo.trackers.tracker import CURVE, ShownRun, circumstances, params, results, text, title
+from hpo.trials import Evaluation
+
+# What wandb looks for by itself in each run, 0.15 s each time, is of this process and not of those that train.
+_NOTHING_ELSE: dict[str, Any] = {
+    "silent": True,
+    "console": "off",
+    "disable_code": True,
+    "disable_git": True,
+    "x_disable_machine_info": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+}
+
+
+class WandB:
+    """Runs where wandb's own variables say (WANDB_MODE, WANDB_DIR, WANDB_PROJECT...), and else in RUN_DIR/wandb."""
+
+    def __init__(self, shown: ShownRun) -> None:
+        self._shown = shown
+        self._mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
+        if not os.environ.get("WANDB_MODE") and self._mode == "offline":
+            shown.say(f"no account is known here, so it is offline: wandb sync {shown.folder}/offline-run-* uploads it")
+        self._dir = None if os.environ.get("WANDB_DIR") else str(shown.folder.parent)
+        self.place = os.environ.get("WANDB_DIR", "here") if self._mode == "offline" else self._mode
+        self._runs: dict[str, wandb.Run] = {}
+
+    def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
+        """Begin a run, add to its history, whose steps are the epochs, and end it with what came out in its summary."""
+        name = title(evaluation)
+        if name not in self._runs:
+            self._runs[name] = self._make_run(evaluation)
+        run = self._runs[name]
+        for epoch, loss in losses.items():
+            run.log({CURVE: loss}, step=epoch)
+        if evaluation.state == "running":
+            return
+        run.summary.update({**results(evaluation), "state": evaluation.state})
+        if evaluation.failure:
+            run.summary["failure"] = text(evaluation.failure)
+        run.finish(exit_code=0 if evaluation.state in ("complete", "pruned") else 1)
+        del self._runs[name]
+
+    def close(self, spent: bool) -> None:  # noqa: ARG002
+        """End what is still open, and wandb's own process."""
+        for run in self._runs.values():
+            run.finish(exit_code=1)
+        wandb.teardown()
+
+    def _make_run(self, evaluation: Evaluation) -> wandb.Run:
+        name, made = title(evaluation), circumstances(evaluation)
+        return wandb.init(
+            id=f"{self._shown.id}-{name}",
+            name=name,
+            project=os.environ.get("WANDB_PROJECT") or self._shown.search,
+            group=os.environ.get("WANDB_RUN_GROUP") or self._shown.name,
+            job_type=str(made.pop("kind")),
+            config={**params(evaluation), "search": made},
+            dir=self._dir,
+            mode=self._mode,  # type: ignore[arg-type] # or wandb says what modes there are
+            reinit="create_new",
+            settings=wandb.Settings(**_NOTHING_ELSE, x_start_time=evaluation.started),
+        )

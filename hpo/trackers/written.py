@@ -1,0 +1,81 @@
+"""Which evaluations a tracker has been told of to their end: a file beside the run, so that none is written twice."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hpo.errors import UsageError
+from hpo.trials import Evaluation
+
+_SECONDS_FOR_OTHERS = 20.0  # for what an earlier job has left behind to end
+_POLL_SECONDS = 0.2
+
+
+class Written:
+    """The file, open and locked inside ``with``; `id` is the run's own in all places where a tracker shows it.
+
+    It has one JSON object a line. The last line of one who was killed may be torn, and is lost.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = path.open("a+")
+        self.id = ""
+        self._done: set[tuple[str, str, int]] = set()
+
+    def __enter__(self) -> Written:
+        self._lock()
+        self._file.seek(0)
+        for line in self._file:
+            with suppress(ValueError, KeyError, TypeError):
+                self._read(json.loads(line))
+        if not self.id:
+            self.id = uuid.uuid4().hex[:12]
+            self._add({"id": self.id})
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._file.close()
+
+    def has(self, place: str, study: str, evaluation: Evaluation) -> bool:
+        """Tell whether an evaluation has been written to a place."""
+        return (place, study, evaluation.trial) in self._done
+
+    def add(self, place: str, study: str, evaluation: Evaluation) -> None:
+        """Remember that an evaluation has been written to a place."""
+        self._done.add((place, study, evaluation.trial))
+        self._add({"place": place, "study": study, "trial": evaluation.trial})
+
+    def _read(self, entry: dict[str, Any]) -> None:
+        if "id" in entry:
+            self.id = str(entry["id"])
+        else:
+            self._done.add((entry["place"], entry["study"], entry["trial"]))
+
+    def _add(self, entry: dict[str, Any]) -> None:
+        self._file.write("\n" + json.dumps(entry))
+        self._file.flush()
+
+    def _lock(self) -> None:
+        end = time.monotonic() + _SECONDS_FOR_OTHERS
+        while self._is_in_use():
+            if time.monotonic() > end:
+                raise UsageError(f"another process writes there, and has {self._path}")
+            time.sleep(_POLL_SECONDS)
+
+    def _is_in_use(self) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return True
+        except OSError:  # a file system without locks
+            return False
+        return False

@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from hpo.errors import UsageError
+from hpo.options import Options
+from hpo.record import Assignment, Record
+from hpo.search_file import load_search_file
+from hpo.session import Session
+from hpo.trackers import TRACKERS
+from hpo.trackers.tracking import Tracking, track
+from hpo.trials import INTERRUPTED
+from tests.conftest import ROOT, SEARCHES, Mpi
+from tests.outcome import trials_of
+from tests.recorded import start as session_of
+from tests.shown import READERS, Shown, search_in_mlflow
+
+QUICK = SEARCHES / "quick.py"
+PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
+HOSTILE = "injected: [bold]\x1b[31m\x00 <script>\n\udcff" + "x" * 10_000
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The ``noload`` loader strategy:DeprecationWarning"  # mlflow's own way with SQLAlchemy
+)
+
+
+@pytest.fixture(autouse=True)
+def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what trackers know of whoever runs the tests."""
+    for name in os.environ:
+        if name.startswith(("WANDB_", "MLFLOW_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def begin_run(run_dir: Path, resume: bool = False, evaluations: int = 6) -> Session:
+    return session_of(run_dir, resume=resume, evaluations=evaluations)
+
+
+def start(record: Record, depth: int) -> Assignment:
+    distributions = load_search_file(QUICK).space.distributions()
+    made = {"island": 1, "worker": 2, "generation": 3, "propagator": "ga"}
+    assignment = record.start({**PARAMS, "depth": depth}, distributions, 99, **made)
+    assert assignment is not None
+    return assignment
+
+
+def follow(session: Session, *names: str) -> tuple[Tracking, list[str]]:
+    said: list[str] = []
+    tracking = Tracking(names, session.run_dir.path, tell=said.append)
+    tracking.follow(session.storage, session.study_name)
+    return tracking, said
+
+
+def wait_until(there: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def assert_same(shown: dict[str, Shown], expected: dict[str, Shown]) -> None:
+    assert shown.keys() == expected.keys()
+    for name, evaluation in expected.items():
+        found = shown[name]
+        assert found.params == evaluation.params
+        assert found.curve == pytest.approx(evaluation.curve, rel=1e-6)
+        assert found.loss == pytest.approx(evaluation.loss, rel=1e-6)
+        assert found.metrics == pytest.approx(evaluation.metrics, rel=1e-6)
+        assert (found.ending, found.failure) == (evaluation.ending, evaluation.failure)
+
+
+def ended(run_dir: Path, name: str) -> set[int]:
+    """Give the trials that a tracker has been told of to their end; those before them have begun."""
+    path = run_dir / name / "written.jsonl"
+    lines = path.read_text().split("\n")[2:] if path.exists() else []
+    return {json.loads(line)["trial"] for line in lines}
+
+
+def process_of(run_dir: Path, name: str) -> int:
+    wanted = f"-m hpo.trackers {name} {run_dir}"
+    (path,) = [
+        path for path in Path("/proc").glob("[0-9]*") if wanted in (path / "cmdline").read_text().replace("\0", " ")
+    ]
+    return int(path.name)
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_shows_what_is_recorded_while_it_is_recorded_and_once(name: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "my run"
+    session = begin_run(run_dir)
+    record = session.open_record()
+    tracking, said = follow(session, name)
+    interrupted, left = start(record, 1), start(record, 2)
+    record.report(interrupted, 1, 3.0)
+    record.report(left, 1, 4.0)
+    complete = start(record, 3)
+    for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
+        record.report(complete, step, loss)
+    record.complete(complete, 0.25, 1.5, {"accuracy": 0.75, "loss": 9.0, "odd/\n\x1bname": -1.0})
+    wait_until(lambda: ended(run_dir, name) == {2})
+    pruned, failed = start(record, 4), start(record, 5)
+    record.report(pruned, 1, 2.0)
+    record.prune(pruned, 2.0, 0.5, {})
+    record.fail(failed, HOSTILE, "Traceback", 0.1)
+    wait_until(lambda: ended(run_dir, name) == {2, 3, 4})  # and before these, what goes on is looked at
+    record.interrupt(interrupted)
+    tracking.finish()
+    assert tracking.wait(60)
+    assert [line for line in said if "warning" in line] == []
+
+    cut = "injected: [bold]\\x1b[31m\\x00 <script>\n\\udcff"
+    expected = {
+        "trial-0000": Shown(PARAMS, {1: 3.0}, math.inf, {}, "badly", INTERRUPTED),
+        "trial-0001": Shown({**PARAMS, "depth": 2}, {1: 4.0}, math.inf, {}, "" if name == "tensorboard" else "badly"),
+        "trial-0002": Shown(
+            {**PARAMS, "depth": 3}, {1: 0.5, 2: 0.25, 3: 0.75}, 0.25, {"accuracy": 0.75, "odd___name": -1.0}, "well"
+        ),
+        "trial-0003": Shown({**PARAMS, "depth": 4}, {1: 2.0}, 2.0, {}, "well"),
+        "trial-0004": Shown({**PARAMS, "depth": 5}, {}, math.inf, {}, "badly", cut + "x" * (497 - len(cut)) + "..."),
+    }
+    assert_same(READERS[name](run_dir), expected)
+    if name == "mlflow":
+        assert search_in_mlflow(run_dir) == "KILLED"
+
+    # The next session evaluates again what was going on, and one more; its tracker is told of that and of nothing else.
+    record = begin_run(run_dir, resume=True).open_record()
+    for depth in (1, 2, 6):
+        record.complete(start(record, depth), depth + 0.5, 1.0, {})
+    for _ in range(2):
+        assert track(run_dir, [name], None)
+        for trial, depth in ((5, 1), (6, 2), (7, 6)):
+            expected[f"trial-{trial:04d}"] = Shown({**PARAMS, "depth": depth}, {}, depth + 0.5, {}, "well")
+        assert_same(READERS[name](run_dir), expected)
+    if name == "mlflow":
+        assert search_in_mlflow(run_dir) == "FINISHED"
+
+
+def test_what_another_run_has_evaluated_is_that_runs_to_show(tmp_path: Path) -> None:
+    session = begin_run(tmp_path / "run")
+    record = session.open_record()
+    record.complete(start(record, 1), 0.5, 1.0, {})
+    theirs = replace(record.evaluations()[0], params={**PARAMS, "depth": 7})
+    assert record.take_over(theirs, load_search_file(QUICK).space.distributions(), origin="theirs trial 0")
+    assert track(tmp_path / "run", ["tensorboard"], None)
+    assert READERS["tensorboard"](tmp_path / "run").keys() == {"trial-0000"}
+
+
+def test_what_died_with_its_tracker_is_over_at_the_next_session(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    session = begin_run(run_dir)
+    record = session.open_record()
+    tracking, said = follow(session, "mlflow")
+    start(record, 1)
+    record.complete(start(record, 2), 0.5, 1.0, {})
+    wait_until(lambda: ended(run_dir, "mlflow") == {1})
+    os.kill(process_of(run_dir, "mlflow"), signal.SIGKILL)
+    tracking.finish()
+    assert not tracking.wait(60)
+    assert said == ["warning: --tracker mlflow: its process ended with status -9; the run goes on"]
+    begin_run(run_dir, resume=True)
+    assert track(run_dir, ["mlflow"], None)
+    shown = READERS["mlflow"](run_dir)
+    assert {name: evaluation.ending for name, evaluation in shown.items()} == {
+        "trial-0000": "badly",
+        "trial-0001": "well",
+    }
+
+
+class Server(ThreadingHTTPServer):
+    """A tracking server as far as a tracker needs one, which refuses or never answers a request of its life."""
+
+    daemon_threads = True
+
+    def __init__(self, refused: str = "", number: int = 0, hangs: bool = False) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.refused, self.number, self.hangs = refused, number, hangs
+        self.requests: list[str] = []
+        self.ended = threading.Event()
+
+    def __enter__(self) -> Server:
+        threading.Thread(target=self.serve_forever).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.shutdown()
+        self.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+_RUN = {"run_id": "r", "run_uuid": "r", "experiment_id": "1", "status": "RUNNING", "lifecycle_stage": "active"}
+_ANSWERS = {
+    "experiments/get-by-name": {"experiment": {"experiment_id": "1", "name": "quick", "lifecycle_stage": "active"}},
+    "runs/create": {"run": {"info": _RUN, "data": {}}},
+    "runs/update": {"run_info": _RUN},
+}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer()
+
+    def _answer(self) -> None:
+        what = self.path.partition("?")[0].partition("/mlflow/")[2]
+        self.server.requests.append(what)
+        refused = what == self.server.refused and self.server.requests.count(what) == self.server.number
+        if refused and self.server.hangs:
+            self.server.ended.wait()
+        answer = {"error_code": "INVALID_PARAMETER_VALUE", "message": "injected"} if refused else _ANSWERS.get(what, {})
+        self.send_response(400 if refused else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("refused", "number"),
+    [
+        ("experiments/get-by-name", 1),
+        ("runs/create", 2),
+        ("runs/log-batch", 2),
+        ("runs/update", 1),
+        ("runs/update", 2),
+    ],
+    ids=["begin", "start", "losses", "end", "close"],
+)
+def test_a_tracker_that_fails_warns_once_and_is_left_alone(
+    refused: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = begin_run(tmp_path / "run")
+    record = session.open_record()
+    assignment = start(record, 1)
+    record.report(assignment, 1, 3.0)
+    record.complete(assignment, 3.0, 1.0, {})
+    with Server(refused, number) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        tracking, said = follow(session, "mlflow", "tensorboard")
+        tracking.finish()
+        assert not tracking.wait(60)
+        (line,) = said
+        assert line.startswith("warning: --tracker mlflow: ")
+        assert line.endswith("injected; nothing more is shown there, and the run goes on")
+        assert server.requests[-1] == refused
+        assert server.requests.count(refused) == number
+    assert READERS["tensorboard"](tmp_path / "run")["trial-0000"].ending == "well"
+
+
+def test_a_tracker_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = begin_run(tmp_path / "run")
+    start(session.open_record(), 1)
+    with Server("runs/create", 2, hangs=True) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        tracking, said = follow(session, "mlflow")
+        wait_until(lambda: server.requests.count("runs/create") == 2)
+        tracking.finish()
+        assert not tracking.wait(0.1)
+        (line,) = said
+        assert line.startswith(
+            "warning: --tracker mlflow: it did not come to an end; what is missing there is shown by"
+        )
+
+
+def test_a_tracker_does_not_outlive_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = begin_run(tmp_path / "run")
+    start(session.open_record(), 1)
+    job = (
+        "import json, sys, time; from pathlib import Path; from hpo.trackers.tracking import Tracking\n"
+        "tracking = Tracking(['mlflow'], Path(sys.argv[1])); tracking.follow(*sys.argv[2:]); time.sleep(3600)"
+    )
+    with Server("runs/create", 2, hangs=True) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        arguments = [str(session.run_dir.path), session.storage, session.study_name]
+        with subprocess.Popen([sys.executable, "-c", job, *arguments], cwd=ROOT) as process:
+            wait_until(lambda: server.requests.count("runs/create") == 2)
+            tracker = process_of(session.run_dir.path, "mlflow")
+            process.kill()
+        wait_until(lambda: not Path(f"/proc/{tracker}").exists())
+
+
+def recorded(run_dir: Path) -> dict[str, Shown]:
+    """Give what a run without failures should be shown as, by its studies."""
+    shown = {}
+    for kind, study in (("trial-{0:04d}", ""), ("confirms-{1:04d}-{0:04d}", f"{run_dir.name}-confirm")):
+        for trial in trials_of(run_dir, study):
+            assert trial.values is not None
+            name = kind.format(trial.number, trial.user_attrs.get("confirms", 0))
+            shown[name] = Shown(trial.params, trial.intermediate_values, trial.values[0], {}, "well")
+    return shown
+
+
+def test_all_trackers_at_once_show_a_run_and_its_confirmations(mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--evaluations", 6, "--top-n", 2, "--confirm", 1, "--run-dir", "run"]
+    trackers = [word for name in TRACKERS for word in ("--tracker", name)]
+    done = mpi.run(4, ROOT / "run_islands.py", QUICK, *options, *trackers, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "--tracker wandb: no account is known here, so it is offline: wandb sync run/wandb/off" in done.stderr
+    late = [line for line in done.stderr.splitlines() if "it did not come to an end" in line]  # where cores are taken
+    assert len(done.stderr.splitlines()) == len(late) + 1
+    assert track(tmp_path / "run", TRACKERS, None)
+    expected = recorded(tmp_path / "run")
+    assert len(expected) == 8
+    for name in TRACKERS:
+        assert_same(READERS[name](tmp_path / "run"), expected)
+    assert search_in_mlflow(tmp_path / "run") == "FINISHED"
+
+
+def test_a_run_ends_though_a_tracker_hangs(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--evaluations", 50, "--target-loss", 1000, "--run-dir", "run", "--set", "seconds=0.1"]
+    with Server("experiments/get-by-name", 1, hangs=True) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        done = mpi.run(2, ROOT / "run_islands.py", QUICK, *options, "--islands", 1, "--tracker", "mlflow", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "warning: --tracker mlflow: it did not come to an end; what is missing there is shown by a --resume, or by "
+        "hpo track run --tracker mlflow"
+    ]
+    assert "The study is" in done.stdout
+
+
+WITHOUT = """  # mlflow, nor wandb but for a folder of its name in the current directory
+import sys
+from importlib.machinery import PathFinder
+
+class Nowhere:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name == "wandb":
+            return PathFinder.find_spec(name, ["."])
+        if name == "mlflow":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Nowhere)
+
+from hpo.cli import main
+
+main()
+"""
+
+
+def test_a_tracker_has_to_be_known_and_installed(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no tracker 'tensorbord'; there are tensorboard, mlflow, wandb"):
+        Options(QUICK, trackers=("mlflow", "tensorbord"))
+    (tmp_path / "wandb").mkdir()
+    for name, installed in (("wandb", False), ("mlflow", False), ("tensorboard", True)):
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT, "track", "nowhere", "--tracker", name],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2
+        reason = "nowhere holds no run" if installed else f"it is not installed here: pip install 'hpo-islands[{name}]'"
+        assert reason in done.stderr
