@@ -87,7 +87,10 @@ def report(
     _check_free(output, overwrite)
     run = RunReader(run_dir, storage)
     path = output or run.run_dir.report_html
-    write_report(run, path, n)
+    try:
+        write_report(run, path, n)
+    except RunError as error:
+        raise UsageError(str(error)) from error
     print(path)
 
 

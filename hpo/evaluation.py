@@ -8,7 +8,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -152,10 +152,12 @@ class Evaluator:
                 self._record.report(assignment, reported, verdict.loss)
             if verdict.loss < outcome.loss:
                 outcome.loss, outcome.metrics = verdict.loss, verdict.metrics
-                outcome.weights = self._keeper.copy(self._worker.offered, verdict.loss) if self._keeper else None
+                if self._keeper and assignment:
+                    outcome.weights = self._keeper.copy(assignment, self._worker.offered, verdict.loss)
             self._worker.offered = None
             if verdict.state == "going" and self._is_hopeless(assignment):
                 outcome.verdict = Verdict("pruned")
+        self._worker.offered = None  # it holds the model
         if outcome.verdict.state in ("failed", "stopped"):
             outcome.loss = math.inf
             self._abandon(steps)
@@ -265,8 +267,9 @@ class Evaluator:
         if verdict.state == "stopped":
             record.interrupt(assignment)
         elif verdict.state == "complete":
-            with self._keeper.kept(assignment, outcome.weights) if self._keeper else nullcontext():
-                record.complete(assignment, outcome.loss, seconds, outcome.metrics)
+            record.complete(assignment, outcome.loss, seconds, outcome.metrics)
+            if self._keeper:
+                self._keeper.keep(assignment, outcome.weights)
             if outcome.loss <= self._limits.target_loss:
                 self._watch.stop(target_reached(self._limits.target_loss))
         elif verdict.state == "pruned":

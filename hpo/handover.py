@@ -33,7 +33,7 @@ def _test(run: RunReader, search: SearchFile, settings: Any) -> None:
     winner = run.winner()
     try:
         content = examine(run.run_dir, search, settings, winner) if winner else None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {message(error)}, at {where(error, search.path)}"
         print(f"warning: the best network could not be tested ({reason})", file=sys.stderr)
         return

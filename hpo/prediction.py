@@ -21,6 +21,14 @@ class Prediction:
     predicted: str
     confidence: float
 
+    def __post_init__(self) -> None:
+        shape = self.image.shape
+        if self.image.dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)):
+            raise ValueError(
+                "the image of a prediction must be uint8, of shape (height, width) or (height, width, 3), not "
+                f"{self.image.dtype} of shape {shape}"
+            )
+
     @property
     def is_right(self) -> bool:
         """Whether the network is right."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.confirmation import compare, plan_of
+from hpo.confirmation import plan_of
 from hpo.run_dir import RunDir
 from hpo.study import CONFIRMATIONS, confirmations_of, existing_study, mistakes
 from hpo.summary import summarize
@@ -57,7 +57,7 @@ class RunReader:
 
     def winner(self) -> Evaluation | None:
         """Give the evaluation that the run recommends; None while nothing has succeeded."""
-        return winner_of(self.evaluations(), compare(self.confirmations()))
+        return winner_of(self.evaluations(), self.confirmations())
 
     def summary(self, top_n: int) -> dict[str, Any]:
         """Summarise the run as it stands: summary.json without the times."""

@@ -43,6 +43,7 @@ class Session:
     propagators: tuple[str, ...]
     pruner: str
     plan: Plan
+    settings: dict[str, Any]
     headline: str
 
     def open_record(self) -> Record:
@@ -159,6 +160,7 @@ def _session(
         options.propagators or tuple(before.get("propagators", DEFAULT_PROPAGATORS)),
         options.pruner if options.pruner is not None else before.get("pruner", DEFAULT_PRUNER),
         plan_of(confirm, seed, values),
+        dict(values),
         headline="",
     )
 

@@ -100,9 +100,9 @@ class Stages:
 
     def confirm(self) -> None:
         """Train the best again with other seeds, where that is asked for and the search is at its end."""
+        self._watch.forget(target_reached(self._target))  # which ends the search alone
         if not self._session.plan.count:
             return
-        self._watch.forget(target_reached(self._target))
         total = on_first(self._world, self._begin_confirmations)
         if not total:
             return
@@ -157,7 +157,7 @@ class Stages:
     def _evaluator(
         self, record: Record | None, budget: int, limits: Limits, pruner: BasePruner | None = None, keep: bool = False
     ) -> Evaluator:
-        keeper = WeightsKeeper(self._session.run_dir.weights, record) if record and keep else None
+        keeper = _keeper(self._session, record) if record and keep else None
         return Evaluator(
             self._search, self._settings, self._worker, self._watch, record, budget, limits, pruner, keeper
         )
@@ -214,6 +214,10 @@ class Stages:
             before = json.loads(self._session.run_dir.summary_json.read_text())
             return {name: before[name] for name in ("wall_seconds", "worker_busy_fraction")}
         return {}
+
+
+def _keeper(session: Session, record: Record) -> WeightsKeeper:
+    return WeightsKeeper(session.run_dir.weights, record, session.settings)
 
 
 def _best_loss(evaluations: Sequence[Evaluation]) -> float:

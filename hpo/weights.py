@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optuna.storages.journal import JournalFileOpenLock
 from safetensors import SafetensorError, safe_open
@@ -24,63 +24,58 @@ if TYPE_CHECKING:
 
 
 class WeightsKeeper:
-    """What a leader does for the file of a run's best weights, which all leaders share."""
+    """What a leader does for the file of a run's best weights, which all leaders share; `settings` are the run's."""
 
-    def __init__(self, path: Path, record: Record) -> None:
+    def __init__(self, path: Path, record: Record, settings: Mapping[str, Any]) -> None:
         self._path = path
         self._record = record
-        self._draft = path.with_name(f".{path.name}.{os.getpid()}")
+        self._settings = settings
 
-    def copy(self, offered: Mapping[str, Tensor] | None, loss: float) -> dict[str, Tensor] | None:
+    def copy(
+        self, assignment: Assignment, offered: Mapping[str, Tensor] | None, loss: float
+    ) -> dict[str, Tensor] | None:
         """Copy what an objective offers before it trains on; None where the run has something better already."""
-        if offered is None or loss >= self._record.best()[0]:
+        if offered is None or (loss, self._record.number(assignment)) >= self._record.best():
             return None
         try:
             return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in offered.items()}
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:  # of any kind of tensor, a sharded one say, or no memory
             self._warn(error)
             return None
 
-    @contextmanager
-    def kept(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
-        """Put weights into the place of the others, if what completes in here is the best of the run.
+    def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
+        """Put weights into the place of the others, if their evaluation, which is recorded, is the best of the run."""
+        number = self._record.number(assignment)
+        if weights is None or self._record.best()[1] != number:
+            return
+        draft = self._path.with_name(f".{self._path.name}.{number}")  # leaders on several hosts may have one pid
+        try:
+            self._write(draft, weights, {"trial": number, "params": assignment.params, "settings": self._settings})
+            self._publish(draft, number)
+        except Exception as error:  # the evaluation is safe, and worth more than this file
+            self._warn(error)
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
 
-        They are written before and renamed after, so that a crash loses them in the moment between alone.
-        """
-        written = weights is not None and self._write(assignment, weights)
-        yield
-        if written:
-            self._publish(assignment)
-
-    def _write(self, assignment: Assignment, weights: Mapping[str, Tensor]) -> bool:
+    def _write(self, draft: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         from safetensors.torch import save_file
 
-        about = {"trial": str(self._record.number(assignment)), "params": json.dumps(assignment.params)}
-        try:
-            self._draft.touch()
-            mode = self._draft.stat().st_mode  # as the user asks for; safetensors lets nobody else read
-            save_file(dict(weights), self._draft, about)
-            self._draft.chmod(mode)
-            with self._draft.open("rb") as file:
-                os.fsync(file.fileno())
-        except (OSError, SafetensorError) as error:
-            self._warn(error)
-            self._draft.unlink(missing_ok=True)
-            return False
-        return True
+        draft.touch()
+        mode = draft.stat().st_mode  # as the user asks for; safetensors lets nobody else read
+        save_file(dict(weights), draft, {name: json.dumps(value) for name, value in about.items()})
+        draft.chmod(mode)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
 
-    def _publish(self, assignment: Assignment) -> None:
+    def _publish(self, draft: Path, number: int) -> None:
         lock = JournalFileOpenLock(str(self._path))
+        lock.acquire()
         try:
-            lock.acquire()
-            try:
-                if self._record.best()[1] == self._record.number(assignment):
-                    self._draft.replace(self._path)
-            finally:
-                lock.release()
-            self._draft.unlink(missing_ok=True)
-        except OSError as error:
-            self._warn(error)
+            if self._record.best()[1] == number:
+                draft.replace(self._path)
+        finally:
+            lock.release()
 
     def _warn(self, error: Exception) -> None:
         text = f"warning: the weights of the best so far cannot be kept in {self._path}: {message(error)}"
@@ -89,9 +84,11 @@ class WeightsKeeper:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a trial, as `load_state_dict` takes them."""
+    """The weights of a trial, as `load_state_dict` takes them, and what they were trained with."""
 
     trial: int
+    params: dict[str, Any]
+    settings: dict[str, Any]
     state: dict[str, Tensor]
 
 
@@ -102,7 +99,8 @@ def read_weights(path: Path) -> Weights | None:
     try:
         with safe_open(path, "pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-            return Weights(int(file.metadata()["trial"]), state)
+            about = {name: json.loads(file.metadata()[name]) for name in ("trial", "params", "settings")}
+            return Weights(**about, state=state)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {message(error)}") from error
 

@@ -183,9 +183,8 @@ def test_the_top_looks_as_it_did(page: Page, tmp_path: Path) -> None:
     seen, expected = (Image.open(one).convert("RGB") for one in (path, PICTURE))
     # Fonts differ by pixels from machine to machine; at a tenth of the resolution, things are where they were.
     small = [np.asarray(image.resize((100, 90)), float) for image in (seen, expected)]
-    assert np.abs(small[0] - small[1]).mean() < 3, (
-        f"{PICTURE} is how it looked; where it is better now, put {path} there"
-    )
+    blocks = np.abs(small[0] - small[1]).mean(axis=2).reshape(9, 10, 10, 10).mean(axis=(1, 3))
+    assert blocks.max() < 6, f"{PICTURE} is how it looked; where it is better now, put {path} there"
     blue = (np.asarray(seen)[630:] == (26, 95, 180)).all(axis=2).sum()
     assert blue > 500, "the curve of the best is drawn"
 
@@ -260,7 +259,7 @@ def test_the_command_writes_the_report_and_overwrites_nothing_else(run_dir: Path
     assert mine.read_text() == "mine"
     nowhere = report("run", "--output", "no/where.html")
     assert (nowhere.returncode, nowhere.stderr) == (
-        1,
+        2,
         "error: no/where.html cannot be written: No such file or directory\n",
     )
     assert report("nothing").stderr == "error: nothing holds no run: there is no nothing/run.json\n"

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from optuna.trial import TrialState
 
+from hpo import Prediction
 from hpo.errors import UsageError
 from hpo.reader import RunReader
 from hpo.record import Assignment, Record
@@ -34,12 +37,17 @@ def begin(record: Record, lr: float) -> Assignment:
     return assignment
 
 
-def keeper_of(folder: Path, name: str) -> tuple[WeightsKeeper, Record]:
-    """Make what one leader has: a record of its own, and a keeper whose drafts are its own."""
+def keeper_of(folder: Path) -> tuple[WeightsKeeper, Record]:
+    """Make what each leader has: a record of its own, and a keeper."""
     record = Record(folder / "study.log", folder.name, folder / "claims")
-    keeper = WeightsKeeper(folder / "best.safetensors", record)
-    keeper._draft = folder / f".draft-{name}"  # leaders are processes of their own otherwise
-    return keeper, record
+    return WeightsKeeper(folder / "best.safetensors", record, {"epochs": 4}), record
+
+
+def complete(leader: tuple[WeightsKeeper, Record], assignment: Assignment, loss: float, weights: Any) -> None:
+    keeper, record = leader
+    copied = keeper.copy(assignment, weights, loss)
+    record.complete(assignment, loss, 1.0, {})
+    keeper.keep(assignment, copied)
 
 
 def kept(folder: Path) -> tuple[int, float]:
@@ -51,36 +59,63 @@ def kept(folder: Path) -> tuple[int, float]:
 def test_only_the_weights_of_the_best_of_all_leaders_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     make_run(folder)
-    (one, record), (other, its_record) = keeper_of(folder, "one"), keeper_of(folder, "other")
-    first, second, third = begin(record, 0.1), begin(its_record, 0.2), begin(record, 0.3)
+    one, other = keeper_of(folder), keeper_of(folder)
+    assignments = [begin(record, lr) for record, lr in ((one[1], 0.1), (other[1], 0.2), (one[1], 0.3), (one[1], 0.4))]
     assert read_weights(folder / "best.safetensors") is None
-    weights = torch.ones(1)
-    copied = one.copy({"w": weights}, 0.5)
-    weights += 1  # the network trains on
-    with one.kept(first, copied):
-        record.complete(first, 0.5, 1.0, {})
-    assert kept(folder) == (0, 1.0)
-    # Both are better than what there is; the second one completes while the first one is about to.
-    better, best = one.copy({"w": torch.tensor([3.0])}, 0.4), other.copy({"w": torch.tensor([4.0])}, 0.3)
-    with one.kept(third, better):
-        with other.kept(second, best):
-            its_record.complete(second, 0.3, 1.0, {})
-        record.complete(third, 0.4, 1.0, {})
+    complete(one, assignments[2], 0.5, {"w": torch.tensor([1.0])})
+    assert kept(folder) == (2, 1.0)
+    # Both are better than what there is; another one completes between the copy of the first and its end.
+    better = one[0].copy(assignments[0], {"w": torch.tensor([3.0])}, 0.4)
+    complete(other, assignments[1], 0.3, {"w": torch.tensor([4.0])})
+    one[1].complete(assignments[0], 0.4, 1.0, {})
+    one[0].keep(assignments[0], better)
     assert kept(folder) == (1, 4.0)
-    assert one.copy({"w": weights}, 0.3) is None, "what is no better is not even copied"
+    assert one[0].copy(assignments[3], {"w": torch.ones(1)}, 0.3) is None, "what is no better is not even copied"
     assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "run.json", "study.log"]
+
+
+def test_of_equal_losses_the_weights_are_of_the_trial_that_is_the_best(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    make_run(folder)
+    leader = keeper_of(folder)
+    first, second = begin(leader[1], 0.1), begin(leader[1], 0.2)
+    complete(leader, second, 0.5, {"w": torch.tensor([2.0])})
+    complete(leader, first, 0.5, {"w": torch.tensor([1.0])})
+    assert kept(folder) == (0, 1.0)
+    assert rank(leader[1].evaluations(), 1)[0].trial == 0
+
+
+def test_what_is_copied_are_the_weights_of_that_moment(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    keeper, record = keeper_of(tmp_path / "run")
+    weights = torch.ones(2, 3).t()
+    copied = keeper.copy(begin(record, 0.1), {"w": weights}, 0.5)
+    weights += 1  # the network trains on
+    assert copied is not None
+    assert copied["w"].tolist() == [[1.0, 1.0]] * 3
+    assert copied["w"].is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])
+def test_weights_of_any_type_come_back(tmp_path: Path, dtype: torch.dtype) -> None:
+    make_run(tmp_path / "run")
+    leader, tied = keeper_of(tmp_path / "run"), torch.ones(3, dtype=dtype)
+    complete(leader, begin(leader[1], 0.1), 0.5, {"a": tied, "b": tied, "none": tied[:0], "one": tied[0]})
+    weights = read_weights(tmp_path / "run" / "best.safetensors")
+    assert weights is not None
+    assert {name: (tensor.dtype, tensor.shape) for name, tensor in weights.state.items()} == {
+        name: (dtype, torch.Size(shape)) for name, shape in {"a": [3], "b": [3], "none": [0], "one": []}.items()
+    }
 
 
 def test_weights_that_cannot_be_kept_cost_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     make_run(folder)
-    keeper, record = keeper_of(folder, "one")
-    keeper._draft = folder / "nowhere" / "draft"
-    assignment = begin(record, 0.1)
-    with keeper.kept(assignment, {"w": torch.ones(1)}):
-        record.complete(assignment, 0.5, 1.0, {})
+    leader = keeper_of(folder)
+    complete(leader, begin(leader[1], 0.1), 0.5, {"w": torch.ones(1, dtype=torch.complex128)})
     assert "warning: the weights of the best so far cannot be kept" in capsys.readouterr().err
-    assert record.best() == (0.5, 0)
+    assert leader[1].best() == (0.5, 0), "the evaluation is recorded all the same"
+    assert sorted(path.name for path in folder.iterdir()) == ["run.json", "study.log"]
     (folder / "best.safetensors").write_bytes(b"\x00" * 9)
     with pytest.raises(UsageError, match=r"best\.safetensors cannot be read"):
         read_weights(folder / "best.safetensors")
@@ -133,19 +168,34 @@ def test_what_an_objective_offers_wrong_costs_it_its_evaluation_and_a_test_that_
     assert "The report is badly/report.html" in badly.stdout
 
 
-def test_the_winner_is_the_one_that_was_confirmed(tmp_path: Path) -> None:
-    record = make_run(tmp_path / "run")
+def test_the_winner_is_the_one_that_was_confirmed_once_all_have_been(tmp_path: Path) -> None:
+    record, confirming = make_run(tmp_path / "run"), make_run(tmp_path / "confirming")
     for loss in (0.3, 0.1, 0.2):
         add(record, curve={1: loss}, params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9})
     evaluations = record.evaluations()
-    assert winner_of(evaluations, []) == evaluations[1]
-    assert winner_of(evaluations, [{"trial": 2, "mean": 0.2}, {"trial": 1, "mean": 0.3}]) == evaluations[2]
-    assert winner_of(evaluations, [{"trial": 2, "mean": None}]) == evaluations[1], "all of its confirmations failed"
     assert winner_of([], []) is None
+    assert winner_of(evaluations, []) == evaluations[1]
+    add(confirming, curve={1: 0.2}, confirms=2, seed=1)
+    add(confirming, curve={1: 0.4}, confirms=1, seed=2)
+    confirmations = confirming.evaluations()
+    assert winner_of(evaluations, confirmations) == evaluations[2]
+    add(confirming, TrialState.RUNNING, curve={}, confirms=1, seed=3)
+    assert winner_of(evaluations, confirming.evaluations()) == evaluations[1], "the means are not of all seeds yet"
+    failed = [replace(one, state="failed") for one in confirmations]
+    assert winner_of(evaluations, failed) == evaluations[1]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"trial": 0}', '{"trial": 0, "metrics": 3, "predictions": []}', '{"trial": 1, "metrics": {}}']
+    "text",
+    [
+        "",
+        "[]",
+        '{"trial": 0}',
+        '{"trial": 0, "times": 1, "metrics": 3, "predictions": []}',
+        '{"trial": Infinity, "times": 1, "metrics": {}, "predictions": []}',
+        '{"trial": 1, "times": 1, "metrics": {}, "predictions": []}',
+        "[" * 100_000,
+    ],
 )
 def test_results_that_somebody_has_edited_are_as_if_there_were_none(tmp_path: Path, text: str) -> None:
     record = make_run(tmp_path / "run")
@@ -155,16 +205,52 @@ def test_results_that_somebody_has_edited_are_as_if_there_were_none(tmp_path: Pa
     assert examined(run.run_dir, run.evaluations()[0]) is None
 
 
-def test_a_test_must_give_numbers(tmp_path: Path) -> None:
-    record = make_run(tmp_path / "run")
-    keeper, own = keeper_of(tmp_path / "run", "one")
-    assignment = begin(own, 0.1)
-    with keeper.kept(assignment, {"epoch": torch.tensor([float("nan")])}):
-        own.complete(assignment, 0.5, 1.0, {})
-    search = load_search_file(WEIGHING)
+def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trained_with(tmp_path: Path) -> None:
+    params = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
+    make_run(tmp_path / "run")
+    leader, search = keeper_of(tmp_path / "run"), load_search_file(WEIGHING)
+    complete(leader, begin(leader[1], 0.1), 0.5, {"epoch": torch.tensor([3.0])})
+    run, settings = RunReader(tmp_path / "run"), search.settings([])
+    (winner,) = run.evaluations()
+    assert winner.params == params
+    testable = replace(search, test=lambda _, weights, __: {"epoch": weights["epoch"].item()})
+    run_json = json.loads(run.run_dir.run_json.read_text())
+    run.run_dir.run_json.write_text(json.dumps({**run_json, "settings": {"epochs": 5}}))
+    assert examine(run.run_dir, testable, settings, winner) is None, "it was trained with other settings"
+    run.run_dir.run_json.write_text(json.dumps(run_json))
+    assert examine(run.run_dir, testable, settings, replace(winner, trial=7)) is None, "these weights are another's"
+    tested = {"trial": 0, "times": 1, "metrics": {"epoch": 3.0}, "predictions": []}
+    assert examine(run.run_dir, testable, settings, winner) == examined(run.run_dir, winner) == tested
+    assert examine(run.run_dir, testable, settings, winner) is None, "once"
+    complete(leader, begin(leader[1], 0.2), 0.4, {"epoch": torch.tensor([4.0])})
+    better = rank(run.evaluations(), 1)[0]
+    again = examine(run.run_dir, testable, settings, better)
+    assert again is not None
+    assert (again["trial"], again["times"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ({"loss": float("nan")}, "the test metric 'loss' must be a finite number, not nan"),
+        (({}, [3]), "'int' object has no attribute"),
+        ("fine", "dictionary update sequence"),
+    ],
+)
+def test_a_test_must_give_numbers_and_predictions(tmp_path: Path, result: Any, message: str) -> None:
+    make_run(tmp_path / "run")
+    leader, search = keeper_of(tmp_path / "run"), load_search_file(WEIGHING)
+    complete(leader, begin(leader[1], 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
-    with pytest.raises(ValueError, match="the test metric 'epoch' must be a finite number, not nan"):
-        examine(run.run_dir, search, search.settings([]), replace(record.evaluations()[0], params={"height": 2}))
+    wrong = replace(search, test=lambda *_: result)
+    with pytest.raises((ValueError, AttributeError), match=message):
+        examine(run.run_dir, wrong, search.settings([]), run.evaluations()[0])
+
+
+@pytest.mark.parametrize("image", [np.zeros((4, 4)), np.zeros((3, 4, 4), np.uint8), np.zeros(4, np.uint8)])
+def test_a_picture_is_of_bytes_and_two_or_three_dimensions(image: Any) -> None:
+    with pytest.raises(ValueError, match="the image of a prediction must be uint8, of shape"):
+        Prediction(image, "a", "b", 0.5)
 
 
 def test_a_network_is_judged_by_images_that_no_search_has_seen() -> None:

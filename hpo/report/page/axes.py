@@ -11,6 +11,7 @@ from hpo.report.text import number, short, value
 
 _WIDEST = 20.0  # the highest over the lowest: where losses are further apart, their axis is logarithmic
 _MOST_WHOLE_TICKS = 6
+_LARGEST_POWER = 308  # of ten, that a float can be
 
 
 def is_log(distribution: Any) -> bool:
@@ -59,8 +60,10 @@ def upright(values: Sequence[Any], distribution: Any, log: bool) -> tuple[list[f
     def height(item: float) -> float:
         if low == high:
             return 0.5
-        share = math.log(item / low) / math.log(high / low) if log else (item - low) / (high - low)
-        return round(share, 4)
+        if log:
+            return round((math.log10(item) - math.log10(low)) / (math.log10(high) - math.log10(low)), 4)
+        share = (item / 2 - low / 2) / (high / 2 - low / 2)  # halves: the difference of two floats may be none
+        return float(round(share, 4))
 
     return [height(item) for item in values], [(height(tick), value(tick)) for tick in dict.fromkeys(ticks)]
 
@@ -69,9 +72,11 @@ def _log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
     """Give round numbers between two others: powers of ten, with twos and fives where there are few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if len(powers) < 5 else (1,)
-    factor = (high / low) ** margin
-    between = [step * 10.0**power for power in powers for step in steps]
-    return [tick for tick in between if low * factor <= tick <= high / factor]
+    least, most = math.log10(low), math.log10(high)
+    gap = (most - least) * margin
+    every = max(1, len(powers) // 12)
+    between = [step * 10.0**power for power in powers[::every] for step in steps if power < _LARGEST_POWER]
+    return [tick for tick in between if tick > 0 and least + gap <= math.log10(tick) <= most - gap]
 
 
 def plain(text: str) -> str:

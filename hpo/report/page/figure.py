@@ -25,9 +25,10 @@ STATES = (
     ("running", "--island-2", "triangle-right"),
 )
 
+_MOST_NAMED = 12  # hyperparameters of a point, of which there are as many labels as points
 _ISLAND_COLOURS = 8
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon", "star", "hexagram")
-_MOST_POINTS = 2000  # what a browser draws at once as SVG without being slow
+MOST_POINTS = 2000  # what a browser draws at once as SVG without being slow
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,14 @@ class Figure:
     least_width: int = 0
 
 
-def drawn(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Choose the evaluations that are drawn: all, or of very many the better half and some of the others, evenly."""
-    if len(evaluations) <= _MOST_POINTS:
+def drawn(evaluations: Sequence[Evaluation], most: int = MOST_POINTS) -> list[Evaluation]:
+    """Choose the evaluations that are drawn: all, or of very many the best, and as many others, evenly."""
+    if len(evaluations) <= most:
         return list(evaluations)
     ordered = sorted(evaluations, key=lambda evaluation: evaluation.loss)
-    best = [evaluation for evaluation in ordered[: _MOST_POINTS // 2] if math.isfinite(evaluation.loss)]
+    best = [evaluation for evaluation in ordered[: most // 2] if math.isfinite(evaluation.loss)]
     others = ordered[len(best) :]
-    step = math.ceil(len(others) / (_MOST_POINTS // 2))
+    step = math.ceil(len(others) / (most // 2))
     return sorted([*best, *others[::step]], key=lambda evaluation: evaluation.trial)
 
 
@@ -69,7 +70,7 @@ def points(x: Sequence[Any], evaluations: Sequence[Evaluation], name: str) -> Tr
 def label(evaluation: Evaluation) -> str:
     """Say in one line per fact what an evaluation was."""
     loss = f"loss {number(evaluation.loss)}" if math.isfinite(evaluation.loss) else evaluation.state
-    params = [f"{name} = {value(item)}" for name, item in evaluation.params.items()]
+    params = [f"{name} = {value(item)}" for name, item in evaluation.params.items()][:_MOST_NAMED]
     facts = [f"trial {evaluation.trial}: {loss}", *params, f"island {evaluation.island}, worker {evaluation.worker}"]
     return "<br>".join(plain(fact) for fact in facts)
 

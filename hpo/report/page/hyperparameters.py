@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpo.report.page.axes import axis, is_log, is_wide, loss_axis, plain, upright
-from hpo.report.page.figure import Figure, drawn, joined, points, shortened
+from hpo.report.page.figure import MOST_POINTS, Figure, drawn, joined, points, shortened
 from hpo.report.text import value
 from hpo.trials import Evaluation, rank
+
+_LEAST_POINTS, _MOST_IN_ALL = 200, 40_000  # of slices
 
 
 def parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]) -> Figure | None:
@@ -69,7 +71,8 @@ def _bands(count: int) -> list[tuple[str, int, int, str, float]]:
 
 def slices(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], order: Sequence[str]) -> list[Figure]:
     """Draw the loss over each hyperparameter, in the order given, the later the stronger its colour."""
-    shown = drawn([one for one in evaluations if one.finished and math.isfinite(one.loss)])
+    most = min(MOST_POINTS, max(_LEAST_POINTS, _MOST_IN_ALL // max(1, len(order))))
+    shown = drawn([one for one in evaluations if one.finished and math.isfinite(one.loss)], most)
     if not shown:
         return []
     yaxis = loss_axis([one.loss for one in shown])
@@ -78,6 +81,7 @@ def slices(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], 
         values = [one.params[name] for one in shown]
         choices = getattr(distributions[name], "choices", None)
         trace = points(_spread(values, choices) if choices else shortened(values), shown, name)
+        trace["text"] = [plain(f"trial {one.trial}: {name} = {value(one.params[name])}") for one in shown]
         trace["marker"] = {
             "color": [one.trial for one in shown],
             "colorscale": [[0, "--faint"], [1, "--accent"]],

@@ -10,10 +10,19 @@ from hpo.report.page.figure import STATES, Figure, Trace, drawn, island_colour, 
 from hpo.trials import Evaluation, rank
 
 
-def best_and_runner_up(evaluations: Sequence[Evaluation]) -> Figure | None:
-    """Draw the losses of the two best after each epoch; None where there are none to draw."""
-    curves = [one for one in rank(evaluations, 2) if len(one.curve) > 1]
-    if not curves:
+def runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Evaluation | None:
+    """Give the evaluation with the lowest loss but for the winner's."""
+    return next((one for one in rank(evaluations, 2) if winner is None or one.trial != winner.trial), None)
+
+
+def best_and_runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
+    """Draw the losses of the winner and the runner-up after each epoch; None where there are none to draw."""
+    shown = (
+        ("best", winner, "--accent", "solid"),
+        ("runner-up", runner_up(evaluations, winner), "--muted", "dot"),
+    )
+    curves = [one.curve for _, one, _, _ in shown if one is not None]
+    if max(map(len, curves), default=0) < 2:
         return None
     traces = [
         {
@@ -23,12 +32,11 @@ def best_and_runner_up(evaluations: Sequence[Evaluation]) -> Figure | None:
             "mode": "lines+markers",
             "line": {"color": colour, "width": 2, "dash": dash},
         }
-        for one, (name, colour, dash) in zip(
-            curves, [("best", "--accent", "solid"), ("runner-up", "--muted", "dot")], strict=False
-        )
+        for name, one, colour, dash in shown
+        if one is not None
     ]
-    losses = [loss for one in curves for loss in one.curve.values()]
-    layout = {"xaxis": axis("epoch", [max(one.curve) for one in curves], whole=True), "yaxis": loss_axis(losses)}
+    epochs = axis("epoch", [max(curve, default=1) for curve in curves], whole=True)
+    layout = {"xaxis": epochs, "yaxis": loss_axis([loss for curve in curves for loss in curve.values()])}
     return Figure("best", "The best beside the runner-up", "", traces, layout, height=300)
 
 
@@ -75,7 +83,7 @@ def _best_so_far(evaluations: Sequence[Evaluation], ended: Sequence[Evaluation],
     return {"x": x, "y": shortened(y), "name": "best so far", "mode": "lines", "line": line, "hoverinfo": "skip"}
 
 
-def learning_curves(evaluations: Sequence[Evaluation]) -> Figure | None:
+def learning_curves(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
     """Draw the losses of all evaluations after each epoch, the ends of pruned and failed ones marked."""
     shown = drawn([one for one in evaluations if len(one.curve) > 1 or (one.curve and one.state != "complete")])
     if not any(len(one.curve) > 1 for one in shown):
@@ -92,11 +100,10 @@ def learning_curves(evaluations: Sequence[Evaluation]) -> Figure | None:
         ends |= {"y": shortened(one.curve[max(one.curve)] for one in group), "legendgroup": state}
         ends["marker"] = {"color": colour, "symbol": symbol, "size": 4 if state == "complete" else 7}
         traces += [{**lines, "name": state, "legendgroup": state, "showlegend": False}, ends]
-    best = rank([one for one in shown if one.state == "complete"], 1)
-    for one in best:
+    if winner is not None:
         line = {"color": "--accent", "width": 2.5}
-        x, y = list(one.curve), shortened(one.curve.values())
-        traces.append({"x": x, "y": y, "name": f"best: trial {one.trial}", "mode": "lines", "line": line})
+        x, y = list(winner.curve), shortened(winner.curve.values())
+        traces.append({"x": x, "y": y, "name": f"best: trial {winner.trial}", "mode": "lines", "line": line})
     losses = [loss for one in shown for loss in one.curve.values()]
     layout = {"xaxis": axis("epoch", [max(one.curve) for one in shown], whole=True), "yaxis": loss_axis(losses)}
     about = "The loss after each epoch of every evaluation. A mark is where it ended, and says which one it was."

@@ -106,5 +106,7 @@
     document.head.append(element);
     watch();
     document.documentElement.dataset.ready = "";
-  })();
+  })().catch((error) => {
+    for (const div of document.querySelectorAll(".plot")) div.textContent = `This browser cannot draw the figure: ${error}`;
+  });
 })();

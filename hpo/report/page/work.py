@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from hpo.report.page.axes import axis
-from hpo.report.page.figure import STATES, Figure, Trace, island_colour, joined, label
+from hpo.report.page.figure import STATES, Figure, Trace, island_colour, joined
+from hpo.report.text import duration, number
 from hpo.trials import Evaluation
 
 
@@ -26,7 +27,7 @@ def timeline(evaluations: Sequence[Evaluation], workers: int, now: float) -> Fig
         spans = [(one.started + zone, _end(one, now) + zone) for one in group]
         x, y = joined(([1000 * a, 1000 * b], [one.worker] * 2) for one, (a, b) in zip(group, spans, strict=True))
         x = [None if item is None else round(item) for item in x]
-        texts = [text for one in group for text in [label(one)] * 2 + [None]]
+        texts = [text for one in group for text in [_told(one)] * 2 + [None]]
         line = {"color": "--good" if state == "complete" else colour, "width": 11}
         traces.append({"x": x, "y": y, "text": texts, "name": state, "mode": "lines", "line": line})
         traces[-1]["hovertemplate"] = "%{text}<extra></extra>"
@@ -44,6 +45,12 @@ def timeline(evaluations: Sequence[Evaluation], workers: int, now: float) -> Fig
     }
     about = "A bar is an evaluation; a gap is a worker that waits. Pauses between sessions are left out."
     return Figure("timeline", "Timeline", about, traces, layout, height=110 + 18 * min(lanes, 64))
+
+
+def _told(evaluation: Evaluation) -> str:
+    how = number(evaluation.loss) if math.isfinite(evaluation.loss) else evaluation.state
+    what = f"trial {evaluation.trial}" if evaluation.confirms is None else f"confirms trial {evaluation.confirms}"
+    return f"{what}: {how}, {duration(evaluation.seconds)}"
 
 
 def _zone(at: float) -> float:

@@ -33,7 +33,7 @@ _FOLDER = Path(__file__).parent
 
 def write_report(run: RunReader, path: Path, top_n: int = 10) -> None:
     """Write the report of a run as it stands; RunError where the file cannot be written."""
-    write_whole(path, render(run, top_n, time.time()).encode())
+    write_whole(path, render(run, top_n, time.time()).encode(errors="backslashreplace"))
 
 
 def render(run: RunReader, top_n: int, now: float) -> str:
@@ -44,12 +44,12 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     distributions = next((trial.distributions for trial in trials if trial.distributions), {})
     importances = _importances(run, evaluations)
     order = list(importances) or list(distributions)
-    layout, best = _layout(run), winner_of(evaluations, summary["confirmed"])
+    layout, best = _layout(run), winner_of(evaluations, confirmations)
     drawn = {
-        "best": losses.best_and_runner_up(evaluations),
+        "best": losses.best_and_runner_up(evaluations, best),
         "history": losses.history(evaluations),
         "parallel": hyperparameters.parallel_coordinates(evaluations, distributions),
-        "curves": losses.learning_curves(evaluations),
+        "curves": losses.learning_curves(evaluations, best),
         "timeline": work.timeline([*evaluations, *confirmations], layout.workers, now),
         "immigrants": work.immigrants(evaluations),
     }
@@ -72,8 +72,8 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         test=examined(run.run_dir, best) if best else None,
         weights=trial_of_weights(run.run_dir.weights),
         best_json=json.dumps(best.params) if best else "",
-        confirmed=_confirmed(summary),
-        runner_up=next(iter(rank(evaluations, 2)[1:]), None),
+        confirmed=_confirmed(summary, best),
+        runner_up=losses.runner_up(evaluations, best),
         first=min((one.started for one in evaluations if not one.origin and one.started > 0), default=now),
         importances=importances,
         islands=_islands(evaluations),
@@ -95,6 +95,13 @@ def _layout(run: RunReader) -> Layout:
 
 def _about(run: RunReader) -> list[tuple[str, str]]:
     """Say what was run, in the last session, as pairs of names and texts."""
+    try:
+        return _described(run)
+    except (TypeError, AttributeError) as error:
+        raise UsageError(f"{run.run_dir.run_json} is not as a run has written it: {error}") from error
+
+
+def _described(run: RunReader) -> list[tuple[str, str]]:
     about = run.about
     return [
         ("command", about.get("command", "")),
@@ -112,10 +119,12 @@ def _about(run: RunReader) -> list[tuple[str, str]]:
     ]
 
 
-def _confirmed(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Give the entry of the individual that is the best by the mean over other seeds, if there is one."""
+def _confirmed(summary: Mapping[str, Any], best: Evaluation | None) -> dict[str, Any] | None:
+    """Give what the confirmation of the best came to, where that is why it is the best."""
     first: dict[str, Any] | None = next(iter(summary["confirmed"]), None)
-    return first if first and first["mean"] is not None else None
+    if first is None or best is None or summary["unconfirmed"] or first["mean"] is None:
+        return None
+    return first
 
 
 def _by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:
