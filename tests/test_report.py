@@ -19,9 +19,12 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from hpo import Categorical, Float, SearchSpace
+from hpo.confirmation import plan_of
 from hpo.reader import RunReader
+from hpo.record import Record
 from hpo.report.page.write import render, write_report
-from tests.studies import BEGAN, add, add_search, make_run
+from hpo.run_dir import RunDir
+from tests.studies import BEGAN, SPACE, add, add_search, make_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 PICTURE = Path(__file__).with_name("report_top.png")
@@ -213,6 +216,8 @@ STUDIES: dict[str, list[dict[str, Any]]] = {
     "only running": [{"state": TrialState.RUNNING, "curve": {}}] * 2,
     "equal losses": [{"curve": {1: 0.5}}] * 30,
     "losses of all sizes": [{"curve": {1: loss, 2: loss}} for loss in (-5.0, 0.0, 1e-300, 1e300, 5.0)],
+    "losses far apart": [{"curve": {1: loss, 2: loss}} for loss in (1e-5, 1.0, 1e305)],
+    "one epoch beside two": [{"curve": {1: 0.1}}, {"curve": {1: 0.3, 2: 0.2}}],
     "tiny losses": [{"curve": {1: 1e-12 * 10**count, 2: 2e-12}} for count in range(8)],
 }
 
@@ -240,6 +245,40 @@ def test_a_thousand_evaluations_are_under_5_megabytes_and_the_best_is_drawn(show
         best = min(one.loss for one in RunReader(tmp_path / "run").evaluations() if one.state == "complete")
         drawn = page.evaluate("Math.min(...document.querySelector('#slice-0').data[0].y)")
         assert drawn == pytest.approx(best, rel=1e-5)
+
+
+def test_many_hyperparameters_do_not_make_a_report_that_cannot_be_opened(tmp_path: Path) -> None:
+    space = SearchSpace(**{f"parameter_{count}": Float(0.0, 1.0) for count in range(60)})
+    record = make_run(tmp_path / "run", space)
+    for trial in range(400):
+        add(record, curve={1: 1 / (trial + 1)}, params=dict.fromkeys(space.describe(), trial / 400), space=space)
+    assert len(render(RunReader(tmp_path / "run"), 10, BEGAN)) < 4e6
+
+
+def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run", confirm=2)
+    for loss in (0.1, 0.2):
+        add(record, curve={1: 2 * loss, 2: loss}, params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9})
+    plan, best = plan_of(2, 0, {"epochs": 4}), record.evaluations()
+    run_dir = RunDir(tmp_path / "run")
+    confirming = Record.create(run_dir.journal, "run-confirm", run_dir.claims, SPACE.describe(), confirms="run")
+    total = plan.begin(confirming, best, SPACE)
+    losses = iter([0.5, 0.6, 0.2, 0.3])
+    for ended in range(total):
+        with show(tmp_path / "run") as page:
+            answer = page.locator("#answer").inner_text()
+            assert "Trial 0, by worker 0" in answer
+            assert ("still to come" in answer) == (ended > 0)
+        assignment = confirming.start({}, {}, total)
+        assert assignment is not None
+        confirming.complete(assignment, next(losses), 1.0, {})
+    with show(tmp_path / "run") as page:
+        answer = page.locator("#answer").inner_text()
+        assert "Trial 1, by worker 0" in answer
+        assert "mean loss of 2 other seeds\n0.25" in answer
+        assert "Trial 1 has the lowest mean, with a standard deviation of 0.07071" in answer
+        names = page.evaluate("document.querySelector('#best').data.map(trace => trace.name)")
+        assert names == ["best: trial 1", "runner-up: trial 0"]
 
 
 def test_the_command_writes_the_report_and_overwrites_nothing_else(run_dir: Path, tmp_path: Path) -> None:
