@@ -22,6 +22,7 @@ from hpo.search_file import load_search_file
 from hpo.session import Session
 from hpo.trackers import TRACKERS
 from hpo.trackers.tracking import Tracking, track
+from hpo.trackers.written import Written
 from hpo.trials import INTERRUPTED
 from tests.conftest import ROOT, SEARCHES, Mpi
 from tests.outcome import trials_of
@@ -166,18 +167,46 @@ def test_what_died_with_its_tracker_is_over_at_the_next_session(tmp_path: Path) 
     tracking, said = follow(session, "mlflow")
     start(record, 1)
     record.complete(start(record, 2), 0.5, 1.0, {})
-    wait_until(lambda: ended(run_dir, "mlflow") == {1})
+    curve = {epoch: 1 / epoch for epoch in range(1, 1500)}  # more than a server takes at once
+    long = replace(record.evaluations()[1], params={**PARAMS, "depth": 3}, curve=curve)
+    assert record.take_over(long, load_search_file(QUICK).space.distributions())
+    wait_until(lambda: ended(run_dir, "mlflow") == {1, 2})
     os.kill(process_of(run_dir, "mlflow"), signal.SIGKILL)
     tracking.finish()
     assert not tracking.wait(60)
-    assert said == ["warning: --tracker mlflow: its process ended with status -9; the run goes on"]
+    assert said == ["warning: --tracker mlflow: its process ended with status -9; nothing more is shown there"]
     begin_run(run_dir, resume=True)
     assert track(run_dir, ["mlflow"], None)
     shown = READERS["mlflow"](run_dir)
     assert {name: evaluation.ending for name, evaluation in shown.items()} == {
         "trial-0000": "badly",
         "trial-0001": "well",
+        "trial-0002": "well",
     }
+    assert shown["trial-0002"].curve == curve
+
+
+def test_what_has_been_shown_survives_any_cut(tmp_path: Path) -> None:
+    record = begin_run(tmp_path / "run").open_record()
+    for depth in range(1, 6):
+        record.complete(start(record, depth), 0.5, 1.0, {})
+    evaluations = record.evaluations()
+    path = tmp_path / "written.jsonl"
+    with Written(path) as whole:
+        for evaluation in evaluations[:4]:
+            whole.add("here", "study", evaluation)
+    content = path.read_bytes()
+    for place in range(len(content) + 1):
+        path.write_bytes(content[:place])
+        with Written(path) as cut:
+            held = [cut.has("here", "study", evaluation) for evaluation in evaluations]
+            cut.add("here", "study", evaluations[4])
+        complete = content[:place].count(b"}") - 1
+        assert held == [number < complete for number in range(5)]
+        assert (cut.id == whole.id) == (complete >= 0)
+        with Written(path) as again:
+            assert again.id == cut.id
+            assert [again.has("here", "study", evaluation) for evaluation in evaluations] == [*held[:4], True]
 
 
 class Server(ThreadingHTTPServer):
@@ -264,7 +293,7 @@ def test_a_tracker_that_fails_warns_once_and_is_left_alone(
         assert not tracking.wait(60)
         (line,) = said
         assert line.startswith("warning: --tracker mlflow: ")
-        assert line.endswith("injected; nothing more is shown there, and the run goes on")
+        assert line.endswith("injected; nothing more is shown there")
         assert server.requests[-1] == refused
         assert server.requests.count(refused) == number
     assert READERS["tensorboard"](tmp_path / "run")["trial-0000"].ending == "well"

@@ -51,7 +51,7 @@ def main() -> None:
     except BaseException as error:
         reason = short(message(error), _LONGEST_REASON)
         what = reason if isinstance(error, UsageError) else f"{type(error).__name__}: {reason}"
-        say(f"{what}; nothing more is shown there, and the run goes on", kind="warning: ")
+        say(f"{what}; nothing more is shown there", kind="warning: ")
         os._exit(1)  # a package that has failed may hang when it is left
 
 

@@ -73,7 +73,7 @@ class _Process:
             errors="replace",
         )
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
         self._listener = threading.Thread(target=self._listen, name=f"tracker {name}", daemon=True)
         self._listener.start()
 
@@ -112,14 +112,16 @@ class _Process:
                 self._tell(line.rstrip())
         status = self._process.wait()
         if status and not self._has_said_why:
-            self._tell(f"warning: --tracker {self._name}: its process ended with status {status}; the run goes on")
+            self._tell(
+                f"warning: --tracker {self._name}: its process ended with status {status}; nothing more is shown there"
+            )
 
 
 def _started(name: str, run_dir: Path, niceness: int, tell: Callable[[str], object]) -> _Process | None:
     try:
         return _Process(name, run_dir, niceness, tell)
     except OSError as error:
-        tell(f"warning: --tracker {name}: it cannot be started: {error.strerror}; the run goes on")
+        tell(f"warning: --tracker {name}: it cannot be started: {error.strerror}")
         return None
 
 

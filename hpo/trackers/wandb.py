@@ -35,7 +35,7 @@ class WandB:
         if not os.environ.get("WANDB_MODE") and self._mode == "offline":
             shown.say(f"no account is known here, so it is offline: wandb sync {shown.folder}/offline-run-* uploads it")
         self._dir = None if os.environ.get("WANDB_DIR") else str(shown.folder.parent)
-        self.place = os.environ.get("WANDB_DIR", "here") if self._mode == "offline" else self._mode
+        self.place = os.environ.get("WANDB_DIR", "here") if self._mode in ("offline", "dryrun") else self._mode
         self._runs: dict[str, wandb.Run] = {}
 
     def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
