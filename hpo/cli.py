@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Be the command hpo."""
-    from hpo.arguments import call, hpo_app
+    from hpo.command_line import call
+    from hpo.commands import app
 
-    sys.exit(call(hpo_app(), "hpo"))
+    sys.exit(call(app, "hpo"))
 
 
 def run_islands(default_search_space: Path) -> None:
@@ -74,7 +75,8 @@ def _run_islands(comm: SleepingComm, watch: Watch, default_search_space: Path) -
 
 def _parse(default_search_space: Path, ranks: int) -> tuple[Options | None, Layout | None, int | None]:
     """Read and check the command line on one rank: options and layout, or the exit status to leave with."""
-    from hpo.arguments import call, run_islands_app
+    from hpo.arguments import run_islands_app
+    from hpo.command_line import call
 
     chosen: list[tuple[Options, Layout]] = []
 
