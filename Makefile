@@ -2,6 +2,7 @@
 # make test     all tests; sets up what it needs
 # make soak     what make test does to runs, for longer: kills, resumes, recovery times
 # make lint     style and types
+# make docs     the documentation, into site/
 # make setup    the virtual environment alone
 # make open-mpi a second MPI, with which make test then tests too
 
@@ -10,7 +11,7 @@ PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.10; do \
 	$$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$python && break; done)
 bin := $(VENV)/bin
 
-.PHONY: search test soak lint setup open-mpi
+.PHONY: search test soak lint docs setup open-mpi
 
 search: setup
 	PATH="$(abspath $(bin)):$$PATH" mpirun -n 8 python run_islands.py
@@ -25,6 +26,9 @@ lint: setup
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy
+
+docs: setup
+	$(bin)/sphinx-build --quiet --fresh-env --fail-on-warning --doctree-dir build/docs docs site
 
 open-mpi: setup
 	test -x $(VENV)-open-mpi/bin/mpirun || { \
@@ -43,6 +47,6 @@ setup: $(VENV)/.dependencies
 $(VENV)/.dependencies: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.10, 3.11 or 3.12 is needed: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
-	$(bin)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mpich,test]'
+	$(bin)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs,mpich,test]'
 	@echo "$(CURDIR)" > $(VENV)/.checkout
 	@touch $@

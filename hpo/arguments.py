@@ -28,7 +28,7 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
     @app.command()
     def run_islands(
         search_space: Annotated[
-            Path, typer.Argument(metavar="[SEARCH_SPACE]", help="Python file with a `space` and an `objective`.")
+            Path, typer.Argument(metavar="SEARCH_SPACE", help="Python file with a `space` and an `objective`.")
         ] = default,
         evaluations: Annotated[
             Optional[int],

@@ -141,12 +141,10 @@ class Float:
 
 @dataclass(frozen=True, init=False)
 class Categorical:
-    """One of several choices without an order: strings, numbers or booleans.
+    """One of several choices without an order: strings, numbers or booleans."""
 
-    The gene is the index of the choice. Propulate's own one-hot encoding of strings loses mutations: setting one
-    clears the wrong slice of an individual's position (propulate 1.2.2, `Individual.__setitem__`).
-    """
-
+    # The gene is the index of the choice. Propulate's own one-hot encoding of strings loses mutations: setting one
+    # clears the wrong slice of an individual's position (propulate 1.2.2, `Individual.__setitem__`).
     choices: tuple[Value, ...]
 
     def __init__(self, *choices: Value) -> None:

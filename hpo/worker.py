@@ -44,18 +44,31 @@ _SECONDS_TO_CONNECT = 300.0
 class Worker:
     """The ranks that evaluate one individual together; what an objective sees of the run.
 
-    ``rank`` and ``size`` count the worker's ranks, ``comm`` is an MPI communicator of theirs (``own_comm`` another one,
-    for what they do between objectives), ``device`` the one this rank computes on, ``seed`` the run's seed, ``index``
-    the worker's number in the run, and ``data`` what the search space's ``prepare(settings)`` returned (None without
-    one). While an objective runs, torch.distributed's default process group spans exactly these ranks; a rank that
-    waits for its peers in a collective for `collective_timeout` seconds gives up with an error.
+    While an objective runs, torch.distributed's default process group spans exactly these ranks. A rank that waits for
+    its peers in a collective for `--collective-timeout` gives up with an error.
 
     ::
 
-        with Worker(subcommunicator, same_host(world), index=0, seed=0) as worker:
-            worker.connect()
-            torch.distributed.all_reduce(tensor)  # over the worker's ranks
+        def objective(params, worker):
+            loss = train(params, worker.data, worker.device, share=slice(worker.rank, None, worker.size))
+            torch.distributed.all_reduce(loss)  # over the worker's ranks
+            return loss.item() / worker.size
     """
+
+    rank: int
+    """This rank's number in the worker, from 0, the leader."""
+    size: int
+    """The number of ranks in the worker."""
+    device: torch.device
+    """What this rank computes on."""
+    seed: int
+    """The seed of weights and order: the run's, or another one where an individual is confirmed."""
+    data: Any
+    """What the search space's `prepare` returned; None without one."""
+    comm: SleepingComm
+    """An MPI communicator of the worker's ranks, for objectives."""
+    index: int
+    """The worker's number in the run."""
 
     def __init__(
         self,
@@ -66,15 +79,15 @@ class Worker:
         data: Any = None,
         collective_timeout: float = DEFAULT_COLLECTIVE_TIMEOUT,
     ) -> None:
-        self.own_comm = comm
-        self.comm = comm.copy()
-        self.rank: int = comm.rank
-        self.size: int = comm.size
-        self.index = index
+        self.own_comm = comm  # for what they do between objectives
+        self.rank = comm.rank
+        self.size = comm.size
+        self.device = _device(host.rank)
         self.seed = seed
         self.data = data
+        self.comm = comm.copy()
+        self.index = index
         self.offered: Mapping[str, torch.Tensor] | None = None
-        self.device = _device(host.rank)
         self._on_one_host = MPI.Group.Intersection(comm.group, host.group).size == comm.size
         self._backend = _backend(comm, self.device)
         self._collective_timeout = timedelta(seconds=collective_timeout)

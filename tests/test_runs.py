@@ -300,22 +300,3 @@ def test_help_names_every_option(mpi: Mpi, tmp_path: Path) -> None:
     --pollination --migration --seed --run-dir --resume --top-n --set --storage --log-level --help"""
     assert [option for option in re.findall(r"\S+", options) if option not in job.stdout] == []
     assert "mpirun -n 8 python run_islands.py" in job.stdout
-
-
-def test_the_readmes_own_model_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
-    block = readme.split("## Your own model")[1].split("Start it with")[0]
-    lines = [line[4:] for line in block.splitlines() if line.startswith("    ") or not line]
-    (tmp_path / "my_search.py").write_text("\n".join(lines))
-    command = [PROGRAM, "my_search.py", "--set", "epochs=3", "--evaluations", 4, "--run-dir", "run"]
-    job = mpi.run(4, *command, cwd=tmp_path)
-    assert (job.returncode, job.stderr) == (0, "")
-    losses = finished(trials_of(tmp_path / "run")).values()
-    assert len(losses) == 4
-    assert min(losses) < 2.2, "it learns: chance is 2.3"
-
-
-def test_the_readme_lists_every_option(mpi: Mpi, tmp_path: Path) -> None:
-    table = (ROOT / "README.md").read_text().split("## Options")[1].split("## When things go wrong")[0]
-    shown = set(re.findall(r"(?<!\S)--[a-z][a-z-]+", mpi.run(2, PROGRAM, "--help", cwd=tmp_path).stdout))
-    assert shown == set(re.findall(r"--[a-z][a-z-]+", table))
