@@ -50,7 +50,7 @@ class Worker:
     ::
 
         def objective(params, worker):
-            loss = train(params, worker.data, worker.device, share=slice(worker.rank, None, worker.size))
+            loss = train(params, worker.data, worker.device, share=(worker.rank, worker.size))
             torch.distributed.all_reduce(loss)  # over the worker's ranks
             return loss.item() / worker.size
     """
@@ -60,7 +60,7 @@ class Worker:
     size: int
     """The number of ranks in the worker."""
     device: torch.device
-    """What this rank computes on."""
+    """The `torch.device` that this rank computes on."""
     seed: int
     """The seed of weights and order: the run's, or another one where an individual is confirmed."""
     data: Any
