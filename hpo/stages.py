@@ -39,7 +39,7 @@ from hpo.worker import Worker
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
 
-_NICENESS_OF_TRACKERS = 10  # ranks come first, one of which may have the same core
+_NICENESS_OF_TRACKERS = 5  # ranks come first, one of which may have the same core
 _SECONDS_FOR_TRACKERS = 10.0
 _SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # the watch ends a run that has not stopped after 7
 

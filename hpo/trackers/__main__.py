@@ -26,7 +26,9 @@ from hpo.trackers.tracker import ShownRun, make
 from hpo.trackers.written import Written
 
 _POLL_SECONDS = 2.0
-_SECONDS_AFTER_THE_JOB = 5.0
+_LONGEST_POLL_SECONDS = 10.0
+_SHARE_OF_A_CORE = 0.02  # that looks may take; one writes more at once where they are fewer
+_SECONDS_AFTER_THE_JOB = 3.0
 _LONGEST_REASON = 300
 
 
@@ -46,13 +48,15 @@ def main() -> None:
     warnings.simplefilter("ignore")
     job = os.getppid()
     threading.Thread(target=_outlive, args=(job,), daemon=True).start()
+    status = 0
     try:
         _follow(name, run_dir, job, say)
     except BaseException as error:
         reason = short(message(error), _LONGEST_REASON)
         what = reason if isinstance(error, UsageError) else f"{type(error).__name__}: {reason}"
         say(f"{what}; nothing more is shown there", kind="warning: ")
-        os._exit(1)  # a package that has failed may hang when it is left
+        status = 1
+    os._exit(status)  # leaving packages takes a second, or for ever where they have failed; all is written
 
 
 def _follow(name: str, run_dir: Path, job: int, say: Callable[[str], None]) -> None:
@@ -61,14 +65,17 @@ def _follow(name: str, run_dir: Path, job: int, say: Callable[[str], None]) -> N
     with Written(run_dir / name / "written.jsonl") as written, open(0, "rb", buffering=0) as orders:
         tracker = make(name, ShownRun(written.id, about, run_dir / name, say))
         follower = Follower(tracker, written)
-        over = False
+        over, pause = False, _POLL_SECONDS
         while not over:
-            order = orders.readline() if select.select([orders], [], [], _POLL_SECONDS)[0] else None
+            order = orders.readline() if select.select([orders], [], [], pause)[0] else None
             if order:
                 follower.follow(**json.loads(order))
                 continue
             over = order == b"" or os.getppid() != job
+            before = time.process_time()
             follower.look(running=not over)
+            taken = time.process_time() - before
+            pause = min(max(_POLL_SECONDS, taken / _SHARE_OF_A_CORE), _LONGEST_POLL_SECONDS)
         tracker.close(follower.evaluated(about["study"]) >= about["budget"])
 
 
