@@ -40,8 +40,11 @@ class Victim:
         return processes_marked(self.mark)
 
     def rank_processes(self) -> list[int]:
-        """Give the processes that are ranks."""
-        return [pid for pid, command in self.processes().items() if Path(command.split("\0")[0]).name[:6] == "python"]
+        """Give the processes that are ranks, and not those that ranks have started."""
+        pythons = [
+            pid for pid, command in self.processes().items() if Path(command.split("\0")[0]).name[:6] == "python"
+        ]
+        return [pid for pid in pythons if _parent(pid) not in pythons]
 
     def kill(self, whom: str, chance: random.Random) -> str:
         """Kill a rank, mpirun, or everything at once, and say what was killed."""
@@ -78,6 +81,12 @@ class Victim:
             assert time.monotonic() < end, f"left behind: {self.processes()}"
             time.sleep(0.05)
         return self.job.returncode, errors
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def processes_marked(mark: str) -> dict[int, str]:

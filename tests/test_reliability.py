@@ -157,7 +157,9 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, rea
     arguments = faulty("--evaluations", 40, seconds=30)
     victim = Victim(each_mpi, 4, [*arguments, "--set", "way=none"], tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
-    victim.sleep(1.5)
+    while len(trials_of(tmp_path / "run")) < 2:
+        victim.sleep(0.2)
+    victim.sleep(0.5)
     asked = time.monotonic()
     victim.job.send_signal(getattr(signal, f"SIG{name}"))
     status, errors = victim.wait(30)

@@ -78,7 +78,10 @@ def load_data(
 
 def load_test(name: str, data_dir: str | Path = "data") -> Split:
     """Load the test part of a data set, which no search touches; raises as `load_data` does."""
-    return Split(*_source(name).test(_folder(data_dir)))
+    images, labels = _source(name).test(_folder(data_dir))
+    return Split(
+        images.copy(), labels.copy()
+    )  # of bytes that were read, which nobody may write to; torch warns of that
 
 
 def _source(name: str) -> Source:
