@@ -45,6 +45,7 @@ def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith(("WANDB_", "MLFLOW_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # where MLflow's client reads here
 
 
 def begin_run(run_dir: Path, resume: bool = False, evaluations: int = 6) -> Session:
