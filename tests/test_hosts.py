@@ -78,4 +78,4 @@ def test_a_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["evaluations"]["complete"] == 2
     assert 0 < summary["best"]["loss"] < 3
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["hosts"] == 2
+    assert len(json.loads((tmp_path / "run" / "run.json").read_text())["hosts"]) == 2
