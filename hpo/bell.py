@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
@@ -17,12 +18,14 @@ _RING = b"\0"
 class Bell:
     """Rings for some signals instead of what Python does on them, while inside ``with``, which the main thread enters.
 
-    Processes that are forked meanwhile treat signals as before.
+    Processes that are forked meanwhile treat signals as before, from their first moment on: a signal that came earlier
+    would ring in the process that has forked them, and be lost to them.
     """
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:
         self._signals = signals
         self._before: dict[int, Any] = {}
+        self._mask = threading.local()  # as it was before this thread began to fork
         self._hammer, self._sound = socket.socketpair()
         self._hammer.setblocking(False)
         self._sound.setblocking(False)
@@ -30,7 +33,7 @@ class Bell:
     def __enter__(self) -> Bell:
         self._before = {number: signal.signal(number, self._on_signal) for number in self._signals}
         self._listen()
-        os.register_at_fork(after_in_child=self._leave)
+        os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._become_another)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,6 +65,16 @@ class Bell:
         if self._listen() != self._hammer.fileno():
             with suppress(OSError):
                 self._hammer.send(bytes([number]))
+
+    def _hold(self) -> None:
+        self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+
+    def _release(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
+
+    def _become_another(self) -> None:
+        self._leave()
+        self._release()
 
     def _leave(self) -> None:
         signal.set_wakeup_fd(-1)

@@ -1,4 +1,4 @@
-"""A search whose objective ends a process that it has started, and takes for itself what is woken up on signals."""
+"""A search whose objective ends processes that it has started, some at once, and that hears signals itself."""
 
 import os
 import signal
@@ -10,13 +10,16 @@ space = SearchSpace(x=Float(0.0, 1.0))
 
 
 def objective(_params, _worker):
-    child = os.fork()
-    if child == 0:
-        time.sleep(60)
-        os._exit(0)
-    time.sleep(0.1)
-    os.kill(child, signal.SIGTERM)
-    _, status = os.waitpid(child, 0)
+    well = True
+    for child_number in range(6):
+        child = os.fork()
+        if child == 0:
+            time.sleep(3)
+            os._exit(0)
+        time.sleep(0.01 * child_number)  # at first, it has hardly begun
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        well = well and os.WTERMSIG(status) == signal.SIGTERM
     signal.set_wakeup_fd(-1)
-    yield 1.0 if os.WTERMSIG(status) == signal.SIGTERM else float("nan")
+    yield 1.0 if well else float("nan")
     time.sleep(0.5)
