@@ -23,6 +23,8 @@ from hpo.storage import check_readable, is_hidden, studies, without_password
 from hpo.study import CONFIRMATIONS, existing_study, mistakes
 from hpo.trials import Evaluation, rank
 
+_MANY = 1000  # evaluations take seconds to record
+
 
 @dataclass(frozen=True)
 class Inheritance:
@@ -71,17 +73,19 @@ def take_over(
     inheritance: Inheritance, record: Record, space: SearchSpace, layout: Layout, settings: Mapping[str, Any]
 ) -> list[str]:
     """Deal the evaluations to islands and their workers, as far as they are new, and say in lines what was done."""
-    taken, distributions = 0, space.distributions()
-    for evaluation in inheritance.evaluations:
+    if len(inheritance.evaluations) > _MANY:
+        print(f"taking over {len(inheritance.evaluations)} evaluations of {inheritance.source}", flush=True)
+
+    def attributes(evaluation: Evaluation, taken: int) -> dict[str, Any]:
         island, place = taken % layout.islands, taken // layout.islands
-        taken += record.take_over(
-            evaluation,
-            distributions,
-            origin=f"trial {evaluation.trial} of {inheritance.source}",
-            propagator="--start-from",
-            island=island,
-            worker=layout.first_worker(island) + place % layout.island_size(island),
-        )
+        return {
+            "origin": f"trial {evaluation.trial} of {inheritance.source}",
+            "propagator": "--start-from",
+            "island": island,
+            "worker": layout.first_worker(island) + place % layout.island_size(island),
+        }
+
+    taken = record.take_over(inheritance.evaluations, space.distributions(), attributes)
     record.remember_source(inheritance.source)
     if not taken:
         return []

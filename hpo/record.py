@@ -7,10 +7,9 @@ only, no MPI, no torch. Several processes may hold records of one study at the s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.errors import KnownError, RunError
 from hpo.storage import open_storage
-from hpo.trials import INTERRUPTED, Evaluation, evaluation_of
+from hpo.trials import INTERRUPTED, Evaluation, evaluation_of, kept, trial_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -138,11 +137,11 @@ class Record:
 
     def complete(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
         """Record that an evaluation succeeded; durable when this returns."""
-        self._end(assignment, TrialState.COMPLETE, [loss], seconds=seconds, **_kept(metrics))
+        self._end(assignment, TrialState.COMPLETE, [loss], seconds=seconds, **kept(metrics))
 
     def prune(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
         """Record that an evaluation was given up as hopeless, with its lowest loss; durable when this returns."""
-        self._end(assignment, TrialState.PRUNED, [loss], seconds=seconds, **_kept(metrics))
+        self._end(assignment, TrialState.PRUNED, [loss], seconds=seconds, **kept(metrics))
 
     def is_hopeless(self, assignment: Assignment, pruner: BasePruner) -> bool:
         """Ask a pruner whether an evaluation is to be given up, after what was reported of it and of the others."""
@@ -162,26 +161,25 @@ class Record:
         self._storage.create_new_trial(self._study_id, template_trial=template)
 
     def take_over(
-        self, evaluation: Evaluation, distributions: Mapping[str, BaseDistribution], **attributes: Any
-    ) -> bool:
-        """Add what another run has complete or pruned, outside of the budget; False if it is known here."""
-        if self._is_known(evaluation.params, self._storage.get_all_trials(self._study_id, deepcopy=False)):
-            return False
-        trial = FrozenTrial(
-            number=-1,  # the storage chooses these
-            trial_id=-1,
-            state=TrialState.COMPLETE if evaluation.state == "complete" else TrialState.PRUNED,
-            value=evaluation.loss,
-            datetime_start=datetime.fromtimestamp(evaluation.started),
-            datetime_complete=datetime.fromtimestamp(evaluation.ended),
-            params=dict(evaluation.params),
-            distributions=dict(distributions),
-            user_attrs={**attributes, "seconds": evaluation.seconds, **_kept(evaluation.metrics)},
-            system_attrs={},
-            intermediate_values=dict(evaluation.curve),
-        )
-        self._storage.create_new_trial(self._study_id, template_trial=trial)
-        return True
+        self,
+        evaluations: Iterable[Evaluation],
+        distributions: Mapping[str, BaseDistribution],
+        attributes_of: Callable[[Evaluation, int], Mapping[str, Any]],
+    ) -> int:
+        """Add what another run has complete or pruned and is not known here, outside of the budget; give how many.
+
+        Only while nobody starts trials. `attributes_of` gives the attributes of an evaluation, before which some were
+        taken.
+        """
+        taken, trials = 0, self._storage.get_all_trials(self._study_id, deepcopy=False)
+        for evaluation in evaluations:
+            if self._is_known(evaluation.params, trials):
+                continue
+            trial = trial_of(evaluation, distributions, attributes_of(evaluation, taken))
+            self._storage.create_new_trial(self._study_id, template_trial=trial)
+            self._tried.add(frozenset(evaluation.params.items()))
+            taken += 1
+        return taken
 
     def withdraw(self, waiting: Evaluation) -> None:
         """Let what waits be evaluated no more; only while nobody starts trials."""
@@ -289,7 +287,3 @@ class Record:
             yield
         finally:
             lock.release()
-
-
-def _kept(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    return {"metrics": dict(metrics)} if metrics else {}

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FrozenTrial, TrialState
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 INTERRUPTED = "interrupted"
 
@@ -88,6 +92,30 @@ def evaluation_of(trial: FrozenTrial) -> Evaluation:
         seed=attributes.get("seed"),
         immigrants=attributes.get("immigrants", {}),
     )
+
+
+def trial_of(
+    evaluation: Evaluation, distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
+) -> FrozenTrial:
+    """Make a trial of an evaluation that is complete or pruned, with a number that the storage has still to choose."""
+    return FrozenTrial(
+        number=-1,
+        trial_id=-1,
+        state=TrialState.COMPLETE if evaluation.state == "complete" else TrialState.PRUNED,
+        value=evaluation.loss,
+        datetime_start=datetime.fromtimestamp(evaluation.started),
+        datetime_complete=datetime.fromtimestamp(evaluation.ended),
+        params=dict(evaluation.params),
+        distributions=dict(distributions),
+        user_attrs={**attributes, "seconds": evaluation.seconds, **kept(evaluation.metrics)},
+        system_attrs={},
+        intermediate_values=dict(evaluation.curve),
+    )
+
+
+def kept(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Give the attribute that holds metrics, where there are any."""
+    return {"metrics": dict(metrics)} if metrics else {}
 
 
 def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:

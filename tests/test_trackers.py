@@ -156,7 +156,8 @@ def test_what_another_run_has_evaluated_is_that_runs_to_show(tmp_path: Path) -> 
     record = session.open_record()
     record.complete(start(record, 1), 0.5, 1.0, {})
     theirs = replace(record.evaluations()[0], params={**PARAMS, "depth": 7})
-    assert record.take_over(theirs, load_search_file(QUICK).space.distributions(), origin="theirs trial 0")
+    distributions = load_search_file(QUICK).space.distributions()
+    assert record.take_over([theirs], distributions, lambda *_: {"origin": "theirs trial 0"}) == 1
     assert track(tmp_path / "run", ["tensorboard"], None)
     assert READERS["tensorboard"](tmp_path / "run").keys() == {"trial-0000"}
 
@@ -170,7 +171,7 @@ def test_what_died_with_its_tracker_is_over_at_the_next_session(tmp_path: Path) 
     record.complete(start(record, 2), 0.5, 1.0, {})
     curve = {epoch: 1 / epoch for epoch in range(1, 1500)}  # more than a server takes at once
     long = replace(record.evaluations()[1], params={**PARAMS, "depth": 3}, curve=curve)
-    assert record.take_over(long, load_search_file(QUICK).space.distributions())
+    assert record.take_over([long], load_search_file(QUICK).space.distributions(), lambda *_: {}) == 1
     wait_until(lambda: ended(run_dir, "mlflow") == {1, 2})
     os.kill(process_of(run_dir, "mlflow"), signal.SIGKILL)
     tracking.finish()
@@ -346,7 +347,7 @@ def recorded(run_dir: Path) -> dict[str, Shown]:
 def test_all_trackers_at_once_show_a_run_and_its_confirmations(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--evaluations", 6, "--top-n", 2, "--confirm", 1, "--run-dir", "run"]
     trackers = [word for name in TRACKERS for word in ("--tracker", name)]
-    done = mpi.run(4, ROOT / "run_islands.py", QUICK, *options, *trackers, cwd=tmp_path)
+    done = mpi.run(2, ROOT / "run_islands.py", QUICK, "--ranks-per-worker", 1, *options, *trackers, cwd=tmp_path)
     assert done.returncode == 0
     assert "--tracker wandb: no account is known here, so it is offline: wandb sync run/wandb/off" in done.stderr
     late = [line for line in done.stderr.splitlines() if "it did not come to an end" in line]  # where cores are taken
