@@ -40,14 +40,14 @@ def examine(run_dir: RunDir, search: SearchFile, settings: Any, winner: Evaluati
     Test data is for this alone: a network that was chosen by it would need other data to be tested with. Weights that
     were trained with other settings, before the run was resumed, are not tested with these.
     """
-    before = _read(run_dir)
-    if search.test is None or (before is not None and before["trial"] == winner.trial):
+    if search.test is None or examined(run_dir, winner) is not None:
         return None
     weights = read_weights(run_dir.weights)
     if weights is None or (weights.trial, weights.params) != (winner.trial, winner.params):
         return None
     if weights.settings != run_dir.read()["settings"]:
         return None
+    before = _read(run_dir)  # of a winner that came second when the run was resumed
     result = search.call(search.test, dict(winner.params), weights.state, settings=settings)
     metrics, predictions = result if isinstance(result, tuple) else (result, ())
     content: dict[str, Any] = {

@@ -113,6 +113,9 @@ def test_the_figures_hold_what_the_study_holds(page: Page, run_dir: Path) -> Non
     assert json.loads(page.locator(".copy").get_attribute("data-copy") or "") == best.params
     assert "of 64 evaluations" in page.locator("header").inner_text()
     assert "1 taken over" in page.locator("header").inner_text()
+    assert "1 running when it died" in page.locator("header").inner_text()
+    start, end, _ = page.evaluate("document.querySelector('#timeline').data.find(it => it.name == 'running').x")
+    assert start == end, "nobody knows when it died"
 
 
 def test_tables_are_sorted_by_any_column_with_mouse_and_keyboard(page: Page) -> None:

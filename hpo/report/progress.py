@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -9,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from hpo.report.pace import pace
 from hpo.report.text import duration, named, number, printable, short, value
 from hpo.trials import Evaluation, rank
 
@@ -76,8 +78,9 @@ class Progress:
         self._budget = budget
         self._on_error = on_error
         self._out = out
-        self._lines = Lines(news(), budget)
-        self._resumed_with = self._lines.done
+        past = news()
+        self._lines = Lines(past, budget)
+        self._ours = {evaluation.trial: evaluation for evaluation in past if evaluation.state == "running"}
         self._started = self._estimated = time.monotonic()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
@@ -100,7 +103,9 @@ class Progress:
             self._on_error(traceback.format_exc().rstrip())
 
     def _print_new(self) -> None:
-        ended = [evaluation for evaluation in self._news() if evaluation.counts]
+        news = {evaluation.trial: evaluation for evaluation in self._news()}
+        self._ours |= news
+        ended = [evaluation for evaluation in news.values() if evaluation.counts]
         for evaluation in sorted(ended, key=lambda evaluation: evaluation.ended):
             self._print(self._lines.line(evaluation))
         if time.monotonic() - self._estimated > SECONDS_BETWEEN_ESTIMATES and self._lines.done < self._budget:
@@ -108,12 +113,11 @@ class Progress:
             self._print(self._estimate())
 
     def _estimate(self) -> str:
-        done = self._lines.done - self._resumed_with
-        elapsed = time.monotonic() - self._started
-        left = f"about {duration(elapsed / done * (self._budget - self._lines.done))} left" if done else "nothing yet"
+        now = pace(list(self._ours.values()), self._budget - self._lines.done, -math.inf, time.time())
+        left = "nothing yet" if now.left is None else f"about {duration(now.left)} left"
         best = self._lines.best
         so_far = f"best so far {number(best.loss)} (trial {best.trial}: {named(best.params)}), " if best else ""
-        return f"-- {so_far}{duration(elapsed)} gone, {left}"
+        return f"-- {so_far}{duration(self._estimated - self._started)} gone, {left}"
 
     def _print(self, line: str) -> None:
         print(printable(line), file=self._out, flush=True)

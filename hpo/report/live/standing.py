@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import math
 import sys
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,20 +13,13 @@ from typing import Any
 
 from hpo.confirmation import compare
 from hpo.reader import Look
+from hpo.report.pace import Pace, pace
+from hpo.report.working_time import WorkingTime
 from hpo.trials import Evaluation
 
-_RECENT = 20  # evaluations from which the pace is told, or twice as many as are going on
 _LATEST = 50
 
 GOING_ON = ("searching", "confirming", "ending", "unknown")
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Evaluations per minute, and the seconds that are left; None where nothing tells them yet."""
-
-    per_minute: float | None = None
-    left: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,7 @@ def standing(look: Look) -> Standing:
     goes_on = phase in GOING_ON
     running = _running(everything)
     since = _session_start(look.about)
-    time = WorkingTime(everything, look.at if goes_on else -math.inf)
+    time = WorkingTime(everything, look.at if goes_on else None)
     return Standing(
         at=look.at,
         phase=phase,
@@ -110,59 +102,6 @@ def standing(look: Look) -> Standing:
         to_confirm=phase == "searching" and look.about["confirm"] > 0,
         confirmed=compare(confirmations) if confirmations else [],
     )
-
-
-class WorkingTime:
-    """The time of a run without the pauses in which nothing was evaluated; what is running is, until `now`."""
-
-    def __init__(self, evaluations: Iterable[Evaluation], now: float) -> None:
-        spans = [(e.started, e.ended) for e in evaluations if e.counts]
-        spans += [(e.started, now) for e in evaluations if e.state == "running"]
-        self._starts: list[float] = []
-        self._before: list[float] = []  # working time before each start
-        self.total = 0.0
-        end = -math.inf
-        for start, stop in sorted(span for span in spans if span[0] <= span[1]):
-            if start > end:
-                self._starts.append(start)
-                self._before.append(self.total)
-                end = start
-            if stop > end:
-                self.total += stop - end
-                end = stop
-
-    def at(self, moment: float) -> float:
-        """Give the working time up to a moment in which something was evaluated."""
-        place = bisect_right(self._starts, moment) - 1
-        return self._before[place] + moment - self._starts[place] if place >= 0 else 0.0
-
-
-def pace(evaluations: Sequence[Evaluation], to_do: int, since: float, now: float | None) -> Pace:
-    """Tell the pace of the last evaluations that this session, which began at `since`, has ended.
-
-    The time since the last of them counts, so that a run which hangs is seen to be slow. `now` is None where nothing
-    goes on; then it is the pace of the whole session, and no time is left.
-    """
-    ours = [evaluation for evaluation in evaluations if evaluation.started >= since]
-    ended = sorted((evaluation for evaluation in ours if evaluation.counts), key=lambda evaluation: evaluation.ended)
-    running = [evaluation for evaluation in ours if evaluation.state == "running"]
-    recent = ended[-max(_RECENT, 2 * len(running)) :] if now is not None else ended
-    if not recent:
-        return Pace()
-    whole = len(recent) == len(ended)
-    start = min(evaluation.started for evaluation in ours) if whole else ended[-len(recent) - 1].ended
-    seconds = max(ended[-1].ended, now or 0.0) - start
-    if seconds <= 0:
-        return Pace()
-    per_minute = 60 * len(recent) / seconds
-    if now is None:
-        return Pace(per_minute)
-    # What is running is partly done. Without it, the first of 100 workers to end would foretell 100 times too much.
-    typical = sum(evaluation.ended - evaluation.started for evaluation in recent) / len(recent)
-    begun = (
-        sum(min(1.0, max(0.0, now - evaluation.started) / typical) for evaluation in running) if typical > 0 else 0.0
-    )
-    return Pace(per_minute, max(0.0, to_do - begun) * seconds / (len(recent) + (begun if whole else 0.0)))
 
 
 def _phase(look: Look) -> tuple[str, str]:

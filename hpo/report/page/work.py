@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from hpo.report.page.axes import axis
 from hpo.report.page.figure import STATES, Figure, Trace, island_colour, joined
 from hpo.report.text import duration, number
+from hpo.report.working_time import WorkingTime, ended
 from hpo.trials import Evaluation
 
 
-def timeline(evaluations: Sequence[Evaluation], workers: int, now: float) -> Figure | None:
-    """Draw what each worker did when; a gap is a worker without work."""
+def timeline(evaluations: Sequence[Evaluation], workers: int, now: float | None) -> Figure | None:
+    """Draw what each worker did when; what runs has gone on until `now`, which is None where the run does not."""
     own = [one for one in evaluations if not one.origin and math.isfinite(one.started)]
     if not own:
         return None
@@ -24,7 +26,7 @@ def timeline(evaluations: Sequence[Evaluation], workers: int, now: float) -> Fig
         group = [one for one in own if one.state == state]
         if not group:
             continue
-        spans = [(one.started + zone, _end(one, now) + zone) for one in group]
+        spans = [(one.started + zone, ended(one, now) + zone) for one in group]
         x, y = joined(([1000 * a, 1000 * b], [one.worker] * 2) for one, (a, b) in zip(group, spans, strict=True))
         x = [None if item is None else round(item) for item in x]
         texts = [text for one in group for text in [_told(one)] * 2 + [None]]
@@ -33,7 +35,7 @@ def timeline(evaluations: Sequence[Evaluation], workers: int, now: float) -> Fig
         traces[-1]["hovertemplate"] = "%{text}<extra></extra>"
     lanes = max(workers, 1 + max(one.worker for one in own))
     layout = {
-        "xaxis": {"type": "date", "rangebreaks": _pauses(own, now, zone)},
+        "xaxis": {"type": "date", "rangebreaks": _pauses(WorkingTime(own, now), zone)},
         "yaxis": {
             "title": {"text": "worker"},
             "range": [lanes - 0.4, -0.6],
@@ -59,23 +61,11 @@ def _zone(at: float) -> float:
     return offset.total_seconds() if offset else 0.0
 
 
-def _end(evaluation: Evaluation, now: float) -> float:
-    """Give when an evaluation ended; one that died with its job is known to have begun, and no more."""
-    if evaluation.state == "running":
-        return now
-    return evaluation.started if evaluation.state == "interrupted" else evaluation.ended
-
-
-def _pauses(evaluations: Sequence[Evaluation], now: float, zone: float) -> list[dict[str, Any]]:
-    """Find the times in which no worker did anything, if they are longer than an idle worker explains."""
-    spans = sorted((one.started, _end(one, now)) for one in evaluations)
-    total = max(end for _, end in spans) - spans[0][0]
-    found, reached = [], spans[0][1]
-    for start, end in spans:
-        if start - reached > max(60.0, total / 50):
-            found.append({"bounds": [round(1000 * (at + zone)) for at in (reached + 1, start - 1)]})
-        reached = max(reached, end)
-    return found
+def _pauses(time: WorkingTime, zone: float) -> list[dict[str, Any]]:
+    """Give the times in which no worker did anything, if they are longer than an idle worker explains."""
+    longest = max(60.0, (time.spans[-1][1] - time.spans[0][0]) / 50)
+    between = [(end, start) for (_, end), (start, _) in pairwise(time.spans) if start - end > longest]
+    return [{"bounds": [round(1000 * (at + zone)) for at in (end + 1, start - 1)]} for end, start in between]
 
 
 def immigrants(evaluations: Sequence[Evaluation]) -> Figure | None:

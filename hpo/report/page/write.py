@@ -38,6 +38,7 @@ def write_report(run: RunReader, path: Path, top_n: int = 10) -> None:
 
 def render(run: RunReader, top_n: int, now: float) -> str:
     """Give the report of a run as HTML; `now`, in seconds since the epoch, is where what still runs is drawn to."""
+    goes_on = run.run_dir.in_use is not False
     evaluations, confirmations = run.evaluations(), run.confirmations()
     summary = summarize(evaluations, run.about["budget"], top_n, confirmations)
     trials = run.study.get_trials(deepcopy=False)
@@ -50,7 +51,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         "history": losses.history(evaluations),
         "parallel": hyperparameters.parallel_coordinates(evaluations, distributions),
         "curves": losses.learning_curves(evaluations, best),
-        "timeline": work.timeline([*evaluations, *confirmations], layout.workers, now),
+        "timeline": work.timeline([*evaluations, *confirmations], layout.workers, now if goes_on else None),
         "immigrants": work.immigrants(evaluations),
     }
     slices = hyperparameters.slices(evaluations, distributions, order)
@@ -67,6 +68,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         space=run.about["space"],
         name=run.run_dir.study_name,
         made=now,
+        goes_on=goes_on,
         summary=summary,
         best=best,
         test=examined(run.run_dir, best) if best else None,

@@ -1,0 +1,46 @@
+"""How fast evaluations end, and how long those that are left will take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpo.trials import Evaluation
+
+_RECENT = 20  # evaluations from which the pace is told, or twice as many as are going on
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Evaluations per minute, and the seconds that are left; None where nothing tells them yet."""
+
+    per_minute: float | None = None
+    left: float | None = None
+
+
+def pace(evaluations: Sequence[Evaluation], to_do: int, since: float, now: float | None) -> Pace:
+    """Tell the pace of the last evaluations that this session, which began at `since`, has ended.
+
+    The time since the last of them counts, so that a run which hangs is seen to be slow. `now` is None where nothing
+    goes on; then it is the pace of the whole session, and no time is left.
+    """
+    ours = [evaluation for evaluation in evaluations if evaluation.started >= since]
+    ended = sorted((evaluation for evaluation in ours if evaluation.counts), key=lambda evaluation: evaluation.ended)
+    running = [evaluation for evaluation in ours if evaluation.state == "running"]
+    recent = ended[-max(_RECENT, 2 * len(running)) :] if now is not None else ended
+    if not recent:
+        return Pace()
+    whole = len(recent) == len(ended)
+    start = min(evaluation.started for evaluation in ours) if whole else ended[-len(recent) - 1].ended
+    seconds = max(ended[-1].ended, now or 0.0) - start
+    if seconds <= 0:
+        return Pace()
+    per_minute = 60 * len(recent) / seconds
+    if now is None:
+        return Pace(per_minute)
+    # What is running is partly done. Without it, the first of 100 workers to end would foretell 100 times too much.
+    typical = sum(evaluation.ended - evaluation.started for evaluation in recent) / len(recent)
+    begun = (
+        sum(min(1.0, max(0.0, now - evaluation.started) / typical) for evaluation in running) if typical > 0 else 0.0
+    )
+    return Pace(per_minute, max(0.0, to_do - begun) * seconds / (len(recent) + (begun if whole else 0.0)))

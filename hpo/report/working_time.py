@@ -1,0 +1,47 @@
+"""When a run worked: the time in which any of its workers evaluated something."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from hpo.trials import Evaluation
+
+
+def ended(evaluation: Evaluation, now: float | None) -> float:
+    """Give when an evaluation ended, in seconds since the epoch; what runs has gone on until `now`.
+
+    One that died with its job is known to have begun, and no more; so is what runs, where `now` is None since nothing
+    goes on.
+    """
+    if evaluation.state == "running":
+        return evaluation.started if now is None else max(evaluation.started, now)
+    return evaluation.started if evaluation.state == "interrupted" else evaluation.ended
+
+
+class WorkingTime:
+    """The time of a run without the pauses in which nothing was evaluated.
+
+    `spans` are the times between them, in seconds since the epoch, in order; `total` is how long they are together.
+    `now` is None where nothing goes on.
+    """
+
+    def __init__(self, evaluations: Iterable[Evaluation], now: float | None) -> None:
+        times = sorted((e.started, ended(e, now)) for e in evaluations if not e.origin and math.isfinite(e.started))
+        self.spans: list[tuple[float, float]] = []
+        for start, stop in times:
+            if not self.spans or start > self.spans[-1][1]:
+                self.spans.append((start, stop))
+            elif stop > self.spans[-1][1]:
+                self.spans[-1] = (self.spans[-1][0], stop)
+        self._before: list[float] = []
+        self.total = 0.0
+        for start, stop in self.spans:
+            self._before.append(self.total)
+            self.total += stop - start
+
+    def at(self, moment: float) -> float:
+        """Give the working time up to a moment in which something was evaluated."""
+        place = bisect_right(self.spans, (moment, math.inf)) - 1
+        return self._before[place] + moment - self.spans[place][0] if place >= 0 else 0.0
