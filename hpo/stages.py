@@ -79,8 +79,8 @@ class Stages:
         self._tracking.follow(session.storage, session.study_name)
 
     def search(self) -> None:
-        """Search until the budget is spent, unless the target is reached already."""
-        if on_first(self._world, self._is_target_reached):
+        """Search until the budget is spent or the target reached, unless one of them is so already."""
+        if on_first(self._world, self._is_search_over):
             return
         session = self._session
         record = session.open_record() if self._worker.rank == 0 else None
@@ -168,8 +168,9 @@ class Stages:
             return nullcontext()
         return Progress(opened().news, budget, on_error=self._watch.die)
 
-    def _is_target_reached(self) -> bool:
-        return _best_loss(self._session.open_record().evaluations()) <= self._target
+    def _is_search_over(self) -> bool:
+        evaluations = self._session.open_record().evaluations()
+        return spent(evaluations, self._session.budget) or _best_loss(evaluations) <= self._target
 
     def _best(self, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
         return rank(evaluations, self._options.top_n)
