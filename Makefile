@@ -17,7 +17,7 @@ search: setup
 	PATH="$(abspath $(bin)):$$PATH" mpirun -n 8 python run_islands.py
 
 test: setup
-	PATH="$(abspath $(bin)):$$PATH" python -m pytest
+	PATH="$(abspath $(bin)):$$PATH" python -m pytest --numprocesses 3 --dist worksteal
 
 soak: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m tests.soak

@@ -24,10 +24,12 @@ from hpo.search_file import load_search_file
 from hpo.trials import Evaluation
 from tests.conftest import ROOT, SEARCHES, Mpi, finish
 from tests.outcome import finished, lines_of, trials_of
+from tests.recorded import start
 
 PROGRAM = ROOT / "run_islands.py"
 TINY = SEARCHES / "tiny.py"
 NOISY = SEARCHES / "noisy.py"
+ALONE = ["--ranks-per-worker", 1, "--islands", 1]
 
 
 @pytest.mark.parametrize("probability", [1, 0])
@@ -54,13 +56,14 @@ def test_islands_breed_from_what_islands_of_other_propagators_send_them(
 
 def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
-    arguments = [PROGRAM, TINY, "--evaluations", 5]
-    first = mpi.run(4, *arguments, "--run-dir", "first", "--storage", storage, "--confirm", 1, cwd=tmp_path)
+    small = ["--ranks-per-worker", 1]
+    arguments = [PROGRAM, TINY, "--run-dir", "first", "--storage", storage, "--confirm", 1, *small]
+    first = mpi.run(2, *arguments, "--evaluations", 5, cwd=tmp_path)
     assert (first.returncode, first.stderr) == (0, "")
     before = optuna.load_study(study_name="first", storage=storage).trials
-    for source, run in (("first", "from_run"), (storage, "from_storage")):
-        command = [PROGRAM, TINY, "--run-dir", run, "--evaluations", 2, "--start-from", source]
-        job = mpi.run(4, *command, cwd=tmp_path)
+    for source, run, ranks, layout in (("first", "from_run", 4, []), (storage, "from_storage", 2, small)):
+        command = [PROGRAM, TINY, "--run-dir", run, "--evaluations", 2, "--start-from", source, *layout]
+        job = mpi.run(ranks, *command, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
         known = sorted((trial for trial in before if trial.values), key=lambda trial: (trial.values, trial.number))
         assert f"with {len(known)} evaluations of {source}, the best {known[0].values[0]:.4g}" in job.stdout
@@ -82,7 +85,7 @@ def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) 
         assert counts["complete"] + counts["failed"] == len(new) <= 2
         assert (summary["taken_over"], summary["exhausted"]) == (len(known), True)
         assert f"of 2; {len(known)} taken over" in job.stdout
-    again = mpi.run(4, *command, "--resume", cwd=tmp_path)
+    again = mpi.run(1, *command, "--islands", 1, "--resume", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
     assert len(trials_of(tmp_path / "from_storage")) == 6
 
@@ -116,7 +119,7 @@ def test_a_source_that_is_none_is_named_before_anything_starts(
             read_inheritance(source, load_search_file(TINY).space)
         assert str(raised.value).startswith(f"--start-from {source}: {message}")
         assert len(str(raised.value).splitlines()) == 1
-    job = mpi.run(2, PROGRAM, TINY, "--islands", 1, "--start-from", source, cwd=tmp_path)
+    job = mpi.run(1, PROGRAM, TINY, *ALONE, "--start-from", source, cwd=tmp_path)
     assert (job.returncode, job.stdout, job.stderr) == (2, "", f"error: {raised.value}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "study.db"]
 
@@ -154,11 +157,12 @@ def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> No
         assert entry["deviation"] == pytest.approx(statistics.stdev(losses))
     assert [entry["told_apart"] for entry in confirmed] == [False, False]
     assert "1 is not told apart from 2" in job.stdout
-    more = mpi.run(4, *arguments, "--set", "noise=100", "--resume", "--confirm", 4, cwd=tmp_path)
+    more = mpi.run(2, *arguments, "--islands", 1, "--set", "noise=100", "--resume", "--confirm", 4, cwd=tmp_path)
     assert (more.returncode, more.stderr) == (0, "")
     assert "confirming the best with 4 other seeds each: 2 evaluations" in more.stdout
+    assert more.stdout.count("done  island") == 1, "there is nothing to search for any more"
     assert trials_of(tmp_path / "run", "run-confirm")[:6] == confirmations
-    other = mpi.run(4, *arguments, "--set", "noise=1", "--resume", "--confirm", 1, cwd=tmp_path)
+    other = mpi.run(1, *arguments, *ALONE, "--set", "noise=1", "--resume", "--confirm", 1, cwd=tmp_path)
     assert (other.returncode, other.stderr) == (0, "")
     assert "noise was 100.0 before, and is 1.0 now" in other.stdout
     confirmed = json.loads((tmp_path / "run" / "summary.json").read_text())["confirmed"]
@@ -166,13 +170,12 @@ def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> No
     assert "Too few losses to tell them apart" in other.stdout
 
 
-def test_a_study_of_another_run_confirms_nothing(mpi: Mpi, tmp_path: Path) -> None:
-    place = ["--storage", f"sqlite:///{tmp_path}/study.db", "--evaluations", 2, "--run-dir"]
-    for run_dir, status in (("run-confirm", 0), ("run", 2)):
-        job = mpi.run(4, PROGRAM, NOISY, *place, run_dir, "--confirm", 1, cwd=tmp_path)
-        assert job.returncode == status
-    assert job.stderr.startswith("error: --confirm: sqlite:///")
-    assert "already holds a study named 'run-confirm', which is another run's" in job.stderr
+def test_a_study_of_another_run_confirms_nothing(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    start(tmp_path / "run-confirm", storage=storage, confirm=1)
+    message = f"--confirm: {storage} already holds a study named 'run-confirm', which is another run's"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        start(tmp_path / "run", storage=storage, confirm=1)
     assert not (tmp_path / "run").exists()
 
 
@@ -181,7 +184,8 @@ def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) 
     with (tmp_path / "log").open("w") as log:
         for number in (signal.SIGUSR1, signal.SIGKILL):
             done = len(finished(trials_of(tmp_path / "run", "run-confirm"))) if number == signal.SIGKILL else 0
-            job = mpi.start(4, *arguments, "--set", "seconds=0.5", cwd=tmp_path, stdout=log.fileno())
+            ranks, layout = (4, []) if number == signal.SIGUSR1 else (2, ["--ranks-per-worker", 1])
+            job = mpi.start(ranks, *arguments, *layout, "--set", "seconds=0.5", cwd=tmp_path, stdout=log.fileno())
             deadline = time.monotonic() + 60
             line = re.compile(rf"^ *{done + 2}/", re.MULTILINE)
             while not line.search((tmp_path / "log").read_text().rpartition("confirming")[2]):
@@ -195,7 +199,7 @@ def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) 
                 os.killpg(job.pid, number)
                 job.communicate(timeout=30)
     before = finished(trials_of(tmp_path / "run", "run-confirm"))
-    end = mpi.run(4, *arguments, cwd=tmp_path)
+    end = mpi.run(1, *arguments, *ALONE, cwd=tmp_path)
     assert (end.returncode, end.stderr) == (0, "")
     assert "Stopped: the loss of --target-loss 2 is reached" in end.stdout
     after = trials_of(tmp_path / "run", "run-confirm")

@@ -24,15 +24,16 @@ def test_a_pruner_that_does_not_exist_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "pruner", "evaluations"),
-    [(1, "median", 60), (2, "percentile:25", 240), (3, "asha", 60), (2, "hyperband", 60)],
+    ("workers", "size", "pruner", "evaluations"),
+    [(2, 1, "median", 60), (2, 2, "percentile:25", 240), (1, 3, "asha", 60), (2, 1, "hyperband", 60)],
 )
 def test_all_ranks_give_up_the_same_evaluations(
-    mpi: Mpi, tmp_path: Path, size: int, pruner: str, evaluations: int
+    mpi: Mpi, tmp_path: Path, workers: int, size: int, pruner: str, evaluations: int
 ) -> None:
     options = ["--ranks-per-worker", size, "--evaluations", evaluations, "--pruner", pruner, "--propagators", "random"]
     settings = ["--set", f"folder={tmp_path}", "--set", "epochs=6"]
-    job = mpi.run(2 * size, PROGRAM, SEARCHES / "prunable.py", "--run-dir", "run", *options, *settings, cwd=tmp_path)
+    command = [PROGRAM, SEARCHES / "prunable.py", "--run-dir", "run", "--islands", workers, *options, *settings]
+    job = mpi.run(workers * size, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = {trial.params["x"]: trial for trial in trials_of(tmp_path / "run")}
     assert len(trials) == evaluations
@@ -44,7 +45,7 @@ def test_all_ranks_give_up_the_same_evaluations(
         assert trial.user_attrs["seconds"] > 0
     counts = json.loads((tmp_path / "run" / "summary.json").read_text())["evaluations"]
     assert (counts["pruned"], counts["complete"]) == (len(pruned), evaluations - len(pruned))
-    for index in (0, 1):
+    for index in range(workers):
         ranks = [
             [json.loads(line) for line in (tmp_path / f"{index}-{rank}").read_text().splitlines()]
             for rank in range(size)

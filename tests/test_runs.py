@@ -20,6 +20,7 @@ from tests.outcome import finished, lines_of, trials_of
 
 PROGRAM = ROOT / "run_islands.py"
 QUICK = SEARCHES / "quick.py"
+ALONE = ["--ranks-per-worker", 1, "--islands", 1]
 
 
 def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
@@ -68,14 +69,12 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     assert "13 complete, of 13" in table.stdout
 
 
-def test_nothing_is_evaluated_twice_whatever_the_islands_breed_by_and_on_resuming_too(
-    each_mpi: Mpi, tmp_path: Path
-) -> None:
+def test_nothing_is_evaluated_twice_whatever_the_islands_breed_by_and_on_resuming_too(mpi: Mpi, tmp_path: Path) -> None:
     arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--evaluations", 4]
-    job = each_mpi.run(4, *arguments, "--propagators", "ga,tpe", cwd=tmp_path)
+    job = mpi.run(4, *arguments, "--propagators", "ga,tpe", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert "2 islands, 1 host; ga, tpe; seed 0" in job.stdout
-    job = each_mpi.run(4, *arguments[:-1], 64, "--resume", cwd=tmp_path)
+    job = mpi.run(2, *arguments[:-1], 64, "--ranks-per-worker", 1, "--resume", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert "; ga, tpe; seed 0" in job.stdout, "as it was"
     assert "5 complete, 1 failed, of 64" in job.stdout
@@ -93,15 +92,15 @@ def test_a_run_starts_with_what_a_person_gives(mpi: Mpi, tmp_path: Path) -> None
     given = [{"depth": 3, "act": "tanh"}, {"act": "relu"}, {"depth": 3, "act": "tanh"}]
     (tmp_path / "given.json").write_text(json.dumps(given))
     arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--start-with", "given.json"]
-    for evaluations, resume in ((4, []), (6, ["--resume"])):
-        job = mpi.run(4, *arguments, "--evaluations", evaluations, *resume, cwd=tmp_path)
+    for ranks, evaluations, options in ((4, 4, []), (1, 6, ["--resume", *ALONE])):
+        job = mpi.run(ranks, *arguments, "--evaluations", evaluations, *options, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
         trials = trials_of(tmp_path / "run")
         assert len({tuple(trial.params.values()) for trial in trials}) == len(trials) == evaluations
         assert (trials[0].params, trials[1].params["act"]) == (given[0], "relu")
         assert [trial.user_attrs["propagator"] for trial in trials] == ["--start-with"] * 2 + ["ga"] * (evaluations - 2)
     (tmp_path / "given.json").write_text('[{"depth": 3}, {"depth": 4}]')
-    job = mpi.run(2, *arguments, "--islands", 1, "--resume", cwd=tmp_path)
+    job = mpi.run(1, *arguments, *ALONE, "--resume", cwd=tmp_path)
     assert job.returncode == 2
     assert job.stderr.splitlines()[0] == (
         "error: --start-with given.json: entry 2: parameter 'depth': 4 is not in Int(low=1, high=3)"
@@ -120,7 +119,7 @@ def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Pa
     trials = trials_of(tmp_path / "run")
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     assert all(len(trial.intermediate_values) == 1 for trial in complete)
-    again = mpi.run(2, *arguments, "--resume", "--islands", 1, cwd=tmp_path, timeout=60)
+    again = mpi.run(1, *arguments, *ALONE, "--resume", cwd=tmp_path, timeout=60)
     assert (again.returncode, again.stderr) == (0, "")
     assert len(trials_of(tmp_path / "run")) == len(trials), "it is reached already"
 
@@ -129,12 +128,11 @@ def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Pa
     ("ranks", "options", "budget", "workers_of_island"),
     [
         (6, ["--ranks-per-worker", 3, "--islands", 2, "--evaluations", 7], 7, {0: {0}, 1: {1}}),
-        (6, ["--ranks-per-worker", 2, "--islands", 2, "--generations", 4, "--migration"], 12, {0: {0, 1}, 1: {2}}),
-        (2, ["--ranks-per-worker", 1, "--islands", 1, "--evaluations", 6], 6, {0: {0, 1}}),
-        (4, ["--migration-probability", 1, "--evaluations", 40], 40, {0: {0}, 1: {1}}),
+        (3, ["--ranks-per-worker", 1, "--islands", 2, "--generations", 4, "--migration"], 12, {0: {0, 1}, 1: {2}}),
+        (2, ["--ranks-per-worker", 1, "--migration-probability", 1, "--evaluations", 40], 40, {0: {0}, 1: {1}}),
         (2, ["--islands", 1, "--evaluations", 1], 1, {0: {0}}),
     ],
-    ids=["workers-of-3", "uneven-islands", "workers-of-1", "islands-of-1", "one-evaluation"],
+    ids=["workers-of-3", "uneven-islands", "islands-of-1", "one-evaluation"],
 )
 def test_any_layout_spends_its_budget_and_no_more(
     mpi: Mpi, tmp_path: Path, ranks: int, options: list[object], budget: int, workers_of_island: dict[int, set[int]]
@@ -151,8 +149,8 @@ def test_any_layout_spends_its_budget_and_no_more(
 
 
 def test_two_runs_side_by_side_do_not_disturb_each_other(mpi: Mpi, tmp_path: Path) -> None:
-    options = ["--islands", 1, "--evaluations", 8, "--set", "seconds=0.1"]
-    jobs = [mpi.start(2, PROGRAM, QUICK, *options, cwd=tmp_path) for _ in range(2)]
+    options = [*ALONE, "--evaluations", 8, "--set", "seconds=0.1"]
+    jobs = [mpi.start(1, PROGRAM, QUICK, *options, cwd=tmp_path) for _ in range(2)]
     for job in [finish(job) for job in jobs]:
         assert (job.returncode, job.stderr) == (0, "")
     run_dirs = list((tmp_path / "runs").iterdir())
@@ -180,13 +178,14 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     in_flight = [t for t in trials_of(run_dir) if t.state == optuna.trial.TrialState.RUNNING]
     assert in_flight
 
-    job_again = mpi.run(4, *options, "--evaluations", 14, cwd=tmp_path)
+    layout = ["--islands", 3, "--ranks-per-worker", 1]
+    job_again = mpi.run(3, *options, "--evaluations", 20, *layout, cwd=tmp_path)
     assert (job_again.returncode, job_again.stderr) == (0, "")
     assert f"going on after {len(before)} evaluations; {len(in_flight)} that wait" in job_again.stdout
     trials = trials_of(run_dir)
     after = finished(trials)
     assert {number: after[number] for number in before} == before
-    assert len(after) == 14
+    assert len(after) == 20
     interrupted = [t for t in trials if t.user_attrs.get("failure") == "interrupted"]
     assert [t.number for t in interrupted] == [t.number for t in in_flight]
     repeats = {t.user_attrs["repeats"]: t for t in trials if "repeats" in t.user_attrs}
@@ -196,29 +195,20 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     places = [(t.user_attrs["worker"], t.user_attrs["generation"]) for t in trials if t.number in after]
     assert len(set(places)) == len(places), "generations are counted on"
 
-    elsewhere = mpi.run(3, *options, "--evaluations", 20, "--islands", 3, "--ranks-per-worker", 1, cwd=tmp_path)
-    assert (elsewhere.returncode, elsewhere.stderr) == (0, "")
-    assert "going on after 14 evaluations" in elsewhere.stdout
-    assert [line["done"] for line in lines_of(elsewhere.stdout)] == [str(n) for n in range(15, 21)]
-    trials = trials_of(run_dir)
-    assert len(finished(trials)) == 20
+    assert [line["done"] for line in lines_of(job_again.stdout)] == [str(n) for n in range(len(before) + 1, 21)]
     assert {t.user_attrs["island"] for t in trials[-6:]} == {0, 1, 2}
-
-    spent = mpi.run(2, *options, "--islands", 1, cwd=tmp_path)
-    assert (spent.returncode, lines_of(spent.stdout)) == (0, [])
-    assert "20 complete, of 20" in spent.stdout
 
     moved = run_dir.rename(tmp_path / "moved")
     (moved / "study.log.lock").symlink_to(moved / "study.log")  # as a process leaves it that is killed while it writes
     options[options.index(run_dir)] = run_dir = moved
-    again = mpi.run(2, *options, "--islands", 1, "--evaluations", 21, "--set", "epochs=1", cwd=tmp_path)
+    again = mpi.run(1, *options, *ALONE, "--evaluations", 21, "--set", "epochs=1", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "epochs was 2 before, and is 1 now: losses may not compare" in again.stdout
     assert json.loads((run_dir / "run.json").read_text())["set"] == {"seconds": "0.3", "epochs": "1"}
 
     other = tmp_path / "other.py"
     other.write_text(QUICK.read_text().replace("depth=Int(1, 9)", "depth=Int(1, 8)"))
-    changed = mpi.run(2, PROGRAM, other, *options[2:], "--islands", 1, cwd=tmp_path)
+    changed = mpi.run(1, PROGRAM, other, *options[2:], *ALONE, cwd=tmp_path)
     assert changed.returncode == 2
     assert "'depth' was Int(low=1, high=9), and is Int(low=1, high=8)" in changed.stderr
     assert len(finished(trials_of(run_dir, "run"))) == 21
@@ -229,11 +219,11 @@ def test_the_published_problem_on_fashion_mnist(mpi: Mpi, tmp_path: Path) -> Non
     settings = ["dataset=fashion-mnist", f"data_dir={FASHION_MNIST}", "epochs=1", "train_samples=300"]
     options = [option for setting in [*settings, "validation_samples=99"] for option in ("--set", setting)]
     storage = f"sqlite:///{tmp_path}/study.db"
-    command = [PROGRAM, ROOT / "search_spaces" / "mnist_cnn.py", "--evaluations", 4, "--storage", storage]
-    job = mpi.run(4, *command, *options, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    command = [PROGRAM, ROOT / "search_spaces" / "mnist_cnn.py", "--evaluations", 2, "--storage", storage]
+    job = mpi.run(2, *command, *options, "--islands", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     study = optuna.load_study(study_name="run", storage=storage)
-    assert len(finished(study.trials)) == 4
+    assert len(finished(study.trials)) == 2
     assert all(1.0 < loss < 3.0 for loss in finished(study.trials).values())
     assert not (tmp_path / "run" / "study.log").exists()
 
@@ -243,7 +233,7 @@ def test_data_that_is_nowhere_is_one_message_before_anything_starts(
 ) -> None:
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network, wherever this runs
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    options = ["--islands", 1, "--set", "data_dir=nowhere"]
+    options = ["--ranks-per-worker", 1, "--set", "data_dir=nowhere"]
     job = mpi.run(2, PROGRAM, ROOT / "search_spaces" / "mnist_cnn.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
     assert job.stderr.count("error:") == 1
@@ -253,38 +243,39 @@ def test_data_that_is_nowhere_is_one_message_before_anything_starts(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("ranks", "arguments", "message"),
     [
-        (["--evalutions", "3"], "No such option: --evalutions"),
-        (["--evaluations", "many"], "'--evaluations': 'many' is not a whole number"),
-        (["--evaluations", "0"], "--evaluations must be at least 1 and less than 2**63, not 0"),
-        (["--evaluations", "3", "--generations", "2"], "--evaluations 3 and --generations 2"),
-        (["--migration-probability", "often"], "'--migration-probability': 'often' is not a number"),
-        (["--set", "epoch=3"], "no setting 'epoch'; did you mean epochs?"),
-        (["--set", "epochs=few"], "epochs takes a whole number, not 'few'"),
-        (["nowhere.py"], "nowhere.py: no such file"),
-        (["empty.py"], "empty.py: has no `space`"),
-        (["raising.py"], "ZeroDivisionError: division by zero"),
-        (["--ranks-per-worker", "3"], "2 ranks cannot be split into workers of 3"),
-        (["--islands", "2"], "--islands 2 is more than the 1 worker"),
-        (["--run-dir", "used"], "used already holds a run: add --resume to go on with it, or name another directory"),
-        (["--run-dir", "empty.py/run"], "empty.py is a file, not a directory"),
-        (["--resume"], "--resume needs the run to go on with"),
-        (["--resume", "--run-dir", "used"], "used/study.log is not the study of a run: name another --run-dir"),
-        (["--storage", "nosql://host/db"], "the storage nosql://host/db: "),
-        (["--storage", "sqlite:////nowhere/study.db", "--run-dir", "new"], "the storage sqlite:////nowhere/study.db: "),
+        (3, ["--evalutions", "3"], "No such option: --evalutions"),
+        (1, ["--evaluations", "many"], "'--evaluations': 'many' is not a whole number"),
+        (1, ["--evaluations", "0"], "--evaluations must be at least 1 and less than 2**63, not 0"),
+        (1, ["--evaluations", "3", "--generations", "2"], "--evaluations 3 and --generations 2"),
+        (1, ["--migration-probability", "often"], "'--migration-probability': 'often' is not a number"),
+        (1, ["--set", "epoch=3"], "no setting 'epoch'; did you mean epochs?"),
+        (1, ["--set", "epochs=few"], "epochs takes a whole number, not 'few'"),
+        (1, ["nowhere.py"], "nowhere.py: no such file"),
+        (1, ["empty.py"], "empty.py: has no `space`"),
+        (2, ["raising.py"], "ZeroDivisionError: division by zero"),
+        (3, ["--ranks-per-worker", "2"], "3 ranks cannot be split into workers of 2"),
+        (3, ["--islands", "4"], "--islands 4 is more than the 3 workers"),
+        (2, ["--run-dir", "used"], "used already holds a run: add --resume to go on with it, or name another"),
+        (1, ["--run-dir", "empty.py/run"], "empty.py is a file, not a directory"),
+        (1, ["--resume"], "--resume needs the run to go on with"),
+        (1, ["--resume", "--run-dir", "used"], "used/study.log is not the study of a run: name another --run-dir"),
+        (1, ["--storage", "nosql://host/db"], "the storage nosql://host/db: "),
+        (2, ["--storage", "sqlite:////nowhere/study.db", "--run-dir", "new"], "the storage sqlite:////nowhere/stu"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_message_from_one_rank(mpi: Mpi, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_a_mistake_is_one_message_from_one_rank(
+    mpi: Mpi, tmp_path: Path, ranks: int, arguments: list[str], message: str
+) -> None:
     (tmp_path / "empty.py").write_text("")
     (tmp_path / "raising.py").write_text("1 / 0\n")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "study.log").write_text("mine")
     search = [] if arguments[0].endswith(".py") else [QUICK]
-    islands = [] if "--islands" in arguments else ["--islands", 1]
     before = sorted(tmp_path.rglob("*"))
-    job = mpi.run(2, PROGRAM, *search, *arguments, *islands, cwd=tmp_path)
+    job = mpi.run(ranks, PROGRAM, *search, *ALONE, *arguments, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
     assert job.stderr.startswith("error: ")
     assert job.stderr.count(message) == 1

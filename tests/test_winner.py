@@ -141,7 +141,8 @@ def test_a_run_keeps_the_weights_of_its_best_epoch_and_tests_them_once(mpi: Mpi,
     assert page.count('src="data:image/png;base64,') == 2
     assert "taken for dog" in page
     assert "&lt;cat&gt;" in page
-    again = mpi.run(2, *arguments, "--resume", "--islands", 1, "--set", "tests=badly", cwd=tmp_path)
+    alone = ["--ranks-per-worker", 1, "--islands", 1]
+    again = mpi.run(1, *arguments, "--resume", *alone, "--set", "tests=badly", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, ""), "what was tested is not tested again"
     assert "On test data" not in again.stdout
 
@@ -159,7 +160,7 @@ def test_what_an_objective_offers_wrong_costs_it_its_evaluation_and_a_test_that_
     wrong = mpi.run(2, *options, "--run-dir", "wrong", "--set", "offers=nonsense", cwd=tmp_path)
     assert wrong.returncode == 3
     assert "TypeError: worker.offer takes a dict of tensors by their names, not 'epoch'" in wrong.stdout
-    badly = mpi.run(2, *options, "--run-dir", "badly", "--set", "tests=badly", cwd=tmp_path)
+    badly = mpi.run(1, *options, "--ranks-per-worker", 1, "--run-dir", "badly", "--set", "tests=badly", cwd=tmp_path)
     assert badly.returncode == 0
     place = "weighing.py:32 (test)"
     assert (
