@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from hpo.communicator import SleepingComm
 from hpo.deferred import defer
@@ -38,7 +38,7 @@ defer(
 )
 
 _LOOPBACK = "127.0.0.1"
-_SECONDS_TO_CONNECT = 300.0
+_LIMIT = timedelta(minutes=5)  # to connect
 
 
 class Worker:
@@ -94,6 +94,8 @@ class Worker:
         self._connections: Mapping[int, int] = {}
         self._held: list[socket.socket] = []
         self._is_cut = False
+        self._store: TCPStore | None = None
+        self._groups = 0
         cores_of_ranks = host.allgather(usable_cores())
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(_threads(cores_of_ranks, host.rank))
@@ -114,30 +116,41 @@ class Worker:
     def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
         """Bring up the worker's process group, unless it is up on all ranks; collective over the worker.
 
-        The leader's store listens on a port that the system chose: no port arithmetic, no clash with another run.
         While `alone` is entered, no other thread of this process opens connections.
         """
         if all(self.own_comm.allgather(dist.is_initialized() and not self._is_cut)):
             return
         self.disconnect()
-        address = _LOOPBACK if self._on_one_host else _address(self.own_comm)
-        interface = interface_towards(address)
-        if interface and not os.environ.get("GLOO_SOCKET_IFNAME"):
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
-        limit = timedelta(seconds=_SECONDS_TO_CONNECT)
-        store = None
-        if self.rank == 0:
-            store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
-        port = self.own_comm.bcast(store.port if store else None)
-        if store is None:
-            store = TCPStore(address, port, is_master=False, timeout=limit)
+        if self._store is None:
+            self._store = self._open_store()
+        self._groups += 1
+        store = PrefixStore(f"{self._groups}", self._store)
         with alone or nullcontext():
             before = open_sockets()
-            dist.init_process_group(self._backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
+            dist.init_process_group(self._backend, store=store, rank=self.rank, world_size=self.size, timeout=_LIMIT)
             self._connections = {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
         _group()._get_backend(self.device)._set_default_timeout(self._collective_timeout)
         # An objective that fails at once ends its connections, which peers that still connect would take for a crash.
         self.own_comm.barrier()
+
+    def _open_store(self) -> TCPStore:
+        """Open the store through which the ranks of all process groups of this worker find each other; collective.
+
+        The leader's listens on a port that the system chose: no port arithmetic, no clash with another run. One serves
+        for all groups: torch asks the name service for the name of whatever it connects to, of 127.0.0.1 too, which
+        takes 5 s and more where no answer comes, as on compute nodes without a network.
+        """
+        address = _LOOPBACK if self._on_one_host else _address(self.own_comm)
+        interface = interface_towards(address)
+        if interface and not os.environ.get("GLOO_SOCKET_IFNAME"):
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
+        store = None
+        if self.rank == 0:
+            store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=_LIMIT)
+        port = self.own_comm.bcast(store.port if store else None)
+        store = store or TCPStore(address, port, is_master=False, timeout=_LIMIT)
+        self.own_comm.barrier()  # the leader has all of its ends, which are none of a group's connections
+        return store
 
     def cut(self) -> None:
         """Fail the collectives that this rank waits in, now and from now on; any thread. Its peers go on to wait.
