@@ -149,15 +149,16 @@ def recovery_times(mpi: Mpi, size: int, folder: Path, rounds: int = 2) -> dict[s
     job = mpi.run(size, PROGRAM, FAULTY, *arguments, *settings, "--run-dir", folder / "run", cwd=folder)
     assert "Traceback" not in job.stderr, job.stderr
     notes = [[json.loads(line) for line in (folder / f"0-{rank}").read_text().splitlines()] for rank in range(size)]
-    starts = [[note for note in of_rank if note["event"] == "starts"] for of_rank in notes]
+    starts: dict[int, list[float]] = {}  # of an evaluation, on those ranks on which it has begun
+    for note in (note for of_rank in notes for note in of_rank if note["event"] == "starts"):
+        starts.setdefault(note["number"], []).append(note["at"])
     worst: dict[str, float] = {}
-    for number, note in enumerate(starts[0][:-1]):
-        of_evaluation = [of_rank[number]["at"] for of_rank in starts]
-        next_start = max(of_rank[number + 1]["at"] for of_rank in starts)
-        failed = [n["at"] for of_rank in notes for n in of_rank if n["event"] == "fails" and n["way"] == note["way"]]
-        raised = [at for at in failed if min(of_evaluation) <= at <= next_start]
+    for number in range(rounds * len(ways)):
+        way, next_start = ways[number % len(ways)], max(starts[number + 1])
+        failed = [n["at"] for of_rank in notes for n in of_rank if n["event"] == "fails" and n["way"] == way]
+        raised = [at for at in failed if min(starts[number]) <= at <= next_start]
         if raised:  # not in a way that the ranks find out together
-            worst[note["way"]] = max(worst.get(note["way"], 0.0), next_start - min(raised))
+            worst[way] = max(worst.get(way, 0.0), next_start - min(raised))
     return worst
 
 

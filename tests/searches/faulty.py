@@ -1,8 +1,10 @@
 """A search that fails on request: in one way, on one rank, at chosen evaluations; it writes down when it does what.
 
-The evaluation number counts those of one worker. `way` may name several, which are taken in turn.
+The evaluation number counts those of one worker. `way` may name several, which are taken in turn. An evaluation that is
+called off before it has begun on a rank is not called there at all: where there is a folder, ranks count together.
 """
 
+import fcntl
 import json
 import math
 import os
@@ -38,6 +40,20 @@ def note(folder, worker, **event):
     if folder:
         with Path(folder, f"{worker.index}-{worker.rank}").open("a") as file:
             file.write(json.dumps({"at": time.time(), **event}) + "\n")
+
+
+def number_of(params, worker, folder):
+    """Give the number of this evaluation on its worker, from 0."""
+    if not folder:
+        counts["evaluations"] += 1
+        return counts["evaluations"] - 1
+    with Path(folder, f"{worker.index}-numbers").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        known, this = file.read().split(), repr(params["x"])
+        if this not in known:
+            file.write(f"{this}\n")
+        return [*known, this].index(this)
 
 
 class Wrong(torch.autograd.Function):
@@ -118,13 +134,13 @@ def objective(params, worker, settings):
 
 
 def train(params, worker, settings):
-    counts["evaluations"] += 1
-    ways = settings.way.split(",")
-    turn, due = divmod(counts["evaluations"] - 1, settings.every)
+    number, ways = number_of(params, worker, settings.folder), settings.way.split(",")
+    turn, due = divmod(number, settings.every)
     way = ways[turn % len(ways)] if due == 0 else "none"
     mine = worker.rank == settings.rank % worker.size and way != "none"
     folder = settings.folder
-    note(folder, worker, event="starts", way=way, descriptors=sum(1 for _ in Path("/dev/fd").iterdir()))
+    descriptors = sum(1 for _ in Path("/dev/fd").iterdir())
+    note(folder, worker, event="starts", number=number, way=way, descriptors=descriptors)
     if mine:
         act(way, "start", worker, folder)
     if way == "nothing" and mine:
