@@ -67,10 +67,13 @@ class Bell:
                 self._hammer.send(bytes([number]))
 
     def _hold(self) -> None:
-        self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+        self._mask.before = None  # another signal's handler may raise in any of these lines
+        self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
 
     def _release(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
+        if self._mask.before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
 
     def _become_another(self) -> None:
         self._leave()
