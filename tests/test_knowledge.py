@@ -188,7 +188,10 @@ def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) 
             job = mpi.start(ranks, *arguments, *layout, "--set", "seconds=0.5", cwd=tmp_path, stdout=log.fileno())
             deadline = time.monotonic() + 60
             line = re.compile(rf"^ *{done + 2}/", re.MULTILINE)
-            while not line.search((tmp_path / "log").read_text().rpartition("confirming")[2]):
+            while True:
+                _, confirming, lines = (tmp_path / "log").read_text().rpartition("confirming")
+                if confirming and line.search(lines):
+                    break
                 assert time.monotonic() < deadline, (tmp_path / "log").read_text()
                 time.sleep(0.05)
             if number == signal.SIGUSR1:

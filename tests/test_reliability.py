@@ -223,11 +223,15 @@ def test_a_run_stops_when_its_time_is_over(
 
 def test_a_run_with_a_stuck_rank_stops_all_the_same_and_at_once_if_asked_twice(mpi: Mpi, tmp_path: Path) -> None:
     for asked_twice in (False, True):
-        name = f"run{asked_twice}"
-        arguments = faulty("--run-dir", name, "--evaluations", 9, "--islands", 1, way="stuck@start", rank=0)
+        name, notes = f"run{asked_twice}", tmp_path / f"notes{asked_twice}"
+        notes.mkdir()
+        arguments = faulty("--run-dir", name, "--islands", 1, way="stuck@start", rank=0, folder=notes)
         victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / f"{name}.log")
         victim.wait_for("done  island")
-        victim.sleep(1.5)
+        while "fails" not in "".join(path.read_text() for path in notes.glob("0-0")):
+            assert victim.job.poll() is None
+            victim.sleep(0.05)
+        victim.sleep(0.5)
         rank = victim.rank_processes()[1]
         asked = time.monotonic()
         os.kill(rank, signal.SIGINT)
@@ -236,7 +240,7 @@ def test_a_run_with_a_stuck_rank_stops_all_the_same_and_at_once_if_asked_twice(m
             os.kill(rank, signal.SIGINT)
         status, errors = victim.wait(30)
         assert status != 0
-        assert time.monotonic() - asked < (5 if asked_twice else 11)
+        assert time.monotonic() - asked < (7 if asked_twice else 15)
         if asked_twice:
             assert "stopped at once" in errors
         else:
