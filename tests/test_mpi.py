@@ -24,7 +24,7 @@ def results(mpi: Mpi, ranks: int, program: str, folder: Path) -> list[dict[str, 
 def test_communicators_deliver_and_ranks_that_wait_sleep(each_mpi: Mpi, ranks: int, tmp_path: Path) -> None:
     lines = results(each_mpi, ranks, "communication.py", tmp_path)
     for line in lines[1:]:
-        assert max(line["cpu"].values()) < 0.1, line["cpu"]
+        assert max(line["cpu"].values()) < 0.05, line["cpu"]
     assert max(line["at_once"] for line in lines) <= 2
     if ranks > 1:
         assert len({line["inode"] for line in lines}) == 1, "one copy per host, not one per rank"
@@ -51,7 +51,7 @@ def test_a_worker_of_any_size_trains_as_one_process_would(mpi: Mpi, tmp_path: Pa
 
 def test_ranks_that_exchange_tensors_come_out_when_they_are_cut(mpi: Mpi, tmp_path: Path) -> None:
     for line in results(mpi, 4, "cutting.py", tmp_path):
-        assert len(line["comes_out_after"]) == 20
+        assert len(line["comes_out_after"]) == 32
         assert max(line["comes_out_after"]) < 10, "nobody has waited for a timeout, which is 20 s"
 
 

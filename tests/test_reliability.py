@@ -18,7 +18,6 @@ import pytest
 from tests.chaos import Victim
 from tests.conftest import ROOT, SEARCHES, Mpi
 from tests.outcome import finished, lines_of, trials_of
-from tests.recorded import start
 from tests.soak import FAULTY, PROGRAM, WAYS, recovery_times, survive
 
 QUICK = SEARCHES / "quick.py"
@@ -177,8 +176,10 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, siz
     first, second, *waiting = trials_of(tmp_path / "run")
     assert [first.user_attrs["failure"], second.user_attrs["failure"]] == ["interrupted"] * 2
     assert {trial.user_attrs["repeats"]: trial.params for trial in waiting} == {0: first.params, 1: second.params}
-    again = start(tmp_path / "run", FAULTY, resume=True)
-    assert "going on after 0 evaluations; 2 that wait will be evaluated first" in again.headline
+    again = each_mpi.run(1, *faulty("--resume", "--evaluations", 3, *ALONE, seconds=0), cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "going on after 0 evaluations; 2 that wait will be evaluated first" in again.stdout
+    assert len(finished(trials_of(tmp_path / "run"))) == 3
 
 
 def test_a_run_that_trains_stops_well(mpi: Mpi, tmp_path: Path) -> None:
@@ -218,7 +219,8 @@ def test_a_run_stops_when_its_time_is_over(
     assert (job.returncode, job.stderr) == (75, "")
     reason = "--time-limit 6.0 s" if option else "the end of the SLURM job"
     assert f"Stopped: {reason}. To go on: --run-dir run --resume" in job.stdout
-    assert (tmp_path / "run" / "summary.json").exists()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["wall_seconds"] < 16, "without what it takes to start and to leave Python, on cores that others use"
 
 
 def test_a_run_with_a_stuck_rank_stops_all_the_same_and_at_once_if_asked_twice(mpi: Mpi, tmp_path: Path) -> None:
@@ -240,7 +242,7 @@ def test_a_run_with_a_stuck_rank_stops_all_the_same_and_at_once_if_asked_twice(m
             os.kill(rank, signal.SIGINT)
         status, errors = victim.wait(30)
         assert status != 0
-        assert time.monotonic() - asked < (7 if asked_twice else 15)
+        assert time.monotonic() - asked < (5 if asked_twice else 11)
         if asked_twice:
             assert "stopped at once" in errors
         else:
@@ -266,9 +268,9 @@ def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp
 
 
 def test_nothing_that_was_reported_is_lost_when_a_run_is_killed(each_mpi: Mpi, tmp_path: Path) -> None:
-    tally = survive(each_mpi, tmp_path / "run", random.Random(2), budget=20, most_kills=1)
-    assert tally.kills == 1
-    assert tally.finished == 20
+    tally = survive(each_mpi, tmp_path / "run", random.Random(2), budget=30, most_kills=2)
+    assert tally.kills == 2
+    assert tally.finished == 30
     assert tally.readings > 10
 
 

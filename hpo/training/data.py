@@ -79,9 +79,8 @@ def load_data(
 def load_test(name: str, data_dir: str | Path = "data") -> Split:
     """Load the test part of a data set, which no search touches; raises as `load_data` does."""
     images, labels = _source(name).test(_folder(data_dir))
-    return Split(
-        images.copy(), labels.copy()
-    )  # of bytes that were read, which nobody may write to; torch warns of that
+    # Arrays of bytes that were read are not writable, of which torch warns.
+    return Split(images.copy(), labels.copy())
 
 
 def _source(name: str) -> Source:

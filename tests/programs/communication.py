@@ -10,7 +10,7 @@ from hpo.communicator import SleepingComm, same_host, world
 from hpo.sharing import share
 from tests.programs.tell import tell
 
-WAIT = 1.0
+WAIT = 2.0
 
 comm = world()
 halves = SleepingComm(comm.Split(comm.rank % 2, comm.rank))

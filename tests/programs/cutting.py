@@ -13,7 +13,7 @@ from hpo.worker import Worker
 from tests.programs.tell import tell
 
 KILOBYTES = [10, 16_000]
-ROUNDS = 10  # of each
+ROUNDS = 16  # of each
 
 comm = world()
 comes_out_after = []
