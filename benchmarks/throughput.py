@@ -108,10 +108,10 @@ def bare(part: int, settings: list[str]) -> None:
     import torch
     from torch.optim import Adadelta
 
+    from hpo.group import keep_freed_memory
     from hpo.search_file import load_search_file
     from hpo.training import Net
     from hpo.training.fit import OnDevice, loss_and_hits, train_epoch
-    from hpo.worker import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()

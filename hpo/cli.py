@@ -18,6 +18,7 @@ from hpo.run_dir import RUNS, RunDir
 
 if TYPE_CHECKING:
     from hpo.communicator import SleepingComm
+    from hpo.printed import Printed
     from hpo.watch import Watch
 
 
@@ -32,20 +33,23 @@ def main() -> None:
 def run_islands(default_search_space: Path) -> None:
     """Be the command run_islands.py, on each rank of an MPI job."""
     from hpo.communicator import world
+    from hpo.printed import Printed
     from hpo.watch import Watch
 
     # Imports make many objects that stay: without looking for garbage among them, 8 ranks on 2 cores import torch in
     # 12.6 s instead of 15.5. It is looked for again once a worker is ready.
     gc.disable()
-    # torch warns of hosts whose names it cannot look up, and works all the same.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # torch warns of hosts whose names it cannot look up, and works all the same; what it logs as an error, it raises.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     for stream in (sys.stdout, sys.stderr):  # objectives may say what a terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     comm = world()
+    printed = Printed(f"rank {comm.rank} of the job")
+    printed.install()
     try:
         with Watch(comm) as watch:
-            status = _run_islands(comm, watch, default_search_space)
+            status = _run_islands(comm, watch, printed, default_search_space)
     except UsageError as error:  # the same on all ranks
         if comm.rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -62,18 +66,18 @@ def run_islands(default_search_space: Path) -> None:
     sys.exit(status)
 
 
-def _run_islands(comm: SleepingComm, watch: Watch, default_search_space: Path) -> int:
+def _run_islands(comm: SleepingComm, watch: Watch, printed: Printed, default_search_space: Path) -> int:
     options, layout, status = comm.bcast(_parse(default_search_space, comm.size) if comm.rank == 0 else None)
     if status is not None:
         return int(status)
     from hpo.run import run
 
+    handler = logging.StreamHandler(printed.always_marked())
+    handler.setLevel(options.log_level.upper())  # for libraries whose loggers have levels of their own
     logging.basicConfig(
-        level=options.log_level.upper(),
-        format=f"%(levelname)s rank {comm.rank} %(name)s: %(message)s",
-        stream=sys.stderr,
+        level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", handlers=[handler]
     )
-    return run(options, layout, comm, watch)
+    return run(options, layout, comm, watch, printed)
 
 
 def _parse(default_search_space: Path, ranks: int) -> tuple[Options | None, Layout | None, int | None]:

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
 import math
 import time
-import traceback
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from numbers import Real
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hpo.communicator import sleep_until
-from hpo.errors import Exit, KnownError, RunError, Stop
-from hpo.failure import message, showable, where
+from hpo.errors import Exit, KnownError, Stop
+from hpo.group import Group
+from hpo.lockstep import Lockstep
+from hpo.objective import Objective
+from hpo.place import Places
+from hpo.printed import Printed
+from hpo.report.text import named
 from hpo.search_file import SearchFile
-from hpo.verdict import Step, Verdict, judge
-from hpo.watch import STOPPED, Watch
-from hpo.worker import Worker
+from hpo.sharing import Shared
+from hpo.verdict import Step, Verdict
+from hpo.watch import Watch
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
     from torch import Tensor
 
+    from hpo.log import Log
     from hpo.record import Assignment, Record
     from hpo.weights import WeightsKeeper
-
-# What gloo says where a peer has ended the connection, or has died.
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-
-_SECONDS_TO_SAY_WHY = 5.0  # for a rank that is stuck, before its peers say so
-
-Steps = Generator[tuple[float, dict[str, float]], None, None]
+    from hpo.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -64,34 +60,45 @@ class _Outcome:
 class Evaluator:
     """Evaluates individuals on one worker; made and called by all of the worker's ranks at the same time.
 
-    `record` and, where the weights of the best are to be kept, `keeper` are needed on the leader alone; `budget` is the
-    number of evaluations in the whole run.
+    What objectives are called with is `settings`, `data` and, unless an individual has one of its own, `seed`.
+    `record`, the `log` of what objectives print and, where the weights of the best are to be kept, `keeper` are needed
+    on the leader alone; `budget` is the number of evaluations in the whole run.
     """
 
     def __init__(
         self,
         search: SearchFile,
         settings: Any,
-        worker: Worker,
+        data: Shared,
+        seed: int,
+        *,
+        group: Group,
         watch: Watch,
+        printed: Printed,
         record: Record | None,
         budget: int,
         limits: Limits,
         pruner: BasePruner | None = None,
         keeper: WeightsKeeper | None = None,
+        log: Log | None = None,
     ) -> None:
         self._search = search
         self._settings = settings
-        self._worker = worker
+        self._data = data
+        self._seed = seed
+        self._group = group
         self._watch = watch
+        self._printed = printed
         self._record = record
         self._budget = budget
         self._limits = limits
         self._pruner = pruner
         self._keeper = keeper
+        self._log = log
+        self._places = Places(search.path)
         self._distributions = search.space.distributions() if record else {}
-        self._seed = worker.seed
-        watch.join(worker.own_comm)
+        watch.join(group.own_comm, group.index, self._places)
+        printed.join(group.index, group.rank)
         # A rank whose evaluation is called off has as long to come out of it as ranks wait for each other anyway.
         watch.patience = limits.collective_timeout
 
@@ -108,14 +115,15 @@ class Evaluator:
         assignment = None
         if self._record and not self._watch.stopping:
             assignment = self._start(self._record, params, breed_again, attributes)
-        assigned = self._worker.own_comm.bcast((assignment.params, assignment.seed) if assignment else None)
+        told = (assignment.params, assignment.seed, assignment.number) if assignment else None
+        assigned = self._group.own_comm.bcast(told)
         if assigned is None:
             return None
-        evaluated, seed = assigned
-        self._worker.seed = self._seed if seed is None else seed
-        self._worker.connect(self._watch.post.alone)
+        evaluated, seed, number = assigned
+        self._group.connect(self._watch.post.alone)
         started = time.monotonic()
-        outcome = self._evaluate(evaluated, assignment)
+        worker = self._group.worker(self._seed if seed is None else seed, self._data.load)
+        outcome = self._evaluate(evaluated, worker, f"trial {number} ({named(evaluated)})", assignment)
         if self._record and assignment:
             self._finish(self._record, assignment, outcome, time.monotonic() - started)
         return None if outcome.verdict.state == "stopped" else (evaluated, outcome.loss)
@@ -133,134 +141,74 @@ class Evaluator:
             params = breed_again()
         return None
 
-    def _evaluate(self, params: dict[str, Any], assignment: Assignment | None) -> _Outcome:
+    def _evaluate(
+        self, params: Mapping[str, Any], worker: Worker, about: str, assignment: Assignment | None
+    ) -> _Outcome:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
-        outcome, limit = _Outcome(Verdict("going")), self._limits.evaluation_timeout
-        leads = self._worker.rank == 0
-        self._watch.begin(self._worker.cut, limit + self._limits.collective_timeout if leads else math.inf)
-        steps = self._steps(params)
-        started, reported = time.monotonic(), 0
-        while outcome.verdict.state == "going":
-            step = self._advance(steps)
-            if step.loss is not None:
-                step = self._decide(step, step.loss, time.monotonic() - started)
-            outcome.verdict = verdict = self._meet(step)
-            if verdict.loss is None:
-                continue
-            reported += 1
-            if self._record and assignment:
-                self._record.report(assignment, reported, verdict.loss)
-            if verdict.loss < outcome.loss:
-                outcome.loss, outcome.metrics = verdict.loss, verdict.metrics
-                if self._keeper and assignment:
-                    outcome.weights = self._keeper.copy(assignment, self._worker.offered, verdict.loss)
-            self._worker.offered = None
-            if verdict.state == "going" and self._is_hopeless(assignment):
-                outcome.verdict = Verdict("pruned")
-        self._worker.offered = None  # it holds the model
-        if outcome.verdict.state in ("failed", "stopped"):
-            outcome.loss = math.inf
-            self._abandon(steps)
-        elif outcome.verdict.state == "pruned" or outcome.loss <= self._limits.target_loss:
-            self._close(steps, patient=True)
-            self._worker.renew_comm()
+        outcome, started = _Outcome(Verdict("going")), time.monotonic()
+        objective = Objective(self._search, params, worker, self._settings)
+        keep = partial(self._log.add, assignment.number) if self._log and assignment else lambda _: None
+        patience = self._limits.collective_timeout
+        lockstep = Lockstep(objective, self._group, self._watch, self._places, self._printed, patience, keep)
+        overdue_after = self._limits.evaluation_timeout + patience if self._group.rank == 0 else math.inf
+        give_up = partial(self._give_up, assignment, started) if assignment else None
+        self._watch.begin(self._group.cut, overdue_after, about, give_up)
+        reported = 0
+        with self._printed.marked():
+            while outcome.verdict.state == "going":
+                outcome.verdict = verdict = lockstep.step(partial(self._decide, started))
+                if verdict.loss is None:
+                    continue
+                reported += 1
+                self._group.trust()
+                self._take(outcome, verdict.loss, reported, worker, assignment)
+                if verdict.state == "going" and self._is_hopeless(assignment):
+                    outcome.verdict = Verdict("pruned")
+            worker.take_offer()  # it holds the model
+            self._end(outcome, lockstep)
         self._watch.end()
         return outcome
 
-    def _decide(self, step: Step, loss: float, seconds: float) -> Step:
+    def _take(self, outcome: _Outcome, loss: float, epoch: int, worker: Worker, assignment: Assignment | None) -> None:
+        """Record a loss that all ranks agree on, and keep the best so far."""
+        offered = worker.take_offer()
+        if self._record and assignment:
+            self._record.report(assignment, epoch, loss)
+        if loss < outcome.loss:
+            outcome.loss, outcome.metrics = loss, outcome.verdict.metrics
+            if self._keeper and assignment:
+                outcome.weights = self._keeper.copy(assignment, offered, loss)
+
+    def _end(self, outcome: _Outcome, lockstep: Lockstep) -> None:
+        """Leave nothing of an objective that has not ended by itself."""
+        if outcome.verdict.state in ("failed", "stopped"):
+            outcome.loss = math.inf
+            lockstep.abandon()
+        elif outcome.verdict.state == "pruned" or outcome.loss <= self._limits.target_loss:
+            lockstep.close(patient=True)
+            self._group.renew_comm()
+
+    def _decide(self, started: float, step: Step, loss: float) -> Step:
         """End an evaluation that has reached the target, or has had its time; what the leader decides holds."""
         limits = self._limits
         if loss <= limits.target_loss:
             return replace(step, ending="complete")
-        if seconds > limits.evaluation_timeout:
+        if time.monotonic() - started > limits.evaluation_timeout:
             reason = f"timeout: still going on after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
             return replace(step, ending="failed", reason=reason)
         return step
 
-    def _advance(self, steps: Steps) -> Step:
-        """Run the objective on this rank up to its next loss; nothing that it raises gets past this."""
-        rank, began = self._worker.rank, time.monotonic()
-        try:
-            with self._watch.interruptible():
-                yielded = next(steps, None)
-        except BaseException as error:
-            return self._failed(error, time.monotonic() - began)
-        return Step(rank, *yielded) if yielded else Step(rank)
-
-    def _meet(self, step: Step) -> Verdict:
-        """Wait for the other ranks of the worker, and judge together; those that do not come are called off."""
-        limit = self._limits.collective_timeout
-        here = self._worker.own_comm.arrive()
-        if step.failure is None and not sleep_until(here, limit):
-            waited = f"waited {limit:g} s for it to yield (--collective-timeout)"
-            self._watch.call_off(f"a peer {waited}")
-            step = Step(step.rank, failure=waited, timeout=True, at=time.time())
-        if not sleep_until(here, limit + _SECONDS_TO_SAY_WHY):
-            raise RunError(
-                f"{self._watch.post.name} waits in vain for {self._watch.names_of_peers}: their evaluation was "
-                f"called off {limit:g} s ago (--collective-timeout), and one of them is gone"
-            )
-        return judge(self._worker.own_comm.allgather(step))
-
-    def _steps(self, params: dict[str, Any]) -> Steps:
-        """Yield each validation loss of the objective, with its metrics."""
-        self._worker.seed_everything()
-        self._worker.offered = None
-        result = self._search.call(self._search.objective, params, self._worker, settings=self._settings)
-        if not inspect.isgenerator(result):
-            yield _checked(result)
-            return
-        empty = True
-        with closing(result):
-            for value in result:
-                empty = False
-                yield _checked(value)
-        if empty:
-            raise ValueError("the objective yielded no loss")
-
-    def _failed(self, error: BaseException, waited: float) -> Step:
-        """Make a failure of what the objective raised, and let the peers know, which may wait for this rank."""
-        cause, reason = self._watch.cause, message(error)
-        if cause is None:
-            self._watch.call_off(f"a peer failed: {type(error).__name__}: {reason}")
-        self._worker.cut()
-        echo = any(text in reason for text in _ECHOES)
-        step = Step(
-            self._worker.rank,
-            failure=f"{type(error).__name__}: {reason}" if cause is None else cause,
-            own=cause is None,
-            echo=echo,
-            timeout=waited >= self._limits.collective_timeout and ("timeout" in reason or "Timed out" in reason),
-            stopped=cause == STOPPED,
-            at=time.time(),
-            where=where(error, self._search.path),
-            traceback=showable("".join(traceback.format_exception(error))),
-        )
-        traceback.clear_frames(error.__traceback__)  # they hold the model
-        error.__traceback__ = None
-        return step
-
-    def _abandon(self, steps: Steps) -> None:
-        """Close an objective in whose process group ranks may wait, and the group."""
-        self._worker.cut()
-        self._close(steps)
-        self._worker.renew_comm()  # the ranks wait for each other in it: all are cut when the first one disconnects
-        self._worker.disconnect()
+    def _give_up(self, assignment: Assignment, started: float, failure: str, stack: str) -> None:
+        """Record that an evaluation has ended the process of one of its ranks, which ends the job; from any thread."""
+        if self._record:
+            self._record.fail(assignment, failure, stack, time.monotonic() - started)
 
     def _is_hopeless(self, assignment: Assignment | None) -> bool:
         """Let the leader ask the pruner, and tell its peers."""
         if self._pruner is None:
             return False
         hopeless = self._record and assignment and self._record.is_hopeless(assignment, self._pruner)
-        return bool(self._worker.own_comm.bcast(hopeless))
-
-    def _close(self, steps: Steps, patient: bool = False) -> None:
-        """Close an objective that has not ended by itself."""
-        try:
-            with self._watch.closing(patient):
-                steps.close()
-        except BaseException:
-            logging.getLogger(__name__).info("while an objective was closed:\n%s", traceback.format_exc())
+        return bool(self._group.own_comm.bcast(hopeless))
 
     def _finish(self, record: Record, assignment: Assignment, outcome: _Outcome, seconds: float) -> None:
         verdict = outcome.verdict
@@ -280,16 +228,3 @@ class Evaluator:
             if most is not None and record.failures_before_any_success() >= most:
                 reason = f"{most} evaluations failed and none succeeded (--max-failures)"
                 self._watch.stop(Stop(reason, Exit.NOTHING_SUCCEEDED))
-
-
-def _checked(value: Any) -> tuple[float, dict[str, float]]:
-    """Take apart what an objective yielded: a loss, or a loss and metrics, of which those are kept that are finite."""
-    loss, metrics = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
-    if hasattr(loss, "item"):  # a tensor or a numpy scalar
-        loss = loss.item()
-    if not isinstance(loss, Real):
-        raise TypeError(f"an objective yields its validation loss, a number, not {value!r}")
-    if not math.isfinite(loss):
-        raise ValueError(f"the validation loss is {float(loss)}")
-    numbers = {str(name): float(metric) for name, metric in dict(metrics).items()}
-    return float(loss), {name: metric for name, metric in numbers.items() if math.isfinite(metric)}

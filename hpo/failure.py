@@ -1,11 +1,23 @@
-"""What went wrong in an objective, and where, in a way that can be kept and shown."""
+"""What went wrong in an objective, in a way that can be kept and shown."""
 
 from __future__ import annotations
 
-import sys
-import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
+
+from hpo.place import without_program
+from hpo.report.text import short
+
+# What torchrun would have set, and scripts that were started by it look for.
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_HINTS = {
+    "initialize the default process group twice": "leave init_process_group out: the worker's process group is up",
+    "not compiled with CUDA": "worker.device is where this rank computes: use .to(worker.device)",
+    "No CUDA GPUs are available": "worker.device is where this rank computes: use .to(worker.device)",
+    "Found no NVIDIA driver": "worker.device is where this rank computes: use .to(worker.device)",
+    "all tensors to be on the same device": "worker.device is where this rank computes: use .to(worker.device)",
+}
 
 
 def message(error: BaseException) -> str:
@@ -17,20 +29,39 @@ def message(error: BaseException) -> str:
     return showable(text) or "no message"
 
 
+def with_hint(error: BaseException) -> str:
+    """Give an exception's message and, where it is one of the usual mistakes in an objective, what would work."""
+    text = message(error)
+    hint = next((hint for part, hint in _HINTS.items() if part in text), "")
+    if isinstance(error, KeyError) and error.args and error.args[0] in _OF_TORCHRUN:
+        hint = "torchrun would have set it: use worker.rank, worker.size and worker.device"
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)):
+        relative = not Path(error.filename).is_absolute()
+        hint = f"a relative path, looked for in {showable(str(Path.cwd()))}" if relative else hint
+    return f"{short(text, 90)} ({hint})" if hint else text
+
+
 def showable(text: str) -> str:
     """Escape what UTF-8 has no bytes for, such as the parts of a file name in another encoding."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def where(error: BaseException, path: Path) -> str:
-    """Name the line of the search space file that an exception has come through, or the last line there is."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename) == path] or frames
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].name})" if own else "an unknown place"
+def traceback_of(error: BaseException) -> str:
+    """Write the traceback of an exception that has come out of an objective, from the objective's own frame on."""
+    told = traceback.TracebackException.from_exception(error)
+    seen: set[int] = set()
+
+    def shorten(one: traceback.TracebackException | None) -> None:
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.stack = traceback.StackSummary.from_list(without_program(one.stack))
+            shorten(one.__cause__)
+            shorten(one.__context__)
+
+    shorten(told)
+    return showable("".join(told.format()))
 
 
-def stack_of(thread: threading.Thread) -> str:
-    """Say where a thread is: the frames of the objective, and not those that lead to it."""
-    frames = traceback.extract_stack(sys._current_frames()[thread.ident or 0])
-    ours = [place for place, frame in enumerate(frames) if Path(frame.filename).parent == Path(__file__).parent]
-    return "".join(traceback.format_list(frames[ours[-1] + 1 :] if ours else frames)).rstrip()
+def stack_of(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Write frames as a traceback does."""
+    return showable("".join(traceback.format_list(list(frames)))).rstrip()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from hpo.failure import message, where
+from hpo.failure import with_hint
+from hpo.place import Places, frames_of
 from hpo.reader import RunReader
 from hpo.report.text import number
 from hpo.search_file import SearchFile
@@ -25,7 +26,7 @@ def hand_over(run: RunReader, search: SearchFile, settings: Any, to_test: bool) 
         write_report(run, run.run_dir.report_html)
         print(f"The report is {run.run_dir.report_html}", flush=True)
     except Exception as error:
-        reason = f"{type(error).__name__}: {message(error)}"
+        reason = f"{type(error).__name__}: {with_hint(error)}"
         print(f"warning: no report was written ({reason}): hpo report {run.run_dir.path} does it", file=sys.stderr)
 
 
@@ -34,7 +35,8 @@ def _test(run: RunReader, search: SearchFile, settings: Any) -> None:
     try:
         content = examine(run.run_dir, search, settings, winner) if winner else None
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {message(error)}, at {where(error, search.path)}"
+        place = Places(search.path).of(frames_of(error))
+        reason = f"{f'{place}: ' if place else ''}{type(error).__name__}: {with_hint(error)}"
         print(f"warning: the best network could not be tested ({reason})", file=sys.stderr)
         return
     if content:

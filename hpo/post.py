@@ -27,12 +27,17 @@ class Post:
     def __init__(self, world: SleepingComm) -> None:
         self.rank: int = world.rank
         self.size: int = world.size
-        self.name = f"rank {world.rank} on {socket.gethostname()}"
-        self.previous = f"rank {(world.rank - 1) % world.size}"
+        self._host = socket.gethostname()
+        self.name = f"rank {world.rank} of the job on {self._host}"
+        self.previous = f"rank {(world.rank - 1) % world.size} of the job"
         self.alone = threading.Lock()  # held by the exchange, and by who must not be disturbed by MPI's connections
         self._comm = world.copy()
         self._outbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._told_at = self._exchanged_at = self._heard_at = time.monotonic()
+
+    def name_in(self, rank: int, worker: int) -> None:
+        """Name this rank as those do who see its worker: in what objectives print, and in failures."""
+        self.name = f"rank {rank} of worker {worker} on {self._host}"
 
     def send(self, rank: int, *message: Any) -> None:
         """Let a message be sent at the next exchange."""

@@ -32,9 +32,10 @@ _REPEATED = ("propagator", "confirms", "seed")  # attributes that the repeat of 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial that has been started, the hyperparameters to evaluate in it, and the seed if it is not the run's."""
+    """A trial that has been started: its number in the study, its hyperparameters, its seed if it is not the run's."""
 
     trial_id: int
+    number: int
     params: dict[str, Any]
     seed: int | None = None
 
@@ -129,7 +130,8 @@ class Record:
                 distributions=dict(distributions),
                 user_attrs=dict(attributes),
             )
-            return Assignment(self._storage.create_new_trial(self._study_id, template_trial=template), dict(params))
+            trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
+            return Assignment(trial_id, self._storage.get_trial_number_from_id(trial_id), dict(params))
 
     def report(self, assignment: Assignment, step: int, loss: float) -> None:
         """Record an intermediate value."""
@@ -184,7 +186,7 @@ class Record:
     def withdraw(self, waiting: Evaluation) -> None:
         """Let what waits be evaluated no more; only while nobody starts trials."""
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, waiting.trial)
-        self._end(Assignment(trial_id, waiting.params), TrialState.FAIL, None, failure=INTERRUPTED)
+        self._end(Assignment(trial_id, waiting.trial, waiting.params), TrialState.FAIL, None, failure=INTERRUPTED)
         self._interrupted += 1
 
     def interrupt(self, assignment: Assignment, deaths: int = 0) -> None:
@@ -194,7 +196,7 @@ class Record:
         that the individual has seen in a row.
         """
         trial = self._storage.get_trial(assignment.trial_id)
-        if trial.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
+        if assignment.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
             kept = {name: trial.user_attrs[name] for name in _REPEATED if name in trial.user_attrs}
             self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths, **kept)
         self._end(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
@@ -208,7 +210,8 @@ class Record:
         """
         running = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
         for trial in running:
-            assignment, deaths = Assignment(trial._trial_id, trial.params), trial.user_attrs.get("deaths", 0) + 1
+            assignment = Assignment(trial._trial_id, trial.number, trial.params)
+            deaths = trial.user_attrs.get("deaths", 0) + 1
             if deaths < _MOST_DEATHS:
                 self.interrupt(assignment, deaths=deaths)
             else:
@@ -228,10 +231,6 @@ class Record:
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.COMPLETE,))
         own = ((trial.values[0], trial.number) for trial in trials if "origin" not in trial.user_attrs)
         return min(own, default=(math.inf, -1))
-
-    def number(self, assignment: Assignment) -> int:
-        """Give the number of a trial in its study."""
-        return self._storage.get_trial(assignment.trial_id).number
 
     def evaluations(self) -> list[Evaluation]:
         """Give all evaluations in the order in which they were started."""
@@ -263,7 +262,7 @@ class Record:
         for name in attributes.keys() - trial.user_attrs.keys():
             self._storage.set_trial_user_attr(trial._trial_id, name, attributes[name])
         self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-        return Assignment(trial._trial_id, trial.params, trial.user_attrs.get("seed"))
+        return Assignment(trial._trial_id, trial.number, trial.params, trial.user_attrs.get("seed"))
 
     def _waiting(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.WAITING,))

@@ -14,15 +14,16 @@ from hpo.communicator import SleepingComm, same_host
 from hpo.given import read_given
 from hpo.layout import Layout, usable_cores
 from hpo.options import DEFAULT_PRUNER, Options
+from hpo.printed import Printed
 from hpo.report.text import duration
 from hpo.search_file import SearchFile, load_search_file
-from hpo.sharing import share
+from hpo.sharing import Shared
 from hpo.watch import Watch
 
 _SECONDS_BEFORE_JOB_ENDS = 60.0
 
 
-def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> int:
+def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch, printed: Printed) -> int:
     """Run a search to its end, and give the exit status; collective over `world`, which the layout divides.
 
     Raises UsageError, on all ranks alike, before anything starts where a person has to mend something first.
@@ -33,17 +34,18 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch) -> 
         _limit_time(options, watch)
     search, settings, before, data = _prepare(options, world, host)
     from hpo import session
+    from hpo.group import Group
     from hpo.stages import Stages
-    from hpo.worker import Worker
 
     hosts = [name for name in world.allgather(socket.gethostname() if host.rank == 0 else None) if name]
     with ExitStack() as held:
+        held.enter_context(data)
         run_dir = on_first(world, lambda: session.enter(options, search, held))
         this = on_first(world, lambda: session.begin(run_dir, options, layout, search, settings, before, hosts))
         index = layout.worker_of(world.rank)
         subcommunicator = SleepingComm(world.Split(index, world.rank))
-        worker = held.enter_context(Worker(subcommunicator, host, index, this.seed, data, options.collective_timeout))
-        stages = Stages(options, layout, world, watch, search, settings, this, worker, started)
+        group = held.enter_context(Group(subcommunicator, host, index, options.collective_timeout))
+        stages = Stages(options, layout, world, watch, printed, search, settings, data, this, group, started)
         stages.search()
         stages.confirm()
         return int(world.bcast(stages.end() if world.rank == 0 else None))
@@ -58,7 +60,9 @@ def _limit_time(options: Options, watch: Watch) -> None:
         watch.end_after(int(job_end) - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the SLURM job")
 
 
-def _prepare(options: Options, world: SleepingComm, host: SleepingComm) -> tuple[SearchFile, Any, dict[str, Any], Any]:
+def _prepare(
+    options: Options, world: SleepingComm, host: SleepingComm
+) -> tuple[SearchFile, Any, dict[str, Any], Shared]:
     """Load the search space on all ranks and its data once per host, and import what takes long.
 
     Where ranks share cores, they take turns: 8 ranks on 2 cores import torch in 15 s at once, and in 11 s two at a
@@ -77,7 +81,7 @@ def _prepare(options: Options, world: SleepingComm, host: SleepingComm) -> tuple
 
     search, settings, data = together(world, lambda: host.in_turns(cores, turn))
     data = together(world, lambda: search.prepared(settings) if host.rank == 0 and world.rank != 0 else data)
-    return search, settings, before, together(world, lambda: share(data, host))
+    return search, settings, before, together(world, lambda: Shared(data, host))
 
 
 def _checked(options: Options) -> dict[str, Any]:
@@ -102,5 +106,5 @@ def _checked(options: Options) -> dict[str, Any]:
 def _load(options: Options) -> None:
     """Import the search space, and the modules that import torch and Propulate."""
     load_search_file(options.search_space)
-    for module in ("hpo.worker", "hpo.islands"):
+    for module in ("hpo.group", "hpo.islands"):
         import_module(module)

@@ -39,6 +39,10 @@ class RunDir:
         """The name of the run's study in its storage."""
         return self.path.absolute().name
 
+    def printed(self, trial: int, confirms: bool = False) -> Path:
+        """Name the file of what was printed in an evaluation of the search, or of its confirmation."""
+        return self.path / "printed" / f"{'confirm-' if confirms else ''}{trial}.txt"
+
     @property
     def holds_run(self) -> bool:
         """Whether a run was started here."""

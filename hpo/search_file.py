@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import functools
@@ -42,15 +43,15 @@ class SearchFile:
             return None
         values = dict(self._setting(assignment) for assignment in assignments)
         try:
-            return self.settings_type(**values)
+            return copy.deepcopy(self.settings_type(**values))  # each call gets a copy, which has to be possible
         except (TypeError, ValueError) as error:
             raise UsageError(f"the settings of {self.path}: {error}") from error
         except Exception as error:
             raise UsageError(f"the settings of {self.path}: {type(error).__name__}: {error}") from error
 
     def call(self, function: Callable[..., Any], *arguments: Any, settings: Any) -> Any:
-        """Call a function of the file, with its settings where the file has Settings."""
-        return function(*arguments) if self.settings_type is None else function(*arguments, settings)
+        """Call a function of the file, with settings of its own where the file has Settings."""
+        return function(*arguments) if self.settings_type is None else function(*arguments, copy.deepcopy(settings))
 
     def check_call(self, name: str, function: Callable[..., Any], *arguments: str) -> None:
         """Raise a UsageError unless a function of the file takes what it will be called with."""

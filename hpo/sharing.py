@@ -1,13 +1,16 @@
-"""One copy of large arrays per host, whatever the number of ranks on it."""
+"""What a search prepares for all evaluations: one copy per host, and for each evaluation as it was prepared."""
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import pickle
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from hpo.communicator import SleepingComm
@@ -16,38 +19,84 @@ from hpo.errors import UsageError
 _ALIGNMENT = 64
 
 
-def share(obj: Any, host: SleepingComm) -> Any:
-    """Give all ranks of a host the object of its first rank; collective over the host.
+class Shared:
+    """An object of a host's first rank, for all ranks of the host; made by all of them together.
 
-    The object is pickled and sent, but its numpy arrays (the buffers that pickle's protocol 5 leaves out) are mapped
-    from one file, which has no name any more when this returns: the system frees it with the last process, however that
-    ends. Every rank may write to its arrays; what it writes is its own.
+    It is pickled and sent, but what its numpy arrays and torch tensors hold (the buffers that pickle's protocol 5
+    leaves out) is mapped from one file, which has no name any more: the system frees it with the last process, however
+    that ends.
 
     Raises UsageError on all ranks of the host where that cannot be done.
     """
-    if host.size == 1:
-        return obj
-    path, spans, payload, failure = host.bcast(_write(obj) if host.rank == 0 else None)
-    if failure is not None:
-        raise failure
-    try:
-        with Path(path).open("rb") as file:
-            # Private and writable: torch warns of read-only arrays, and pages are shared until somebody writes.
-            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    finally:
-        host.barrier()
-        if host.rank == 0:
-            Path(path).unlink()
-    view = memoryview(whole)
-    return pickle.loads(payload, buffers=[view[start:end] for start, end in spans])
+
+    def __init__(self, obj: Any, host: SleepingComm) -> None:
+        path, self._spans, self._payload, failure = host.bcast(_write(obj) if host.rank == 0 else None)
+        if failure is not None:
+            raise failure
+        try:
+            self._file = Path(path).open("rb") if self._spans else None  # noqa: SIM115 - closed when this is left
+        finally:
+            host.barrier()
+            if host.rank == 0 and path:
+                Path(path).unlink()
+
+    def __enter__(self) -> Shared:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def load(self) -> Any:
+        """Make the object anew, as it was first: whoever writes to its arrays, or changes it, changes this one alone.
+
+        The arrays are mapped, not copied: pages are shared with all ranks and all other evaluations until somebody
+        writes to them.
+        """
+        if self._file is None:
+            return pickle.loads(self._payload)
+        # Private and writable: torch warns of read-only arrays, and writing to read-only pages would end the process.
+        view = memoryview(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY))
+        return pickle.loads(self._payload, buffers=[view[start:end] for start, end in self._spans])
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves out what tensors hold, as numpy's arrays do by themselves."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or type(obj) is not torch.Tensor or obj.requires_grad or obj.numel() == 0:
+            return NotImplemented
+        if obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_quantized:
+            return NotImplemented
+        flat = obj.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        return _tensor, (pickle.PickleBuffer(flat.numpy()), str(obj.dtype).removeprefix("torch."), tuple(obj.shape))
+
+
+def _tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype)
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(kind).reshape(shape)
 
 
 def _write(obj: Any) -> tuple[str, Sequence[tuple[int, int]], bytes, UsageError | None]:
     buffers: list[pickle.PickleBuffer] = []
+    payload = io.BytesIO()
     try:
-        payload = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return "", [], b"", UsageError(f"what prepare returned cannot be given to other ranks: {error}")
+        _Pickler(payload, protocol=5, buffer_callback=buffers.append).dump(obj)
+        pickle.loads(payload.getvalue(), buffers=buffers)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        mistake = UsageError(
+            f"what prepare returned cannot be copied for each evaluation ({reason}): return arrays, tensors and plain "
+            "values, and open files in the objective"
+        )
+        return "", [], b"", mistake
+    if not buffers:
+        return "", [], payload.getvalue(), None
     spans = []
     handle, path = tempfile.mkstemp(prefix="hpo-")
     with os.fdopen(handle, "wb") as file:
@@ -63,4 +112,4 @@ def _write(obj: Any) -> tuple[str, Sequence[tuple[int, int]], bytes, UsageError 
             Path(path).unlink()
             full = UsageError(f"no room for the data: {path}: {error.strerror}; TMPDIR=FOLDER names another place")
             return path, [], b"", full
-    return path, spans, payload, None
+    return path, spans, payload.getvalue(), None

@@ -9,16 +9,20 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpo.agreement import on_first
 from hpo.communicator import SleepingComm
 from hpo.errors import Exit, Stop
 from hpo.evaluation import Evaluator, Limits, target_reached
+from hpo.group import Group
 from hpo.handover import hand_over
 from hpo.islands import run_islands
 from hpo.layout import Layout
+from hpo.log import Log
 from hpo.options import Options
+from hpo.printed import Printed
 from hpo.pruning import make_pruner
 from hpo.reader import RunReader
 from hpo.record import Record
@@ -27,6 +31,7 @@ from hpo.report.text import counted
 from hpo.run_dir import write_json
 from hpo.search_file import SearchFile
 from hpo.session import Session
+from hpo.sharing import Shared
 from hpo.storage import without_password
 from hpo.study import CONFIRMATIONS
 from hpo.summary import busy_fraction, spent, summarize
@@ -34,7 +39,6 @@ from hpo.trackers.tracking import Tracking
 from hpo.trials import Evaluation, rank
 from hpo.watch import Watch
 from hpo.weights import WeightsKeeper
-from hpo.worker import Worker
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -53,20 +57,24 @@ class Stages:
         layout: Layout,
         world: SleepingComm,
         watch: Watch,
+        printed: Printed,
         search: SearchFile,
         settings: Any,
+        data: Shared,
         session: Session,
-        worker: Worker,
+        group: Group,
         started: float,
     ) -> None:
         self._options = options
         self._layout = layout
         self._world = world
         self._watch = watch
+        self._printed = printed
         self._search = search
         self._settings = settings
+        self._data = data
         self._session = session
-        self._worker = worker
+        self._group = group
         self._started = started
         self._target = -math.inf if options.target_loss is None else options.target_loss
         timeout = options.evaluation_timeout or math.inf
@@ -83,14 +91,14 @@ class Stages:
         if on_first(self._world, self._is_search_over):
             return
         session = self._session
-        record = session.open_record() if self._worker.rank == 0 else None
+        record = session.open_record() if self._group.rank == 0 else None
         with self._progress(session.open_record, session.budget):
             run_islands(
                 self._search.space,
-                self._evaluator(record, session.budget, self._limits, make_pruner(session.pruner), keep=True),
+                self._evaluator(record, session.budget, self._limits, make_pruner(session.pruner)),
                 self._layout,
                 self._world,
-                worker=self._worker.index,
+                worker=self._group.index,
                 propagators=session.propagators,
                 record=record,
                 migration_probability=self._options.migration_probability,
@@ -107,9 +115,11 @@ class Stages:
         if not total:
             return
         opened = self._session.open_confirmations
-        record = opened() if self._worker.rank == 0 else None
-        evaluate = self._evaluator(record, total, replace(self._limits, max_failures=None, target_loss=-math.inf))
-        place = {"island": self._layout.island_of(self._worker.index), "worker": self._worker.index}
+        record = opened() if self._group.rank == 0 else None
+        evaluate = self._evaluator(
+            record, total, replace(self._limits, max_failures=None, target_loss=-math.inf), searches=False
+        )
+        place = {"island": self._layout.island_of(self._group.index), "worker": self._group.index}
         with self._progress(opened, total):
             self._world.barrier()  # what ends before the first rank follows the record would not be shown
             while evaluate({}, lambda: None, **place) is not None:
@@ -155,11 +165,28 @@ class Stages:
         return Exit.BUDGET_SPENT if succeeded else Exit.NOTHING_SUCCEEDED
 
     def _evaluator(
-        self, record: Record | None, budget: int, limits: Limits, pruner: BasePruner | None = None, keep: bool = False
+        self,
+        record: Record | None,
+        budget: int,
+        limits: Limits,
+        pruner: BasePruner | None = None,
+        searches: bool = True,
     ) -> Evaluator:
-        keeper = _keeper(self._session, record) if record and keep else None
+        """Make what evaluates for the search, or else for its confirmation."""
         return Evaluator(
-            self._search, self._settings, self._worker, self._watch, record, budget, limits, pruner, keeper
+            self._search,
+            self._settings,
+            self._data,
+            self._session.seed,
+            group=self._group,
+            watch=self._watch,
+            printed=self._printed,
+            record=record,
+            budget=budget,
+            limits=limits,
+            pruner=pruner,
+            keeper=_keeper(self._session, record) if record and searches else None,
+            log=Log(partial(self._session.run_dir.printed, confirms=not searches)) if record else None,
         )
 
     def _progress(self, opened: Callable[[], Record], budget: int) -> AbstractContextManager[object]:

@@ -16,9 +16,11 @@ class Step:
     """What one rank says of its last step: a loss, its end (no loss and no failure), or a failure.
 
     A failure is the rank's `own` if nobody had called the evaluation off before; `echo` if it came from a connection
-    that a peer had ended; `timeout` if the rank had waited for others for as long as it may. `at` is when, in seconds
-    since the epoch, and `where` the objective was. `stopped` says that the whole run stops. `ending` is the
-    state in which the leader ends the evaluation with this loss, and `reason` why it fails, if it does.
+    that a peer had ended; a `timeout` if the rank had waited for others for as long as it may; a mismatch if it was in
+    a `collective` that did not fit to those of its peers. `at` is when, in seconds since the epoch, and `place` the
+    line of the objective that it was at, whatever it says. `stopped` says that the whole run stops. `ending` is the
+    state in which the leader ends the evaluation with this loss, and `reason` why it fails, if it does. `printed` is
+    what the objective has printed in this step.
     """
 
     rank: int
@@ -28,12 +30,14 @@ class Step:
     own: bool = True
     echo: bool = False
     timeout: bool = False
+    collective: str = ""
     stopped: bool = False
     ending: str | None = None
     reason: str = ""
     at: float = math.inf
-    where: str = ""
+    place: str = ""
     traceback: str = ""
+    printed: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,31 +55,63 @@ def judge(steps: Sequence[Step]) -> Verdict:
     """Judge what the ranks of a worker say, one step each, in the order of the ranks."""
     if any(step.stopped for step in steps):
         return Verdict("stopped")
-    failures = [step for step in steps if step.failure is not None]
-    if failures:
-        return _failed(failures)
+    if any(step.failure is not None for step in steps):
+        return _failed(steps)
     losses = [step.loss for step in steps if step.loss is not None]
     if not losses:
         return Verdict("complete")
     if len(losses) < len(steps):
-        shown = ", ".join(f"rank {step.rank} {'ended' if step.loss is None else step.loss}" for step in steps)
-        return Verdict("failed", failure=f"the ranks do not yield equally many losses: {shown}")
+        return _differ("the ranks do not yield equally many losses", steps)
     if not all(math.isclose(loss, losses[0], rel_tol=_TOLERANCE, abs_tol=1e-12) for loss in losses):
-        shown = ", ".join(f"rank {step.rank} {step.loss}" for step in steps)
-        return Verdict("failed", failure=f"the ranks yielded different losses: {shown}; all_reduce it, for example")
+        return _differ("the ranks yielded different losses", steps, "; all_reduce it, for example")
     return Verdict(steps[0].ending or "going", losses[0], steps[0].metrics, failure=steps[0].reason)
 
 
-def _failed(failures: Sequence[Step]) -> Verdict:
-    """Find the failure that came first and caused the others, and who was waited for, if it was a timeout."""
+def _differ(what: str, steps: Sequence[Step], advice: str = "") -> Verdict:
+    shown = ", ".join(f"rank {step.rank} {'ended' if step.loss is None else step.loss}{_at(step)}" for step in steps)
+    return Verdict("failed", failure=f"{what}: {shown}{advice}")
+
+
+def _failed(steps: Sequence[Step]) -> Verdict:
+    """Find the failure that came first and caused the others, or who waited for whom."""
+    failures = [step for step in steps if step.failure is not None]
     first = min(failures, key=lambda step: (not step.own, step.echo, step.at))
-    late = [step for step in failures if not step.own and not step.echo]
-    if first.timeout and late:
-        failure = f"timeout: rank {late[0].rank} was at {late[0].where} when {_by(first)}"
-        return Verdict("failed", failure=failure, traceback=late[0].traceback)
-    failure = f"timeout: {_by(first)}" if first.timeout else _by(first)
-    return Verdict("failed", failure=failure, traceback=first.traceback)
+    if first.collective:
+        return _mismatch([step for step in steps if step.collective])
+    if first.timeout:
+        return _timeout(first, [step for step in steps if step is not first])
+    if first.own:
+        where = f", {first.place}" if first.place else ""
+        return Verdict("failed", failure=f"rank {first.rank}{where}: {first.failure}", traceback=first.traceback)
+    places = ", ".join(f"rank {step.rank} was{_at(step) or ' at an unknown place'}" for step in failures)
+    return Verdict("failed", failure=f"{first.failure}; {places}", traceback=_tracebacks(failures))
 
 
-def _by(step: Step) -> str:
-    return f"rank {step.rank}: {step.failure}" if step.own else f"{step.failure}; rank {step.rank} was at {step.where}"
+def _timeout(waiting: Step, others: Sequence[Step]) -> Verdict:
+    """Say who waited where, and where those were that it waited for: the ones that were not waiting themselves."""
+    busy = [step for step in others if step.failure is not None and not step.own and not step.echo]
+    cut = [step for step in others if step.failure is not None and not step.own]
+    late = busy or cut or list(others)
+    whom = ", ".join(f"rank {step.rank}, which {_did(step)}" for step in late)
+    failure = f"timeout: rank {waiting.rank} {waiting.failure}{_at(waiting) or ' at its end'} for {whom}"
+    return Verdict("failed", failure=failure, traceback=_tracebacks([*late, waiting]))
+
+
+def _mismatch(steps: Sequence[Step]) -> Verdict:
+    """Say which collectives the ranks were in."""
+    shown = ", ".join(f"rank {step.rank} {step.collective}{_at(step)}" for step in steps)
+    return Verdict("failed", failure=f"the ranks are in different collectives: {shown}", traceback=_tracebacks(steps))
+
+
+def _did(step: Step) -> str:
+    if step.failure is not None:
+        return f"was{_at(step) or ' at an unknown place'}"
+    return f"had yielded{_at(step)}" if step.loss is not None else "had ended"
+
+
+def _at(step: Step) -> str:
+    return f" at {step.place}" if step.place else ""
+
+
+def _tracebacks(steps: Sequence[Step]) -> str:
+    return "\n\n".join(f"Rank {step.rank}:\n{step.traceback.rstrip()}" for step in steps if step.traceback)

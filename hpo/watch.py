@@ -21,9 +21,12 @@ from typing import Any
 
 from hpo.bell import Bell
 from hpo.communicator import SleepingComm, threads_may_communicate
+from hpo.crash import Crash, Death
 from hpo.errors import Exit, Stop, UsageError
 from hpo.failure import stack_of
+from hpo.place import Places, frames_of_thread
 from hpo.post import Post
+from hpo.printed import plain
 
 STOPPED = "the run stops"
 
@@ -39,6 +42,11 @@ _SECONDS_TO_STOP = 7.0
 _SECONDS_FOR_LAST_WORDS = 2.5
 _LEAST_SILENCE = 15.0
 _SECONDS_TO_DIE = 5.0
+_SECONDS_FOR_THE_LEADER = 3.0  # to record what a peer dies of, which lives for 4 s at least
+
+
+# Records, on the leader, that the current evaluation has failed: the failure in a line, and the stack.
+GiveUp = Callable[[str, str], None]
 
 
 class CalledOff(BaseException):
@@ -64,6 +72,9 @@ class Watch:
         self.post = Post(world)
         self.names_of_peers = ""
         self._peers: list[int] = []
+        self._leader = self.post.rank
+        self._rank_in_worker = 0
+        self._places: Places | None = None
         self._main = threading.main_thread()
         self._parent = os.getppid()
         self._end_at: dict[str, float] = {}
@@ -75,16 +86,20 @@ class Watch:
         self._begun = 0
         self._number: int | None = None
         self._cut: Callable[[], None] = lambda: None
+        self._about = ""
+        self._give_up: GiveUp | None = None
         self._overdue_at = math.inf
         self._called_off: tuple[int, str] = (-1, "")
         self._called_off_at = self._interrupted_at = -math.inf
         self._inside = False
         self._pressing = threading.Lock()
         self._bell = Bell(_STOPS)
+        self._crash = Crash()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> Watch:
         self._bell.__enter__()
+        self._crash.__enter__()
         signal.signal(_INTERRUPT, self._on_interrupt)
         self._thread.start()
         return self
@@ -96,26 +111,32 @@ class Watch:
         self._bell.ring()
         self._thread.join()
         self.post.close()
+        self._crash.__exit__(None, None, None)
         self._bell.__exit__()
 
     # What the main thread says
 
-    def join(self, worker: SleepingComm) -> None:
-        """Learn who this rank's peers are; collective over the worker."""
+    def join(self, worker: SleepingComm, index: int, places: Places) -> None:
+        """Learn who this rank's peers are, in the worker of this number; collective over the worker."""
+        self._places = places
+        self.post.name_in(worker.rank, index)
         names = dict(worker.allgather((self.post.rank, self.post.name)))
         self._peers = [rank for rank in names if rank != self.post.rank]
+        self._leader = next(iter(names))
+        self._rank_in_worker = worker.rank
         self.names_of_peers = ", ".join(names[rank] for rank in self._peers)
 
     def end_after(self, seconds: float, reason: str) -> None:
         """Stop the run after so many seconds from now."""
         self._end_at[reason] = time.monotonic() + seconds
 
-    def begin(self, cut: Callable[[], None], overdue_after: float) -> None:
+    def begin(self, cut: Callable[[], None], overdue_after: float, about: str, give_up: GiveUp | None) -> None:
         """Say that an evaluation begins, as all ranks of the worker do: `cut` ends its connections from any thread.
 
-        It is called off when it is still going on after `overdue_after` seconds.
+        It is called off when it is still going on after `overdue_after` seconds. Where a process dies in it, `about`
+        says to a person what it was, and on the leader, `give_up` records that it has failed.
         """
-        self._cut = cut
+        self._cut, self._about, self._give_up = cut, about, give_up
         self._overdue_at = time.monotonic() + overdue_after
         self._begun += 1
         self._number = self._begun
@@ -208,6 +229,8 @@ class Watch:
                     self._on_signal(number)
                 for message in self.post.exchange():
                     self._on_message(*message)
+                if death := self._crash.read():
+                    self._on_crash(death)
                 self._look_at_the_clock()
         except BaseException:
             self.die(traceback.format_exc())
@@ -224,8 +247,30 @@ class Watch:
             self._call_off(*rest)
         elif kind == "stop":
             self.stop(*rest)
+        elif kind == "died":
+            self._on_death(*rest)
         elif kind == "die":
             self._abort(*rest)
+
+    def _on_crash(self, death: Death) -> None:
+        """Say what this process, which has some seconds to live, dies of, and let the leader give the evaluation up."""
+        stack = stack_of(death.frames)
+        if self._number is None:
+            self.die(f"error: {self.post.name}: {death}; it was at\n{stack}")
+        message = f"error: {self.post.name}: {death}; it was evaluating {self._about}, and was at\n{stack}"
+        place = self._places.of(death.frames) if self._places else ""
+        failure = f"rank {self._rank_in_worker}{f', {place}' if place else ''}: {death}"
+        if self.post.rank != self._leader:
+            self.post.send_now(self._leader, "died", self._number, failure, stack, message)
+            time.sleep(_SECONDS_FOR_THE_LEADER)
+            self.die(message)
+        self._on_death(self._number, failure, stack, message)
+
+    def _on_death(self, number: int | None, failure: str, stack: str, message: str) -> None:
+        with suppress(Exception):  # it has ended, or cannot be recorded: it is repeated then
+            if number == self._number and self._give_up:
+                self._give_up(failure, stack)
+        self.die(message)
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
@@ -254,7 +299,8 @@ class Watch:
         if now > self._called_off_at + self.patience:
             self.die(
                 f"error: {self.post.name} is stuck: its evaluation was called off {self.patience:g} s ago "
-                f"(--collective-timeout), because {self.cause}; it is still at\n{stack_of(self._main)}"
+                f"(--collective-timeout), because {self.cause}; it is still at\n"
+                f"{stack_of(frames_of_thread(self._main))}"
             )
         if now > self._interrupted_at + _SECONDS_BETWEEN_INTERRUPTS:
             self._interrupted_at = now
@@ -287,7 +333,7 @@ class Watch:
         if not self._dying.acquire(blocking=False):
             time.sleep(_SECONDS_TO_DIE)  # another thread of this rank is at it
             os._exit(status)
-        print(message, file=sys.stderr, flush=True)
+        print(message, file=plain(sys.stderr), flush=True)
         time.sleep(0.5)  # mpirun may drop what arrives together with the abort
         self.post.abort(status)
         os._exit(status)  # an abort may return

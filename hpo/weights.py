@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from hpo.errors import UsageError
 from hpo.failure import message
+from hpo.printed import plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +36,7 @@ class WeightsKeeper:
         self, assignment: Assignment, offered: Mapping[str, Tensor] | None, loss: float
     ) -> dict[str, Tensor] | None:
         """Copy what an objective offers before it trains on; None where the run has something better already."""
-        if offered is None or (loss, self._record.number(assignment)) >= self._record.best():
+        if offered is None or (loss, assignment.number) >= self._record.best():
             return None
         try:
             return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in offered.items()}
@@ -45,7 +46,7 @@ class WeightsKeeper:
 
     def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
         """Put weights into the place of the others, if their evaluation, which is recorded, is the best of the run."""
-        number = self._record.number(assignment)
+        number = assignment.number
         if weights is None or self._record.best()[1] != number:
             return
         draft = self._path.with_name(f".{self._path.name}.{number}")  # leaders on several hosts may have one pid
@@ -79,7 +80,7 @@ class WeightsKeeper:
 
     def _warn(self, error: Exception) -> None:
         text = f"warning: the weights of the best so far cannot be kept in {self._path}: {message(error)}"
-        print(text, file=sys.stderr, flush=True)
+        print(text, file=plain(sys.stderr), flush=True)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpo.worker import _threads
+from hpo.group import _threads
 from tests.conftest import PROGRAMS, SEARCHES, Mpi
 
 

@@ -18,22 +18,45 @@ def test_equal_losses_go_on_and_a_common_end_is_complete() -> None:
 @pytest.mark.parametrize(
     ("steps", "reason"),
     [
-        ([Step(0, 1.0), Step(1, 1.1)], "the ranks yielded different losses: rank 0 1.0, rank 1 1.1"),
+        (
+            [Step(0, 1.0, place="x.py:3"), Step(1, 1.1, place="x.py:4")],
+            "the ranks yielded different losses: rank 0 1.0 at x.py:3, rank 1 1.1 at x.py:4; all_reduce",
+        ),
         ([Step(0, 1e-3), Step(1, 0.0)], "different losses"),
         ([Step(0), Step(1, 1.0)], "the ranks do not yield equally many losses: rank 0 ended, rank 1 1.0"),
         ([Step(0, 1.0, ending="failed", reason="timeout: late"), Step(1, 1.0)], "timeout: late"),
         ([fails(0, "b", 2.0), fails(1, "a", 1.0), Step(2, 1.0)], "rank 1: a"),
         ([fails(0, "Connection closed by peer", 1.0, echo=True), fails(1, "cause", 2.0)], "rank 1: cause"),
-        ([fails(0, "a peer failed", 1.0, own=False, where="x.py:3"), fails(1, "cause", 2.0)], "rank 1: cause"),
+        ([fails(0, "a peer failed", 1.0, own=False, place="x.py:3"), fails(1, "cause", 2.0)], "rank 1: cause"),
+        ([Step(0, 1.0), fails(1, "cause", 2.0, place="x.py:3")], "rank 1, x.py:3: cause"),
         (
-            [fails(0, "Timed out", 2.0, timeout=True), fails(1, "Timed out", 1.0, timeout=True)],
-            "timeout: rank 1: Timed",
+            [fails(0, "waited", 2.0, timeout=True, place="x.py:3"), fails(1, "waited", 1.0, timeout=True)],
+            "timeout: rank 1 waited at its end for rank 0, which was at x.py:3",
         ),
         (
-            [fails(0, "Timed out", 1.0, timeout=True), fails(1, "a peer", 2.0, own=False, where="x.py:3 (sleep)")],
-            "timeout: rank 1 was at x.py:3 (sleep) when rank 0: Timed out",
+            [
+                fails(0, "waited", 1.0, timeout=True, place="x.py:9"),
+                fails(1, "a peer", 2.0, own=False, place="x.py:3"),
+                fails(2, "Connection closed", 2.0, own=False, echo=True, place="x.py:9"),
+            ],
+            "timeout: rank 0 waited at x.py:9 for rank 1, which was at x.py:3",
         ),
-        ([fails(0, "timeout: no loss", 1.0, own=False, where="x.py:3")], "timeout: no loss; rank 0 was at x.py:3"),
+        (
+            [fails(0, "waited", 1.0, timeout=True), fails(1, "closed", 2.0, own=False, echo=True, place="x.py:3")],
+            "timeout: rank 0 waited at its end for rank 1, which was at x.py:3",
+        ),
+        (
+            [fails(0, "waited", 1.0, timeout=True, place="x.py:3"), Step(1, 0.5, place="x.py:9"), Step(2)],
+            "timeout: rank 0 waited at x.py:3 for rank 1, which had yielded at x.py:9, rank 2, which had ended",
+        ),
+        (
+            [
+                fails(0, "Detected", 2.0, collective="barrier", place="x.py:3"),
+                fails(1, "Detected", 1.0, collective="allreduce of float [3]", place="x.py:9"),
+            ],
+            "different collectives: rank 0 barrier at x.py:3, rank 1 allreduce of float [3] at x.py:9",
+        ),
+        ([fails(0, "timeout: no loss", 1.0, own=False, place="x.py:3")], "timeout: no loss; rank 0 was at x.py:3"),
     ],
 )
 def test_a_failure_names_its_cause(steps: list[Step], reason: str) -> None:

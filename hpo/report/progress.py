@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from hpo.printed import plain
 from hpo.report.pace import pace
 from hpo.report.text import duration, named, number, printable, short, value
 from hpo.trials import Evaluation, rank
@@ -120,4 +121,4 @@ class Progress:
         return f"-- {so_far}{duration(self._estimated - self._started)} gone, {left}"
 
     def _print(self, line: str) -> None:
-        print(printable(line), file=self._out, flush=True)
+        print(printable(line), file=plain(self._out), flush=True)

@@ -7,7 +7,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpo.communicator import SleepingComm, same_host, world
-from hpo.sharing import share
+from hpo.sharing import Shared
 from tests.programs.tell import tell
 
 WAIT = 2.0
@@ -41,7 +41,8 @@ def turn() -> tuple[float, float]:
 turns = host.allgather(host.in_turns(2, turn))
 at_once = max(sum(start <= moment < end for start, end in turns) for moment, _ in turns)
 
-shared = share({"a": np.arange(100_003), "b": [np.ones((3, 5), np.float32), "text"]}, host)
+sent = Shared({"a": np.arange(100_003), "b": [np.ones((3, 5), np.float32), "text"]}, host)
+shared = sent.load()
 assert (shared["a"] == np.arange(100_003)).all()
 assert (shared["b"][0] == 1).all()
 assert shared["b"][1] == "text"
@@ -52,6 +53,10 @@ host.barrier()
 shared["a"][:] = host.rank  # a rank's writes are its own
 host.barrier()
 assert (shared["a"] == host.rank).all()
+shared["b"].append("more")
+again = sent.load()  # as it was first
+assert (again["a"] == np.arange(100_003)).all()
+assert again["b"][1:] == ["text"]
 
 cpu = {}
 for name, wait in (

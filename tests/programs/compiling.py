@@ -5,8 +5,8 @@ import sys
 import torch
 
 from hpo.communicator import same_host, world
+from hpo.group import Group
 from hpo.training import Net, fit, load_data
-from hpo.worker import Worker
 from tests.programs.tell import tell
 
 
@@ -15,10 +15,10 @@ def imported():
 
 
 data = load_data("digits", train_samples=64, validation_samples=10)
-with Worker(world(), same_host(world()), index=0, seed=0) as worker:
-    worker.connect()
+with Group(world(), same_host(world()), index=0) as group:
+    group.connect()
     net = Net(data.image_shape, data.classes, conv_layers=1, activation="relu")
-    list(fit(net, data, worker, epochs=1, batch_size=32, patience=1, lr=0.1, gamma=0.9))
+    list(fit(net, data, group.worker(seed=0), epochs=1, batch_size=32, patience=1, lr=0.1, gamma=0.9))
     after_training = imported()
     compiled = torch.compile(net, backend="eager")
     images = torch.rand(3, *data.image_shape)

@@ -5,8 +5,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from hpo.communicator import SleepingComm, same_host, world
+from hpo.group import Group
 from hpo.training import Dataset, Net, Split, fit, load_data
-from hpo.worker import Worker
 from tests.programs.tell import tell
 
 # Nothing divides by 2 or 3. 193 samples in batches of 32 leave one of a single sample: an empty share on most ranks.
@@ -48,9 +48,10 @@ def by_the_book(data: Dataset) -> list[float]:
     return losses
 
 
-with Worker(subcommunicator, same_host(comm), index=0, seed=SEED, data=data) as worker:
-    worker.connect()
-    worker.connect()  # it is up already
+with Group(subcommunicator, same_host(comm), index=0) as group:
+    group.connect()
+    group.connect()  # it is up already
+    worker = group.worker(SEED)
     total = torch.tensor([float(comm.rank)])
     dist.all_reduce(total)
     runs = []

@@ -1,0 +1,156 @@
+"""What objectives print: each line says whose it is, and is kept with its evaluation."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+_MOST_KEPT = 64 * 1024  # characters of a rank from loss to loss; of more, the last
+
+
+class Printed:
+    """Puts marking streams in the place of the standard ones, and collects what is printed while it is `marking`.
+
+    Each line is written at once and whole, behind ``worker 1 rank 0 |``, so that those of several ranks do not mix.
+    Of a line that is drawn again and again, as progress bars are, the last state is a line. What libraries in native
+    code and other programs print goes its own way.
+    """
+
+    def __init__(self, label: str) -> None:
+        """Begin with a `label` for who belongs to no worker yet."""
+        self.label = label
+        self.marking = False
+        self._rank = 0
+        self._lines: deque[str] = deque()
+        self._kept = self._left_out = 0
+        self._lock = threading.Lock()
+        self._streams: list[Marked] = []
+
+    def install(self) -> None:
+        """Take the place of the standard streams, before anybody else takes hold of them."""
+        self._streams = [Marked(sys.stdout, self), Marked(sys.stderr, self)]
+        sys.stdout, sys.stderr = self._streams
+        os.register_at_fork(after_in_child=self._become_another)
+
+    def always_marked(self) -> TextIO:
+        """Give standard error as a stream whose lines are marked at any time, for logs."""
+        self._streams.append(Marked(plain(sys.stderr), self, always=True))
+        return self._streams[-1]  # type: ignore[return-value]
+
+    @contextmanager
+    def marked(self) -> Iterator[None]:
+        """Mark and keep what is printed: while an objective runs."""
+        self.marking = True
+        try:
+            yield
+        finally:
+            self.marking = False
+            self.take()
+
+    def join(self, worker: int, rank: int) -> None:
+        """Say whose lines these are."""
+        self.label, self._rank = f"worker {worker} rank {rank}", rank
+
+    def add(self, line: str) -> None:
+        """Keep a line."""
+        with self._lock:
+            self._lines.append(line[-_MOST_KEPT:])
+            self._kept += len(self._lines[-1])
+            while self._kept > _MOST_KEPT and len(self._lines) > 1:
+                self._kept -= len(self._lines.popleft())
+                self._left_out += 1
+
+    def take(self) -> str:
+        """Give what was printed since this was asked for the last time, as lines that say which rank's they are."""
+        for stream in self._streams:
+            stream.end_line()
+        with self._lock:
+            lines = list(self._lines)
+            if self._left_out:
+                lines.insert(0, f"({self._left_out} lines before these are not kept)")
+            self._lines.clear()
+            self._kept = self._left_out = 0
+        return "".join(f"rank {self._rank} | {line}\n" for line in lines)
+
+    def _become_another(self) -> None:
+        """Be of a process that was forked, whose other threads, which may have had the locks, are not there."""
+        self._lock = threading.Lock()
+        for stream in self._streams:
+            stream.lock = threading.RLock()
+
+
+class Marked(io.TextIOBase):
+    """A standard stream whose lines are marked while objectives print."""
+
+    def __init__(self, stream: TextIO, printed: Printed, always: bool = False) -> None:
+        self.plain = stream
+        self._always = always
+        self._printed = printed
+        self._begun = ""
+        self.lock = threading.RLock()
+
+    def write(self, text: str) -> int:
+        """Write marked lines as they become whole, and everything else at once."""
+        if not (self._printed.marking or self._always):
+            return self.plain.write(text)
+        with self.lock:
+            *lines, self._begun = (self._begun + text).split("\n")
+            if "\r" in self._begun:
+                self._begun = self._begun[self._begun[:-1].rfind("\r") + 1 :]
+            if lines:
+                self._emit(lines)
+        return len(text)
+
+    def end_line(self) -> None:
+        """Write a line that was begun."""
+        with self.lock:
+            begun, self._begun = self._begun, ""
+            if begun:
+                self._emit([begun])
+
+    def flush(self) -> None:
+        """Flush what is whole."""
+        self.plain.flush()
+
+    def _emit(self, lines: list[str]) -> None:
+        shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+        for line in shown if self._printed.marking else ():
+            self._printed.add(line)
+        self.plain.write("".join(f"{self._printed.label} | {line}\n" for line in shown))
+        self.plain.flush()
+
+    def writable(self) -> bool:
+        """Say that it can be written to."""
+        return True
+
+    def isatty(self) -> bool:
+        """Say whether the real stream is a terminal."""
+        return self.plain.isatty()
+
+    def fileno(self) -> int:
+        """Give the real stream's descriptor."""
+        return self.plain.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The real stream's encoding."""
+        return self.plain.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """What the real stream does about characters that its encoding does not have."""
+        return self.plain.errors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)  # such as the buffer, for bytes
+
+
+def plain(stream: TextIO) -> TextIO:
+    """Give the real stream, for what this program itself has to say while an objective runs."""
+    return stream.plain if isinstance(stream, Marked) else stream
