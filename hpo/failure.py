@@ -46,8 +46,11 @@ def showable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def traceback_of(error: BaseException) -> str:
-    """Write the traceback of an exception that has come out of an objective, from the objective's own frame on."""
+def traceback_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    """Write the traceback of an exception that has come out of an objective, from the objective's own frame on.
+
+    Of one that was raised about what the objective yielded, `frames` are where that was.
+    """
     told = traceback.TracebackException.from_exception(error)
     seen: set[int] = set()
 
@@ -59,6 +62,7 @@ def traceback_of(error: BaseException) -> str:
             shorten(one.__context__)
 
     shorten(told)
+    told.stack = told.stack or traceback.StackSummary.from_list(frames)
     return showable("".join(told.format()))
 
 

@@ -105,7 +105,7 @@ class Lockstep:
         if cause is None:
             self._watch.call_off(f"a peer failed: {reason}")
         self._group.cut()
-        frames = frames_of(error)
+        frames = frames_of(error) or self._objective.frames()
         timeout = waited >= self._patience and any(text in reason for text in _TIMEOUTS)
         step = Step(
             self._group.rank,
@@ -116,8 +116,8 @@ class Lockstep:
             collective=collective_of(reason),
             stopped=cause == STOPPED,
             at=time.time(),
-            place=self._places.of(frames or self._objective.frames()),
-            traceback=stack_of(frames) if isinstance(error, CalledOff) else traceback_of(error),
+            place=self._places.of(frames),
+            traceback=stack_of(frames) if isinstance(error, CalledOff) else traceback_of(error, frames),
         )
         traceback.clear_frames(error.__traceback__)  # they hold the model
         error.__traceback__ = None

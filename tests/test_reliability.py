@@ -102,12 +102,14 @@ def test_a_rank_that_sleeps_costs_one_evaluation(mpi: Mpi, tmp_path: Path, way: 
         (
             "stuck",
             4,
-            r"error: rank 1 of worker [01] on \S+ is stuck: its evaluation was called off 2 s ago .*\n[^$]*time.sleep\(3600\)",
+            r"error: rank 1 of worker [01] on \S+ is stuck: its evaluation was called off 2 s ago .*\n"
+            r"[^$]*time.sleep\(3600\)",
         ),
         (
             "frozen",
             2,
-            r"error: rank 0 of worker 0 on \S+ waits in vain for rank 1 of worker 0 on \S+: .* 2 s ago .*, and one of them is gone",
+            r"error: rank 0 of worker 0 on \S+ waits in vain for rank 1 of worker 0 on \S+: .* 2 s ago .*, and one of "
+            "them is gone",
         ),
     ],
 )
@@ -133,7 +135,9 @@ def test_a_worker_of_one_rank_that_is_gone_ends_the_job(mpi: Mpi, tmp_path: Path
     os.kill(victim.rank_processes()[0], signal.SIGSTOP)
     status, errors = victim.wait(60)
     assert status != 0
-    assert re.search(r"error: nothing has come from rank 0 of worker \d on \S+ for 2\d s \(--collective-timeout\)", errors), errors
+    assert re.search(
+        r"error: nothing has come from rank 0 of worker \d on \S+ for 2\d s \(--collective-timeout\)", errors
+    ), errors
     assert finished(trials_of(tmp_path / "run")) == {}
 
 

@@ -1,0 +1,131 @@
+"""A search as a careless user writes it: its objective changes all that it is given, prints, and makes mistakes."""
+
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from hpo import Float, Int, SearchSpace
+
+space = SearchSpace(lr=Float(1e-4, 1.0, log=True), width=Int(8, 512))
+numbers = {"evaluations": 0}
+
+
+@dataclass
+class Settings:
+    ways: str = "none"  # those of a worker's evaluations, in turn, divided by commas
+    epochs: int = 2
+
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(4, width)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def prepare(settings):
+    settings.epochs = 99  # on one rank of the host
+    return {"array": np.ones((100, 4), np.float32), "tensor": torch.ones(5, dtype=torch.bfloat16), "names": ["a"]}
+
+
+def change(params, worker, settings):
+    """Change everything that an objective is given, and check that nobody has done so before."""
+    assert (settings.epochs, worker.seed, hasattr(worker, "mine"), worker.data["names"]) == (2, 0, False, ["a"])
+    settings.epochs = worker.seed = worker.mine = 1
+    worker.data["names"].append("b")
+    array, tensor = torch.from_numpy(worker.data["array"]), worker.data["tensor"]
+    array.sub_(0.1)
+    tensor.sub_(0.5)
+    assert array.eq(torch.tensor(1.0) - 0.1).all()
+    assert tensor.eq(0.5).all()
+    lr = params.pop("lr")
+    params["width"] //= 8
+    return lr
+
+
+def mistake(way, model, worker):
+    """Make a mistake before the first loss; what it returns is yielded."""
+    if way == "tuple":
+        return 0.5, 0.9
+    if way == "text":
+        return 0.5, {"accuracy": 1, "note": "good"}
+    if way == "model":
+        worker.offer(model)
+    elif way == "sharded":
+        fully_shard(model, mesh=init_device_mesh("cpu", (worker.size,)))
+        worker.offer(model.state_dict())
+    elif way == "torchrun":
+        int(os.environ["RANK"])
+    elif way == "init":
+        dist.init_process_group("gloo")
+    elif way == "cuda":
+        model.cuda()
+    elif way == "path":
+        Path("data/missing.bin").read_bytes()
+    return None
+
+
+def disagree(way, worker):
+    """Call other collectives than the other ranks do."""
+    if way == "size":
+        dist.all_reduce(torch.ones(3 + worker.rank))
+    elif way == "type":
+        dist.all_reduce(torch.ones(3, dtype=torch.float64 if worker.rank else torch.float32))
+    elif way == "number":
+        for _ in range(1 + worker.rank):
+            dist.all_reduce(torch.ones(100))
+        dist.all_reduce(torch.ones(2))
+    elif way == "barrier" and worker.rank == 0:
+        dist.barrier()
+    elif way == "sleep" and worker.rank == 0:
+        time.sleep(3600)
+
+
+def say(worker):
+    """Print from all ranks in all ways."""
+    print(f"rank {worker.rank} says", "hello")
+    print("and complains", file=sys.stderr)
+    for percent in range(0, 101, 10):
+        print(f"\r{percent}%", end="")
+    print()
+    logging.getLogger("mine").warning("be warned")
+    talkative = logging.getLogger("talkative")  # as Lightning's
+    talkative.setLevel(logging.INFO)
+    talkative.info("nobody asked for this")
+    print("without an end", end="")
+
+
+def objective(params, worker, settings):
+    ways = settings.ways.split(",")
+    way = ways[numbers["evaluations"] % len(ways)]
+    numbers["evaluations"] += 1
+    lr = change(params, worker, settings)
+    model = Model(**params)
+    if way == "say":
+        say(worker)
+    wrong = mistake(way, model, worker)
+    if wrong is not None:
+        yield wrong
+    if way == "return" and worker.rank == 1:
+        return
+    disagree(way, worker)
+    if way == "yield" and worker.rank == 0:
+        yield lr, {"alone": 1}
+    shared = DistributedDataParallel(model)
+    shared(torch.ones(3, 4)).sum().backward()
+    yield lr, {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    if way == "late" and worker.rank == 1:
+        dist.all_reduce(torch.ones(9))
