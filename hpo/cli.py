@@ -26,7 +26,9 @@ def main() -> None:
     from hpo.command_line import call
     from hpo.commands import app
 
-    _show_anything()
+    for stream in (sys.stdout, sys.stderr):  # hyperparameters and failures may hold what a terminal cannot show
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(call(app, "hpo"))
 
 
@@ -40,7 +42,9 @@ def run_islands(default_search_space: Path) -> None:
     gc.disable()
     # torch warns of hosts whose names it cannot look up, and works all the same.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    _show_anything()
+    for stream in (sys.stdout, sys.stderr):  # objectives may say what a terminal cannot show
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     comm = world()
     try:
         with Watch(comm) as watch:
@@ -59,13 +63,6 @@ def run_islands(default_search_space: Path) -> None:
     if "triton" not in sys.modules:
         gc.freeze()
     sys.exit(status)
-
-
-def _show_anything() -> None:
-    """Escape what a terminal cannot show, which objectives and hyperparameters may say."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _run_islands(comm: SleepingComm, watch: Watch, default_search_space: Path) -> int:

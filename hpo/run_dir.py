@@ -34,14 +34,14 @@ class RunDir:
         self.report_html = path / "report.html"
         self.lock = path / "lock"
 
-    def printed(self, trial: int, confirms: bool = False) -> Path:
-        """Give the file of what an evaluation has printed; `confirms` says that its trial is one that confirms."""
-        return self.path / "printed" / (f"confirm-{trial}.txt" if confirms else f"{trial}.txt")
-
     @property
     def study_name(self) -> str:
         """The name of the run's study in its storage."""
         return self.path.absolute().name
+
+    def printed(self, trial: int, confirms: bool = False) -> Path:
+        """Name the file of what was printed in an evaluation of the search, or of its confirmation."""
+        return self.path / "printed" / f"{'confirm-' if confirms else ''}{trial}.txt"
 
     @property
     def holds_run(self) -> bool:
