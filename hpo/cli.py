@@ -27,6 +27,9 @@ def main() -> None:
     from hpo.command_line import call
     from hpo.commands import app
 
+    for stream in (sys.stdout, sys.stderr):  # hyperparameters and failures may hold what a terminal cannot show
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(call(app, "hpo"))
 
 

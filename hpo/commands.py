@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -14,6 +15,9 @@ from hpo.command_line import new_app, whole
 from hpo.errors import RunError, UsageError
 from hpo.run_dir import write_whole
 from hpo.trackers import TRACKERS, check_trackers
+
+if TYPE_CHECKING:
+    from hpo.reader import RunReader
 
 app = new_app()
 
@@ -33,20 +37,56 @@ def hpo(context: typer.Context) -> None:
 def top(
     run_dir: RunDirectory,
     n: Annotated[int, typer.Option("-n", metavar="N", parser=whole, help="Individuals per table.")] = 3,
+    failed: Annotated[bool, typer.Option("--failed", help="What failed instead, the latest first.")] = False,
     storage: Storage = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: summary.json without the times.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print JSON: summary.json without the times; of what failed, all there is."),
+    ] = False,
 ) -> None:
-    """Print the best individuals of each island and of the whole run."""
+    """Print the best individuals of each island and of the whole run, or what failed."""
     from hpo.reader import RunReader
-    from hpo.report.tables import print_tables
 
     if n < 1:
         raise UsageError(f"-n must be at least 1, not {n}")
-    summary = RunReader(run_dir, storage).summary(n)
-    if as_json:
-        print(json.dumps(summary, indent=2))
+    run = RunReader(run_dir, storage)
+    if failed:
+        _print_failed(run, n, as_json)
+    elif as_json:
+        print(json.dumps(run.summary(n), indent=2))
     else:
-        print_tables(summary)
+        from hpo.report.tables import print_tables
+
+        print_tables(run.summary(n), run_dir)
+
+
+@app.command()
+def show(
+    run_dir: RunDirectory,
+    trial: Annotated[
+        Optional[str],
+        typer.Argument(
+            metavar="TRIAL",
+            help="Its number; confirm-0, confirm-1... for those that confirm the best.  [default: the winner, or else "
+            "what failed last]",
+        ),
+    ] = None,
+    storage: Storage = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, with all losses.")] = False,
+) -> None:
+    """Print everything about one evaluation: how it ended, its losses, what it printed, its traceback."""
+    from hpo.reader import RunReader
+    from hpo.report.details import as_json as content
+    from hpo.report.evaluation import evaluation_lines
+    from hpo.report.lookup import Lookup
+
+    lookup = Lookup(RunReader(run_dir, storage))
+    evaluation, why = (lookup.named(trial), "") if trial is not None else lookup.chosen()
+    details = lookup.details(evaluation)
+    if as_json:
+        print(json.dumps(content(details), indent=2, allow_nan=False))
+    else:
+        print(*evaluation_lines(details, run_dir, why, time.time()), sep="\n")
 
 
 @app.command()
@@ -169,6 +209,19 @@ def run(
     from hpo.supervisor import Supervisor
 
     context.exit(Supervisor(command, restarts, lambda text: print(f"hpo run: {text}", flush=True)).run())
+
+
+def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
+    from hpo.report.details import as_json as content
+    from hpo.report.failed import failed_lines
+    from hpo.report.lookup import Lookup
+
+    lookup = Lookup(run)
+    failed = lookup.failed()
+    if as_json:
+        print(json.dumps([content(lookup.details(one)) for one in failed[:n]], indent=2, allow_nan=False))
+    else:
+        print(*failed_lines(failed, n, run.run_dir.path), sep="\n")
 
 
 def _check_free(output: Path | None, overwrite: bool) -> None:

@@ -149,7 +149,7 @@ class Stages:
         summary["wall_seconds"] = round(time.time() - self._started, 3)
         workers = self._layout.workers
         summary["worker_busy_fraction"] = busy_fraction([*evaluations, *confirmations], workers, since=self._started)
-        print_tables(summary)
+        print_tables(summary, session.run_dir.path)
         if summary["worker_busy_fraction"] is not None:
             print_times(summary)
         write_json(session.run_dir.summary_json, {**summary, **self._times_before(summary)})

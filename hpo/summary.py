@@ -41,14 +41,29 @@ def spent(evaluations: Sequence[Evaluation], budget: int) -> bool:
 
 
 def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Count why evaluations failed, the most frequent reason first."""
-    counted = Counter(reason_of(evaluation) for evaluation in evaluations if evaluation.state == "failed")
-    return [{"reason": reason, "count": count} for reason, count in counted.most_common()]
+    """Count why evaluations failed, the most frequent reason first, with the latest trial that failed so.
+
+    `confirms` is the trial that this one confirms, with a number of its own then, and else None.
+    """
+    counted = []
+    for reason, group in by_reason(evaluations):
+        latest = max(group, key=lambda one: (one.ended, one.trial))
+        counted.append({"reason": reason, "count": len(group), "trial": latest.trial, "confirms": latest.confirms})
+    return counted
+
+
+def by_reason(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
+    """Group what failed by its reasons, the most frequent first."""
+    groups: dict[str, list[Evaluation]] = {}
+    for evaluation in evaluations:
+        if evaluation.state == "failed":
+            groups.setdefault(reason_of(evaluation), []).append(evaluation)
+    return sorted(groups.items(), key=lambda item: -len(item[1]))
 
 
 def reason_of(failed: Evaluation) -> str:
-    """Give why an evaluation failed, on whichever rank it was."""
-    return re.sub(r"^rank \d+: ", "", failed.failure or "")
+    """Give where and why an evaluation failed, on whichever rank it was: the place first, if it is known."""
+    return re.sub(r"^rank \d+[:,] ", "", failed.failure or "")
 
 
 def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

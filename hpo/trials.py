@@ -32,7 +32,8 @@ class Evaluation:
     evaluation is complete or pruned; `started` and `ended` are seconds since the epoch; `curve` holds the loss after
     each epoch, counted from 1. `origin` says where it was taken over from, if another run has made it; `confirms` and
     `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island that bred them, the
-    individuals of other islands that lived on its own when it began.
+    individuals of other islands that lived on its own when it began. `repeats` is the interrupted trial that it
+    evaluates again, and `deaths` how often in a row the job has died on them.
     """
 
     trial: int
@@ -54,6 +55,13 @@ class Evaluation:
     confirms: int | None = None
     seed: int | None = None
     immigrants: Mapping[str, int] = field(default_factory=dict)
+    repeats: int | None = None
+    deaths: int = 0
+
+    @property
+    def label(self) -> str:
+        """What it is called where evaluations of the search stand beside those that confirm the best."""
+        return label(self.trial, self.confirms is not None)
 
     @property
     def finished(self) -> bool:
@@ -64,6 +72,11 @@ class Evaluation:
     def counts(self) -> bool:
         """Whether it is finished, and one of those that the run's budget is for."""
         return self.finished and not self.origin
+
+
+def label(trial: int, confirms: bool) -> str:
+    """Name a trial of the search, or of the study that confirms the best, whose trials have numbers of their own."""
+    return f"confirm-{trial}" if confirms else str(trial)
 
 
 def evaluation_of(trial: FrozenTrial) -> Evaluation:
@@ -91,6 +104,8 @@ def evaluation_of(trial: FrozenTrial) -> Evaluation:
         confirms=attributes.get("confirms"),
         seed=attributes.get("seed"),
         immigrants=attributes.get("immigrants", {}),
+        repeats=attributes.get("repeats"),
+        deaths=attributes.get("deaths", 0),
     )
 
 

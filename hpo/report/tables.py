@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -11,15 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from hpo.reader import RunReader
-from hpo.report.text import duration, named, number, printable, short, value
-from hpo.trials import Evaluation
+from hpo.report.text import duration, named, number, printable, short, show_command, value
+from hpo.trials import Evaluation, label
 from hpo.weights import trial_of_weights
 from hpo.winner import examined
 
 _MOST_REASONS = 10
 
 
-def print_tables(summary: Mapping[str, Any]) -> None:
+def print_tables(summary: Mapping[str, Any], run_dir: Path) -> None:
     """Print the counts, and the best individuals of each island and of the whole run."""
     for island in summary["islands"]:
         if island["top"]:
@@ -32,7 +33,7 @@ def print_tables(summary: Mapping[str, Any]) -> None:
     if summary["best"]:
         print(_propagators(summary["propagators"]))
     if summary["failures"]:
-        print(_failures(summary["failures"]))
+        print(_failures(summary["failures"], run_dir))
     counts = summary["evaluations"]
     states = [f"{counts[state]} {state}" for state in ("complete", "pruned", "failed", "running") if counts[state]]
     if summary["waiting"]:
@@ -61,7 +62,7 @@ def print_winner(run: RunReader, winner: Evaluation) -> None:
 
 
 def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
-    table = _empty_table()
+    table = empty_table()
     names = list(entries[0]["params"])
     metrics = sorted({name for entry in entries for name in entry["metrics"]})
     origin = ["taken over from"] if any(entry["origin"] for entry in entries) else []
@@ -77,11 +78,11 @@ def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
             f"{entry['seconds']:.1f}",
             *(entry["origin"] for _ in origin),
         )
-    return _text(title, table)
+    return table_text(title, table)
 
 
 def _confirmed(entries: Sequence[Mapping[str, Any]]) -> str:
-    table = _empty_table()
+    table = empty_table()
     names = list(entries[0]["params"])
     for column in ("", "mean loss", "deviation", "seeds", "failed", "loss before", *names, "trial", "beside 1"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -96,7 +97,7 @@ def _confirmed(entries: Sequence[Mapping[str, Any]]) -> str:
             str(entry["trial"]),
             "" if entry["p"] is None else f"p = {entry['p']:.2g}",
         )
-    return _text("Confirmed with other seeds", table)
+    return table_text("Confirmed with other seeds", table)
 
 
 def _told_apart(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -116,35 +117,38 @@ def _told_apart(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _propagators(bred: Sequence[Mapping[str, Any]]) -> str:
-    table = _empty_table()
+    table = empty_table()
     table.add_column("propagator", no_wrap=True)
     for column in ("evaluations", "improved the best", "own best"):
         table.add_column(column, justify="right", no_wrap=True)
     for entry in bred:
         own_best = "" if entry["best"] is None else number(entry["best"])
         table.add_row(entry["propagator"], str(entry["evaluations"]), str(entry["improved"]), own_best)
-    return _text("Propagators", table)
+    return table_text("Propagators", table)
 
 
-def _failures(reasons: Sequence[Mapping[str, Any]]) -> str:
-    table = _empty_table()
+def _failures(reasons: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
+    table = empty_table()
     table.add_column("count", justify="right")
     table.add_column("reason", no_wrap=True)
     for entry in reasons[:_MOST_REASONS]:
         table.add_row(str(entry["count"]), short(entry["reason"]))
     if rest := reasons[_MOST_REASONS:]:
         table.add_row(str(sum(entry["count"] for entry in rest)), f"{len(rest)} other reasons")
-    return _text("Failures", table)
+    first = label(reasons[0]["trial"], reasons[0]["confirms"] is not None)
+    return table_text("Failures", table, f"{show_command(run_dir, first)} shows the traceback")
 
 
-def _empty_table() -> Table:
+def empty_table() -> Table:
+    """Make a table without columns, in the style of all."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _text(title: str, table: Table) -> str:
+def table_text(title: str, table: Table, *below: str, width: int = 1000) -> str:
+    """Write a table with a title above it, lines below it, and an empty one."""
     # As wide as it needs: under mpirun, output is a pipe, or a terminal that has 80 columns whatever the real one has.
-    console = Console(width=1000, color_system=None, markup=False, emoji=False, highlight=False)
+    console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
         console.print(table, markup=False)
-    lines = [printable(line).rstrip() for line in captured.get().split("\n") if line.strip()]
+    lines = [printable(line).rstrip() for line in [*captured.get().split("\n"), *below] if line.strip()]
     return "\n".join([title, *lines, ""])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 
@@ -55,6 +58,21 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
+def day(seconds: float) -> str:
+    """Write a moment in local time."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def show_command(run_dir: Path, label: str) -> str:
+    """Write the command line that shows everything about an evaluation."""
+    return f"hpo show {shlex.quote(str(run_dir))} {label}"
+
+
 def printable(text: str) -> str:
     """Write a space for all that is no visible character: it could move the cursor, or turn the line around."""
     return "".join(character if character.isprintable() else " " for character in text)
+
+
+def printable_lines(text: str) -> list[str]:
+    """Take a text apart into its lines, each as `printable` writes it."""
+    return [printable(line.expandtabs()).rstrip() for line in text.removesuffix("\n").split("\n")]

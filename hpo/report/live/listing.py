@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from hpo.reader import Look
 from hpo.report.live.lines import Pen
 from hpo.report.live.standing import Standing
 from hpo.report.live.view import progress
 from hpo.report.progress import SECONDS_BETWEEN_ESTIMATES, Lines
-from hpo.report.text import named, number
+from hpo.report.text import named, number, show_command
 from hpo.trials import Evaluation
 
 
 class Listing:
     """Prints what has ended since the look before; what had ended at the first look is not told."""
 
-    def __init__(self, first: Look, pen: Pen) -> None:
+    def __init__(self, first: Look, pen: Pen, path: Path) -> None:
         self._pen = pen
-        self._search = _Stage(first.evaluations)
-        self._confirmation = _Stage(first.confirmations)
+        self._search = _Stage(first.evaluations, path)
+        self._confirmation = _Stage(first.confirmations, path)
         self._estimated = time.monotonic()
 
     def tell(self, look: Look, run: Standing) -> None:
@@ -39,7 +40,8 @@ class Listing:
 class _Stage:
     """The search or its confirmation; it has a heading of its own when there is something to tell."""
 
-    def __init__(self, past: Sequence[Evaluation]) -> None:
+    def __init__(self, past: Sequence[Evaluation], path: Path) -> None:
+        self._path = path
         self._told = {evaluation.trial for evaluation in past if evaluation.finished}
         self._lines = Lines(past, budget=0)
         self._headed = False
@@ -50,4 +52,8 @@ class _Stage:
         self._told.update(evaluation.trial for evaluation in ended)
         heading = [self._lines.heading] if ended and not self._headed else []
         self._headed = self._headed or bool(ended)
-        return heading + [self._lines.line(one) for one in sorted(ended, key=lambda one: one.ended)]
+        return heading + [self._line(one) for one in sorted(ended, key=lambda one: one.ended)]
+
+    def _line(self, ended: Evaluation) -> str:
+        more = f"  ({show_command(self._path, ended.label)})" if ended.state == "failed" else ""
+        return self._lines.line(ended) + more

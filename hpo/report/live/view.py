@@ -14,7 +14,8 @@ from hpo.report.live.columns import Columns
 from hpo.report.live.lines import GAP, Pen
 from hpo.report.live.plot import Steps
 from hpo.report.live.standing import Island, Standing
-from hpo.report.text import clock, duration, number, value
+from hpo.report.text import clock, duration, number, show_command, value
+from hpo.summary import reason_of
 from hpo.trials import Evaluation
 
 _PHASES = {
@@ -51,7 +52,7 @@ class View:
         drawers: list[tuple[int, Callable[[int], list[Text]]]] = [
             (self._rows_of_islands(run), lambda rows: self._middle(run, rows)),
             (len(run.running) + len(run.idle), lambda rows: self._workers(run, rows)),
-            (len(run.latest), lambda rows: self._latest(run, rows)),
+            (len(run.latest) + any(map(_has_failed, run.latest)), lambda rows: self._latest(run, rows)),
         ]
         sections = [(rows, draw) for rows, draw in drawers if rows]
         gap = [self._pen.text("")] if height >= _HEIGHT_WITH_GAPS else []
@@ -168,12 +169,23 @@ class View:
         return lines + ([self._pen.text(more)] if more else [])
 
     def _latest(self, run: Standing, rows: int) -> list[Text]:
-        shown = run.latest[:rows]
+        """List what has ended, with how to see more of the last that has failed where there is a line for that."""
+        shown = run.latest[: rows - 1]
+        failed = next(filter(_has_failed, shown), None)
+        if failed is None:
+            return self._list(run, run.latest[:rows])
+        more = "the traceback" if failed.traceback else "more of it"
+        return [
+            *self._list(run, shown),
+            self._pen.text(f"{show_command(self._path, failed.label)} shows {more}", "dim"),
+        ]
+
+    def _list(self, run: Standing, shown: Sequence[Evaluation]) -> list[Text]:
         fixed = self._pen.table(
             ("trial", "worker", "loss", "seconds", "ago"),
             [
                 (
-                    str(one.trial),
+                    one.label,
                     str(one.worker),
                     number(one.loss)
                     if one.state == "complete"
@@ -184,7 +196,7 @@ class View:
                 for one in shown
             ],
         )
-        return self._beside(fixed, [one.failure or self._said_of(one) or one.params for one in shown])
+        return self._beside(fixed, [reason_of(one) or self._said_of(one) or one.params for one in shown])
 
     def _said_of(self, evaluation: Evaluation) -> str:
         return (
@@ -244,11 +256,15 @@ def _worker_row(one: Evaluation | int, run: Standing) -> tuple[str, ...]:
     return (
         str(one.worker),
         str(one.island),
-        str(one.trial),
+        one.label,
         str(len(one.curve)),
         number(min(one.curve.values())) if one.curve else "",
         clock(run.at - one.started) if run.goes_on else "",
     )
+
+
+def _has_failed(evaluation: Evaluation) -> bool:
+    return evaluation.state == "failed"
 
 
 def _loss(best: Evaluation | None) -> float:

@@ -81,7 +81,7 @@ class _Watch:
     def _list(self, look: Look, run: Standing) -> Standing:
         """Print a line for each evaluation that ends, until the run does, and give how it stands then."""
         self._print(self._view().head(run))
-        listing = Listing(look, self._pen())
+        listing = Listing(look, self._pen(), self._path)
         while run.goes_on:
             time.sleep(self._pause)
             look, run = self._look()

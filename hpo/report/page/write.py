@@ -8,7 +8,6 @@ import json
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from hpo.layout import Layout
 from hpo.reader import RunReader
 from hpo.report.page import hyperparameters, losses, work
 from hpo.report.page.figure import Figure
-from hpo.report.text import duration, number, value
+from hpo.report.text import day, duration, number, value
 from hpo.run_dir import write_whole
-from hpo.summary import reason_of, summarize
+from hpo.summary import by_reason, summarize
 from hpo.trials import Evaluation, rank
 from hpo.weights import trial_of_weights
 from hpo.winner import examined, winner_of
@@ -62,7 +61,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    template.filters |= {"number": number, "value": value, "duration": duration, "day": _day}
+    template.filters |= {"number": number, "value": value, "duration": duration, "day": day}
     return template.get_template("page.html").render(
         about=_about(run),
         space=run.about["space"],
@@ -156,16 +155,8 @@ def _islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 def _failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Group failures by their reasons, the most frequent first, with the traceback of the last one of each."""
-    groups: dict[str, list[Evaluation]] = {}
-    for one in evaluations:
-        if one.state == "failed":
-            groups.setdefault(reason_of(one), []).append(one)
-    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))[:_MOST_FAILURES]
-    return [{"reason": reason, "count": len(group), "last": group[-1]} for reason, group in ordered]
-
-
-def _day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    groups = by_reason(evaluations)[:_MOST_FAILURES]
+    return [{"reason": reason, "count": len(group), "last": group[-1]} for reason, group in groups]
 
 
 def _packed(text: str | bytes) -> str:

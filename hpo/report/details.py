@@ -1,0 +1,84 @@
+"""Everything that is known of one evaluation, and how programs are told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from hpo.failure import showable
+from hpo.report.printed import Printed
+from hpo.trials import Evaluation
+
+
+@dataclass(frozen=True)
+class Details:
+    """One evaluation, and what is known of it beside its trial.
+
+    `in_use` tells whether its run goes on, None where this cannot be told from this host; `seed` is what it was trained
+    with, None where another run has done that; `repeated_by` is the trial that evaluates it again, if it was
+    interrupted; `confirmed_by` are those that train it with other seeds.
+    """
+
+    evaluation: Evaluation
+    study: str
+    in_use: bool | None
+    seed: int | None
+    repeated_by: int | None
+    confirmed_by: list[Evaluation]
+    printed: Printed | None
+
+
+def as_json(details: Details) -> dict[str, Any]:
+    """Give everything about an evaluation as JSON can hold it, null where there is nothing."""
+    one, printed = details.evaluation, details.printed
+    placed = one.state != "waiting"
+    bred = placed and not one.origin and one.confirms is None
+    content = {
+        "study": details.study,
+        "trial": one.trial,
+        "label": one.label,
+        "state": one.state,
+        "loss": one.loss,
+        "params": one.params,
+        "metrics": one.metrics,
+        "island": one.island if placed else None,
+        "worker": one.worker if placed else None,
+        "generation": one.generation if bred else None,
+        "propagator": one.propagator or None,
+        "immigrants": dict(one.immigrants),
+        "seed": details.seed,
+        "origin": one.origin or None,
+        "confirms": one.confirms,
+        "confirmed_by": [other.label for other in details.confirmed_by],
+        "repeats": one.repeats,
+        "repeated_by": details.repeated_by,
+        "deaths": one.deaths,
+        "started": _time(one.started),
+        "ended": _time(one.ended),
+        "seconds": one.seconds if one.finished else None,
+        "epochs": max(one.curve, default=0),
+        "losses": {str(epoch): one.curve[epoch] for epoch in sorted(one.curve)},
+        "failure": one.failure if one.state == "failed" else None,
+        "traceback": one.traceback or None,
+        "printed": printed and {"path": str(printed.path), "before": printed.before, "lines": printed.lines},
+    }
+    return {name: _plain(value) for name, value in content.items()}
+
+
+def _time(seconds: float) -> str | None:
+    if not math.isfinite(seconds):
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="microseconds")
+
+
+def _plain(value: Any) -> Any:
+    """Leave out what is no number, and escape what UTF-8 has no bytes for."""
+    if isinstance(value, dict):
+        return {_plain(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return showable(value) if isinstance(value, str) else value

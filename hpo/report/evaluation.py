@@ -1,0 +1,150 @@
+"""Everything about one evaluation, as text: what it was, how it ended, its losses, what it printed, its traceback."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hpo.report.details import Details
+from hpo.report.printed import Printed
+from hpo.report.text import counted, day, duration, number, printable, printable_lines
+from hpo.trials import Evaluation
+
+_LABEL = 14  # columns
+_LOSSES_IN_A_LINE = 5
+_MOST_LOSSES = 50
+_INDENT = "    "
+
+
+def evaluation_lines(details: Details, run_dir: Path, why: str, now: float) -> list[str]:
+    """Write all that is known of an evaluation, the traceback last; `why` it was chosen, if nobody named it."""
+    one = details.evaluation
+    title = f"trial {one.label} of {run_dir}: {_state(details)}{f' ({why})' if why else ''}"
+    facts = [(name, printable(text)) for name, text in _facts(details, now)]
+    lines = [printable(title), "", *(f"{name:{_LABEL}}{text}".rstrip() for name, text in facts)]
+    lines += _indented(_losses(one.curve))
+    if details.printed and details.printed.lines:
+        lines += ["", printable(f"what it printed, {_kept(details.printed)}:")]
+        lines += _indented(line for text in details.printed.lines for line in printable_lines(text))
+    if one.traceback:
+        lines += ["", "traceback:", *_indented(printable_lines(one.traceback))]
+    return lines
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"{_INDENT}{line}".rstrip() for line in lines]
+
+
+def _state(details: Details) -> str:
+    """Say how the evaluation ended, or what becomes of it."""
+    one, again = details.evaluation, details.repeated_by
+    if one.state == "interrupted":
+        return "interrupted" if again is None else f"interrupted, and repeated as trial {_beside(one, again)}"
+    if one.state == "running" and details.in_use is None:
+        return "running, or the run has died: that cannot be told from this host"
+    if one.state in ("running", "waiting") and details.in_use is False:
+        state = "not ended" if one.state == "running" else "waiting"
+        return f"{state}: no run is going on there; --resume evaluates it"
+    return one.state
+
+
+def _facts(details: Details, now: float) -> Iterator[tuple[str, str]]:
+    """Give names and texts, one per line; a line without a name belongs to the one above it."""
+    one = details.evaluation
+    if one.state == "failed":
+        yield "failure", one.failure or "no reason was recorded"
+    if math.isfinite(one.loss):
+        yield "loss", f"{one.loss}"
+    yield from _listed("metrics", [f"{name} = {metric}" for name, metric in one.metrics.items()])
+    yield from _listed("parameters", [f"{name} = {item}" for name, item in one.params.items()])
+    yield from _origin(details)
+    if details.seed is not None:
+        yield "seed", f"{details.seed}{', as for the whole run' if one.seed is None else ''}"
+    yield from _times(details, now)
+    if one.state == "failed" and not one.traceback:
+        yield "traceback", "none was recorded"
+    if details.printed is None and one.state != "waiting" and not one.origin:
+        yield "printed", "nothing that was kept"
+    if details.printed is not None and details.printed.problem:
+        yield "printed", f"{details.printed.path} cannot be read: {details.printed.problem}"
+    yield "losses", _about_losses(one.curve)
+
+
+def _origin(details: Details) -> Iterator[tuple[str, str]]:
+    """Say where an evaluation comes from: what bred it, or which other one it belongs to."""
+    one = details.evaluation
+    place = f"island {one.island}, worker {one.worker}"
+    if one.origin:
+        yield "origin", f"taken over from {one.origin}, to {place}"
+    elif one.confirms is not None:
+        yield "confirms", f"trial {one.confirms}, with another seed{'' if one.state == 'waiting' else f'; on {place}'}"
+    elif one.state != "waiting":
+        yield "bred", f"{place}, generation {one.generation}, propagator {one.propagator or 'unknown'}"
+    if one.immigrants:
+        of = [f"{count} of island {island}" for island, count in one.immigrants.items()]
+        yield "immigrants", f"{', '.join(of)} lived on its island when it began"
+    if one.repeats is not None:
+        yield "repeats", f"trial {_beside(one, one.repeats)}, which was interrupted"
+    if one.deaths:
+        yield "deaths", f"the job had died {counted(one.deaths, 'time')} in a row on it before this"
+    yield from _listed("confirmed by", [f"{other.label}: {_result(other)}" for other in details.confirmed_by])
+
+
+def _times(details: Details, now: float) -> Iterator[tuple[str, str]]:
+    one = details.evaluation
+    if math.isfinite(one.started):
+        yield "started", day(one.started)
+    if math.isfinite(one.ended):
+        yield "ended", day(one.ended) + (f", after {duration(one.seconds)}" if one.finished else "")
+    elif one.state == "running" and details.in_use and math.isfinite(one.started):
+        yield "ended", f"not yet, after {duration(max(0.0, now - one.started))}"
+
+
+def _listed(name: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return ((name if place == 0 else "", text) for place, text in enumerate(texts))
+
+
+def _beside(one: Evaluation, trial: int) -> str:
+    """Name another trial of the same study."""
+    return str(trial) if one.confirms is None else f"confirm-{trial}"
+
+
+def _result(one: Evaluation) -> str:
+    return number(one.loss) if one.state == "complete" else one.state
+
+
+def _about_losses(curve: Mapping[int, float]) -> str:
+    if not curve:
+        return "none was reported"
+    lowest = min(curve, key=lambda epoch: _comparable(curve[epoch]))
+    shown = f"; {len(_chosen(curve))} are shown, --json has all" if len(curve) > _MOST_LOSSES else ""
+    return f"{counted(len(curve), 'epoch')}, the lowest {number(curve[lowest])} after epoch {lowest}{shown}"
+
+
+def _losses(curve: Mapping[int, float]) -> list[str]:
+    """Write losses after their epochs, several in a line."""
+    cells = [(str(epoch), number(curve[epoch])) for epoch in _chosen(curve)]
+    wide, wider = (max((len(cell[place]) for cell in cells), default=0) for place in (0, 1))
+    texts = [f"{epoch:>{wide}}  {loss:<{wider}}" for epoch, loss in cells]
+    rows = [texts[place : place + _LOSSES_IN_A_LINE] for place in range(0, len(texts), _LOSSES_IN_A_LINE)]
+    return ["   ".join(row).rstrip() for row in rows]
+
+
+def _chosen(curve: Mapping[int, float]) -> list[int]:
+    """Choose which epochs to show: all, or every second, fifth, tenth..., the first, the lowest and the last."""
+    epochs = sorted(curve)
+    steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
+    step = next(step for step in steps if len(epochs) <= _MOST_LOSSES * step)
+    lowest = min(epochs, key=lambda epoch: _comparable(curve[epoch]), default=0)
+    return sorted({*epochs[step - 1 :: step], *epochs[:1], *epochs[-1:], *([lowest] if epochs else [])})
+
+
+def _comparable(loss: float) -> float:
+    return math.inf if math.isnan(loss) else loss
+
+
+def _kept(printed: Printed) -> str:
+    before = f"its last lines, after {printed.before} others in " if printed.before else ""
+    return f"{before}{printed.path}"

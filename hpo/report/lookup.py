@@ -1,0 +1,80 @@
+"""Finding one evaluation of a run by its name, or the one that matters most, and all that is known of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from hpo.errors import UsageError
+from hpo.reader import RunReader
+from hpo.report.details import Details
+from hpo.report.printed import read_printed
+from hpo.trials import Evaluation
+from hpo.winner import winner_of
+
+
+class Lookup:
+    """The evaluations of a run, and those that confirm its best, as they were when this was made."""
+
+    def __init__(self, reader: RunReader) -> None:
+        self._reader = reader
+        self.run_dir = reader.run_dir
+        self._in_use = reader.run_dir.in_use  # first: what has ended by then is in the record
+        self._search = reader.evaluations()
+        self._confirming = reader.confirmations(all_plans=True)
+
+    def named(self, name: str) -> Evaluation:
+        """Give the evaluation with this label; UsageError, saying which there are, where there is none."""
+        if not re.fullmatch(r"(confirm-)?[0-9]{1,18}", name):
+            raise UsageError(f"{name!r} is no trial: give a number, or confirm-0 for the first that confirms the best")
+        place = int(name.removeprefix("confirm-"))
+        among = self._confirming if name.startswith("confirm-") else self._search
+        found = next((one for one in among if one.trial == place), None)
+        if found is None:
+            there = " and ".join(filter(None, map(_span, (self._search, self._confirming)))) or "none yet"
+            raise UsageError(f"{self.run_dir.path} has no trial {name}: there are {there}")
+        return found
+
+    def chosen(self) -> tuple[Evaluation, str]:
+        """Give the winner, or else what failed last, and why it was chosen; UsageError where there is neither."""
+        confirmations = self._reader.confirmations()
+        winner = winner_of(self._search, confirmations)
+        if winner is not None:
+            ended = all(one.finished for one in confirmations)
+            confirmed = any(one.confirms == winner.trial and one.state == "complete" for one in confirmations)
+            return winner, f"the winner: the lowest {'mean loss over other seeds' if ended and confirmed else 'loss'}"
+        failed = self.failed()
+        if failed:
+            return failed[0], "the last that failed, as nothing has succeeded"
+        raise UsageError(
+            f"{self.run_dir.path}: nothing has succeeded or failed; name a trial: there are "
+            f"{_span(self._search) or 'none yet'}"
+        )
+
+    def failed(self) -> list[Evaluation]:
+        """Give what failed, the latest first."""
+        failed = [one for one in [*self._search, *self._confirming] if one.state == "failed"]
+        return sorted(failed, key=lambda one: (one.ended, one.trial), reverse=True)
+
+    def details(self, evaluation: Evaluation) -> Details:
+        """Give everything about an evaluation."""
+        confirms = evaluation.confirms is not None
+        own, about = self._confirming if confirms else self._search, self._reader.about
+        run_seed = None if evaluation.origin else about["seed"]
+        return Details(
+            evaluation,
+            self._reader.confirming_study if confirms else about["study"],
+            self._in_use,
+            run_seed if evaluation.seed is None else evaluation.seed,
+            next((one.trial for one in own if one.repeats == evaluation.trial), None),
+            [] if confirms else [one for one in self._confirming if one.confirms == evaluation.trial],
+            read_printed(self.run_dir.printed(evaluation.trial, confirms)),
+        )
+
+
+def _span(evaluations: Sequence[Evaluation]) -> str:
+    """Say which trials there are."""
+    if not evaluations:
+        return ""
+    first, last = (evaluations[place].label for place in (0, -1))
+    return first if first == last else f"{first} to {last}"

@@ -1,0 +1,475 @@
+"""What one evaluation was, and which ones failed: as people and programs are told, and what leads them there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+from rich.cells import cell_len
+
+from hpo import Categorical, Float, SearchSpace
+from hpo.command_line import call
+from hpo.commands import app
+from hpo.reader import Look, RunReader
+from hpo.record import Record
+from hpo.report.live.lines import Pen
+from hpo.report.live.listing import Listing
+from hpo.report.live.standing import standing
+from hpo.report.live.view import View
+from hpo.run_dir import RunDir
+from hpo.search_file import load_search_file
+from hpo.trials import rank
+from tests.conftest import ROOT, Mpi
+from tests.recorded import HOSTILE, QUICK, complete, run_of_everything, start, started
+from tests.soak import FAULTY, PROGRAM
+from tests.studies import BEGAN, add, make_run
+
+PLACED = "rank 1, my_search.py:33: ValueError: injected"
+LATE = "timeout: rank 0 waited 15 s at my_search.py:20 for rank 1, which was at my_search.py:15"
+TRACEBACK = 'Traceback (most recent call last):\n  File "my_search.py", line 33, in objective\nValueError: injected\n'
+
+Hpo = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def hpo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hpo:
+    """Run the command in this process."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hpo", *map(str, arguments)])
+        status = call(app, "hpo")
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-c", "from hpo.cli import main; main()", *map(str, arguments)]
+
+
+def facts_of(text: str) -> dict[str, str]:
+    """Take apart what stands before the losses: each name, and its texts joined by semicolons."""
+    facts: dict[str, str] = {}
+    name = ""
+    for line in text.split("\n\n")[1].splitlines():
+        if line.startswith("    ") and name == "losses":
+            continue
+        if line[:14].strip():
+            name = line[:14].strip()
+        facts[name] = f"{facts[name]}; {line[14:]}" if name in facts else line[14:]
+    return facts
+
+
+def fail(record: Record, failure: str = PLACED, **values: Any) -> None:
+    add(record, TrialState.FAIL, failure=failure, **{"traceback": TRACEBACK, **values})
+
+
+def test_every_state_is_told(tmp_path: Path, hpo: Hpo) -> None:
+    run_dir = run_of_everything(tmp_path)
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    shown = {}
+    for name in (*map(str, range(11)), "confirm-0", "confirm-1"):
+        status, out, err = hpo("show", run_dir, name)
+        assert (status, err) == (0, "")
+        first, shown[name] = out.splitlines()[0], facts_of(out)
+        assert first.startswith(f"trial {name} of {run_dir}: ")
+        shown[name]["state"] = first.partition(": ")[2]
+    states = ["complete", "pruned", "complete", "pruned", "failed"]
+    assert [shown[str(trial)]["state"] for trial in (0, 1, 5, 6, 7)] == states
+    assert shown["8"]["state"] == "interrupted, and repeated as trial 10"
+    assert shown["10"]["repeats"] == "trial 8, which was interrupted"
+    nothing = "no run is going on there; --resume evaluates it"
+    assert [shown[name]["state"] for name in ("9", "10", "confirm-1")] == [
+        f"not ended: {nothing}",
+        *[f"waiting: {nothing}"] * 2,
+    ]
+    assert shown["1"]["origin"] == f"taken over from trial 1 of {tmp_path}/before, to island 1, worker 1"
+    assert "seed" not in shown["1"], "another run had it"
+    assert shown["4"]["bred"] == "island 1, worker 1, generation 5, propagator ga"
+    assert shown["4"]["parameters"] == "depth = 5; act = tanh; flag = False; lr = 0.5"
+    assert (shown["4"]["loss"], shown["4"]["metrics"]) == ("5.0", "accuracy = 0.5")
+    assert shown["6"]["losses"] == "3 epochs, the lowest 7.333 after epoch 3"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+, after 0.7 s", shown["6"]["ended"])
+    assert shown["0"]["confirmed by"] == "confirm-0: 1.25; confirm-1: waiting"
+    assert shown["confirm-0"]["confirms"] == "trial 0, with another seed; on island 0, worker 0"
+    seeds = [evaluation.seed for evaluation in RunReader(run_dir).confirmations()]
+    assert [shown[f"confirm-{n}"]["seed"] for n in (0, 1)] == list(map(str, seeds))
+    assert not {"bred", "started", "printed"} & shown["10"].keys()
+    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}, "it only reads"
+
+
+def test_without_a_name_it_is_the_winner_or_what_failed_last(tmp_path: Path, hpo: Hpo) -> None:
+    record = make_run(tmp_path / "run")
+    run_dir = tmp_path / "run"
+    status, out, err = hpo("show", run_dir)
+    nothing = "nothing has succeeded or failed; name a trial: there are"
+    assert (status, out, err) == (2, "", f"error: {run_dir}: {nothing} none yet\n")
+    add(record, TrialState.RUNNING)
+    assert hpo("show", run_dir)[2] == f"error: {run_dir}: {nothing} 0\n"
+    for seconds in (1.0, 9.0, 5.0):
+        fail(record, seconds=seconds)
+    first = f"trial 2 of {run_dir}: failed (the last that failed, as nothing has succeeded)"
+    assert hpo("show", run_dir)[1].splitlines()[0] == first, "it ended last"
+    add(record, curve={1: 0.4})
+    add(record, curve={1: 0.3})
+    first = f"trial 5 of {run_dir}: complete (the winner: the lowest loss)"
+    assert hpo("show", run_dir)[1].splitlines()[0] == first
+
+
+def test_the_winner_is_the_one_that_was_confirmed(tmp_path: Path, hpo: Hpo) -> None:
+    session, space = start(tmp_path / "run", confirm=1, top_n=2), load_search_file(QUICK).space
+    record = session.open_record()
+    complete(record, 1, 2)
+    session.create_confirmations(space)
+    confirmations = session.open_confirmations()
+    total = session.plan.begin(confirmations, rank(record.evaluations(), 2), space)
+    for loss in (9.0, 8.0):
+        assert hpo("show", tmp_path / "run")[1].splitlines()[0].endswith("complete (the winner: the lowest loss)")
+        assignment = confirmations.start({}, {}, total, island=0, worker=0)
+        assert assignment is not None
+        confirmations.complete(assignment, loss, 1.0, {})
+    first = hpo("show", tmp_path / "run")[1].splitlines()[0]
+    assert first.endswith("run: complete (the winner: the lowest mean loss over other seeds)")
+    assert first.startswith("trial 1 of ")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("11", "{0} has no trial 11: there are 0 to 10 and confirm-0 to confirm-1"),
+        ("confirm-2", "{0} has no trial confirm-2: there are 0 to 10 and confirm-0 to confirm-1"),
+        ("best", "'best' is no trial: give a number, or confirm-0 for the first that confirms the best"),
+        ("\N{SUPERSCRIPT TWO}", "is no trial: give a number"),
+        ("9" * 30, "is no trial: give a number"),
+    ],
+)
+def test_a_trial_that_does_not_exist_is_one_message(tmp_path: Path, hpo: Hpo, name: str, said: str) -> None:
+    run_dir = run_of_everything(tmp_path)
+    status, out, err = hpo("show", run_dir, name)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said.format(run_dir) in err
+
+
+def test_what_goes_on_is_told_as_such(tmp_path: Path, hpo: Hpo) -> None:
+    session = start(tmp_path / "run")
+    record = session.open_record()
+    started(record, 3)
+    record.interrupt(started(record, 4))
+    with session.run_dir.hold():
+        code = f"import sys; from hpo.cli import main; sys.argv = ['hpo', 'show', {str(tmp_path / 'run')!r}"
+        running, waiting = (
+            subprocess.run(
+                [sys.executable, "-c", f"{code}, '{trial}']; main()"],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            ).stdout
+            for trial in (0, 2)
+        )
+    assert running.splitlines()[0].endswith(": running")
+    assert re.fullmatch(r"not yet, after \d+\.\d s", facts_of(running)["ended"])
+    assert "    1  4       2  3.5     3  3.333" in running.splitlines()
+    assert waiting.splitlines()[0].endswith(": waiting")
+    session.run_dir.lock.write_text("process 1 on node17 since 2026-01-01 00:00:00\n")
+    assert "running, or the run has died" in hpo("show", tmp_path / "run", 0)[1]
+
+
+def test_deaths_and_repeats_are_told(tmp_path: Path, hpo: Hpo) -> None:
+    record = start(tmp_path / "run").open_record()
+    started(record, 3)
+    for _ in range(2):
+        assert record.requeue_interrupted() == 1
+        assert record.start({}, {}, 9, island=0, worker=0, generation=0)
+    facts = facts_of(hpo("show", tmp_path / "run", 2)[1])
+    assert facts["repeats"] == "trial 1, which was interrupted"
+    assert facts["deaths"] == "the job had died 2 times in a row on it before this"
+
+
+def test_a_thousand_epochs_stay_readable(tmp_path: Path, hpo: Hpo) -> None:
+    record = make_run(tmp_path / "run")
+    curve = {epoch: 1 + 1 / epoch for epoch in range(1, 1001)} | {777: 0.25}
+    add(record, curve=curve)
+    add(record, curve={epoch: 1 / epoch for epoch in range(1, 13)})
+    out = hpo("show", tmp_path / "run", 0)[1]
+    heading = "1000 epochs, the lowest 0.25 after epoch 777; 52 are shown, --json has all"
+    assert facts_of(out)["losses"] == heading
+    table = out[out.index(heading) + len(heading) + 1 :].splitlines()
+    assert len(table) <= 11
+    assert max(map(len, table)) < 80
+    cells = {int(epoch): float(loss) for epoch, loss in re.findall(r"(\d+)  ([\d.]+)", "\n".join(table))}
+    assert set(cells) == {1, 777, *range(20, 1001, 20)}
+    assert all(loss == pytest.approx(curve[epoch], rel=1e-3) for epoch, loss in cells.items())
+    losses = json.loads(hpo("show", tmp_path / "run", 0, "--json")[1])["losses"]
+    assert losses == {str(epoch): loss for epoch, loss in curve.items()}
+    few = hpo("show", tmp_path / "run", 1)[1]
+    assert re.findall(r"(\d+)  [\d.]+", few[few.index("12 epochs") :]) == [str(epoch) for epoch in range(1, 13)]
+
+
+EVIL = "\x1b[2J\x07\r\x08\x9b31m\u202e\u2028\0\udcff\t\N{PILE OF POO}"
+
+
+def test_nothing_that_was_recorded_moves_the_cursor(tmp_path: Path, hpo: Hpo) -> None:
+    long = "w" * 10_000
+    run_dir, space = tmp_path / "run", SearchSpace(x=Categorical(EVIL, long), y=Float(0, 1))
+    record = make_run(run_dir, space)
+    traceback = f"Traceback{EVIL}:\n  File 'x{EVIL}'\n\n\traise{EVIL}\r\nValueError: {EVIL}\n"
+    others = {"propagator": EVIL, "metrics": {EVIL: 0.5}, "immigrants": {EVIL: 2}}
+    fail(record, f"{EVIL}\n{EVIL}", traceback=traceback, params={"x": EVIL, "y": 0.5}, space=space)
+    fail(record, HOSTILE, params={"x": long, "y": 0.5}, space=space, **others)
+    add(record, params={"x": EVIL, "y": 0.5}, space=space, origin=f"\n{EVIL}")
+    (run_dir / "printed").mkdir()
+    (run_dir / "printed" / "0.txt").write_bytes(f"rank 0 | {EVIL}\nrank 1 | {EVIL}".encode(errors="surrogatepass"))
+    for arguments in (["show", run_dir, 0], ["show", run_dir, 1], ["show", run_dir, 2], ["top", run_dir, "--failed"]):
+        status, out, err = hpo(*arguments)
+        assert (status, err) == (0, "")
+        assert out.replace("\n", "").isprintable()
+        assert "\N{PILE OF POO}" in out
+    *_, first, second, third, fourth, fifth = hpo("show", run_dir, 0)[1].splitlines()
+    assert [first[:13], second[:13], third, fourth[:17], fifth[:15]] == [
+        *("    Traceback", "      File 'x", "", "            raise", "    ValueError:"),
+    ]
+    assert hpo("show", run_dir, 0)[1].splitlines()[-7:-5] == ["", "traceback:"]
+    assert facts_of(hpo("show", run_dir, 1)[1])["parameters"] == f"x = {long}; y = 0.5"
+    told = json.loads(hpo("show", run_dir, 0, "--json")[1])
+    assert told["traceback"] == traceback.replace("\udcff", "\\udcff")
+    assert told["params"]["x"] == EVIL.replace("\udcff", "\\udcff")
+
+
+def test_what_cannot_be_encoded_does_not_end_it(tmp_path: Path) -> None:
+    run_dir = run_of_everything(tmp_path)
+    for arguments in (["show", run_dir, 7], ["top", run_dir, "--failed"], ["top", run_dir]):
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        done = subprocess.run(command(*arguments), cwd=ROOT, env=environment, capture_output=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"[red]\\U0001f4a9 xxx" in done.stdout
+        assert done.stdout.isascii()
+
+
+def test_what_it_printed_is_shown(tmp_path: Path, hpo: Hpo) -> None:
+    run_dir = run_of_everything(tmp_path)
+    assert facts_of(hpo("show", run_dir, 7)[1])["printed"] == "nothing that was kept"
+    assert json.loads(hpo("show", run_dir, 7, "--json")[1])["printed"] is None
+    paths = [RunDir(run_dir).printed(7), RunDir(run_dir).printed(0, confirms=True)]
+    assert paths == [run_dir / "printed" / "7.txt", run_dir / "printed" / "confirm-0.txt"]
+    paths[0].parent.mkdir()
+
+    paths[1].write_text("rank 0 | epoch 1\nrank 1 | epo")
+    out = hpo("show", run_dir, "confirm-0")[1]
+    assert out.endswith(f"\n\nwhat it printed, {paths[1]}:\n    rank 0 | epoch 1\n    rank 1 | epo\n")
+
+    paths[0].write_bytes(b"rank 0 | caf\xe9\n")
+    out = hpo("show", run_dir, 7)[1]
+    assert f"\n\nwhat it printed, {paths[0]}:\n    rank 0 | caf\N{REPLACEMENT CHARACTER}\n\ntraceback:\n" in out
+
+    paths[0].write_text("".join(f"rank 0 | line {line}\n" for line in range(1, 1235)) + "half")
+    out = hpo("show", run_dir, 7)[1]
+    assert f"\n\nwhat it printed, its last lines, after 1035 others in {paths[0]}:\n    rank 0 | line 1036\n" in out
+    assert "    rank 0 | line 1234\n    half\n\n" in out
+    assert "line 1035\n" not in out
+    told = json.loads(hpo("show", run_dir, 7, "--json")[1])["printed"]
+    assert (told["path"], told["before"], len(told["lines"])) == (str(paths[0]), 1035, 200)
+    assert (told["lines"][0], told["lines"][-1]) == ("rank 0 | line 1036", "half")
+
+    paths[0].write_text(f"{'x' * 5_000_000}\nlast\n")
+    out = hpo("show", run_dir, 7)[1]
+    assert 1_000_000 < len(out) < 1_100_000
+    assert "xxx\n    last\n" in out
+
+    paths[0].write_text("")
+    assert facts_of(hpo("show", run_dir, 7)[1])["printed"] == "nothing that was kept"
+    paths[0].unlink()
+    paths[0].mkdir()
+    assert facts_of(hpo("show", run_dir, 7)[1])["printed"] == f"{paths[0]} cannot be read: it is no file"
+
+
+def test_a_study_elsewhere_is_read_too(tmp_path: Path, hpo: Hpo) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    session = start(tmp_path / "run", storage=url)
+    record = session.open_record()
+    record.fail(started(record, 3), PLACED, TRACEBACK, 0.8)
+    for more in ([], ["--storage", url]):
+        status, out, err = hpo("show", tmp_path / "run", *more)
+        assert (status, err) == (0, "")
+        assert out.endswith("traceback:\n" + "".join(f"    {line}\n" for line in TRACEBACK.splitlines()))
+        assert facts_of(out)["failure"] == PLACED
+
+
+def rows_of(table: str) -> list[list[str]]:
+    """Take apart the rows below the rule, up to the empty line."""
+    return [re.split(r" {3,}", line.strip()) for line in table.split("\n\n")[0].splitlines()[3:]]
+
+
+def test_what_failed_is_a_table_with_the_latest_first(tmp_path: Path, hpo: Hpo) -> None:
+    record = make_run(tmp_path / "my runs" / "it")
+    run_dir = tmp_path / "my runs" / "it"
+    assert hpo("top", run_dir, "--failed") == (0, "No evaluation failed.\n", "")
+    assert hpo("top", run_dir, "--failed", "--json") == (0, "[]\n", "")
+    add(record)
+    fail(record, began=BEGAN + 9, island=1, worker=3, seconds=2.5, curve={1: 0.5, 2: 0.25})
+    fail(record, LATE, began=BEGAN + 5, curve={})
+    add(record, TrialState.FAIL, failure="interrupted")
+    more = f"hpo show '{run_dir}' 1 shows everything about trial 1\n"
+    out = hpo("top", run_dir, "--failed")[1]
+    columns = "trial island worker seconds epochs layers activation lr gamma failure"
+    assert " ".join(out.splitlines()[1].split()) == columns
+    assert rows_of(out) == [
+        ["1", "1", "3", "2.5", "2", "1", "relu", "0.1", "0.9", "my_search.py:33: ValueError: injected"],
+        ["2", "0", "0", "1.0", "0", "1", "relu", "0.1", "0.9", LATE],
+    ]
+    assert out.endswith(f"\n\nall 2 that failed; {more}")
+    for trial in range(10):
+        fail(record, f"rank 0: {trial}", began=BEGAN - 100 - trial)
+    out = hpo("top", run_dir, "--failed")[1]
+    assert [row[0] for row in rows_of(out)] == ["1", "2", "4"]
+    assert out.endswith(f"the latest 3 of 12 that failed; {more}")
+    assert len(rows_of(hpo("top", run_dir, "--failed", "-n", 12)[1])) == 12
+    assert hpo("top", run_dir, "--failed", "-n", 0)[0] == 2
+    told = json.loads(hpo("top", run_dir, "--failed", "-n", 2, "--json")[1])
+    assert [(one["trial"], one["failure"], one["traceback"]) for one in told] == [
+        (1, PLACED, TRACEBACK),
+        (2, LATE, TRACEBACK),
+    ]
+    assert told[0] == json.loads(hpo("show", run_dir, 1, "--json")[1])
+
+
+def test_failures_of_confirmations_are_marked(tmp_path: Path, hpo: Hpo) -> None:
+    run_dir = run_of_everything(tmp_path)
+    session = start(run_dir, resume=True)
+    confirmations = session.open_confirmations()
+    assignment = confirmations.start({}, {}, 2, island=0, worker=1)
+    assert assignment is not None
+    confirmations.fail(assignment, PLACED, TRACEBACK, 3.0)
+    out = hpo("top", run_dir, "--failed")[1]
+    assert [row[:4] for row in rows_of(out)] == [["confirm-1", "0", "1", "3.0"], ["7", "1", "1", "0.8"]]
+    assert out.endswith(f"all 2 that failed; hpo show {run_dir} confirm-1 shows everything about trial confirm-1\n")
+    failures = json.loads(hpo("top", run_dir, "--json")[1])["failures"]
+    assert {(entry["trial"], entry["confirms"]) for entry in failures} == {(7, None), (1, 0)}
+    look = RunReader(run_dir).follow().look()
+    shown = "\n".join(line.plain for line in View(run_dir, Pen(300), braille=True).draw(standing(look), 60))
+    assert f"hpo show {run_dir} confirm-1 shows the traceback" in shown
+    assert re.search(r"^confirm-1 .*\d  my_search.py:33: ValueError: injected$", shown, re.MULTILINE)
+
+
+def in_terminal(columns: int, *arguments: object) -> str:
+    """Give what the command writes to a terminal of this width."""
+    terminal, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(command(*arguments), cwd=ROOT, env=environment, stdout=slave, stderr=slave) as process:
+        os.close(slave)
+        written = b""
+        with suppress(OSError):  # when nobody holds the other end any more
+            while some := os.read(terminal, 65536):
+                written += some
+        assert process.wait(timeout=60) == 0
+    os.close(terminal)
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_failures_are_as_wide_as_the_terminal(tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run")
+    fail(record, f"{PLACED} {'and so on ' * 30}end")
+    fail(record, "\N{PILE OF POO}" * 200)
+    wide = in_terminal(150, "top", tmp_path / "run", "--failed").split("\n\n")[0].splitlines()
+    assert [cell_len(line) for line in wide[3:]] == [150, 150]
+    assert all(line.endswith("\u2026") for line in wide[3:])
+    assert max(map(cell_len, wide)) == 150
+    narrow = in_terminal(30, "top", tmp_path / "run", "--failed").split("\n\n")[0].splitlines()
+    assert [cell_len(line[line.index("0.9   ") + 6 :]) for line in narrow[3:]] == [40, 40], "a readable part of it"
+    piped = subprocess.run(
+        command("top", tmp_path / "run", "--failed"), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert piped.stdout.split("\n\n")[0].endswith("so on end"), "nothing is cut where there is no terminal"
+
+
+def test_tables_count_a_place_once_and_lead_to_the_latest(tmp_path: Path, hpo: Hpo) -> None:
+    run_dir = tmp_path / "run"
+    record = make_run(run_dir)
+    fail(record, LATE, began=BEGAN + 50)
+    fail(record, PLACED, began=BEGAN + 20)
+    fail(record, PLACED.replace("rank 1", "rank 0"), began=BEGAN + 10)
+    fail(record, "rank 3: ValueError: injected", began=BEGAN + 30)
+    placed = "my_search.py:33: ValueError: injected"
+    reasons = json.loads(hpo("top", run_dir, "--json")[1])["failures"]
+    assert reasons == [
+        {"reason": placed, "count": 2, "trial": 1, "confirms": None},
+        {"reason": LATE, "count": 1, "trial": 0, "confirms": None},
+        {"reason": "ValueError: injected", "count": 1, "trial": 3, "confirms": None},
+    ]
+    out = hpo("top", run_dir)[1]
+    table = out[out.index("Failures") :].splitlines()
+    assert [line.split(maxsplit=1) for line in table[3:6]] == [
+        ["2", placed],
+        ["1", LATE],
+        ["1", "ValueError: injected"],
+    ]
+    assert table[6] == f"hpo show {run_dir} 1 shows the traceback"
+
+
+def test_watching_a_run_leads_to_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a run"
+    record = make_run(path)
+    add(record, began=BEGAN + 100)
+    first = RunReader(path).follow().look()
+    listing = Listing(first, Pen(80), path)
+    fail(record, f"{PLACED}{' and so on' * 30}", began=BEGAN + 10)
+    fail(record, LATE, began=BEGAN + 20, traceback="")
+    look = RunReader(path).follow().look()
+    listing.tell(look, standing(look))
+    listed = capsys.readouterr().out.splitlines()[1:]
+    assert [line.endswith(f"  (hpo show '{path}' {trial})") for line, trial in zip(listed, (1, 2), strict=True)]
+    assert "  rank 1, my_search.py:33: ValueError: injected and so on" in listed[0]
+    assert drawn(look, path, 24)[-1] == f"hpo show '{path}' 2 shows more of it"
+    assert [line for line in drawn(look, path, 24) if "  my_search.py:33: ValueError: injected and" in line]
+    fail(record, began=BEGAN + 30)
+    look = RunReader(path).follow().look()
+    assert drawn(look, path, 24)[-1] == f"hpo show '{path}' 3 shows the traceback"
+    few = next(lines for height in range(5, 24) if "ValueError" in "".join(lines := drawn(look, path, height)))
+    assert "hpo show" not in "".join(few[:-1])
+
+
+def drawn(look: Look, path: Path, height: int) -> list[str]:
+    return [line.plain for line in View(path, Pen(200), braille=True).draw(standing(look), height)]
+
+
+def test_a_real_failure_is_shown_with_its_traceback(mpi: Mpi, tmp_path: Path) -> None:
+    ways = ["--set", "way=raise@training,none,backward", "--evaluations", 3, "--islands", 1]
+    job = mpi.run(2, PROGRAM, FAULTY, "--run-dir", "run", *ways, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    hint = re.search(r"^(hpo show run \d) shows the traceback$", job.stdout, re.MULTILINE)
+    assert hint
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def printed_by(line: str) -> str:
+        given = command(*line.split()[1:])
+        done = subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    shown = printed_by(hint[1])
+    assert shown.splitlines()[0] == f"trial {hint[1][-1]} of run: failed"
+    assert facts_of(shown)["failure"].endswith("ValueError: injected")
+    traceback = shown[shown.index("\ntraceback:\n    Traceback (most recent call last):\n") :]
+    assert re.search(r'\n      File ".*faulty.py", line \d+, in train\n        act\(way, "training"', traceback)
+    assert traceback.endswith("\n    ValueError: injected\n")
+    failed = printed_by("hpo top run --failed")
+    assert [row[-1].partition("ValueError")[2] for row in rows_of(failed)] == [
+        ": injected: in the backward pass",
+        ": injected",
+    ]
+    assert printed_by("hpo show run").startswith("trial 1 of run: complete (the winner: the lowest loss)\n")
