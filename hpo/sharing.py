@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import mmap
 import os
 import pickle
 import sys
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,7 @@ from hpo.communicator import SleepingComm
 from hpo.errors import UsageError
 
 _ALIGNMENT = 64
+_MOST_MAPPED = 16  # each has a descriptor; those of past evaluations live as long as reference cycles hold them
 
 
 class Shared:
@@ -30,6 +33,7 @@ class Shared:
     """
 
     def __init__(self, obj: Any, host: SleepingComm) -> None:
+        self._mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
         path, self._spans, self._payload, failure = host.bcast(_write(obj) if host.rank == 0 else None)
         if failure is not None:
             raise failure
@@ -58,7 +62,11 @@ class Shared:
         if self._file is None:
             return pickle.loads(self._payload)
         # Private and writable: torch warns of read-only arrays, and writing to read-only pages would end the process.
-        view = memoryview(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY))
+        mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._mapped.add(mapped)
+        if len(self._mapped) > _MOST_MAPPED:
+            gc.collect()
+        view = memoryview(mapped)
         return pickle.loads(self._payload, buffers=[view[start:end] for start, end in self._spans])
 
 
