@@ -17,6 +17,7 @@ from hpo.options import DEFAULT_PRUNER, Options
 from hpo.report.text import duration
 from hpo.search_file import SearchFile, load_search_file
 from hpo.sharing import share
+from hpo.source import check_same
 from hpo.watch import Watch
 
 _SECONDS_BEFORE_JOB_ENDS = 60.0
@@ -66,10 +67,15 @@ def _prepare(options: Options, world: SleepingComm, host: SleepingComm) -> tuple
     prepares its data before those of other hosts do: where hosts share a file system, they find what it downloaded.
     """
     cores = len(usable_cores())
-    before = on_first(world, lambda: _checked(options), meanwhile=lambda: _load(options) if host.rank < cores else None)
+    before, sha256 = on_first(
+        world,
+        lambda: (_checked(options), load_search_file(options.search_space).sha256),
+        meanwhile=lambda: _load(options) if host.rank < cores else None,
+    )
 
     def turn() -> tuple[SearchFile, Any, Any]:
         search = load_search_file(options.search_space)
+        check_same(search, sha256)
         settings = search.settings(options.assignments(before))
         data = search.prepared(settings) if world.rank == 0 else None
         _load(options)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -214,6 +216,42 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     assert changed.returncode == 2
     assert "'depth' was Int(low=1, high=9), and is Int(low=1, high=8)" in changed.stderr
     assert len(finished(trials_of(run_dir, "run"))) == 21
+
+
+def test_a_run_that_goes_on_with_another_objective_says_so(mpi: Mpi, tmp_path: Path) -> None:
+    search, text = tmp_path / "my_search.py", QUICK.read_text()
+    for evaluations, now in ((2, text), (3, text.replace("1 / (epoch + 1)", "2 / (epoch + 1)"))):
+        search.write_text(now)
+        job = mpi.run(
+            1, PROGRAM, "my_search.py", "--run-dir", "run", "--resume", "--evaluations", evaluations, cwd=tmp_path
+        )
+        assert (job.returncode, job.stderr) == (0, "")
+        assert ("is not what ran before" in job.stdout) == (evaluations == 3)
+    lines = job.stdout.splitlines()
+    assert lines[1:3] == [
+        "in run: going on after 2 evaluations",
+        "my_search.py is not what ran before: 1 line added, 1 removed; evaluations from before were made by "
+        "search_space-1.py in run: losses may not compare",
+    ]
+    assert lines[4:6] == [
+        '  -        yield params["depth"] + params["lr"] + 1 / (epoch + 1)',
+        '  +        yield params["depth"] + params["lr"] + 2 / (epoch + 1)',
+    ]
+    assert (tmp_path / "run" / "search_space-1.py").read_text() == text
+    assert (tmp_path / "run" / "search_space-2.py").read_text() == now
+
+
+def test_a_file_that_is_saved_while_ranks_read_it_is_a_mistake(tmp_path: Path) -> None:
+    if not shutil.which("taskset"):
+        pytest.skip("no taskset: ranks that share one core take turns")
+    text = (SEARCHES / "tiny.py").read_text() + "\nwith open(__file__, 'a') as file:\n    file.write('# saved')\n"
+    (tmp_path / "my_search.py").write_text(text)
+    on_one_core = Mpi("taskset", flags=("-c", str(min(os.sched_getaffinity(0))), "mpirun"))
+    job = on_one_core.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    read, then = (hashlib.sha256(content.encode()).hexdigest()[:12] for content in (text, text + "# saved"))
+    assert f"error: my_search.py was not the same on all ranks (sha256 {read} and {then}): it was saved" in job.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @needs_fashion_mnist
