@@ -42,10 +42,23 @@ def run_islands_app(default: Path, chosen: Callable[[Options], None]) -> typer.T
             Optional[int],
             typer.Option(metavar="G", parser=whole, help="Instead of --evaluations: G times the number of workers."),
         ] = None,
-        islands: Annotated[int, typer.Option(metavar="N", parser=whole, help="Islands to deal the workers to.")] = 2,
+        islands: Annotated[
+            Optional[int],
+            typer.Option(
+                metavar="N",
+                parser=whole,
+                help="Islands to deal the workers to.  [default: 2, or as many as --propagators; 1 where there is one "
+                "worker]",
+            ),
+        ] = None,
         ranks_per_worker: Annotated[
-            int, typer.Option(metavar="N", parser=whole, help="MPI ranks that train one network together.")
-        ] = 2,
+            Optional[int],
+            typer.Option(
+                metavar="N",
+                parser=whole,
+                help="MPI ranks that train one network together.  [default: 2, or 1 where the ranks are odd in number]",
+            ),
+        ] = None,
         propagators: Annotated[
             Optional[str],
             typer.Option(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpo.errors import Exit, RunError, UsageError
-from hpo.layout import Layout
+from hpo.layout import Layout, check_launch
 from hpo.options import Options
 from hpo.run_dir import RUNS, RunDir
 
@@ -91,7 +91,8 @@ def _parse(default_search_space: Path, ranks: int) -> tuple[Options | None, Layo
     chosen: list[tuple[Options, Layout]] = []
 
     def check(options: Options) -> None:
-        layout = Layout(ranks, options.ranks_per_worker, options.islands)
+        check_launch(ranks, os.environ)
+        layout = Layout.fitting(ranks, options.ranks_per_worker, options.islands, options.propagators)
         if not options.search_space.exists():
             raise UsageError(f"{options.search_space}: no such file; give the path of a search space file")
         RunDir(options.run_dir or RUNS / options.search_space.stem).check(options.resume)

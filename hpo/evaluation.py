@@ -95,7 +95,7 @@ class Evaluator:
         self._pruner = pruner
         self._keeper = keeper
         self._log = log
-        self._places = Places(search.path)
+        self._places = Places(search.location)
         self._distributions = search.space.distributions() if record else {}
         watch.join(group.own_comm, group.index, self._places)
         printed.join(group.index, group.rank)

@@ -35,7 +35,7 @@ def _test(run: RunReader, search: SearchFile, settings: Any) -> None:
     try:
         content = examine(run.run_dir, search, settings, winner) if winner else None
     except (Exception, SystemExit) as error:
-        place = Places(search.path).of(frames_of(error))
+        place = Places(search.location).of(frames_of(error))
         reason = f"{f'{place}: ' if place else ''}{type(error).__name__}: {with_hint(error)}"
         print(f"warning: the best network could not be tested ({reason})", file=sys.stderr)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpo.errors import UsageError
@@ -36,10 +37,25 @@ class Layout:
             )
         if self.islands > self.workers:
             raise UsageError(
-                f"--islands {self.islands} is more than the {counted(self.workers, 'worker')} that "
-                f"{counted(self.ranks, 'rank')} make with --ranks-per-worker {self.ranks_per_worker}: start with "
-                f"mpirun -n {self.islands * self.ranks_per_worker} or more, or with --islands {self.workers}"
+                f"--islands {_too_many(self.islands, self.ranks, self.ranks_per_worker)}, "
+                f"or with --islands {self.workers}"
             )
+
+    @classmethod
+    def fitting(
+        cls, ranks: int, ranks_per_worker: int | None, islands: int | None, propagators: Sequence[str] = ()
+    ) -> Layout:
+        """Make the layout that is asked for; None is for what fits itself to the ranks and propagators there are."""
+        size = ranks_per_worker if ranks_per_worker is not None else 2 - ranks % 2
+        if islands is not None:
+            return cls(ranks, size, islands)
+        workers = cls(ranks, size, 1).workers
+        if len(propagators) > workers:
+            raise UsageError(
+                f"--propagators {','.join(propagators)}: each is for an island of its own, and "
+                f"{_too_many(len(propagators), ranks, size)}, or name {workers}"
+            )
+        return cls(ranks, size, min(max(2, len(propagators)), workers))
 
     @property
     def workers(self) -> int:
@@ -69,11 +85,32 @@ class Layout:
         )
 
 
+def check_launch(ranks: int, environment: Mapping[str, str]) -> None:
+    """Raise a UsageError where each of several processes takes itself for the only rank: each would make a run."""
+    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        started = environment.get(name, "")
+        if ranks == 1 and started.isdecimal() and int(started) > 1:
+            raise UsageError(
+                f"{started} ranks were started ({name}={started}), and each finds itself alone: the launcher is of "
+                "another MPI than mpi4py, whose MPI python -m mpi4py --mpi-library names; start with that one's"
+            )
+
+
 def usable_cores() -> list[int]:
     """Give the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))  # macOS does not bind processes to cores
+
+
+def _too_many(islands: int, ranks: int, size: int) -> str:
+    """Say why there cannot be so many islands, and how to start so that there can."""
+    make = "makes" if ranks == 1 else "make"
+    smaller = f", or with --ranks-per-worker {_largest_divisor(ranks, ranks // islands)}" if ranks >= islands else ""
+    return (
+        f"{islands} is more than the {counted(ranks // size, 'worker')} that {counted(ranks, 'rank')} {make} with "
+        f"--ranks-per-worker {size}: start with mpirun -n {islands * size} or more{smaller}"
+    )
 
 
 def _largest_divisor(number: int, at_most: int) -> int:

@@ -29,8 +29,8 @@ class Options:
     search_space: Path
     evaluations: int | None = None
     generations: int | None = None
-    islands: int = 2
-    ranks_per_worker: int = 2
+    islands: int | None = None
+    ranks_per_worker: int | None = None
     propagators: tuple[str, ...] = ()
     migration_probability: float = 0.9
     pollination: bool = True
@@ -94,7 +94,7 @@ class Options:
         for name in self.propagators:
             if name not in PROPAGATORS:
                 raise UsageError(f"--propagators: there is no propagator {name!r}; there are {', '.join(PROPAGATORS)}")
-        if len(self.propagators) > self.islands:
+        if self.islands is not None and len(self.propagators) > self.islands:
             raise UsageError(
                 f"--propagators {','.join(self.propagators)}: each is for an island of its own, and --islands is "
                 f"{self.islands}"

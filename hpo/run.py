@@ -18,6 +18,7 @@ from hpo.printed import Printed
 from hpo.report.text import duration
 from hpo.search_file import SearchFile, load_search_file
 from hpo.sharing import Shared
+from hpo.source import check_same
 from hpo.watch import Watch
 
 _SECONDS_BEFORE_JOB_ENDS = 60.0
@@ -70,10 +71,15 @@ def _prepare(
     prepares its data before those of other hosts do: where hosts share a file system, they find what it downloaded.
     """
     cores = len(usable_cores())
-    before = on_first(world, lambda: _checked(options), meanwhile=lambda: _load(options) if host.rank < cores else None)
+    before, sha256 = on_first(
+        world,
+        lambda: (_checked(options), load_search_file(options.search_space).sha256),
+        meanwhile=lambda: _load(options) if host.rank < cores else None,
+    )
 
     def turn() -> tuple[SearchFile, Any, Any]:
         search = load_search_file(options.search_space)
+        check_same(search, sha256)
         settings = search.settings(options.assignments(before))
         data = search.prepared(settings) if world.rank == 0 else None
         _load(options)

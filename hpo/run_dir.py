@@ -18,6 +18,7 @@ from hpo.errors import RunError, UsageError
 from hpo.options import PROPAGATORS
 
 RUNS = Path("runs")
+VERSION = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")  # a search space file as a session has run it
 
 
 class RunDir:
@@ -204,12 +205,31 @@ def _check_content(content: Any, path: Path) -> None:
         "set": (dict, "an object of texts", lambda texts: all(isinstance(text, str) for text in texts.values())),
         "storage": (str, "a text", bool),
         "study": (str, "a text", bool),
+        "sessions": (
+            list,
+            "a list of sessions with a file and its sha256",
+            lambda sessions: sessions and all(map(_is_session, sessions)),
+        ),
     }
     for key, (kind, name, fits) in expected.items():
         value = content.get(key) if isinstance(content, dict) else None
         if type(value) is not kind or not fits(value):
             shown = "is missing" if value is None else f"is {value!r}"
             raise UsageError(f"{path} is not as a run has written it: {key!r} {shown}, and must be {name}")
+
+
+def _is_session(session: Any) -> bool:
+    """Tell whether an entry of run.json says which search space file a session has run."""
+
+    def fits(key: str, pattern: str) -> bool:
+        return isinstance(session.get(key), str) and re.fullmatch(pattern, session[key]) is not None
+
+    return (
+        isinstance(session, dict)
+        and fits("file", VERSION.pattern)
+        and fits("sha256", "[0-9a-f]{64}")
+        and (session.get("commit") is None or fits("commit", "[0-9a-f]{40,64}"))
+    )
 
 
 def fresh_run_dir(name: str) -> RunDir:

@@ -6,15 +6,19 @@ import copy
 import dataclasses
 import difflib
 import functools
+import hashlib
 import importlib.util
 import inspect
+import io
+import linecache
 import sys
 import traceback
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from hpo.errors import UsageError
@@ -26,14 +30,25 @@ _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 
 @dataclass(frozen=True)
 class SearchFile:
-    """What a search space file holds: a space, an objective, and, where it has them, Settings, `prepare` and `test`."""
+    """What a search space file holds: a space, an objective, and, where it has them, Settings, `prepare` and `test`.
+
+    `path` is as a person gave it, `location` the absolute one, which the frames of its functions have; `source` is what
+    was imported, whatever lies there by now.
+    """
 
     path: Path
+    location: Path
+    source: bytes = field(repr=False)
     space: SearchSpace
     objective: Callable[..., Any]
     settings_type: type | None
     prepare: Callable[..., Any] | None
     test: Callable[..., Any] | None = None
+
+    @property
+    def sha256(self) -> str:
+        """The hash of what was imported."""
+        return hashlib.sha256(self.source).hexdigest()
 
     def settings(self, assignments: Sequence[str]) -> Any:
         """Make the file's Settings from NAME=VALUE texts; None for a file without Settings."""
@@ -98,9 +113,8 @@ class SearchFile:
 @functools.cache
 def load_search_file(path: Path) -> SearchFile:
     """Import a search space file; raises UsageError where it is none, with the file's own traceback where it raises."""
-    if not path.is_file():
-        raise UsageError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; {_EXAMPLE}")
-    module = _import(path)
+    location, source = path.absolute(), _read(path)
+    module = _import(path, location, source)
     space, objective = getattr(module, "space", None), getattr(module, "objective", None)
     settings_type, prepare, test = (getattr(module, name, None) for name in ("Settings", "prepare", "test"))
     if not isinstance(space, SearchSpace):
@@ -112,7 +126,7 @@ def load_search_file(path: Path) -> SearchFile:
     for name, function in (("prepare", prepare), ("test", test)):
         if function is not None and not callable(function):
             raise UsageError(f"{path}: {name} must be a function, not {function!r}")
-    search = SearchFile(path, space, objective, settings_type, prepare, test)
+    search = SearchFile(path, location, source, space, objective, settings_type, prepare, test)
     search.check_call("objective", objective, "params", "worker")
     if prepare is not None:
         search.check_call("prepare", prepare)
@@ -121,15 +135,41 @@ def load_search_file(path: Path) -> SearchFile:
     return search
 
 
-def _import(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"search_file_{path.stem}", path)
-    if spec is None or spec.loader is None:
+def _read(path: Path) -> bytes:
+    if not path.is_file():
+        raise UsageError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; {_EXAMPLE}")
+    if path.suffix != ".py":
         raise UsageError(f"{path}: not a Python file (its name must end in .py); {_EXAMPLE}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    sys.path.insert(0, str(path.absolute().parent))  # so that it can import its neighbours, as a script can
     try:
-        spec.loader.exec_module(module)
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+class _Loader(SourceFileLoader):
+    """Imports a file from what was read of it before; bytecode that is kept beside it may be that of other bytes."""
+
+    def __init__(self, name: str, location: Path, source: bytes) -> None:
+        super().__init__(name, str(location))
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - importlib's argument
+        code = self.source_to_code(self._source, self.path)
+        # Without a time, so that tracebacks show the lines that run, and not those that were saved since.
+        lines = io.StringIO(importlib.util.decode_source(self._source)).readlines()
+        linecache.cache[self.path] = (len(self._source), None, lines, self.path)
+        return code
+
+
+def _import(path: Path, location: Path, source: bytes) -> ModuleType:
+    loader = _Loader(f"search_file_{path.stem}", location, source)
+    spec = importlib.util.spec_from_file_location(loader.name, location, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[loader.name] = module  # dataclasses look their module up
+    sys.path.insert(0, str(location.parent))  # so that it can import its neighbours, as a script can
+    try:
+        loader.exec_module(module)
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if "importlib._bootstrap" not in frame.filename and frame.filename != __file__]

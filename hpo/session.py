@@ -24,6 +24,7 @@ from hpo.record import Record
 from hpo.report.text import counted
 from hpo.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.search_file import SearchFile
+from hpo.source import changes, keep
 from hpo.space import SearchSpace
 from hpo.storage import is_hidden, studies, without_password
 from hpo.study import CONFIRMATIONS, confirmations_of, existing_study, mistakes, open_study
@@ -110,15 +111,19 @@ def begin(
     if session.plan.count:
         confirmations_of(run_dir, session.storage, session.study_name)  # or say that it is not this run's
     taken_up = _take_up(session, search) if before else _create(session, search)
+    sessions = before.get("sessions", [])
+    this = keep(run_dir, search, sessions, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     lines = [
         f"{search.path.stem}: {session.budget} evaluations on {layout}, {counted(len(hosts), 'host')}; "
         f"{', '.join(session.propagators[: layout.islands])}; seed {session.seed}",
         f"in {run_dir.path}{taken_up}",
+        *changes(run_dir, search, sessions, this),
         *differences(before.get("settings", {}), "before", values, "now"),
     ]
     source = inheritance.source if inheritance is not None else before.get("start_from")
     content = {
         **_how(search, layout, hosts),
+        "started": this["started"],
         "settings": values,
         "set": dict(assignment.split("=", 1) for assignment in options.assignments(before)),
         "budget": session.budget,
@@ -129,6 +134,7 @@ def begin(
         "start_from": source,
         "storage": without_password(_storage(options, before, run_dir)),
         "study": session.study_name,
+        "sessions": [*sessions, this],
         "command": shlex.join(_without_passwords(sys.argv, options.storage, options.start_from)),
     }
     with mistakes(session.storage):
@@ -171,13 +177,12 @@ def _storage(options: Options, before: Mapping[str, Any], run_dir: RunDir) -> st
 
 
 def _how(search: SearchFile, layout: Layout, hosts: Sequence[str]) -> dict[str, Any]:
-    """Say what is run, where, when and with what."""
+    """Say what is run, where and with what."""
     return {
         "search_space": str(search.path),
         "space": search.space.describe(),
         "layout": dataclasses.asdict(layout),
         "hosts": list(hosts),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}},
     }
 

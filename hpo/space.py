@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Union
 
+from hpo.plain import elements, meant, with_type
+
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
@@ -49,8 +51,9 @@ class Int:
 
     def problem(self) -> str | None:
         """Say what is wrong with the bounds, if anything."""
-        if not all(type(bound) is int for bound in (self.low, self.high)):
-            return "the bounds of an Int must be integers"
+        for bound in (self.low, self.high):
+            if type(bound) is not int:
+                return f"the bounds of an Int must be integers (a Float's need not be), not {with_type(bound)}"
         if not self.low < self.high:
             return "low < high must hold"
         if max(abs(self.low), abs(self.high)) > _LARGEST_INT:
@@ -100,8 +103,9 @@ class Float:
 
     def problem(self) -> str | None:
         """Say what is wrong with the bounds, if anything."""
-        if not all(type(bound) in (int, float) for bound in (self.low, self.high)):
-            return "the bounds of a Float must be numbers"
+        for bound in (self.low, self.high):
+            if type(bound) not in (int, float):
+                return f"the bounds of a Float must be numbers, not {with_type(bound)}"
         if not (math.isfinite(self.low) and math.isfinite(self.high) and math.isfinite(self.high - self.low)):
             return "the bounds of a Float must be finite"
         if not self.low < self.high:
@@ -159,7 +163,9 @@ class Categorical:
             return "at least one choice is needed"
         for choice in self.choices:
             if type(choice) not in (bool, int, float, str):
-                return f"a choice must be a string, a number or a boolean, not {choice!r}"
+                if elements(choice) is not None:
+                    return "choices are given one by one, each a string, a number or a boolean"
+                return f"a choice must be a string, a number or a boolean, not {with_type(choice)}"
             if type(choice) is float and not math.isfinite(choice):
                 return f"a choice must be finite, not {choice!r}"
         # True == 1 == 1.0: Optuna, which looks choices up by equality, could not tell them apart either.
@@ -224,7 +230,9 @@ class SearchSpace:
                 raise TypeError(f"parameter {name!r}: must be an Int, Float or Categorical, not {parameter!r}")
             problem = parameter.problem()
             if problem:
-                raise ValueError(f"parameter {name!r}: {problem}, but got {parameter!r}")
+                instead = meant(parameter)
+                hint = f": write {instead!r}" if instead else ""
+                raise ValueError(f"parameter {name!r}: {problem}, but got {parameter!r}{hint}")
         self.parameters: Mapping[str, Parameter] = dict(parameters)
 
     def __repr__(self) -> str:

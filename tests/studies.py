@@ -40,6 +40,7 @@ def make_run(path: Path, space: SearchSpace = SPACE, **about: Any) -> Record:
         "study": path.name,
         "command": "run_islands.py --run-dir run",
         "versions": {"python": "3.11"},
+        "sessions": [{"file": "search_space-1.py", "sha256": "0" * 64, "commit": None, "dirty": None}],
         **about,
     }
     run_dir = RunDir(path)

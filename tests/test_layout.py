@@ -26,7 +26,9 @@ def test_every_rank_has_one_worker_and_every_worker_one_island(workers: int, siz
     [
         (8, 3, 2, ["8 ranks", "workers of 3", "mpirun -n 9", "--ranks-per-worker 2"]),
         (1, 2, 1, ["1 rank ", "workers of 2", "mpirun -n 2", "--ranks-per-worker 1"]),
-        (8, 2, 5, ["--islands 5", "4 workers", "mpirun -n 10", "--islands 4"]),
+        (8, 2, 5, ["--islands 5 is more", "4 workers", "mpirun -n 10", "--ranks-per-worker 1,", "--islands 4"]),
+        (12, 6, 3, ["2 workers that 12 ranks make", "mpirun -n 18", "--ranks-per-worker 4,", "--islands 2"]),
+        (1, 1, 2, ["1 worker that 1 rank makes", "mpirun -n 2 or more, or with --islands 1"]),
         (8, 0, 2, ["--ranks-per-worker", "at least 1", "not 0"]),
         (8, 2, 0, ["--islands", "at least 1", "not 0"]),
     ],
@@ -35,3 +37,56 @@ def test_what_does_not_fit_together_says_what_would(ranks: int, size: int, islan
     with pytest.raises(UsageError) as raised:
         Layout(ranks, size, islands)
     assert [text for text in shown if text not in str(raised.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "asked", "propagators", "fitting"),
+    [
+        (1, (None, None), [], (1, 1)),
+        (2, (None, None), [], (2, 1)),
+        (3, (None, None), [], (1, 2)),
+        (4, (None, None), [], (2, 2)),
+        (8, (None, None), ["ga"], (2, 2)),
+        (8, (None, None), ["ga", "tpe", "pso"], (2, 3)),
+        (8, (8, None), ["ga"], (8, 1)),
+        (3, (None, 3), ["ga"], (1, 3)),
+        (9, (3, None), ["ga", "tpe", "pso"], (3, 3)),
+        (2, (1, None), ["ga", "tpe"], (1, 2)),
+    ],
+)
+def test_what_is_not_asked_for_fits_itself_to_the_ranks(
+    ranks: int, asked: tuple[int | None, int | None], propagators: list[str], fitting: tuple[int, int]
+) -> None:
+    layout = Layout.fitting(ranks, *asked, propagators)
+    assert (layout.ranks, layout.ranks_per_worker, layout.islands) == (ranks, *fitting)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "asked", "propagators", "message"),
+    [
+        (
+            4,
+            (None, None),
+            ["ga", "tpe", "pso"],
+            "--propagators ga,tpe,pso: each is for an island of its own, and 3 is more than the 2 workers that 4 ranks "
+            "make with --ranks-per-worker 2: start with mpirun -n 6 or more, or with --ranks-per-worker 1, or name 2",
+        ),
+        (
+            1,
+            (None, None),
+            ["ga", "tpe"],
+            "--propagators ga,tpe: each is for an island of its own, and 2 is more than the 1 worker that 1 rank makes "
+            "with --ranks-per-worker 1: start with mpirun -n 2 or more, or name 1",
+        ),
+        (3, (2, None), [], "3 ranks cannot be split into workers of 2: "),
+        (3, (0, None), ["ga"], "--ranks-per-worker must be at least 1, not 0"),
+        (3, (None, 0), ["ga"], "--islands must be at least 1, not 0"),
+        (2, (None, 2), [], "--islands 2 is more than the 1 worker that 2 ranks make with --ranks-per-worker 2: "),
+    ],
+)
+def test_what_is_asked_for_and_cannot_be_is_refused(
+    ranks: int, asked: tuple[int | None, int | None], propagators: list[str], message: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        Layout.fitting(ranks, *asked, propagators)
+    assert str(raised.value).startswith(message)

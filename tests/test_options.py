@@ -34,6 +34,10 @@ from hpo.run_dir import RunDir, write_json
             {"propagators": ("ga", "tpe"), "islands": 1},
             "--propagators ga,tpe: each is for an island of its own, and --islands is 1",
         ),
+        (
+            {"propagators": ("ga", "tpe", "pso"), "islands": 2},
+            "--propagators ga,tpe,pso: each is for an island of its own, and --islands is 2",
+        ),
         ({"log_level": "loud"}, "--log-level must be one of debug, info, warning, error, not loud"),
     ],
 )
@@ -70,6 +74,10 @@ def test_what_is_given_is_completed_alike_each_time(tmp_path: Path) -> None:
     assert (first["layers"], second["lr"], third) == (2, 1.0, {"layers": 3, "lr": 0.123456789012})
     for params in given:
         space.check(params)
+
+
+def test_islands_that_are_left_to_the_default_are_as_many_as_it_takes() -> None:
+    assert Options(Path("s.py"), propagators=("ga", "tpe", "pso")).islands is None
 
 
 def test_generations_are_counted_per_worker() -> None:

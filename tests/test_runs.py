@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from tests.conftest import FASHION_MNIST, ROOT, SEARCHES, Mpi, finish, needs_fashion_mnist
+from tests.conftest import FASHION_MNIST, ROOT, SEARCHES, Mpi, available_mpis, finish, needs_fashion_mnist
 from tests.outcome import finished, lines_of, trials_of
 
 PROGRAM = ROOT / "run_islands.py"
@@ -128,11 +130,13 @@ def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Pa
     ("ranks", "options", "budget", "workers_of_island"),
     [
         (6, ["--ranks-per-worker", 3, "--islands", 2, "--evaluations", 7], 7, {0: {0}, 1: {1}}),
-        (3, ["--ranks-per-worker", 1, "--islands", 2, "--generations", 4, "--migration"], 12, {0: {0, 1}, 1: {2}}),
+        (3, ["--generations", 4, "--migration"], 12, {0: {0, 1}, 1: {2}}),
         (2, ["--ranks-per-worker", 1, "--migration-probability", 1, "--evaluations", 40], 40, {0: {0}, 1: {1}}),
-        (2, ["--islands", 1, "--evaluations", 1], 1, {0: {0}}),
+        (3, ["--propagators", "ga,tpe,random", "--evaluations", 40], 40, {0: {0}, 1: {1}, 2: {2}}),
+        (2, ["--evaluations", 1], 1, {0: {0}}),
+        (1, ["--evaluations", 2], 2, {0: {0}}),
     ],
-    ids=["workers-of-3", "uneven-islands", "islands-of-1", "one-evaluation"],
+    ids=["workers-of-3", "3-ranks", "islands-of-1", "island-for-each-propagator", "2-ranks", "1-rank"],
 )
 def test_any_layout_spends_its_budget_and_no_more(
     mpi: Mpi, tmp_path: Path, ranks: int, options: list[object], budget: int, workers_of_island: dict[int, set[int]]
@@ -214,6 +218,42 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     assert len(finished(trials_of(run_dir, "run"))) == 21
 
 
+def test_a_run_that_goes_on_with_another_objective_says_so(mpi: Mpi, tmp_path: Path) -> None:
+    search, text = tmp_path / "my_search.py", QUICK.read_text()
+    for evaluations, now in ((2, text), (3, text.replace("1 / (epoch + 1)", "2 / (epoch + 1)"))):
+        search.write_text(now)
+        job = mpi.run(
+            1, PROGRAM, "my_search.py", "--run-dir", "run", "--resume", "--evaluations", evaluations, cwd=tmp_path
+        )
+        assert (job.returncode, job.stderr) == (0, "")
+        assert ("is not what ran before" in job.stdout) == (evaluations == 3)
+    lines = job.stdout.splitlines()
+    assert lines[1:3] == [
+        "in run: going on after 2 evaluations",
+        "my_search.py is not what ran before: 1 line added, 1 removed; evaluations from before were made by "
+        "search_space-1.py in run: losses may not compare",
+    ]
+    assert lines[4:6] == [
+        '  -        yield params["depth"] + params["lr"] + 1 / (epoch + 1)',
+        '  +        yield params["depth"] + params["lr"] + 2 / (epoch + 1)',
+    ]
+    assert (tmp_path / "run" / "search_space-1.py").read_text() == text
+    assert (tmp_path / "run" / "search_space-2.py").read_text() == now
+
+
+def test_a_file_that_is_saved_while_ranks_read_it_is_a_mistake(tmp_path: Path) -> None:
+    if not shutil.which("taskset"):
+        pytest.skip("no taskset: ranks that share one core take turns")
+    text = (SEARCHES / "tiny.py").read_text() + "\nwith open(__file__, 'a') as file:\n    file.write('# saved')\n"
+    (tmp_path / "my_search.py").write_text(text)
+    on_one_core = Mpi("taskset", flags=("-c", str(min(os.sched_getaffinity(0))), "mpirun"))
+    job = on_one_core.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    read, then = (hashlib.sha256(content.encode()).hexdigest()[:12] for content in (text, text + "# saved"))
+    assert f"error: my_search.py was not the same on all ranks (sha256 {read} and {then}): it was saved" in job.stderr
+    assert not (tmp_path / "run").exists()
+
+
 @needs_fashion_mnist
 def test_the_published_problem_on_fashion_mnist(mpi: Mpi, tmp_path: Path) -> None:
     settings = ["dataset=fashion-mnist", f"data_dir={FASHION_MNIST}", "epochs=1", "train_samples=300"]
@@ -282,6 +322,25 @@ def test_a_mistake_is_one_message_from_one_rank(
     assert job.stderr.count("error: ") == 1
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts] == before
     assert (tmp_path / "used" / "study.log").read_text() == "mine"
+
+
+def test_propagators_without_a_worker_each_are_refused(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(4, PROGRAM, QUICK, "--propagators", "ga,tpe,random", cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert (
+        "error: --propagators ga,tpe,random: each is for an island of its own, and 3 is more than the 2" in job.stderr
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ranks_that_a_launcher_of_another_mpi_has_started_make_no_runs_of_their_own(tmp_path: Path) -> None:
+    another = [mpi for mpi in available_mpis() if mpi.python != Mpi().python]
+    if not another:
+        pytest.skip("no second MPI: make open-mpi")
+    job = Mpi(python=another[0].python).run(2, PROGRAM, QUICK, cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert job.stderr.count("error: 2 ranks were started (PMI_SIZE=2), and each finds itself alone") == 2
+    assert not (tmp_path / "runs").exists()
 
 
 def test_help_names_every_option(mpi: Mpi, tmp_path: Path) -> None:

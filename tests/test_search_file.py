@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import py_compile
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +114,54 @@ def test_what_a_file_raises_is_shown_with_its_own_traceback_alone(tmp_path: Path
     ]
     with pytest.raises(UsageError, match="invalid syntax"):
         load_search_file(write(tmp_path, "def broken(:\n", "syntax.py"))
+
+
+def test_a_traceback_shows_the_lines_that_run_wherever_the_objective_has_gone_and_whatever_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = GOOD + "\n\ndef prepare(settings):\n    return 1 / 0  # as imported\n"
+    write(tmp_path, text, "relative.py")
+    monkeypatch.chdir(tmp_path)
+    search = load_search_file(Path("relative.py"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    write(tmp_path, "\n\n\n" + text.replace("as imported", "saved since"), "relative.py")
+    assert (search.path, search.location) == (Path("relative.py"), tmp_path / "relative.py")
+    assert search.source == text.encode()
+    assert search.prepare is not None
+    with pytest.raises(ZeroDivisionError) as raised:
+        search.prepare(None)
+    frame = traceback.extract_tb(raised.value.__traceback__)[-1]
+    line = text.splitlines().index("    return 1 / 0  # as imported") + 1
+    assert (frame.filename, frame.lineno, frame.line) == (
+        str(tmp_path / "relative.py"),
+        line,
+        "return 1 / 0  # as imported",
+    )
+
+
+def test_what_is_imported_is_what_was_read_whatever_bytecode_lies_beside_it(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    py_compile.compile(str(path), doraise=True)
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    saved = GOOD.replace("Float(0.0, 1.0)", "Float(0.0, 2.0)")
+    assert len(saved) == len(GOOD), "so that the bytecode seems to be of what was saved"
+    os.utime(write(tmp_path, saved), ns=times)
+    search = load_search_file(path)
+    assert search.space.describe() == {"x": "Float(low=0.0, high=2.0, log=False)"}
+    assert search.source == saved.encode()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [(b"x = '\xe9'\n", "'utf-8' codec can't decode byte 0xe9"), (b"x = 1\0\n", "null bytes")],
+    ids=["latin-1", "null"],
+)
+def test_a_file_that_is_no_text_is_one_message(tmp_path: Path, source: bytes, message: str) -> None:
+    (tmp_path / "search.py").write_bytes(source)
+    with pytest.raises(UsageError, match=message) as raised:
+        load_search_file(tmp_path / "search.py")
+    assert str(raised.value).startswith(f"{tmp_path / 'search.py'} could not be imported:\n")
 
 
 def test_a_path_that_is_no_python_file_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -17,6 +18,7 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from hpo.errors import UsageError
+from hpo.git import Commit, commit_of
 from hpo.options import Options
 from hpo.reader import RunReader
 from hpo.record import Record
@@ -168,6 +170,12 @@ def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
         ({"study": "other"}, "there is no study 'other' in .* which holds 'run'"),
         ({"storage": "other.log"}, "other.log, the study of this run, is missing"),
         ({"storage": "nosql://me:pass@word"}, r"the storage nosql://me:\*\*\*@word"),
+        ({"sessions": None}, "'sessions' is missing, and must be a list of sessions with a file and its sha256"),
+        ({"sessions": []}, r"'sessions' is \[\]"),
+        ({"sessions": ["first"]}, r"'sessions' is \['first'\]"),
+        ({"sessions": [{"file": "../search_space-1.py", "sha256": "0" * 64}]}, r"'sessions' is \[{'file': '../"),
+        ({"sessions": [{"file": "search_space-1.py", "sha256": 3}]}, "'sessions' is"),
+        ({"sessions": [{"file": "search_space-1.py", "sha256": "0" * 64, "commit": "main"}]}, "'commit': 'main'"),
     ],
 )
 def test_an_edited_run_json_is_one_message(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -353,3 +361,207 @@ def test_a_study_that_is_missing_is_not_made_by_looking_for_what_confirms_it(tmp
     with pytest.raises(UsageError, match="is missing: restore it"):
         start(tmp_path / "run", resume=True)
     assert not (tmp_path / "run" / "study.log").exists()
+
+
+def saved_and_resumed(run_dir: Path, path: Path, text: str, **options: Any) -> list[str]:
+    """Save a search space file and resume the run with it as another process does, and give the lines that it says."""
+    path.write_text(text)
+    load_search_file.cache_clear()
+    return start(run_dir, path, resume=True, **options).headline.splitlines()[2:]
+
+
+def sessions_of(run_dir: Path) -> list[dict[str, Any]]:
+    sessions: list[dict[str, Any]] = json.loads((run_dir / "run.json").read_text())["sessions"]
+    return sessions
+
+
+def test_a_resumed_run_says_what_has_changed_in_its_search_space_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir, path, text = Path("runs", "mine"), Path("mine.py"), QUICK.read_text()
+    other = text.replace("1 / (epoch + 1)", "2 / (epoch + 1)").replace("import time\n", "import math\nimport time\n")
+    assert saved_and_resumed(run_dir, path, text) == []
+    assert saved_and_resumed(run_dir, path, text) == []
+    assert saved_and_resumed(run_dir, Path("renamed.py"), text) == []
+    changed = saved_and_resumed(run_dir, path, other)
+    number = text.splitlines().index('        yield params["depth"] + params["lr"] + 1 / (epoch + 1)') + 1
+    assert changed == [
+        "mine.py is not what ran before: 2 lines added, 1 removed; evaluations from before were made by "
+        "search_space-1.py in runs/mine: losses may not compare",
+        "  @@ -2,0 +3 @@",
+        "  +import math",
+        f"  @@ -{number} +{number + 1} @@",
+        '  -        yield params["depth"] + params["lr"] + 1 / (epoch + 1)',
+        '  +        yield params["depth"] + params["lr"] + 2 / (epoch + 1)',
+    ]
+    assert saved_and_resumed(run_dir, path, other) == []
+    back = saved_and_resumed(run_dir, path, text)
+    assert back[0] == (
+        "mine.py is not what ran before: 1 line added, 2 removed; evaluations from before were made by "
+        "search_space-1.py, search_space-2.py in runs/mine: losses may not compare"
+    )
+    sessions = sessions_of(run_dir)
+    assert [session["file"] for session in sessions] == [f"search_space-{n}.py" for n in (1, 1, 1, 2, 2, 1)]
+    for session in sessions:
+        content = (run_dir / session["file"]).read_bytes()
+        assert content.decode() == (other if session["file"] == "search_space-2.py" else text)
+        assert hashlib.sha256(content).hexdigest() == session["sha256"]
+    assert sorted(path.name for path in run_dir.glob("*.py")) == ["search_space-1.py", "search_space-2.py"]
+
+
+def test_a_long_change_is_cut_with_how_to_see_all_of_it_and_moves_no_cursor(tmp_path: Path) -> None:
+    run_dir, path, text = tmp_path / "my runs", tmp_path / "mine.py", QUICK.read_text()
+    saved_and_resumed(run_dir, path, text)
+    hostile = "# \x1b[31m\x07\u202e\t" + "x" * 1000
+    lines = saved_and_resumed(run_dir, path, "\n".join([hostile, *(f"# {n}" for n in range(12)), text]))
+    assert len(lines) == 1 + 10 + 1
+    assert lines[2].startswith("  +#  [31m  ")
+    assert all(line.isprintable() and len(line) < 200 for line in lines[1:-1])
+    assert lines[-1] == f"  and 4 more: diff '{run_dir}/search_space-1.py' '{run_dir}/search_space-2.py'"
+    shown = subprocess.run(lines[-1].partition(": ")[2], shell=True, capture_output=True, text=True, timeout=20)
+    assert shown.stdout.count("\n> # ") == 13
+
+
+@pytest.mark.parametrize("ends", ["\r\n", "\n\n"])
+def test_a_change_that_is_not_seen_is_a_change(tmp_path: Path, ends: str) -> None:
+    path, text = tmp_path / "mine.py", QUICK.read_text()
+    saved_and_resumed(tmp_path / "run", path, text)
+    other = text.replace("\n", ends) if ends == "\r\n" else text[:-1] + ends
+    path.write_bytes(other.encode())
+    load_search_file.cache_clear()
+    session = start(tmp_path / "run", path, resume=True)
+    count = text.count("\n") if ends == "\r\n" else 0
+    assert f"not what ran before: {count or '1 line'} " in session.headline.replace(" lines", "")
+    assert (tmp_path / "run" / "search_space-2.py").read_bytes() == other.encode()
+
+
+@pytest.mark.parametrize("content", [None, "# edited\n"])
+def test_a_copy_that_is_not_what_ran_is_said_and_left_alone(tmp_path: Path, content: str | None) -> None:
+    run_dir, path, text = tmp_path / "run", tmp_path / "mine.py", QUICK.read_text()
+    saved_and_resumed(run_dir, path, text)
+    copy = run_dir / "search_space-1.py"
+    copy.unlink()
+    if content is not None:
+        copy.write_text(content)
+    (line,) = saved_and_resumed(run_dir, path, text + "# new\n")
+    assert f"{path} is not what ran before, of which the copy {copy} is missing or was edited; eval" in line
+    assert (copy.read_text() if copy.exists() else None) == content
+    assert (run_dir / "search_space-2.py").read_text() == text + "# new\n"
+    assert saved_and_resumed(run_dir, path, text + "# new\n") == []
+
+
+def test_a_copy_takes_no_other_files_place(tmp_path: Path) -> None:
+    run_dir, path, text = tmp_path / "run", tmp_path / "mine.py", QUICK.read_text()
+    run_dir.mkdir()
+    (run_dir / "search_space-7.py").write_text("mine")
+    (run_dir / "search_space-8.py").mkdir()
+    saved_and_resumed(run_dir, path, text)
+    assert (run_dir / "search_space-7.py").read_text() == "mine"
+    assert [session["file"] for session in sessions_of(run_dir)] == ["search_space-9.py"]
+    (run_dir / "run.json").unlink()  # as a session leaves it that is killed before it writes that
+    saved_and_resumed(run_dir, path, text)
+    assert [session["file"] for session in sessions_of(run_dir)] == ["search_space-9.py"]
+    assert (run_dir / "search_space-9.py").read_text() == text
+
+
+needs_git = pytest.mark.skipif(not shutil.which("git"), reason="no git")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), "-c", "user.name=me", "-c", "user.email=me@example.org", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a repository with a search space file and what it may import."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    folder = tmp_path / "repository"
+    (folder / "searches").mkdir(parents=True)
+    (folder / "searches" / "mine.py").write_text(QUICK.read_text())
+    (folder / "model.py").write_text("width = 1\n")
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "first")
+    return folder
+
+
+def tree(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+@needs_git
+def test_a_resumed_run_says_that_the_repository_of_its_file_is_at_another_commit(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, path, text = repository / "runs" / "mine", repository / "searches" / "mine.py", QUICK.read_text()
+    first = git(repository, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook of another repository
+    assert saved_and_resumed(run_dir, path, text) == []
+    monkeypatch.delenv("GIT_DIR")
+    assert saved_and_resumed(run_dir, path, text) == [], "the run's own files are not in the repository"
+    (repository / "model.py").write_text("width = 2\n")
+    what = f"{path} is what ran before, but its repository was at commit"
+    assert saved_and_resumed(run_dir, path, text) == [
+        f"{what} {first[:7]} before, and is at {first[:7]} with uncommitted changes now: what it imports may differ"
+    ]
+    git(repository, "commit", "--quiet", "--all", "--message", "second")
+    second = git(repository, "rev-parse", "HEAD")
+    assert saved_and_resumed(run_dir, path, text) == [
+        f"{what} {first[:7]} with uncommitted changes before, and is at {second[:7]} now: what it imports may differ"
+    ]
+    assert saved_and_resumed(run_dir, path, text) == []
+    assert [line[:2] for line in saved_and_resumed(run_dir, path, text + "\n# new\n")[1:]] == ["  "] * 3
+    commits = [(session["commit"], session["dirty"]) for session in sessions_of(run_dir)]
+    assert commits == [(first, False)] * 2 + [(first, True)] + [(second, False)] * 2 + [(second, True)]
+
+
+@needs_git
+def test_git_is_asked_and_writes_nothing(repository: Path) -> None:
+    (repository / "new.py").write_text("")  # which git does not know
+    model = repository / "model.py"
+    os.utime(model, (1, 1))  # git finds that it is the same, and would note that in its index
+    before = tree(repository)
+    assert commit_of(repository / "searches" / "mine.py") == Commit(git(repository, "rev-parse", "HEAD"), dirty=False)
+    assert tree(repository) == before
+    git(repository, "status")
+    assert tree(repository) != before, "git by itself does"
+
+
+@needs_git
+@pytest.mark.parametrize("why", ["no repository", "no commit", "somebody else's", "no git", "hangs", "fails"])
+def test_where_git_tells_no_commit_there_is_none(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    path, text = repository / "searches" / "mine.py", QUICK.read_text()
+    assert commit_of(path) is not None
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    if why in ("no repository", "no commit"):
+        shutil.rmtree(repository / ".git")
+    if why == "no commit":
+        git(repository, "init", "--quiet")
+    if why == "somebody else's":
+        if os.geteuid():
+            pytest.skip("only root gives files away")
+        for place in (repository, *repository.rglob("*")):
+            os.chown(place, 54321, 54321)
+    if why == "no git":
+        monkeypatch.setenv("PATH", str(programs))
+    if why in ("hangs", "fails"):
+        script = {"hangs": f"sleep 999 & echo $! > {tmp_path}/sleeping; wait", "fails": "echo '# branch.oid'; exit 1"}
+        (programs / "git").write_text(f"#!/bin/sh\n{script[why]}\n")
+        (programs / "git").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    assert commit_of(path) is None
+    assert saved_and_resumed(tmp_path / "run", path, text) == []
+    assert saved_and_resumed(tmp_path / "run", path, text) == []
+    assert [(session["commit"], session["dirty"]) for session in sessions_of(tmp_path / "run")] == [(None, None)] * 2
+    if why == "hangs":
+        stat = Path("/proc", (tmp_path / "sleeping").read_text().strip(), "stat")
+        deadline = time.monotonic() + 20
+        while stat.exists() and ") Z " not in stat.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not stat.exists() or ") Z " in stat.read_text(), "what git has started has ended with it"

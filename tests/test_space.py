@@ -4,6 +4,7 @@ import math
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -142,6 +143,44 @@ def test_a_bad_range_is_named_and_shown(parameter: Parameter, reason: str, shown
         SearchSpace(depth=Int(1, 2), width=parameter)
     assert reason in str(raised.value)
     assert shown in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "problem", "instead"),
+    [
+        ("Categorical(['a', 'b'])", "one by one", "Categorical('a', 'b')"),
+        ("Categorical(('a', 0.5))", "one by one", "Categorical('a', 0.5)"),
+        ("Categorical({'b', 'a', 'c'})", "one by one", "Categorical('a', 'b', 'c')"),
+        ("Categorical({32, 8, 16})", "one by one", "Categorical(8, 16, 32)"),
+        ("Categorical({'b': 1, 'a': 2}.keys())", "one by one", "Categorical('b', 'a')"),
+        ("Categorical(range(2, 5))", "one by one", "Categorical(2, 3, 4)"),
+        ("Categorical(np.array([0.5, 1.0]))", "one by one", "Categorical(0.5, 1.0)"),
+        ("Categorical('a', ['b'])", "one by one", "Categorical('a', 'b')"),
+        ("Categorical(*np.array([16, 32]))", "not 16 (numpy.int64)", "Categorical(16, 32)"),
+        ("Categorical(['a', None])", "one by one", None),
+        ("Categorical(['a', 'a'])", "one by one", None),
+        ("Categorical([])", "one by one", None),
+        ("Categorical(range(10**9))", "one by one", None),
+        ("Int(2.0, 8)", "must be integers", "Int(low=2, high=8)"),
+        ("Int('2', '8')", "not '2' (str)", "Int(low=2, high=8)"),
+        ("Int(1, np.int64(8))", "not 8 (numpy.int64)", "Int(low=1, high=8)"),
+        ("Int(1.5, 8)", "(a Float's need not be), not 1.5 (float)", None),
+        ("Int(8, 2.0)", "must be integers", None),
+        ("Int(1, None)", "not None", None),
+        ("Float('1e-3', 1)", "not '1e-3' (str)", "Float(low=0.001, high=1.0, log=False)"),
+        ("Float('1e-3', 1, log=True)", "must be numbers", "Float(low=0.001, high=1.0, log=True)"),
+        ("Float(np.float64(0.25), 1.0)", "not 0.25 (numpy.float64)", "Float(low=0.25, high=1.0, log=False)"),
+        ("Float('low', 1.0)", "not 'low' (str)", None),
+    ],
+)
+def test_what_would_work_is_said_where_it_can_be_told(written: str, problem: str, instead: str | None) -> None:
+    with pytest.raises(ValueError, match="parameter 'width'") as raised:
+        SearchSpace(width=eval(written, {**globals(), "np": np}))
+    assert problem in str(raised.value)
+    assert str(raised.value).partition(": write ")[2] == (instead or "")
+    if instead:
+        space = SearchSpace(width=eval(instead))
+        assert repr(space.parameters["width"]) == instead
 
 
 @pytest.mark.parametrize("name", ["learning rate", "2lr", "class", "_hidden", ""])

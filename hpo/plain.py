@@ -1,0 +1,64 @@
+"""Plain Python values for what people write in their place: numpy's numbers, numbers in quotes, lists of choices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpo.space import Parameter
+
+_MANY = 100  # more choices than anybody writes one by one
+
+
+def meant(parameter: Parameter) -> Parameter | None:
+    """Give the parameter that one with values of other types may stand for, if there is such a one."""
+    candidate: Parameter
+    if hasattr(parameter, "choices"):
+        spread = [elements(choice) or [choice] for choice in parameter.choices]
+        candidate = type(parameter)(*(_plain(choice) for several in spread for choice in several))
+    else:
+        low, high = _number(parameter.low), _number(parameter.high)
+        if low is None or high is None:
+            return None
+        candidate = dataclasses.replace(parameter, low=low, high=high)  # type: ignore[arg-type]
+    return None if candidate.problem() else candidate
+
+
+def elements(value: object) -> list[Any] | None:
+    """Give the elements of a collection, a set's in order, and none of very many; None where a value is none."""
+    value = _plain(value)
+    if not isinstance(value, Collection) or isinstance(value, (str, bytes)):
+        return None
+    if len(value) > _MANY:
+        return []
+    if not isinstance(value, (set, frozenset)):
+        return list(value)
+    try:
+        return sorted(value)
+    except TypeError:
+        return sorted(value, key=repr)
+
+
+def with_type(value: object) -> str:
+    """Show a value and its type, which may be all that is wrong with it."""
+    kind = type(value)
+    return f"{value!r} ({'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__})"
+
+
+def _plain(value: Any) -> Any:
+    """Give a value of numpy's, or of a kind like it, as Python's own."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _number(value: Any) -> int | float | None:
+    """Give the number that a value is or spells, an int where it is whole; None if it is none."""
+    value = _plain(value)
+    if type(value) is int:
+        return value
+    with suppress(TypeError, ValueError, OverflowError):
+        number = float(value)
+        return int(number) if number.is_integer() else number
+    return None
