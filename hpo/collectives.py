@@ -35,28 +35,31 @@ _CALLED = re.compile(
 
 
 class Check:
-    """Compares the collectives of a process group until it is ended; made by all ranks of the group together.
+    """Compares the collectives of a process group from its begin to its end; made by all ranks of the group together.
 
-    Not torch's debug level, which does the same for as long as a group lives and does not let its time limit be set.
+    A rank that waits in vain gives up after `timeout`, as it does while they connect: RuntimeError. Not torch's debug
+    level, which does the same for as long as a group lives.
     """
 
-    def __init__(self, group: Any, device: torch.device, store: Store, limit: timedelta, timeout: timedelta) -> None:
-        """Connect within `limit`; a rank that waits for longer than `timeout` in a collective gives up."""
+    def __init__(self, group: Any, device: torch.device, store: Store, timeout: timedelta) -> None:
         self._group = group
         self._devices = list(group._device_types)
         self._plain = group._get_backend(device)
-        helper = ProcessGroupGloo(PrefixStore("check", store), group.rank(), group.size(), timeout=limit)
-        helper._set_default_timeout(timeout)
+        kinds = dist.ProcessGroup.BackendType
+        self._kind = kinds.NCCL if dist.get_backend() == "nccl" else kinds.GLOO
+        # The time that ranks but the first wait for is the one that the helper was made with, and cannot be set later.
+        helper = ProcessGroupGloo(PrefixStore("check", store), group.rank(), group.size(), timeout=timeout)
         wrapper: Any = _ProcessGroupWrapper(self._plain, helper)
         wrapper._set_group_uid(group.group_name)  # functional collectives look their group up by it
-        self._register(dist.ProcessGroup.BackendType.CUSTOM, wrapper)
+        self._wrapper = wrapper
+
+    def begin(self) -> None:
+        """Compare collectives from now on."""
+        self._register(dist.ProcessGroup.BackendType.CUSTOM, self._wrapper)
 
     def end(self) -> None:
         """Let collectives begin unseen from now on, also those of models that hold the group."""
-        kind = (
-            dist.ProcessGroup.BackendType.NCCL if dist.get_backend() == "nccl" else dist.ProcessGroup.BackendType.GLOO
-        )
-        self._register(kind, self._plain)
+        self._register(self._kind, self._plain)
 
     def _register(self, kind: Any, backend: Any) -> None:
         for device in self._devices:

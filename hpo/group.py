@@ -117,10 +117,13 @@ class Group:
                 )
             _group()._get_backend(self.device)._set_default_timeout(self._collective_timeout)
             if self._is_to_be_checked():
-                self._check = Check(_group(), self.device, store, _LIMIT, self._collective_timeout)
+                with suppress(RuntimeError):  # they could not connect in so short a time
+                    self._check = Check(_group(), self.device, store, self._collective_timeout)
             self._connections = {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
-        # An objective that fails at once ends its connections, which peers that still connect would take for a crash.
-        self.own_comm.barrier()
+        # They wait for each other: an objective that fails at once ends its connections, which peers that still connect
+        # would take for a crash.
+        if all(self.own_comm.allgather(self._check is not None)) and self._check is not None:
+            self._check.begin()
 
     def trust(self) -> None:
         """Check collectives no more: all ranks have agreed on a loss, and mistakes in the code have shown by then."""

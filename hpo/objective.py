@@ -14,8 +14,6 @@ from hpo.place import frames_of_generator
 from hpo.search_file import SearchFile
 from hpo.worker import Worker
 
-_EXAMPLE = "yield loss, or yield loss, {'accuracy': 0.9}"
-
 
 class Objective:
     """The objective of a search space file for one individual; called when its first loss is asked for."""
@@ -63,9 +61,11 @@ def checked(value: Any) -> tuple[float, dict[str, float]]:
     loss, metrics = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
     loss = _plain(loss)
     if not isinstance(loss, Real):
-        raise TypeError(f"an objective yields its validation loss, a number, not {reprlib.repr(value)}: {_EXAMPLE}")
+        raise TypeError(f"an objective yields its validation loss, a number, not {reprlib.repr(value)}")
     if not isinstance(metrics, Mapping):
-        raise TypeError(f"metrics are a dict of numbers by their names, not {reprlib.repr(metrics)}: {_EXAMPLE}")
+        raise TypeError(
+            f"metrics are a dict of numbers by their names, not {reprlib.repr(metrics)}: yield loss, {{'accuracy': 0.9}}"
+        )
     if not math.isfinite(loss):
         raise ValueError(f"the validation loss is {float(loss)}")
     numbers = {str(name): _number(name, metric) for name, metric in metrics.items()}

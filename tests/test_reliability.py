@@ -278,7 +278,12 @@ def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp
     assert status != 0
     assert errors.count("Traceback (most recent call last)") == 1, errors
     assert errors.count("ZeroDivisionError: division by zero") == 1
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["lock", "run.json", "study.log"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "lock",
+        "run.json",
+        "search_space-1.py",
+        "study.log",
+    ]
 
 
 def test_nothing_that_was_reported_is_lost_when_a_run_is_killed(each_mpi: Mpi, tmp_path: Path) -> None:
@@ -387,8 +392,8 @@ def test_a_run_in_which_everything_fails_says_why_and_stops_early_if_asked(mpi: 
     job = mpi.run(2, *faulty("--evaluations", 9, *small, way="raise@start,nan", rank=0), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     assert "No evaluation succeeded.\nFailures\n" in job.stdout
-    counted = re.findall(r"^ +(\d+)   (ValueError: .+)$", job.stdout, re.MULTILINE)
-    trials = Counter(trial.user_attrs["failure"].split(": ", 1)[1] for trial in trials_of(tmp_path / "run"))
+    counted = re.findall(r"^ +(\d+)   (faulty.py:\d+: ValueError: .+)$", job.stdout, re.MULTILINE)
+    trials = Counter(trial.user_attrs["failure"].removeprefix("rank 0, ") for trial in trials_of(tmp_path / "run"))
     assert {reason: int(count) for count, reason in counted} == trials
     assert trials.total() == 9
     early = mpi.run(
@@ -408,7 +413,8 @@ def test_files_have_the_permissions_that_people_ask_for(mpi: Mpi, tmp_path: Path
     finally:
         os.umask(before)
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "run").iterdir()}
-    assert modes == dict.fromkeys(("lock", "report.html", "run.json", "study.log", "summary.json"), "0o640")
+    names = ("lock", "report.html", "run.json", "search_space-1.py", "study.log", "summary.json")
+    assert modes == dict.fromkeys(names, "0o640")
 
 
 def test_a_full_disk_ends_the_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
