@@ -1,16 +1,20 @@
-"""What objectives have printed, kept as a file for each evaluation that has printed anything."""
+"""What objectives have printed: a file for each evaluation that has printed anything, and the end of such a file."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpo.failure import showable
 from hpo.printed import plain
 
 _MOST_KEPT = 1 << 20  # bytes of an evaluation
+_MOST_LINES = 200  # that are read of it
+_MOST_BYTES = 1 << 20  # of those lines
+_CHUNK = 1 << 20
 
 
 class Log:
@@ -38,3 +42,34 @@ class Log:
             self._failed = True
             text = f"warning: what objectives print is not kept: {path}: {error.strerror}"
             print(text, file=plain(sys.stderr), flush=True)
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """The last `lines` of a file, how many there are `before` them, and why it cannot be read, if it cannot."""
+
+    path: Path
+    lines: list[str]
+    before: int = 0
+    problem: str = ""
+
+
+def read_log(path: Path) -> LogEnd | None:
+    """Read the end of a file, of which the last line may be a part; None where there is no file, or nothing in it."""
+    if not path.exists():
+        return None
+    if not path.is_file():
+        return LogEnd(path, [], problem="it is no file")
+    ended, end = 0, b""
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                ended += chunk.count(b"\n")
+                end = (end + chunk)[-_MOST_BYTES:]
+    except OSError as error:
+        return LogEnd(path, [], problem=error.strerror or str(error))
+    if not end:
+        return None
+    count = ended + (not end.endswith(b"\n"))
+    lines = end.decode("utf-8", "replace").removesuffix("\n").split("\n")[-_MOST_LINES:]
+    return LogEnd(path, lines, count - len(lines))

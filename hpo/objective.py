@@ -64,7 +64,7 @@ def checked(value: Any) -> tuple[float, dict[str, float]]:
         raise TypeError(f"an objective yields its validation loss, a number, not {reprlib.repr(value)}")
     if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"metrics are a dict of numbers by their names, not {reprlib.repr(metrics)}: yield loss, {{'accuracy': 0.9}}"
+            f"metrics are a dict of numbers by name, not {reprlib.repr(metrics)}: yield loss, {{'accuracy': 0.9}}"
         )
     if not math.isfinite(loss):
         raise ValueError(f"the validation loss is {float(loss)}")

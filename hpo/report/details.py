@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hpo.failure import showable
-from hpo.report.printed import Printed
+from hpo.log import LogEnd
 from hpo.trials import Evaluation
 
 
@@ -27,7 +27,7 @@ class Details:
     seed: int | None
     repeated_by: int | None
     confirmed_by: list[Evaluation]
-    printed: Printed | None
+    printed: LogEnd | None
 
 
 def as_json(details: Details) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hpo.log import LogEnd
 from hpo.report.details import Details
-from hpo.report.printed import Printed
 from hpo.report.text import counted, day, duration, number, printable, printable_lines
 from hpo.trials import Evaluation
 
@@ -145,6 +145,6 @@ def _comparable(loss: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def _kept(printed: Printed) -> str:
+def _kept(printed: LogEnd) -> str:
     before = f"its last lines, after {printed.before} others in " if printed.before else ""
     return f"{before}{printed.path}"

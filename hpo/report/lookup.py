@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from hpo.errors import UsageError
+from hpo.log import read_log
 from hpo.reader import RunReader
 from hpo.report.details import Details
-from hpo.report.printed import read_printed
 from hpo.trials import Evaluation
 from hpo.winner import winner_of
 
@@ -68,7 +68,7 @@ class Lookup:
             run_seed if evaluation.seed is None else evaluation.seed,
             next((one.trial for one in own if one.repeats == evaluation.trial), None),
             [] if confirms else [one for one in self._confirming if one.confirms == evaluation.trial],
-            read_printed(self.run_dir.printed(evaluation.trial, confirms)),
+            read_log(self.run_dir.printed(evaluation.trial, confirms)),
         )
 
 
