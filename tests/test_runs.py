@@ -295,6 +295,7 @@ def test_data_that_is_nowhere_is_one_message_before_anything_starts(
         (1, ["nowhere.py"], "nowhere.py: no such file"),
         (1, ["empty.py"], "empty.py: has no `space`"),
         (2, ["raising.py"], "ZeroDivisionError: division by zero"),
+        (1, ["opening.py"], "what prepare returned cannot be copied for each evaluation (TypeError: cannot pickle"),
         (3, ["--ranks-per-worker", "2"], "3 ranks cannot be split into workers of 2"),
         (3, ["--islands", "4"], "--islands 4 is more than the 3 workers"),
         (2, ["--run-dir", "used"], "used already holds a run: add --resume to go on with it, or name another"),
@@ -311,6 +312,8 @@ def test_a_mistake_is_one_message_from_one_rank(
 ) -> None:
     (tmp_path / "empty.py").write_text("")
     (tmp_path / "raising.py").write_text("1 / 0\n")
+    opening = f"{(SEARCHES / 'smooth.py').read_text()}\n\ndef prepare(*_):\n    return open(__file__)\n"
+    (tmp_path / "opening.py").write_text(opening)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "study.log").write_text("mine")
     search = [] if arguments[0].endswith(".py") else [QUICK]
