@@ -105,7 +105,7 @@ class Lockstep:
         if cause is None:
             self._watch.call_off(f"a peer failed: {reason}")
         self._group.cut()
-        frames = frames_of(error) or self._objective.frames()
+        frames = frames_of(error) or self._objective.frames() or self._objective.definition()
         timeout = waited >= self._patience and any(text in reason for text in _TIMEOUTS)
         step = Step(
             self._group.rank,

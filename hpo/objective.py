@@ -49,6 +49,11 @@ class Objective:
         """Give where it waits to go on; nothing where it does not, since it has returned."""
         return frames_of_generator(self._losses) if self._losses is not None else []
 
+    def definition(self) -> list[traceback.FrameSummary]:
+        """Give where it is written, for what nothing in it is to blame for alone."""
+        code = getattr(self._losses, "gi_code", None) or getattr(self._search.objective, "__code__", None)
+        return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)] if code else []
+
     def close(self) -> None:
         """End it where it has not ended by itself."""
         self._ended = True
