@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from optuna.trial import TrialState
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from hpo import Categorical, Float, SearchSpace
 from hpo.confirmation import plan_of
@@ -28,7 +28,8 @@ from hpo.report.page.write import render, write_report
 from hpo.run_dir import RunDir
 from tests.studies import BEGAN, SPACE, add, add_search, make_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 ARGUMENTS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
 
 Show = Callable[[Path], AbstractContextManager[Page]]
@@ -39,7 +40,10 @@ def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("no chromium: apt install chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        try:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        except Error as error:
+            pytest.skip(f"{CHROMIUM} cannot be started: {error.message.splitlines()[0]}")
         yield browser
         browser.close()
 
