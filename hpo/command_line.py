@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -13,6 +15,8 @@ from hpo.errors import Exit, RunError, UsageError
 
 # typer brings its own copy of click since 0.20, and used the real one before: this is its base class in both.
 _Mistake: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # files have messages of their own: see write_whole
 
 
 def new_app(**options: Any) -> typer.Typer:
@@ -50,9 +54,15 @@ number = parser(float, "a number")
 
 
 def call(app: typer.Typer, program: str) -> int:
-    """Run a typer app on this process's command line and give its exit status; a mistake is one line on stderr."""
+    """Run a typer app on this process's command line and give its exit status; a mistake is one line on stderr.
+
+    So is a standard output that cannot be written; whoever read it and has had enough is told nothing.
+    """
     try:
-        return int(app(standalone_mode=False, prog_name=program) or 0)
+        status = int(app(standalone_mode=False, prog_name=program) or 0)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return status
     except (_Mistake, UsageError) as error:
         message = error.format_message() if isinstance(error, _Mistake) else str(error)
         print(
@@ -66,3 +76,17 @@ def call(app: typer.Typer, program: str) -> int:
         return Exit.CRASHED
     except typer.Abort:  # Ctrl-C
         return Exit.CUT_SHORT
+    except BrokenPipeError:
+        _write_no_more()
+        return Exit.CRASHED
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        _write_no_more()
+        print(f"error: the standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return Exit.MISTAKE
+
+
+def _write_no_more() -> None:
+    """Keep Python from writing once more, when it ends, what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

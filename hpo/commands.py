@@ -159,11 +159,6 @@ def export(
             write_whole(output, content)
         else:
             sys.stdout.buffer.write(content)
-            sys.stdout.flush()
-    except BrokenPipeError:
-        raise  # ends the command without a word
-    except OSError as error:
-        raise UsageError(f"the standard output cannot be written: {error.strerror}") from error
     except RunError as error:
         raise UsageError(f"-o {error}") from error
 

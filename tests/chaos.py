@@ -83,17 +83,30 @@ class Victim:
         return self.job.returncode, errors
 
 
+def children(pid: int) -> list[int]:
+    """Give the processes that a process has started."""
+    return [other for other in command_lines() if _parent(other) == pid]
+
+
 def _parent(pid: int) -> int:
     with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
     return 0
+
+
+def command_lines() -> dict[int, str]:
+    """Give the command lines of all processes, each word with a null behind it; empty for those that have ended."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found[int(place.name)] = (place / "cmdline").read_bytes().decode(errors="replace")
+    return found
 
 
 def processes_marked(mark: str) -> dict[int, str]:
     found = {}
-    for place in Path("/proc").glob("[0-9]*"):
+    for pid, command in command_lines().items():
         with suppress(OSError):
-            command = (place / "cmdline").read_text()  # empty when it has ended and nobody has asked how
-            if command and f"{MARK}={mark}".encode() in (place / "environ").read_bytes():
-                found[int(place.name)] = command
+            if command and f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found[pid] = command
     return found

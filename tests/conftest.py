@@ -6,10 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+# What programs need to be found and to speak; whatever else this shell has (SLURM's job, an MPI's options, proxies,
+# colours, accounts, Python's and torch's switches) is another's, and would reach the jobs of the tests.
+_KEPT = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE"}
+_KEPT |= {"PYTHONUTF8", "PYTHONCOERCECLOCALE", "PYTHONIOENCODING"}
+_KEPT_KINDS = ("LC_", "PYTEST_")
 
 ROOT = Path(__file__).resolve().parents[1]
 SEARCHES = ROOT / "tests" / "searches"
@@ -68,6 +75,20 @@ def _open_mpi() -> Mpi:
     if not (folder / "mpirun").exists():
         pytest.skip(f"no Open MPI in {folder}: make open-mpi")
     return Mpi(str(folder / "mpirun"), str(folder / "python"), ("--allow-run-as-root", "--oversubscribe"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give tests an environment, and a home without accounts and settings, that are alike everywhere.
+
+    GPUs are left alone: what the tests compare was computed on CPUs.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name not in _KEPT and not name.startswith(_KEPT_KINDS)]:
+            patch.delenv(name)
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        yield
 
 
 def available_mpis() -> list[Mpi]:

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import Victim
+from tests.chaos import Victim, children
 from tests.conftest import ROOT, SEARCHES, Mpi
 from tests.outcome import finished, lines_of, trials_of
 from tests.soak import FAULTY, PROGRAM, WAYS, recovery_times, survive
@@ -305,7 +306,7 @@ def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
             end = time.monotonic() + 60
             while len(lines_of(log.read_text())) < 3 * crash and time.monotonic() < end:
                 time.sleep(0.05)
-            (mpirun,) = [int(pid) for pid in subprocess.check_output(["pgrep", "-P", str(supervisor.pid)]).split()]
+            (mpirun,) = children(supervisor.pid)
             os.kill(mpirun, signal.SIGKILL)
         assert supervisor.wait(60) == 0
     finally:
@@ -376,7 +377,7 @@ def test_two_runs_cannot_share_a_directory_and_a_dead_one_does_not_keep_it(mpi: 
     second = mpi.run(1, *arguments, "--ranks-per-worker", 1, cwd=tmp_path)
     assert (second.returncode, second.stdout) == (2, "")
     (holder,) = [pid for pid in first.rank_processes() if f"process {pid} on " in second.stderr]
-    host = subprocess.check_output(["hostname"], text=True).strip()
+    host = re.escape(socket.gethostname())
     assert re.match(rf"error: run is in use by process {holder} on {host} since \d{{4}}-", second.stderr)
     assert (tmp_path / "run" / "run.json").read_text() == run_json
     first.kill("all", random.Random(0))

@@ -24,6 +24,7 @@ from hpo.trackers import TRACKERS
 from hpo.trackers.tracking import Tracking, track
 from hpo.trackers.written import Written
 from hpo.trials import INTERRUPTED
+from tests.chaos import command_lines
 from tests.conftest import ROOT, SEARCHES, Mpi
 from tests.outcome import trials_of
 from tests.recorded import start as session_of
@@ -39,13 +40,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture(autouse=True)
-def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away what trackers know of whoever runs the tests."""
-    for name in os.environ:
-        if name.startswith(("WANDB_", "MLFLOW_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # where MLflow's client reads here
+def no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let MLflow's client, with which tests read, ask no servers."""
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
 
 
 def begin_run(run_dir: Path, resume: bool = False, evaluations: int = 6) -> Session:
@@ -94,10 +91,8 @@ def ended(run_dir: Path, name: str) -> set[int]:
 
 def process_of(run_dir: Path, name: str) -> int:
     wanted = f"-m hpo.trackers {name} {run_dir}"
-    (path,) = [
-        path for path in Path("/proc").glob("[0-9]*") if wanted in (path / "cmdline").read_text().replace("\0", " ")
-    ]
-    return int(path.name)
+    (pid,) = [pid for pid, command in command_lines().items() if wanted in command.replace("\0", " ")]
+    return pid
 
 
 @pytest.mark.parametrize("name", TRACKERS)

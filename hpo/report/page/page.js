@@ -45,7 +45,8 @@
       for (const {isIntersecting, target} of entries) {
         if (!isIntersecting) continue;
         seen.unobserve(target);
-        draw(target);
+        // Plotly puts the legend of a figure that has grown where its rows of before had room: over the curves.
+        draw(target).then(() => target.on("plotly_relayout", ({autosize}) => { if (autosize) Plotly.redraw(target); }));
       }
     }, {rootMargin: "400px"});
     for (const div of document.querySelectorAll(".plot")) seen.observe(div);

@@ -14,6 +14,8 @@ from hpo.report.text import duration, number
 from hpo.report.working_time import WorkingTime, ended
 from hpo.trials import Evaluation
 
+_LEAST_HEIGHT = 220  # holds five rows of the legend, in a narrow window: Plotly never makes axes lower than 64 for it
+
 
 def timeline(evaluations: Sequence[Evaluation], workers: int, now: float | None) -> Figure | None:
     """Draw what each worker did when; what runs has gone on until `now`, which is None where the run does not."""
@@ -46,7 +48,7 @@ def timeline(evaluations: Sequence[Evaluation], workers: int, now: float | None)
         "hovermode": "closest",
     }
     about = "A bar is an evaluation; a gap is a worker that waits. Pauses between sessions are left out."
-    return Figure("timeline", "Timeline", about, traces, layout, height=110 + 18 * min(lanes, 64))
+    return Figure("timeline", "Timeline", about, traces, layout, height=max(_LEAST_HEIGHT, 110 + 18 * min(lanes, 64)))
 
 
 def _told(evaluation: Evaluation) -> str:
