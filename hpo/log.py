@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpo.failure import showable
-from hpo.printed import plain
+from hpo.printed import own_words
 
 _MOST_KEPT = 1 << 20  # bytes of an evaluation
 _MOST_LINES = 200  # that are read of it
@@ -41,7 +41,8 @@ class Log:
         except OSError as error:
             self._failed = True
             text = f"warning: what objectives print is not kept: {path}: {error.strerror}"
-            print(text, file=plain(sys.stderr), flush=True)
+            with own_words():
+                print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+_speaker = threading.local()
+
 _MOST_KEPT = 64 * 1024  # characters of a rank from loss to loss; of more, the last
 
 
@@ -40,7 +42,7 @@ class Printed:
 
     def always_marked(self) -> TextIO:
         """Give standard error as a stream whose lines are marked at any time, for logs."""
-        self._streams.append(Marked(plain(sys.stderr), self, always=True))
+        self._streams.append(Marked(self._streams[1].plain, self, always=True))
         return self._streams[-1]  # type: ignore[return-value]
 
     @contextmanager
@@ -97,7 +99,7 @@ class Marked(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write marked lines as they become whole, and everything else at once."""
-        if not (self._printed.marking or self._always):
+        if getattr(_speaker, "is_program", False) or not (self._printed.marking or self._always):
             return self.plain.write(text)
         with self.lock:
             *lines, self._begun = (self._begun + text).split("\n")
@@ -151,6 +153,11 @@ class Marked(io.TextIOBase):
         return getattr(self.plain, name)  # such as the buffer, for bytes
 
 
-def plain(stream: TextIO) -> TextIO:
-    """Give the real stream, for what this program itself has to say while an objective runs."""
-    return stream.plain if isinstance(stream, Marked) else stream
+@contextmanager
+def own_words() -> Iterator[None]:
+    """Leave unmarked what this thread prints, since it comes from this program and not from an objective."""
+    _speaker.is_program = True
+    try:
+        yield
+    finally:
+        _speaker.is_program = False

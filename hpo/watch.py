@@ -26,7 +26,7 @@ from hpo.errors import Exit, Stop, UsageError
 from hpo.failure import stack_of
 from hpo.place import Places, frames_of_thread
 from hpo.post import Post
-from hpo.printed import plain
+from hpo.printed import own_words
 
 STOPPED = "the run stops"
 
@@ -311,7 +311,7 @@ class Watch:
         """End the job though a rank has not stopped; the first rank waits for it and has the last words."""
         if self.post.rank == 0:
             status = stopping.status or Exit.MORE_TO_DO  # nobody has looked whether there is
-            with suppress(Exception):
+            with suppress(Exception), own_words():
                 status = self.last_words() if self.last_words else status
             self._abort(f"stopped ({stopping.reason}), though some ranks did not come to an end", status)
         if time.monotonic() > self._stopped_at + _SECONDS_TO_STOP + _SECONDS_FOR_LAST_WORDS:
@@ -333,7 +333,8 @@ class Watch:
         if not self._dying.acquire(blocking=False):
             time.sleep(_SECONDS_TO_DIE)  # another thread of this rank is at it
             os._exit(status)
-        print(message, file=plain(sys.stderr), flush=True)
+        with own_words():
+            print(message, file=sys.stderr, flush=True)
         time.sleep(0.5)  # mpirun may drop what arrives together with the abort
         self.post.abort(status)
         os._exit(status)  # an abort may return

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from hpo.errors import UsageError
 from hpo.failure import message
-from hpo.printed import plain
+from hpo.printed import own_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +80,8 @@ class WeightsKeeper:
 
     def _warn(self, error: Exception) -> None:
         text = f"warning: the weights of the best so far cannot be kept in {self._path}: {message(error)}"
-        print(text, file=plain(sys.stderr), flush=True)
+        with own_words():
+            print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def test_whatever_fails_on_a_rank_costs_one_evaluation(mpi: Mpi, tmp_path: Path,
         if way == "differs":
             assert "the ranks yielded different losses: rank 0 " in failure
         elif way == "fewer":
-            assert re.search(rf"equally many losses: rank 0 \S+, .*rank {size - 1} ended", failure)
+            assert re.search(rf"equally many losses: rank 0 \S+ at \S+, (.*, )?rank {size - 1} ended", failure)
         else:
             reason = re.escape(REASONS.get(way, "ValueError: injected"))
             assert re.fullmatch(rf"rank {size - 1}, faulty.py:\d+: {reason}", failure), failure
@@ -262,6 +262,7 @@ def test_a_run_with_a_stuck_rank_stops_all_the_same_and_at_once_if_asked_twice(m
         else:
             assert status in (75, 9), "MPICH's mpirun may give the signal with which it ends the rank that is stuck"
             assert json.loads((tmp_path / name / "summary.json").read_text())["stopped"] == "SIGINT"
+            assert "\nStopped: SIGINT" in (tmp_path / f"{name}.log").read_text(), "the program's words are not marked"
 
 
 def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp_path: Path) -> None:

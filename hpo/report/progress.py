@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from hpo.printed import plain
+from hpo.printed import own_words
 from hpo.report.pace import pace
 from hpo.report.text import duration, named, number, printable, short, value
 from hpo.trials import Evaluation, rank
@@ -98,8 +98,9 @@ class Progress:
 
     def _follow(self) -> None:
         try:
-            while not self._stopped.wait(_POLL_SECONDS):
-                self._print_new()
+            with own_words():
+                while not self._stopped.wait(_POLL_SECONDS):
+                    self._print_new()
         except Exception:
             self._on_error(traceback.format_exc().rstrip())
 
@@ -121,4 +122,4 @@ class Progress:
         return f"-- {so_far}{duration(self._estimated - self._started)} gone, {left}"
 
     def _print(self, line: str) -> None:
-        print(printable(line), file=plain(self._out), flush=True)
+        print(printable(line), file=self._out, flush=True)
