@@ -121,9 +121,9 @@ class View:
     def _middle(self, run: Standing, rows: int) -> list[Text]:
         """Put the plot and the islands side by side where there is room for both."""
         islands = self._islands(run.islands, rows)
-        if not self._has_plot(run) or rows < 3:
+        width = self._pen.width - max([_ISLANDS_WIDTH, *(line.cell_len for line in islands)])
+        if not self._has_plot(run) or rows < 3 or width < _PLOT_WIDTH:
             return islands
-        width = self._pen.width - _ISLANDS_WIDTH
         pairs = itertools.zip_longest(self._plot(run, width - 3, min(rows, _PLOT_ROWS)), islands, fillvalue=Text())
         return [Text.assemble(self._pen.cut(left, width, fill=True), right) for left, right in pairs]
 
@@ -134,7 +134,7 @@ class View:
         lines = [self._pen.text(f"best loss over time{', logarithmic' if steps.logarithmic else ''}", "bold")]
         for label, line in zip(labels, steps.draw(width - left - 1, rows - 1, self._braille), strict=True):
             lines.append(Text.assemble(f"{label:>{left}} ", (line, "green")))
-        lines.append(self._pen.text(f"{'':{left}} 0:00{clock(run.worked):>{width - left - 5}}"))
+        lines.append(self._pen.text(f"{'':{left}} 0:00{clock(run.worked):>{max(0, width - left - 5)}}"))
         return lines
 
     def _islands(self, islands: Sequence[Island], rows: int) -> list[Text]:
@@ -146,8 +146,7 @@ class View:
         table = [_island_row(str(island.index), [island]) for island in shown]
         if rest:
             table.append(_island_row(f"+{len(rest)}", rest))
-        lines = self._pen.table(("island", "population", "best", "failed"), table)
-        return [self._pen.cut(line, _ISLANDS_WIDTH) for line in lines]
+        return self._pen.table(("island", "population", "best", "failed"), table)
 
     def _workers(self, run: Standing, rows: int) -> list[Text]:
         """List workers, those that evaluate for longest first where there is no room for all."""
