@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from hpo.confirmation import plan_of
 from hpo.reader import RunReader
 from hpo.record import Record
 from hpo.report.page.write import render, write_report
+from hpo.report.text import number
 from hpo.run_dir import RunDir
 from tests.studies import BEGAN, SPACE, add, add_search, make_run
 
@@ -367,6 +369,114 @@ def test_many_hyperparameters_do_not_make_a_report_that_cannot_be_opened(tmp_pat
     for trial in range(400):
         add(record, curve={1: 1 / (trial + 1)}, params=dict.fromkeys(space.describe(), trial / 400), space=space)
     assert len(render(RunReader(tmp_path / "run"), 10, BEGAN)) < 4e6
+
+
+def add_losses(run_dir: Path, losses: Sequence[float], first_epoch: float | None = None) -> None:
+    """Make a run of evaluations with these losses, in their order; after the first epoch, they were worse."""
+    record, chance = make_run(run_dir, budget=len(losses)), random.Random(0)
+    for trial, loss in enumerate(losses):
+        params = {"layers": chance.randint(1, 5), "activation": "relu", "lr": 10 ** chance.uniform(-4, 0), "gamma": 0.9}
+        curve = {1: loss + abs(loss) if first_epoch is None else first_epoch, 2: loss, 3: loss}
+        add(record, curve=curve, params=params, began=BEGAN + trial, metrics={"parameters": 110300.0})
+
+
+def usual_losses(count: int, low: float = 0.1, high: float = 1.0) -> list[float]:
+    """Give losses that get better."""
+    return [low + (high - low) * (1 - place / (count - 1)) for place in range(count)]
+
+
+WITH_OUTLIERS: dict[str, list[float]] = {
+    "the first": [150300.5, *usual_losses(40)],
+    "a third": [*usual_losses(20), *(10.0**power for power in range(3, 13)), *usual_losses(20), *[1e12] * 10],
+    "logarithmic": [1e9, *usual_losses(40, 0.001, 0.9)],
+    "below zero, the others close together": [*usual_losses(40, -2.0, -2.0 + 1e-8), 1e4],
+}
+
+
+SEEN = """name => {
+    const {_fullLayout: {yaxis, shapes}, _fullData: traces} = document.getElementById(name);
+    const place = y => yaxis.type === "log" ? Math.log10(y) : y;
+    const height = y => (place(y) - yaxis.range[0]) / (yaxis.range[1] - yaxis.range[0]);
+    const points = traces.filter(one => one.mode === "markers" && one.yaxis === "y").flatMap(one => one.y.map(
+        (y, n) => ({y, height: height(y), text: one.text[n], symbol: [one.marker.symbol].flat()[n] ?? "all the same"})
+    ));
+    const lines = traces.filter(one => one.mode.includes("lines")).flatMap(one => one.y.filter(y => y !== null));
+    const apart = shapes.map(one => height(one.y0));
+    return {points, lines: lines.map(height), type: yaxis.type, apart, ticks: yaxis.tickvals};
+}"""
+
+
+@pytest.mark.parametrize("name", WITH_OUTLIERS)
+def test_outliers_are_at_the_edge_and_flatten_no_figure(show: Show, tmp_path: Path, name: str) -> None:
+    losses = WITH_OUTLIERS[name]
+    inside = [loss for loss in losses if loss <= 3]
+    far = sorted(set(losses) - set(inside))
+    count, highest = len(losses) - len(inside), number(max(losses))
+    add_losses(tmp_path / "run", losses)
+    with show(tmp_path / "run") as page:
+        for figure in ("history", "slice-0", "slice-1"):
+            drawn = page.evaluate(SEEN, figure)
+            assert drawn["type"] == ("log" if name == "logarithmic" else "linear")
+            marks = [point for point in drawn["points"] if point["symbol"] == "triangle-up"]
+            others = [point for point in drawn["points"] if point["symbol"] != "triangle-up"]
+            assert sorted(point["y"] for point in others) == pytest.approx(sorted(inside), rel=1e-5)
+            assert len(marks) == count
+            told = {line.split(": ")[-1] for mark in marks for line in mark["text"].split("<br>")}
+            assert {f"loss {number(loss)}" for loss in far} <= told
+            heights = [point["height"] for point in others]
+            (apart,) = drawn["apart"]
+            assert 0 < min(heights) < max(heights) < apart < min(mark["height"] for mark in marks)
+            assert max(mark["height"] for mark in marks) < 1
+            assert max(heights) - min(heights) > 0.8, "the others have the figure for themselves"
+            assert max(drawn["ticks"]) <= max(inside)
+        curves = page.evaluate(SEEN, "curves")
+        assert max(curves["lines"]) < 1
+        diverged = [point for point in curves["points"] if point["symbol"] == "triangle-up"]
+        assert len(diverged) == count
+        assert all(point["text"].endswith(" after epoch 3") for point in diverged)
+        parallel = page.evaluate(SEEN, "parallel")
+        assert len(parallel["points"]) == count
+        assert 0.9 < max(parallel["lines"]) < 1
+        said = f"{count} evaluations go beyond the scale, with losses of up to {highest}"
+        if count == 1:
+            said = f"1 evaluation goes beyond the scale, with a loss of {highest}"
+        for place in ("#search figcaption", "#hyperparameters figcaption", "#hyperparameters p:has(+ .slices)"):
+            assert f"{said}: \N{BLACK UP-POINTING TRIANGLE} at the upper edge." in page.locator(place).inner_text()
+
+
+def test_first_epochs_far_above_all_others_are_at_the_edge_and_say_how_high_they_are(
+    show: Show, tmp_path: Path
+) -> None:
+    add_losses(tmp_path / "run", usual_losses(20), first_epoch=110300.0)
+    with show(tmp_path / "run") as page:
+        assert page.locator("#answer .metric").inner_text().split() == ["parameters", "110300"]
+        for figure, count in (("best", 2), ("curves", 20)):
+            drawn = page.evaluate(SEEN, figure)
+            marks = [point for point in drawn["points"] if point["symbol"] == "triangle-up"]
+            assert len(marks) == count
+            assert all(point["text"].endswith("<br>loss 110300 after epoch 1") for point in marks)
+            assert drawn["apart"][0] < min(mark["height"] for mark in marks) < 1
+            assert min(drawn["lines"]) > 0
+            assert sum(height > drawn["apart"][0] for height in drawn["lines"]) == count + (figure == "curves")
+        answer = "2 points go beyond the scale, with losses of up to 110300"
+        curves = "20 evaluations go beyond the scale, with losses of up to 110300"
+        assert answer in page.locator("#answer figcaption").inner_text()
+        assert curves in page.locator("#learning figcaption").inner_text()
+        assert "beyond" not in page.locator("#search").inner_text()
+        page.locator("#best").scroll_into_view_if_needed()
+        mark = page.locator("#best .trace:nth-child(2) .point").last.bounding_box()
+        assert mark is not None
+        page.mouse.move(mark["x"] + mark["width"] / 2, mark["y"] + mark["height"] / 2)
+        page.wait_for_selector("#best .hovertext", timeout=30_000)
+        assert "110300" in (page.locator("#best .hovertext").first.text_content() or "")
+
+
+def test_where_there_are_no_outliers_no_figure_speaks_of_any(page: Page) -> None:
+    assert "beyond" not in page.locator("body").inner_text()
+    for figure in ("best", "history", "curves", "parallel", "slice-0"):
+        drawn = page.evaluate(SEEN, figure)
+        assert drawn["apart"] == []
+        assert not any(point["symbol"] == "triangle-up" for point in drawn["points"])
 
 
 def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_path: Path) -> None:

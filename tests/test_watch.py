@@ -283,13 +283,34 @@ def test_long_lists_of_hyperparameters_are_cut_and_counted() -> None:
 
 def test_steps_go_down_where_the_value_does() -> None:
     steps = Steps([(0, 9.0), (5, 5.0), (9, 1.0)], 9)
-    assert not steps.logarithmic
+    assert not steps.scale.logarithmic
     assert steps.draw(10, 3, braille=False) == ["******    ", "     *****", "         *"]
-    assert Steps([(5, 100.0), (9, 1.0)], 9).logarithmic
+    assert Steps([(5, 100.0), (9, 1.0)], 9).scale.logarithmic
     assert Steps([(5, 2.0)], 10).draw(5, 2, braille=False) == ["     ", "  ***"]
     assert Steps([(0, 2.0)], 0).draw(2, 1) == ["\u28c0\u28c0"]
     assert Steps([(0, 2.0), (1, 1.0)], 1).draw(1, 1) == ["\u28b9"]
     assert Steps([(0, 1e308), (1, -1e308)], 1).draw(2, 2, braille=False) == ["**", " *"]
+
+
+def test_a_best_that_had_diverged_is_above_the_plot_and_flattens_nothing() -> None:
+    steps = Steps([(0, 1.5e5), (2, 2.0), (5, 1.0), (9, 0.5)], 9, losses=[1.5e5, 2.0, 1.0, 0.5, 1.2])
+    assert steps.draw(20, 4, braille=False) == [
+        "^^^^^ 1 beyond      ",
+        "     *******        ",
+        "           *********",
+        "                   *",
+    ]
+    assert steps.draw(4, 2, braille=False) == ["^   ", " ***"]
+    late = Steps([(8, 1.5e5), (9, 2.0)], 9, losses=[1.5e5, 2.0, 1.0])
+    assert late.draw(12, 2, braille=False) == [" 1 beyond ^ ", "           *"]
+    assert Steps([(0, 1.5e5), (9, 2.0)], 9).draw(3, 2, braille=False) == ["***", "  *"], "two may be anything"
+    losses = [1.5e5, 2e4, *(2 / (n + 1) for n in range(20))]
+    lines = drawn(standing(a_look([one(n, loss=loss) for n, loss in enumerate(losses)]))).splitlines()
+    top = next(place for place, line in enumerate(lines) if line.startswith("best loss over time"))
+    assert lines[top][:40].rstrip() == "best loss over time", "what is left is not far apart"
+    assert re.match(r"150000 +\^\^ 2 beyond ", lines[top + 1])
+    assert lines[top + 2].startswith("     2 ")
+    assert any(line.startswith("   0.1 ") for line in lines[top + 3 :])
 
 
 @pytest.mark.parametrize(

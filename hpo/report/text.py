@@ -9,9 +9,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+_LARGEST_WHOLE = 2**53  # from here on, not every whole number is a float
+
 
 def number(value: float) -> str:
-    """Write a number with four significant digits."""
+    """Write a number with four significant digits, or all digits if it is whole."""
+    if abs(value) < _LARGEST_WHOLE and value == int(value):
+        return str(int(value))
     return f"{value:.4g}"
 
 

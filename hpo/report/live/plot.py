@@ -5,28 +5,46 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hpo.report.scale import scale_of
+
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bit of each dot, by row and column
 
 
 class Steps:
-    """A value that only falls, over time: `points` are the moments of its changes, from 0 to `end`, and its values.
+    """A loss that only falls, over time: `points` are the moments of its changes, from 0 to `end`, and its values.
 
-    The scale is logarithmic where all values are positive and some are more than 20 times as high as others.
+    The scale is that for a run with these `losses`; `beyond` are the values, the first ones, that are beyond it.
     """
 
-    def __init__(self, points: Sequence[tuple[float, float]], end: float) -> None:
+    def __init__(self, points: Sequence[tuple[float, float]], end: float, losses: Sequence[float] = ()) -> None:
         self._points = points
         self._end = max([end, *(moment for moment, _ in points)])
-        values = [value for _, value in points]
-        self.logarithmic = min(values) > 0 and max(values) / min(values) > 20
-        self.high, self.low = max(values), min(values)
+        self.scale = scale_of([value for _, value in points], losses)
+        self.beyond = [value for _, value in points if self.scale.beyond(value)]
 
     def draw(self, width: int, height: int, braille: bool = True) -> list[str]:
-        """Draw lines of text, the highest first."""
+        """Draw lines of text, the highest first; what is beyond the scale has the first one for itself."""
+        if not self.beyond:
+            return self._draw(width, height, braille)
+        return [self._edge(width), *self._draw(width, height - 1, braille)]
+
+    def _edge(self, width: int) -> str:
+        """Draw when the value was beyond the scale, and say how many were, where there is room for that."""
+        moments = self._points[0][0], self._points[len(self.beyond)][0]
+        first, last = (math.ceil(moment / (self._end or 1) * (width - 1)) for moment in moments)
+        marks, told = "^" * max(1, last - first), f"{len(self.beyond)} beyond"
+        line = " " * first + marks
+        if len(line) + 1 + len(told) <= width:
+            line += f" {told}"
+        elif len(told) < first:
+            line = f"{told:>{first - 1}} {marks}"
+        return line.ljust(width)
+
+    def _draw(self, width: int, height: int, braille: bool) -> list[str]:
         columns, rows = (2 * width, 4 * height) if braille else (width, height)
         levels = [self._level(column / max(1, columns - 1), rows) for column in range(columns)]
         dots: set[tuple[int, int]] = set()
-        before = next((level for level in levels if level is not None), 0)
+        before = 0 if self.beyond else next((level for level in levels if level is not None), 0)
         for column, level in enumerate(levels):
             if level is not None:
                 dots.update((row, column) for row in range(min(before, level), max(before, level) + 1))
@@ -34,14 +52,12 @@ class Steps:
         return [self._line(dots, row, width, braille) for row in range(height)]
 
     def _level(self, share: float, rows: int) -> int | None:
-        """Give the row for a moment, counted from the top; None before there was a value."""
+        """Give the row for a moment, counted from the top; None where no value is on the scale."""
         moment = share * self._end
         value = next((value for time, value in reversed(self._points) if time <= moment), None)
-        if value is None:
+        if value is None or self.scale.beyond(value):
             return None
-        scale = math.log if self.logarithmic else lambda x: x / 2  # halves: a difference of floats may be too large
-        low, high, here = scale(self.low), scale(self.high), scale(value)
-        return round((high - here) / (high - low) * (rows - 1)) if high > low else rows - 1
+        return round((1 - self.scale.share(value)) * (rows - 1))
 
     def _line(self, dots: set[tuple[int, int]], row: int, width: int, braille: bool) -> str:
         if not braille:

@@ -14,6 +14,7 @@ from typing import Any
 from hpo.confirmation import compare
 from hpo.reader import Look
 from hpo.report.pace import Pace, pace
+from hpo.report.scale import complete_losses
 from hpo.report.working_time import WorkingTime
 from hpo.trials import Evaluation
 
@@ -40,8 +41,9 @@ class Standing:
     this host), and `why` says more of it. `done` of `total` evaluations are those of the search, or of its
     confirmation while that goes on. `running` holds one evaluation per worker, the oldest first, and `idle` the other
     workers of this session; `latest` what has ended, the last one first. `improvements` are the seconds in which
-    something was evaluated before a new best was found, and its loss; `worked` is all such seconds. `to_confirm` says
-    that the best will be confirmed, and `confirmed` what came out of it, as `hpo.confirmation.compare` gives it.
+    something was evaluated before a new best was found, and its loss; `worked` is all such seconds, and `losses` are
+    those of all that is complete. `to_confirm` says that the best will be confirmed, and `confirmed` what came out of
+    it, as `hpo.confirmation.compare` gives it.
     """
 
     at: float
@@ -58,6 +60,7 @@ class Standing:
     latest: list[Evaluation]
     improvements: list[tuple[float, float]]
     worked: float
+    losses: list[float]
     to_confirm: bool
     confirmed: list[dict[str, Any]]
 
@@ -99,6 +102,7 @@ def standing(look: Look) -> Standing:
         latest=heapq.nlargest(_LATEST, (e for e in everything if e.counts), key=lambda e: (e.ended, e.trial)),
         improvements=_improvements(evaluations, time),
         worked=time.total,
+        losses=complete_losses(evaluations),
         to_confirm=phase == "searching" and look.about["confirm"] > 0,
         confirmed=compare(confirmations) if confirmations else [],
     )

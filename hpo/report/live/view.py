@@ -122,20 +122,20 @@ class View:
     def _middle(self, run: Standing, rows: int) -> list[Text]:
         """Put the plot and the islands side by side where there is room for both."""
         islands = self._islands(run.islands, rows)
-        if not self._has_plot(run) or rows < 3:
+        width = self._pen.width - max([_ISLANDS_WIDTH, *(line.cell_len for line in islands)])
+        if not self._has_plot(run) or rows < 3 or width < _PLOT_WIDTH:
             return islands
-        width = self._pen.width - _ISLANDS_WIDTH
         pairs = itertools.zip_longest(self._plot(run, width - 3, min(rows, _PLOT_ROWS)), islands, fillvalue=Text())
         return [Text.assemble(self._pen.cut(left, width, fill=True), right) for left, right in pairs]
 
     def _plot(self, run: Standing, width: int, rows: int) -> list[Text]:
-        steps = Steps(run.improvements, run.worked)
-        labels = [number(steps.high) if steps.high > steps.low else "", *[""] * (rows - 3), number(steps.low)]
+        steps = Steps(run.improvements, run.worked, run.losses)
+        labels = _labels(steps, rows - 1)
         left = max(map(len, labels))
-        lines = [self._pen.text(f"best loss over time{', logarithmic' if steps.logarithmic else ''}", "bold")]
+        lines = [self._pen.text(f"best loss over time{', logarithmic' if steps.scale.logarithmic else ''}", "bold")]
         for label, line in zip(labels, steps.draw(width - left - 1, rows - 1, self._braille), strict=True):
             lines.append(Text.assemble(f"{label:>{left}} ", (line, "green")))
-        lines.append(self._pen.text(f"{'':{left}} 0:00{clock(run.worked):>{width - left - 5}}"))
+        lines.append(self._pen.text(f"{'':{left}} 0:00{clock(run.worked):>{max(0, width - left - 5)}}"))
         return lines
 
     def _islands(self, islands: Sequence[Island], rows: int) -> list[Text]:
@@ -147,8 +147,7 @@ class View:
         table = [_island_row(str(island.index), [island]) for island in shown]
         if rest:
             table.append(_island_row(f"+{len(rest)}", rest))
-        lines = self._pen.table(("island", "population", "best", "failed"), table)
-        return [self._pen.cut(line, _ISLANDS_WIDTH) for line in lines]
+        return self._pen.table(("island", "population", "best", "failed"), table)
 
     def _workers(self, run: Standing, rows: int) -> list[Text]:
         """List workers, those that evaluate for longest first where there is no room for all."""
@@ -241,6 +240,14 @@ def _why(run: Standing) -> str:
     if run.phase == "died":
         return f"no run is going on here: {run.why} has died. To go on: --resume"
     return run.why
+
+
+def _labels(steps: Steps, rows: int) -> list[str]:
+    """Label the rows of a plot, of which there are two or more: the highest value, and both ends of the scale."""
+    scale = steps.scale
+    highest = number(scale.highest) if scale.highest > scale.lowest else ""
+    above = [*map(number, steps.beyond[:1]), highest][: rows - 1]
+    return [*above, *[""] * (rows - 1 - len(above)), number(scale.lowest)]
 
 
 def _island_row(name: str, islands: Sequence[Island]) -> tuple[str, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hpo.report.text import number, short, value
+from hpo.report.text import short, value
 
-_WIDEST = 20.0  # the highest over the lowest: where losses are further apart, their axis is logarithmic
 _MOST_WHOLE_TICKS = 6
 _LARGEST_POWER = 308  # of ten, that a float can be
 
@@ -19,27 +19,16 @@ def is_log(distribution: Any) -> bool:
     return bool(getattr(distribution, "log", False))
 
 
-def is_wide(losses: Sequence[float]) -> bool:
-    """Tell whether losses are too far apart for a linear axis, and can be on a logarithmic one."""
-    lowest, highest = min(losses, default=0.0), max(losses, default=0.0)
-    return lowest > 0 and highest / lowest > _WIDEST
-
-
 def axis(title: str, values: Sequence[float] = (), *, log: bool = False, whole: bool = False) -> dict[str, Any]:
     """Make an axis of plotly's; logarithmic ones and those of whole numbers need the values that will be on it."""
     made: dict[str, Any] = {"title": {"text": plain(title)}, "zeroline": False}
     if log and values:
         ticks = _log_ticks(min(values), max(values))
-        made |= {"type": "log", "tickvals": ticks, "ticktext": [number(tick) for tick in ticks]}
+        made |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
     if whole:
         steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
         made["dtick"] = next(step for step in steps if max(values) <= 10 * step)
     return made
-
-
-def loss_axis(losses: Sequence[float]) -> dict[str, Any]:
-    """Make an axis for losses."""
-    return axis("loss", losses, log=is_wide(losses))
 
 
 def upright(values: Sequence[Any], distribution: Any, log: bool) -> tuple[list[float], list[tuple[float, str]]]:
@@ -65,7 +54,10 @@ def upright(values: Sequence[Any], distribution: Any, log: bool) -> tuple[list[f
         share = (item / 2 - low / 2) / (high / 2 - low / 2)  # halves: the difference of two floats may be none
         return float(round(share, 4))
 
-    return [height(item) for item in values], [(height(tick), value(tick)) for tick in dict.fromkeys(ticks)]
+    def text(tick: float) -> str:
+        return f"{tick:g}" if log and tick not in (low, high) else value(tick)
+
+    return [height(item) for item in values], [(height(tick), text(tick)) for tick in dict.fromkeys(ticks)]
 
 
 def _log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
@@ -79,11 +71,21 @@ def _log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
     return [tick for tick in between if tick > 0 and least + gap <= math.log10(tick) <= most - gap]
 
 
+def linear_ticks(low: float, high: float) -> list[float]:
+    """Give a few round numbers between two others, which may be equal."""
+    if low == high:
+        return [low]
+    least = max(high / 8 - low / 8, sys.float_info.min)
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(step * power for step in (1, 2, 5, 10) if step * power >= least)
+    return [count * step for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
 def plain(text: str) -> str:
     """Write a text so that plotly, which takes < and & for markup, shows it as it is, if it is not too long."""
     return short(text, 80).replace("&", "&amp;").replace("<", "&lt;")
 
 
-def short_number(item: float) -> float:
-    """Keep six significant digits: more cannot be seen, and take half of the file."""
-    return float(f"{item:.6g}")
+def short_number(item: float, digits: int = 6) -> float:
+    """Keep so many significant digits: more than six can seldom be seen, and take half of the file."""
+    return float(f"{item:.{digits}g}")

@@ -33,7 +33,10 @@ MOST_POINTS = 2000  # what a browser draws at once as SVG without being slow
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure by its `name` in the page: plotly's traces and layout, what it is called, and how to read it."""
+    """A figure by its `name` in the page: plotly's traces and layout, what it is called, and how to read it.
+
+    `beyond` says how much is beyond its scale, if anything is.
+    """
 
     name: str
     title: str
@@ -42,6 +45,7 @@ class Figure:
     layout: dict[str, Any] = field(default_factory=dict)
     height: int = 380
     least_width: int = 0
+    beyond: str = ""
 
 
 def drawn(evaluations: Sequence[Evaluation], most: int = MOST_POINTS) -> list[Evaluation]:
@@ -56,10 +60,9 @@ def drawn(evaluations: Sequence[Evaluation], most: int = MOST_POINTS) -> list[Ev
 
 
 def points(x: Sequence[Any], evaluations: Sequence[Evaluation], name: str) -> Trace:
-    """Draw a point for each evaluation at its loss, which says what the evaluation was."""
+    """Draw a point for each evaluation, which says what the evaluation was; its height has still to be given."""
     return {
         "x": list(x),
-        "y": shortened(one.loss for one in evaluations),
         "text": [label(one) for one in evaluations],
         "hovertemplate": "%{text}<extra></extra>",
         "name": name,

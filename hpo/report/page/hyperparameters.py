@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpo.report.page.axes import axis, is_log, is_wide, loss_axis, plain, upright
-from hpo.report.page.figure import MOST_POINTS, Figure, drawn, joined, points, shortened
+from hpo.report.page.axes import axis, is_log, plain, upright
+from hpo.report.page.edge import EDGE, TRIANGLE, TRIANGLE_SIZE, loss_layout, marked, said, told
+from hpo.report.page.figure import MOST_POINTS, Figure, Trace, drawn, joined, points, shortened
+from hpo.report.scale import Scale, complete_losses, scale_of
 from hpo.report.text import value
 from hpo.trials import Evaluation, rank
 
@@ -22,9 +24,10 @@ def parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mappi
     shown = rank(drawn(evaluations), len(evaluations))
     if len(shown) < 2 or len(distributions) < 2:
         return None
-    losses = [one.loss for one in shown]
+    losses = complete_losses(evaluations)
+    scale = scale_of(losses, losses)
     axes = [
-        upright(losses, None, log=is_wide(losses)),
+        _losses(shown, scale),
         *(
             upright([one.params[name] for one in shown], distribution, log=is_log(distribution))
             for name, distribution in distributions.items()
@@ -36,7 +39,9 @@ def parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mappi
     for name, first, last, colour, width in _bands(len(shown)):
         x, y = joined((places, list(line)) for line in lines[first:last])
         line = {"color": colour, "width": width}
-        traces.append({"x": x, "y": y, "name": name, "mode": "lines", "line": line, "hoverinfo": "skip"})
+        trace = {"x": x, "y": y, "name": name, "mode": "lines", "line": line, "hoverinfo": "skip", "legendgroup": name}
+        far = [one for one in shown[first:last] if scale.beyond(one.loss)]
+        traces += [*_triangles(far, name), trace]
     labels = {"showarrow": False, "xanchor": "left", "xshift": 4, "bgcolor": "--veil", "borderpad": 1}
     layout = {
         "xaxis": {
@@ -45,7 +50,7 @@ def parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mappi
             "side": "top",
             "range": [-0.1, len(axes) - 0.6],
         },
-        "yaxis": {"visible": False, "range": [-0.03, 1.03]},
+        "yaxis": {"visible": False, "range": [-0.03, EDGE + 0.03 if scale.beyond(shown[-1].loss) else 1.03]},
         "annotations": [
             {**labels, "x": place, "y": height, "text": plain(text), "font": {"size": 11}}
             for place, (_, ticks) in enumerate(axes)
@@ -55,7 +60,21 @@ def parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mappi
         "legend": {"orientation": "h", "y": 0, "yanchor": "top", "traceorder": "reversed"},
     }
     about = "Each line is a complete evaluation. A click on the legend hides its lines."
-    return Figure("parallel", "Parallel coordinates", about, traces[::-1], layout, 420, 90 * len(axes))
+    beyond = told(losses, scale)
+    return Figure("parallel", "Parallel coordinates", about, traces[::-1], layout, 420, 90 * len(axes), beyond)
+
+
+def _losses(shown: Sequence[Evaluation], scale: Scale) -> tuple[list[float], list[tuple[float, str]]]:
+    """Give the heights of losses on their upright axis, and its ticks."""
+    heights, ticks = upright([min(one.loss, scale.highest) for one in shown], None, log=scale.logarithmic)
+    return [EDGE if scale.beyond(one.loss) else at for one, at in zip(shown, heights, strict=True)], ticks
+
+
+def _triangles(far: Sequence[Evaluation], group: str) -> list[Trace]:
+    """Mark lines that begin beyond the scale of losses."""
+    look = {"symbol": TRIANGLE, "color": "--muted", "size": TRIANGLE_SIZE}
+    triangles = {**points([0] * len(far), far, group), "y": [EDGE] * len(far), "marker": look}
+    return [{**triangles, "legendgroup": group, "showlegend": False}] if far else []
 
 
 def _bands(count: int) -> list[tuple[str, int, int, str, float]]:
@@ -72,27 +91,32 @@ def _bands(count: int) -> list[tuple[str, int, int, str, float]]:
 def slices(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], order: Sequence[str]) -> list[Figure]:
     """Draw the loss over each hyperparameter, in the order given, the later the stronger its colour."""
     most = min(MOST_POINTS, max(_LEAST_POINTS, _MOST_IN_ALL // max(1, len(order))))
-    shown = drawn([one for one in evaluations if one.finished and math.isfinite(one.loss)], most)
-    if not shown:
+    with_loss = [one for one in evaluations if one.finished and math.isfinite(one.loss)]
+    if not with_loss:
         return []
-    yaxis = loss_axis([one.loss for one in shown])
+    scale = scale_of([one.loss for one in with_loss], complete_losses(evaluations))
+    shown = drawn(with_loss, most)
+    losses = [one.loss for one in shown]
+    look = {
+        "color": [one.trial for one in shown],
+        "colorscale": [[0, "--faint"], [1, "--accent"]],
+        "size": 6,
+        "symbol": ["circle" if one.state == "complete" else "circle-open" for one in shown],
+    }
+    at_losses, layout = marked(losses, scale, look), loss_layout(losses, scale)
+    beyond = told([one.loss for one in with_loss], scale)
     figures = []
     for count, name in enumerate(order):
         values = [one.params[name] for one in shown]
         choices = getattr(distributions[name], "choices", None)
-        trace = points(_spread(values, choices) if choices else shortened(values), shown, name)
-        trace["text"] = [plain(f"trial {one.trial}: {name} = {value(one.params[name])}") for one in shown]
-        trace["marker"] = {
-            "color": [one.trial for one in shown],
-            "colorscale": [[0, "--faint"], [1, "--accent"]],
-            "size": 6,
-            "symbol": ["circle" if one.state == "complete" else "circle-open" for one in shown],
-        }
+        trace = points(_spread(values, choices) if choices else shortened(values), shown, name) | at_losses
+        texts = [plain(f"trial {one.trial}: {name} = {value(one.params[name])}") for one in shown]
+        trace["text"] = [text + said(loss, scale) for text, loss in zip(texts, losses, strict=True)]
         xaxis = axis(name, values, log=is_log(distributions[name]))
         if choices:
             xaxis |= {"tickvals": list(range(len(choices))), "ticktext": [plain(value(item)) for item in choices]}
-        layout = {"xaxis": xaxis, "yaxis": yaxis, "showlegend": False}
-        figures.append(Figure(f"slice-{count}", name, "", [trace], layout, height=280))
+        axes = {"xaxis": xaxis, **layout, "showlegend": False}
+        figures.append(Figure(f"slice-{count}", name, "", [trace], axes, height=280, beyond=beyond))
     return figures
 
 

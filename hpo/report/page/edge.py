@@ -1,0 +1,71 @@
+"""How a figure shows what is beyond its scale: as triangles at its upper edge, and with a word that says how many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hpo.report.page.axes import axis, linear_ticks, short_number
+from hpo.report.scale import Scale
+from hpo.report.text import counted, number
+
+EDGE = 1.08  # where the triangles are, if 0 is the lowest loss and 1 the highest that is not beyond the scale
+TRIANGLE = "triangle-up"
+TRIANGLE_SIZE = 9
+_BELOW_EDGE, _ABOVE_EDGE, _LOWEST = 1.04, 1.12, -0.06
+
+
+def loss_layout(losses: Iterable[float], scale: Scale) -> dict[str, Any]:
+    """Give the axis for losses and, where some are beyond the scale, a line that keeps them apart from all others."""
+    yaxis = axis("loss", [scale.lowest, scale.highest], log=scale.logarithmic)
+    if not any(map(scale.beyond, losses)):
+        return {"yaxis": yaxis}
+    if not scale.logarithmic:  # plotly's own ticks would go on to the edge
+        ticks = linear_ticks(scale.lowest, scale.highest)
+        yaxis |= {"tickvals": ticks, "ticktext": [f"{tick:.8g}" for tick in ticks]}
+    ends = [scale.at(share) for share in (_LOWEST, _ABOVE_EDGE)]
+    yaxis["range"] = [math.log10(end) for end in ends] if scale.logarithmic else ends
+    apart = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": scale.at(_BELOW_EDGE)}
+    apart |= {"y1": apart["y0"], "line": {"color": "--muted", "width": 1, "dash": "dot"}, "layer": "below"}
+    return {"yaxis": yaxis, "shapes": [apart]}
+
+
+def placed(losses: Iterable[float], scale: Scale) -> list[float]:
+    """Give the heights on an axis at which losses are drawn, with as many digits as tell them apart there."""
+    largest, length = max(abs(scale.lowest), abs(scale.highest)), scale.highest / 2 - scale.lowest / 2
+    more = math.floor(math.log10(largest / length / 2)) if length and largest > 2 * length else 0
+    return [short_number(scale.at(EDGE) if scale.beyond(loss) else loss, min(17, 6 + more)) for loss in losses]
+
+
+def marked(losses: Sequence[float], scale: Scale, marker: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the heights of points at losses, and their marker, which is a triangle for those at the edge."""
+    made = dict(marker)
+    triangles = [scale.beyond(loss) for loss in losses]
+    if any(triangles):
+        symbol, size = marker["symbol"], marker["size"]
+        symbols = [symbol] * len(losses) if isinstance(symbol, str) else symbol
+        made["symbol"] = [_triangle(own) if triangle else own for triangle, own in zip(triangles, symbols, strict=True)]
+        made["size"] = [TRIANGLE_SIZE if triangle else size for triangle in triangles]
+        made |= {"opacity": 1, "line": {"width": 0}}  # plotly draws points of different sizes as bubbles otherwise
+    return {"y": placed(losses, scale), "marker": made}
+
+
+def _triangle(symbol: str) -> str:
+    """Give the triangle in the place of a symbol: open where that is."""
+    return f"{TRIANGLE}-open" if symbol.endswith("-open") else TRIANGLE
+
+
+def said(loss: float, scale: Scale, more: str = "") -> str:
+    """Say in a line of a label how high a loss at the edge is; nothing of others, whose height says it."""
+    return f"<br>loss {number(loss)}{more}" if scale.beyond(loss) else ""
+
+
+def told(losses: Iterable[float], scale: Scale, noun: str = "evaluation") -> str:
+    """Say how many losses, each of a thing called so, are beyond the scale; nothing where none is."""
+    far = [loss for loss in losses if scale.beyond(loss)]
+    if not far:
+        return ""
+    verb, highest = ("goes", "a loss of") if len(far) == 1 else ("go", "losses of up to")
+    how = f"with {highest} {number(max(far))}: \N{BLACK UP-POINTING TRIANGLE} at the upper edge."
+    return f"{counted(len(far), noun)} {verb} beyond the scale, {how}"

@@ -1,0 +1,97 @@
+"""The scale of losses in figures: it ends where the losses that compare end, so that what diverged flattens nothing."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpo.trials import Evaluation
+
+_WIDEST = 20.0  # the highest over the lowest: where losses are further apart, their scale is logarithmic
+_FAR = 100  # times the usual loss
+_PARTS = 10  # of a scale, one of which nine tenths of the losses have at least
+_MOST_LEFT = 0.5  # of a scale that it is worth to put losses beyond
+_POWERS = -323, 308  # of ten: what floats can be
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From the lowest loss to the highest that is not beyond the scale."""
+
+    lowest: float
+    highest: float
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether losses are too far apart for a linear scale, and can be on a logarithmic one."""
+        return self.lowest > 0 and self.highest / self.lowest > _WIDEST
+
+    def beyond(self, loss: float) -> bool:
+        """Tell whether a loss is beyond the upper end."""
+        return loss > self.highest
+
+    def share(self, loss: float) -> float:
+        """Give the place of a loss: 0 for the lowest, 1 for the highest."""
+        if self.logarithmic:
+            lowest, highest = math.log10(self.lowest), math.log10(self.highest)
+            return (math.log10(loss) - lowest) / (highest - lowest)
+        length = self.highest / 2 - self.lowest / 2  # halves: the difference of two floats may be none
+        return (loss / 2 - self.lowest / 2) / length if length else 0.0
+
+    def at(self, share: float) -> float:
+        """Give the loss at a place, as far as floats go; a scale of one loss is as long as that is high."""
+        if self.logarithmic:
+            lowest, highest = math.log10(self.lowest), math.log10(self.highest)
+            power = lowest + share * (highest - lowest)
+            return float(10 ** max(_POWERS[0], min(power, _POWERS[1])))
+        length = self.highest / 2 - self.lowest / 2 or abs(self.highest) / 2 or 0.5
+        loss = 2 * (self.lowest / 2 + share * length)
+        return max(-sys.float_info.max, min(loss, sys.float_info.max))
+
+
+def scale_of(drawn: Sequence[float], losses: Sequence[float] = ()) -> Scale:
+    """Give the scale for the losses that are `drawn`, in a run whose complete evaluations have these `losses`.
+
+    The lower the better, so the lower end is the lowest loss of all, and only the upper end may leave some out:
+
+    1. What is more than 100 times as high as the usual loss, which is the median of those above the best: up to half
+       of all individuals may have diverged. Where losses are not positive: what is further above the usual one than 99
+       times its size, and than 99 times its distance from the best.
+    2. Of the others, if nine tenths have less than a tenth of the scale for themselves, what is more than ten times as
+       far up as these nine tenths are: a tenth of the others at most, and nothing of ten or fewer.
+
+    Either only where that halves the scale at least. Else, and so in every run without outliers, all losses are on it.
+    """
+    shown = sorted(loss for loss in drawn if math.isfinite(loss))
+    if not shown:
+        return Scale(0.0, 0.0)
+    scale = _shortened(Scale(shown[0], shown[-1]), shown, _far(losses if len(set(losses)) > 1 else shown))
+    inside = [loss for loss in shown if not scale.beyond(loss)]
+    nine_tenths = _quantile(inside, 0.9)
+    return _shortened(scale, inside, max(nine_tenths, scale.at(_PARTS * scale.share(nine_tenths))))
+
+
+def complete_losses(evaluations: Sequence[Evaluation]) -> list[float]:
+    """Give the losses of what is complete, which say what is usual in a run."""
+    return [one.loss for one in evaluations if one.state == "complete" and math.isfinite(one.loss)]
+
+
+def _shortened(scale: Scale, losses: Sequence[float], limit: float) -> Scale:
+    """End a scale at the highest loss up to the limit, if that is worth it; the losses are in their order."""
+    inside = [loss for loss in losses if loss <= limit]
+    worth_it = bool(inside) and scale.share(inside[-1]) <= _MOST_LEFT
+    return Scale(scale.lowest, inside[-1]) if worth_it else scale
+
+
+def _far(losses: Sequence[float]) -> float:
+    best, usual = min(losses), _quantile(losses, 0.5)
+    return usual + (_FAR - 1) * max(abs(usual), usual - best)
+
+
+def _quantile(losses: Sequence[float], share: float) -> float:
+    """Give the lowest loss that so many of those above the best do not exceed: equal ones would be no distance."""
+    best = min(losses)
+    above = sorted(loss for loss in losses if loss > best) or [best]
+    return above[math.ceil(share * len(above)) - 1]

@@ -1,0 +1,119 @@
+"""Where the scales of figures end."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpo.report.scale import Scale, scale_of
+
+LOSSES = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=60)
+
+
+def spread(low: float, high: float, count: int) -> list[float]:
+    return [low + (high - low) * place / (count - 1) for place in range(count)]
+
+
+def powers(low: float, high: float, count: int) -> list[float]:
+    return [10**power for power in spread(low, high, count)]
+
+
+BULK = spread(0.1, 2.0, 40)
+CONVERGED = [*spread(0.033, 0.06, 180), *spread(0.06, 2.3, 20)]
+CHANCE = random.Random(0)
+
+OUTLIERS: dict[str, tuple[list[float], list[float]]] = {
+    "one": (BULK, [1.5e5]),
+    "a third": (BULK, powers(3, 7, 20)),
+    "nearly half": (BULK, powers(3, 7, 38)),
+    "equal ones": (BULK, [1e10] * 20),
+    "in a converged run": (CONVERGED, [1.5e5]),
+    "below zero": (spread(-2.0, -0.5, 40), [1e4]),
+    "a third below zero": (spread(-2.0, -0.5, 40), powers(3, 6, 20)),
+    "around zero": (spread(-0.5, 0.5, 40), [1e3] * 13),
+    "from zero": ([0.0] * 20 + spread(0.1, 2.0, 20), [1e6]),
+    "not far, but the others are close": (spread(0.49, 0.51, 40), [9.0]),
+    "far above a great number": (spread(-1000.5, -999.0, 40), [-900.0]),
+    "of three": ([0.4, 0.5], [1e5]),
+    "the largest there is": (BULK, [1.7e308]),
+}
+
+ORDINARY: dict[str, list[float]] = {
+    "spread evenly": BULK,
+    "one": [0.5],
+    "two, who knows which is usual": [0.5, 1e5],
+    "equal": [0.5] * 30,
+    "zeros": [0.0] * 30,
+    "converged": CONVERGED,
+    "converged to zero": [0.0] * 5 + spread(0.0028, 0.02, 30) + spread(0.1, 0.9, 20),
+    "converged below zero": [*spread(-0.99, -0.97, 150), *spread(-0.95, -0.1, 50)],
+    "over many powers of ten": powers(-8, 2, 60),
+    "mostly at the bottom of many powers of ten": [1e-8] * 60 + powers(-8, 2, 40),
+    "all diverged": powers(3, 6, 30),
+    "most diverged": [*BULK[:10], *powers(3, 6, 30)],
+    "twenty times as high as others": [*BULK, 40.0],
+    "normal": [CHANCE.gauss(0, 1) for _ in range(1000)],
+    "exponential": [CHANCE.expovariate(1) for _ in range(1000)],
+    "log-normal": [math.exp(CHANCE.gauss(0, 1)) for _ in range(1000)],
+    "over all floats": [-1.7e308, 0.0, 1.7e308],
+}
+
+
+@pytest.mark.parametrize("name", OUTLIERS)
+def test_outliers_are_beyond_the_scale_and_all_others_on_it(name: str) -> None:
+    bulk, far = OUTLIERS[name]
+    scale = scale_of([*far, *bulk], [*bulk, *far])
+    assert scale == Scale(min(bulk), max(bulk)) == scale_of(bulk, bulk)
+    assert all(scale.beyond(loss) for loss in far)
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_without_outliers_all_losses_are_on_the_scale(name: str) -> None:
+    losses = ORDINARY[name]
+    assert scale_of(losses, losses) == scale_of(losses) == Scale(min(losses), max(losses))
+
+
+def test_what_is_drawn_may_be_beyond_what_is_usual_in_the_run() -> None:
+    first_epochs = [1e6 + loss for loss in BULK]
+    assert scale_of([*first_epochs, *BULK], BULK) == Scale(0.1, 2.0), "half of two epochs"
+    assert scale_of([1.5e5, 0.5], BULK) == Scale(0.5, 0.5), "the best so far"
+    assert scale_of([1e6, 0.7, 0.6], [0.6]) == Scale(0.6, 0.7), "the only evaluation"
+    assert scale_of([1e6, 2e6], BULK) == Scale(1e6, 2e6), "of failed evaluations"
+    assert scale_of([2.3, 2.2, 0.5, 0.4], [0.0] * 9) == Scale(0.4, 2.3), "where all ends are equal"
+    assert scale_of([], BULK) == scale_of([math.inf, math.nan], BULK) == Scale(0.0, 0.0)
+    assert scale_of([math.inf, *BULK], BULK) == Scale(0.1, 2.0)
+
+
+@given(LOSSES)
+def test_of_any_losses_the_best_and_nine_tenths_of_half_are_on_the_scale(losses: list[float]) -> None:
+    scale = scale_of(losses, losses)
+    assert scale.lowest == min(losses)
+    assert scale.highest in losses
+    assert sum(map(scale.beyond, losses)) <= 0.55 * len(losses)
+    assert scale_of(losses[::-1], losses) == scale
+    if len(losses) < 3:
+        assert scale.highest == max(losses)
+
+
+@pytest.mark.parametrize("name", OUTLIERS)
+def test_the_unit_of_losses_does_not_matter(name: str) -> None:
+    bulk, far = OUTLIERS[name]
+    for unit in (2.0**-10, 2.0**10):
+        losses = [unit * min(loss, 1e300) for loss in (*bulk, *far)]
+        assert scale_of(losses, losses) == Scale(unit * min(bulk), unit * max(bulk))
+
+
+def test_a_scale_is_logarithmic_where_what_is_on_it_is_far_apart() -> None:
+    assert not scale_of([*BULK, 1.5e5], BULK).logarithmic
+    wide = scale_of([*powers(-3, 1, 40), 1e9])
+    assert (wide.lowest, wide.highest, wide.logarithmic) == (1e-3, 10.0, True)
+    assert wide.share(0.1) == pytest.approx(0.5)
+    assert wide.at(0.25) == pytest.approx(1e-2)
+    below = Scale(-1.0, 3.0)
+    assert (below.share(0.0), below.at(1.25)) == (0.25, 4.0)
+    assert Scale(-1.7e308, 1.7e308).share(0.0) == 0.5
+    assert math.isfinite(Scale(1e-5, 1e305).at(1.5))

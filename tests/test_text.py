@@ -1,0 +1,80 @@
+"""Numbers as people read them, in all that is printed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from hpo.reader import Look
+from hpo.report.live.lines import Pen
+from hpo.report.live.standing import standing
+from hpo.report.live.view import View
+from hpo.report.progress import Lines
+from hpo.report.tables import print_tables
+from hpo.report.text import number
+from hpo.summary import summarize
+from hpo.trials import Evaluation
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (110300.0, "110300"),
+        (110300, "110300"),
+        (-110300.0, "-110300"),
+        (1.0, "1"),
+        (0.0, "0"),
+        (-0.0, "0"),
+        (110300.5, "1.103e+05"),
+        (0.031249, "0.03125"),
+        (2.0**53 - 1, "9007199254740991"),
+        (2.0**53, "9.007e+15"),
+        (-(2.0**53), "-9.007e+15"),
+        (1e300, "1e+300"),
+        (5e-324, "4.941e-324"),
+        (math.inf, "inf"),
+        (-math.inf, "-inf"),
+        (math.nan, "nan"),
+    ],
+)
+def test_whole_numbers_have_all_their_digits(given: float, text: str) -> None:
+    assert number(given) == text
+
+
+def ended(trial: int, loss: float, parameters: float) -> Evaluation:
+    metrics = {"parameters": parameters, "accuracy": 0.5}
+    return Evaluation(trial, "complete", loss, {"lr": 0.1}, 0, 0, 0, 1.0, metrics, started=0.0, ended=1.0 + trial)
+
+
+def test_the_parameters_of_a_network_are_counted_in_lines_tables_and_the_live_view(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    evaluations = [ended(0, 0.25, 110300.0), ended(1, 0.5, 2.0**53 - 1), ended(2, 0.75, 8.0)]
+    lines = Lines([], 3)
+    texts = [lines.line(one) for one in evaluations]
+    assert "  parameters=110300  accuracy=0.5" in texts[0]
+    assert texts[1].index("accuracy") == texts[2].index("accuracy"), "columns are as wide as the widest so far"
+    print_tables(summarize(evaluations, 3, 3), Path("run"))
+    table = capsys.readouterr().out.split("All islands")[1].splitlines()
+    assert table[3].split()[:4] == ["1", "0.25", "0.5", "110300"]
+    end = table[1].index("parameters") + len("parameters")
+    assert [line[:end].split()[-1] for line in table[3:6]] == ["110300", "9007199254740991", "8"]
+    about = {"budget": 3, "confirm": 0, "layout": {"islands": 1}}
+    run = standing(Look(9.0, about, evaluations, [], in_use=False))
+    shown = [line.plain for line in View(Path("run"), Pen(80), braille=True).draw(run, 24)]
+    assert "lr=0.1  parameters=110300  accuracy=0.5" in shown
+
+
+@pytest.mark.parametrize("loss", [2.0**53 - 1, 1 - 2.0**53])
+def test_losses_of_all_their_digits_fit_into_the_live_view(loss: float) -> None:
+    about = {"budget": 3, "confirm": 0, "layout": {"islands": 1}}
+    run = standing(Look(9.0, about, [ended(0, loss + 1000, 1.0), ended(1, loss, 1.0)], [], in_use=False))
+    for width in range(60, 90):
+        lines = View(Path("run"), Pen(width), braille=True).draw(run, 24)
+        assert max(line.cell_len for line in lines) <= width
+        texts = [line.plain.rstrip() for line in lines]
+        heading = next(place for place, text in enumerate(texts) if "population" in text)
+        assert texts[heading].endswith("best  failed")
+        assert texts[heading + 1].split()[-2:] == [f"{loss:.0f}", "0"]
