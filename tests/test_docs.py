@@ -19,13 +19,13 @@ PROGRAM = ROOT / "run_islands.py"
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def test_the_own_model_of_the_readme_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
     example = blocks("README.md", "python")[0]
     assert example == blocks("docs/own-model.md", "python")[0]
-    (tmp_path / "my_search.py").write_text(example)
+    (tmp_path / "my_search.py").write_text(example, "utf-8")
     command = [PROGRAM, "my_search.py", "--set", "epochs=3", "--islands", 1, "--evaluations", 3, "--run-dir", "run"]
     job = mpi.run(2, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -35,7 +35,7 @@ def test_the_own_model_of_the_readme_runs_as_written(mpi: Mpi, tmp_path: Path) -
 
 
 def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "my_images.py").write_text(blocks("docs/own-model.md", "python")[1])
+    (tmp_path / "my_images.py").write_text(blocks("docs/own-model.md", "python")[1], "utf-8")
     make_images(tmp_path / "images")
     torch.save(resnet18().state_dict(), tmp_path / "resnet18.pth")
     settings = ["--set", "weights=resnet18.pth", "--set", "epochs=1", "--set", "batch_size=4"]
