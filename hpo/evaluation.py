@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import Exit, KnownError, Stop
@@ -96,6 +98,7 @@ class Evaluator:
         self._keeper = keeper
         self._log = log
         self._places = Places(search.location)
+        self._folder = Path.cwd()
         self._distributions = search.space.distributions() if record else {}
         watch.join(group.own_comm, group.index, self._places)
         printed.join(group.index, group.rank)
@@ -167,6 +170,7 @@ class Evaluator:
             worker.take_offer()  # it holds the model
             self._end(outcome, lockstep)
         self._watch.end()
+        os.chdir(self._folder)  # the run's paths are relative to it
         return outcome
 
     def _take(self, outcome: _Outcome, loss: float, epoch: int, worker: Worker, assignment: Assignment | None) -> None:

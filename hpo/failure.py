@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hpo.place import without_program
@@ -36,8 +37,9 @@ def with_hint(error: BaseException) -> str:
     if isinstance(error, KeyError) and error.args and error.args[0] in _OF_TORCHRUN:
         hint = "torchrun would have set it: use worker.rank, worker.size and worker.device"
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)):
-        relative = not Path(error.filename).is_absolute()
-        hint = f"a relative path, looked for in {showable(str(Path.cwd()))}" if relative else hint
+        with suppress(OSError):  # there is no such directory any more
+            relative = not Path(error.filename).is_absolute()
+            hint = f"a relative path, looked for in {showable(str(Path.cwd()))}" if relative else hint
     return f"{short(text, 90)} ({hint})" if hint else text
 
 

@@ -28,7 +28,7 @@ from hpo.reader import RunReader
 from hpo.record import Record
 from hpo.report.progress import Progress
 from hpo.report.text import counted
-from hpo.run_dir import write_json
+from hpo.run_dir import RunDir, write_json
 from hpo.search_file import SearchFile
 from hpo.session import Session
 from hpo.sharing import Shared
@@ -186,7 +186,7 @@ class Stages:
             limits=limits,
             pruner=pruner,
             keeper=_keeper(self._session, record) if record and searches else None,
-            log=Log(partial(self._session.run_dir.printed, confirms=not searches)) if record else None,
+            log=Log(partial(_absolute(self._session).printed, confirms=not searches)) if record else None,
         )
 
     def _progress(self, opened: Callable[[], Record], budget: int) -> AbstractContextManager[object]:
@@ -245,7 +245,12 @@ class Stages:
 
 
 def _keeper(session: Session, record: Record) -> WeightsKeeper:
-    return WeightsKeeper(session.run_dir.weights, record, session.settings)
+    return WeightsKeeper(_absolute(session).weights, record, session.settings)
+
+
+def _absolute(session: Session) -> RunDir:
+    """Give the run directory as it is found while an objective is in a directory of its own."""
+    return RunDir(session.run_dir.path.absolute())
 
 
 def _best_loss(evaluations: Sequence[Evaluation]) -> float:
