@@ -172,6 +172,16 @@ class SleepingComm(MPI.Intracomm):
         sleep_until(request.Test)
 
 
+class LentComm(SleepingComm):
+    """A communicator for whom it does not belong to: it is not freed."""
+
+    def Free(self) -> None:  # noqa: N802 - MPI's name
+        """Leave it to whom it belongs to."""
+
+    def Disconnect(self) -> None:  # noqa: N802
+        """Leave it to whom it belongs to."""
+
+
 def world() -> SleepingComm:
     """All ranks of the job; the one place that names MPI's world."""
     return SleepingComm(MPI.COMM_WORLD)

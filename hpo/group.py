@@ -21,7 +21,7 @@ from mpi4py import MPI
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from hpo.collectives import Check, always_checked, never_checked, without_torchs_check
-from hpo.communicator import SleepingComm
+from hpo.communicator import LentComm, SleepingComm
 from hpo.deferred import defer
 from hpo.layout import usable_cores
 from hpo.network import address_towards, interface_towards, open_sockets, stop_receiving
@@ -95,7 +95,7 @@ class Group:
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
-        return Worker(self.rank, self.size, self.device, self._comm, self.index, seed, data)
+        return Worker(self.rank, self.size, self.device, LentComm(self._comm), self.index, seed, data)
 
     def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
         """Bring up the process group, unless it is up on all ranks; collective.

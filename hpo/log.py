@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpo.failure import showable
-from hpo.printed import own_words
+from hpo.printed import warn
 
 _MOST_KEPT = 1 << 20  # bytes of an evaluation
 _MOST_LINES = 200  # that are read of it
@@ -40,9 +39,7 @@ class Log:
                 file.write(content)
         except OSError as error:
             self._failed = True
-            text = f"warning: what objectives print is not kept: {path}: {error.strerror}"
-            with own_words():
-                print(text, file=sys.stderr, flush=True)
+            warn(f"warning: what objectives print is not kept: {path}: {error.strerror}")
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from typing import Any, TextIO
-
-_speaker = threading.local()
 
 _MOST_KEPT = 64 * 1024  # characters of a rank from loss to loss; of more, the last
 
@@ -54,6 +52,7 @@ class Printed:
         finally:
             self.marking = False
             self.take()
+            sys.stdout, sys.stderr = self._streams[:2]  # an objective may have put something else there
 
     def join(self, worker: int, rank: int) -> None:
         """Say whose lines these are."""
@@ -99,7 +98,7 @@ class Marked(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write marked lines as they become whole, and everything else at once."""
-        if getattr(_speaker, "is_program", False) or not (self._printed.marking or self._always):
+        if not (self._printed.marking or self._always):
             return self.plain.write(text)
         with self.lock:
             *lines, self._begun = (self._begun + text).split("\n")
@@ -153,11 +152,11 @@ class Marked(io.TextIOBase):
         return getattr(self.plain, name)  # such as the buffer, for bytes
 
 
-@contextmanager
-def own_words() -> Iterator[None]:
-    """Leave unmarked what this thread prints, since it comes from this program and not from an objective."""
-    _speaker.is_program = True
-    try:
-        yield
-    finally:
-        _speaker.is_program = False
+def own_words() -> AbstractContextManager[object]:
+    """Let what this program prints go to the real output, whatever objectives, of other threads, have put there."""
+    return redirect_stdout(sys.__stdout__)
+
+
+def warn(text: str) -> None:
+    """Say something of this program's own on the real standard error, whatever an objective has put there."""
+    print(text, file=sys.__stderr__, flush=True)

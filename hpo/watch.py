@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -26,7 +25,7 @@ from hpo.errors import Exit, Stop, UsageError
 from hpo.failure import stack_of
 from hpo.place import Places, frames_of_thread
 from hpo.post import Post
-from hpo.printed import own_words
+from hpo.printed import own_words, warn
 
 STOPPED = "the run stops"
 
@@ -333,8 +332,7 @@ class Watch:
         if not self._dying.acquire(blocking=False):
             time.sleep(_SECONDS_TO_DIE)  # another thread of this rank is at it
             os._exit(status)
-        with own_words():
-            print(message, file=sys.stderr, flush=True)
+        warn(message)
         time.sleep(0.5)  # mpirun may drop what arrives together with the abort
         self.post.abort(status)
         os._exit(status)  # an abort may return

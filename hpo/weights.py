@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from hpo.errors import UsageError
 from hpo.failure import message
-from hpo.printed import own_words
+from hpo.printed import warn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,8 +79,7 @@ class WeightsKeeper:
 
     def _warn(self, error: Exception) -> None:
         text = f"warning: the weights of the best so far cannot be kept in {self._path}: {message(error)}"
-        with own_words():
-            print(text, file=sys.stderr, flush=True)
+        warn(text)
 
 
 @dataclass(frozen=True)

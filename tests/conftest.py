@@ -87,6 +87,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in [name for name in os.environ if name not in _KEPT and not name.startswith(_KEPT_KINDS)]:
             patch.delenv(name)
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         yield
 

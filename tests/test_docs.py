@@ -28,13 +28,13 @@ PROGRAM = ROOT / "run_islands.py"
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def example(page: str, name: str) -> str:
     """Give the file that a page says to save under this name."""
     (block,) = re.findall(
-        rf"`{name}`[^`]*\n\n```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+        rf"`{name}`[^`]*\n\n```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
     return str(block)
 
@@ -54,7 +54,7 @@ def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]
 def test_the_own_model_of_the_readme_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
     example = blocks("README.md", "python")[0]
     assert example == blocks("docs/own-model.md", "python")[0]
-    (tmp_path / "my_search.py").write_text(example)
+    (tmp_path / "my_search.py").write_text(example, "utf-8")
     command = [PROGRAM, "my_search.py", "--set", "epochs=3", "--islands", 1, "--evaluations", 3, "--run-dir", "run"]
     job = mpi.run(2, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -64,7 +64,7 @@ def test_the_own_model_of_the_readme_runs_as_written(mpi: Mpi, tmp_path: Path) -
 
 
 def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "my_images.py").write_text(example("docs/own-model.md", "my_images.py"))
+    (tmp_path / "my_images.py").write_text(example("docs/own-model.md", "my_images.py"), "utf-8")
     make_images(tmp_path / "images")
     torch.save(resnet18().state_dict(), tmp_path / "resnet18.pth")
     settings = ["--set", "weights=resnet18.pth", "--set", "epochs=1", "--set", "batch_size=4"]
@@ -77,7 +77,7 @@ def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["my_sharded.py", "my_pipeline.py"])
 def test_the_weights_of_a_network_in_parts_are_whole(mpi: Mpi, tmp_path: Path, name: str) -> None:
     program = tmp_path / name
-    program.write_text(example("docs/larger-models.md", name))
+    program.write_text(example("docs/larger-models.md", name), "utf-8")
     job = mpi.run(2, PROGRAM, name, "--evaluations", 1, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     (loss,) = finished(trials_of(tmp_path / "run")).values()
@@ -90,8 +90,8 @@ def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_i
     """Large steps on half of the samples each: it overfits long before it ends."""
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "my_long_search.py"
-    program.write_text(example("docs/larger-models.md", program.name))
-    Path("start.json").write_text(json.dumps([{"width": 128, "dropout": 0.1, "lr": 0.1}]))
+    program.write_text(example("docs/larger-models.md", program.name), "utf-8")
+    Path("start.json").write_text(json.dumps([{"width": 128, "dropout": 0.1, "lr": 0.1}]), "utf-8")
     options = ["--start-with", "start.json", "--evaluations", 1, "--set", "epochs=200", "--set", "batch_size=700"]
 
     def arguments(run_dir: str) -> list[object]:

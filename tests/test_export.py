@@ -132,7 +132,7 @@ def objective(params, worker):
 
 def test_names_and_texts_may_be_anything(tmp_path: Path, export: Export) -> None:
     search = tmp_path / "hostile.py"
-    search.write_text(HOSTILE_SEARCH)
+    search.write_text(HOSTILE_SEARCH, "utf-8")
     session = start(tmp_path / "run", search)
     record, distributions = session.open_record(), load_search_file(search).space.distributions()
     text = '=1+1, "a"\r\n\t\0\udcff'

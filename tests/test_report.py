@@ -58,7 +58,7 @@ def show(browser: Browser) -> Iterator[Show]:
     @contextmanager
     def open_page(run_dir: Path) -> Iterator[Page]:
         path = run_dir / "page.html"
-        path.write_text(render(RunReader(run_dir), 10, BEGAN + 100))
+        path.write_text(render(RunReader(run_dir), 10, BEGAN + 100), "utf-8")
         page = browser.new_page(viewport={"width": 1000, "height": 900}, color_scheme="light")
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -513,7 +513,7 @@ def test_the_command_writes_the_report_and_overwrites_nothing_else(run_dir: Path
     for _ in range(2):
         made = report("run")
         assert (made.returncode, made.stdout, made.stderr) == (0, "run/report.html\n", "")
-    assert "<!DOCTYPE html>" in (run_dir / "report.html").read_text()
+    assert "<!DOCTYPE html>" in (run_dir / "report.html").read_text("utf-8")
     mine = tmp_path / "mine.html"
     mine.write_text("mine")
     refused = report("run", "--output", mine)

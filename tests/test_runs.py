@@ -58,7 +58,7 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     assert 0.3 < summary["worker_busy_fraction"] <= 1
     assert f"{summary['best']['loss']:.4g}" in job.stdout.split("All islands")[1]
     assert job.stdout.splitlines()[-1] == f"The report is {run_dir.relative_to(tmp_path)}/report.html"
-    assert f"<title>{run_dir.name}: loss {best:.4g}</title>" in (run_dir / "report.html").read_text()
+    assert f"<title>{run_dir.name}: loss {best:.4g}</title>" in (run_dir / "report.html").read_text("utf-8")
     run = json.loads((run_dir / "run.json").read_text())
     assert (run["budget"], run["seed"], run["settings"]["epochs"], len(run["hosts"])) == (13, 3, 2, 1)
     assert run["space"]["conv_layers"] == "Int(low=1, high=6)"

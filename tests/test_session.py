@@ -194,7 +194,7 @@ def test_a_run_json_that_is_none_is_one_message_and_the_study_stays(tmp_path: Pa
     path, journal = tmp_path / "run" / "run.json", (tmp_path / "run" / "study.log").read_bytes()
     path.unlink()
     if content is not None:
-        path.write_text(content)
+        path.write_text(content, "utf-8")
     with pytest.raises(UsageError, match=r"run\.json"):
         start(tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "study.log").read_bytes() == journal

@@ -296,6 +296,21 @@ def test_a_tracker_that_fails_warns_once_and_is_left_alone(
     assert READERS["tensorboard"](tmp_path / "run")["trial-0000"].ending == "well"
 
 
+def test_a_tracker_may_say_what_the_locale_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = begin_run(tmp_path / "run")
+    record = session.open_record()
+    record.complete(start(record, 1), 3.0, 1.0, {})
+    for name, value in (("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")):
+        monkeypatch.setenv(name, value)
+    with Server() as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        tracking, said = follow(session, "mlflow")
+        tracking.finish()
+        assert tracking.wait(60)
+        assert server.requests.count("runs/update") == 2, "MLflow's client prints a picture for each"
+    assert [line for line in said if "warning" in line] == []
+
+
 def test_a_tracker_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = begin_run(tmp_path / "run")
     start(session.open_record(), 1)

@@ -137,7 +137,7 @@ def test_a_run_keeps_the_weights_of_its_best_epoch_and_tests_them_once(mpi: Mpi,
         f"On test data, which the search has not seen, the network of trial {best.trial} has epoch {best.params['dip']}"
     )
     assert said in job.stdout
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert page.count('src="data:image/png;base64,') == 2
     assert "taken for dog" in page
     assert "&lt;cat&gt;" in page

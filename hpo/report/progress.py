@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from hpo.printed import own_words
 from hpo.report.pace import pace
 from hpo.report.text import duration, named, number, printable, short, value
 from hpo.trials import Evaluation, rank
@@ -72,7 +71,7 @@ class Progress:
         self,
         news: Callable[[], Sequence[Evaluation]],
         budget: int,
-        out: TextIO = sys.stdout,
+        out: TextIO | None = sys.__stdout__,  # whatever objectives have put into its place
         on_error: Callable[[str], None] = sys.exit,
     ) -> None:
         self._news = news
@@ -98,9 +97,8 @@ class Progress:
 
     def _follow(self) -> None:
         try:
-            with own_words():
-                while not self._stopped.wait(_POLL_SECONDS):
-                    self._print_new()
+            while not self._stopped.wait(_POLL_SECONDS):
+                self._print_new()
         except Exception:
             self._on_error(traceback.format_exc().rstrip())
 

@@ -6,6 +6,7 @@ more to come. What it says on its standard output is for a person.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import select
@@ -39,6 +40,9 @@ def main() -> None:
     with open(os.devnull, "w") as nowhere:  # packages have much to say # noqa: PTH123
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
+    for stream in (sys.stdout, sys.stderr):  # some of it is pictures, which not every locale has
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
     def say(text: str, kind: str = "") -> None:
         print(f"{kind}--tracker {name}: {showable(text)}", file=voice, flush=True)

@@ -45,6 +45,8 @@ def change(params, worker, settings):
     """Change everything that an objective is given, and check that nobody has done so before."""
     assert (settings.epochs, worker.seed, hasattr(worker, "mine"), worker.data["names"]) == (2, 0, False, ["a"])
     settings.epochs = worker.seed = worker.mine = 1
+    worker.comm.barrier()
+    worker.comm.Free()
     worker.data["names"].append("b")
     array, tensor = torch.from_numpy(worker.data["array"]), worker.data["tensor"]
     array.sub_(0.1)
