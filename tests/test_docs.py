@@ -52,9 +52,9 @@ def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]
 
 
 def test_the_own_model_of_the_readme_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
-    example = blocks("README.md", "python")[0]
-    assert example == blocks("docs/own-model.md", "python")[0]
-    (tmp_path / "my_search.py").write_text(example, "utf-8")
+    code = blocks("README.md", "python")[0]
+    assert code == blocks("docs/own-model.md", "python")[0]
+    (tmp_path / "my_search.py").write_text(code, "utf-8")
     command = [PROGRAM, "my_search.py", "--set", "epochs=3", "--islands", 1, "--evaluations", 3, "--run-dir", "run"]
     job = mpi.run(2, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
