@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
+import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
+from tests.chaos import Victim
 from tests.conftest import ROOT, Mpi
 from tests.outcome import finished, trials_of
 
@@ -22,10 +31,30 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
+def example(page: str, name: str) -> str:
+    """Give the file that a page says to save under this name."""
+    (block,) = re.findall(
+        rf"`{name}`[^`]*\n\n```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    return str(block)
+
+
+def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]]:
+    """Give the validation loss that a plain network has with the weights that a run has kept, and these."""
+    with safe_open(run_dir / "best.safetensors", "pt") as file:
+        params: dict[str, Any] = json.loads(file.metadata()["params"])
+    module, weights = runpy.run_path(str(program)), load_file(run_dir / "best.safetensors")
+    network = module["network_of"](params).eval()
+    network.load_state_dict(weights)
+    inputs, labels = module["prepare"](*([module["Settings"]()] if "Settings" in module else []))
+    with torch.no_grad():
+        return float(cross_entropy(network(inputs[1400:]), labels[1400:])), weights
+
+
 def test_the_own_model_of_the_readme_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
-    example = blocks("README.md", "python")[0]
-    assert example == blocks("docs/own-model.md", "python")[0]
-    (tmp_path / "my_search.py").write_text(example, "utf-8")
+    code = blocks("README.md", "python")[0]
+    assert code == blocks("docs/own-model.md", "python")[0]
+    (tmp_path / "my_search.py").write_text(code, "utf-8")
     command = [PROGRAM, "my_search.py", "--set", "epochs=3", "--islands", 1, "--evaluations", 3, "--run-dir", "run"]
     job = mpi.run(2, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -35,7 +64,7 @@ def test_the_own_model_of_the_readme_runs_as_written(mpi: Mpi, tmp_path: Path) -
 
 
 def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "my_images.py").write_text(blocks("docs/own-model.md", "python")[1], "utf-8")
+    (tmp_path / "my_images.py").write_text(example("docs/own-model.md", "my_images.py"), "utf-8")
     make_images(tmp_path / "images")
     torch.save(resnet18().state_dict(), tmp_path / "resnet18.pth")
     settings = ["--set", "weights=resnet18.pth", "--set", "epochs=1", "--set", "batch_size=4"]
@@ -43,6 +72,55 @@ def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.run(2, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert len(finished(trials_of(tmp_path / "run"))) == 1
+
+
+@pytest.mark.parametrize("name", ["my_sharded.py", "my_pipeline.py"])
+def test_the_weights_of_a_network_in_parts_are_whole(mpi: Mpi, tmp_path: Path, name: str) -> None:
+    program = tmp_path / name
+    program.write_text(example("docs/larger-models.md", name), "utf-8")
+    job = mpi.run(2, PROGRAM, name, "--evaluations", 1, "--run-dir", "run", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    (loss,) = finished(trials_of(tmp_path / "run")).values()
+    assert loss_of_best(program, tmp_path / "run")[0] == pytest.approx(loss, rel=1e-4)
+
+
+def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_its_best_epoch(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large steps on half of the samples each: it overfits long before it ends."""
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "my_long_search.py"
+    program.write_text(example("docs/larger-models.md", program.name), "utf-8")
+    Path("start.json").write_text(json.dumps([{"width": 128, "dropout": 0.1, "lr": 0.1}]), "utf-8")
+    options = ["--start-with", "start.json", "--evaluations", 1, "--set", "epochs=200", "--set", "batch_size=700"]
+
+    def arguments(run_dir: str) -> list[object]:
+        return [PROGRAM, program.name, *options, "--set", f"checkpoints=of-{run_dir}", "--run-dir", run_dir]
+
+    assert mpi.run(2, *arguments("whole"), cwd=tmp_path).returncode == 0
+    losses = reported("whole", 0)
+    best = losses.index(min(losses))
+    assert best < 150, "after it there is time to stop"
+
+    victim = Victim(mpi, 2, arguments("cut"), tmp_path, tmp_path / "log")
+    victim.wait_for("done  island")
+    while len(reported("cut", 0)) < best + 2:
+        victim.sleep(0.05)
+    victim.job.send_signal(signal.SIGUSR1)
+    assert victim.wait() == (75, "")
+    assert not Path("cut", "best.safetensors").exists()
+    assert len(reported("cut", 0)) < 200
+    assert mpi.run(2, *arguments("cut"), "--resume", cwd=tmp_path).returncode == 0
+    assert reported("cut", 1) == losses
+    (loss, weights), (_, expected) = (loss_of_best(program, Path(run_dir)) for run_dir in ("cut", "whole"))
+    assert loss == pytest.approx(min(losses), rel=1e-4)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def reported(run_dir: str, trial: int) -> list[float]:
+    """Give the losses that a trial has so far."""
+    trials = trials_of(Path(run_dir))
+    return list(trials[trial].intermediate_values.values()) if trial < len(trials) else []
 
 
 def make_images(folder: Path) -> None:
