@@ -164,6 +164,11 @@ class SleepingComm(MPI.Intracomm):
         sleep_until(silent)
         self._unreceived = []
 
+    @property
+    def has_unreceived(self) -> bool:
+        """Whether this rank has sent what nobody has received."""
+        return not all(request.Test() for request in self._pending())
+
     def _pending(self) -> list[MPI.Request]:
         return getattr(self, "_unreceived", [])
 
@@ -173,13 +178,21 @@ class SleepingComm(MPI.Intracomm):
 
 
 class LentComm(SleepingComm):
-    """A communicator for whom it does not belong to: it is not freed."""
+    """A communicator for whom it does not belong to: it is not freed, but copies of it are."""
 
     def Free(self) -> None:  # noqa: N802 - MPI's name
         """Leave it to whom it belongs to."""
 
     def Disconnect(self) -> None:  # noqa: N802
         """Leave it to whom it belongs to."""
+
+    def Dup(self, info: Any = None) -> SleepingComm:  # type: ignore[override]  # noqa: N802
+        """Make a communicator of the same ranks that belongs to the caller."""
+        return SleepingComm(self).Dup(info)
+
+    def Clone(self) -> SleepingComm:  # type: ignore[override]  # noqa: N802
+        """Make a communicator of the same ranks that belongs to the caller."""
+        return SleepingComm(self).Clone()
 
 
 def world() -> SleepingComm:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import os
 import re
 import select
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from traceback import FrameSummary
 from types import TracebackType
 
-from hpo.place import without_program
+from hpo.place import in_objective
 
 _SIGNALS = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 _NAMES = {
@@ -32,6 +33,7 @@ _NAMES = {
     "Illegal instruction": "SIGILL",
     "Segmentation fault": "SIGSEGV",
 }
+_PIPE_BYTES = 1 << 20  # for the stacks of a hundred threads, as far as the system gives it
 _COLLECTIVES = "/torch/distributed/"
 _MISMATCH = (
     "the ranks of its worker were in collectives of different sizes, or in different numbers of them "
@@ -42,7 +44,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Death:
-    """What a process dies of, the name of a signal, and where its main thread is, the outermost frame first."""
+    """What a process dies of, the name of a signal, and where its main thread is in the objective, if it is there."""
 
     signal: str
     frames: Sequence[FrameSummary]
@@ -63,6 +65,9 @@ class Crash:
     def __init__(self) -> None:
         self._main = threading.main_thread().ident or 0
         self._heard, self._told = os.pipe()
+        os.set_blocking(self._told, False)  # what does not fit is left out: nobody may be able to read now
+        with suppress(OSError, AttributeError):
+            fcntl.fcntl(self._told, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._is_caught = not faulthandler.is_enabled()
 
     def __enter__(self) -> Crash:
@@ -80,6 +85,8 @@ class Crash:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._is_caught:
             _let_go()
+        os.close(self._heard)
+        os.close(self._told)
 
     def read(self) -> Death | None:
         """Give what this process is dying of; None while it lives."""
@@ -92,7 +99,7 @@ class Crash:
         _, _, stack = dump.partition(f"0x{self._main:016x}")
         found = _FRAME.findall(stack.partition("\n\n")[0])
         frames = [FrameSummary(name, int(line), code) for name, line, code in reversed(found)]
-        return Death(_NAMES.get(kind, kind), without_program(frames))
+        return Death(_NAMES.get(kind, kind), in_objective(frames))
 
 
 def _let_go() -> None:

@@ -123,10 +123,11 @@ class Evaluator:
         if assigned is None:
             return None
         evaluated, seed, number = assigned
-        self._group.connect(self._watch.post.alone)
-        started = time.monotonic()
-        worker = self._group.worker(self._seed if seed is None else seed, self._data.load)
-        outcome = self._evaluate(evaluated, worker, f"trial {number} ({named(evaluated)})", assignment)
+        started, about = time.monotonic(), f"trial {number} ({named(evaluated)})"
+        outcome = self._evaluate(evaluated, self._seed if seed is None else seed, about, assignment)
+        if outcome.verdict.state == "again":
+            self._group.trust()
+            outcome = self._evaluate(evaluated, self._seed if seed is None else seed, about, assignment)
         if self._record and assignment:
             self._finish(self._record, assignment, outcome, time.monotonic() - started)
         return None if outcome.verdict.state == "stopped" else (evaluated, outcome.loss)
@@ -144,10 +145,10 @@ class Evaluator:
             params = breed_again()
         return None
 
-    def _evaluate(
-        self, params: Mapping[str, Any], worker: Worker, about: str, assignment: Assignment | None
-    ) -> _Outcome:
+    def _evaluate(self, params: Mapping[str, Any], seed: int, about: str, assignment: Assignment | None) -> _Outcome:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
+        self._group.connect(self._watch.post.alone)
+        worker = self._group.worker(seed, self._data.load)
         outcome, started = _Outcome(Verdict("going")), time.monotonic()
         objective = Objective(self._search, params, worker, self._settings)
         keep = partial(self._log.add, assignment.number) if self._log and assignment else lambda _: None
@@ -185,11 +186,13 @@ class Evaluator:
 
     def _end(self, outcome: _Outcome, lockstep: Lockstep) -> None:
         """Leave nothing of an objective that has not ended by itself."""
-        if outcome.verdict.state in ("failed", "stopped"):
+        if outcome.verdict.state in ("failed", "again", "stopped"):
             outcome.loss = math.inf
             lockstep.abandon()
         elif outcome.verdict.state == "pruned" or outcome.loss <= self._limits.target_loss:
             lockstep.close(patient=True)
+            self._group.renew_comm()
+        elif lockstep.leaves_messages:
             self._group.renew_comm()
 
     def _decide(self, started: float, step: Step, loss: float) -> Step:

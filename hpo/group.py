@@ -62,7 +62,7 @@ class Group:
         self.size: int = comm.size
         self.device = _device(host.rank)
         self.index = index
-        self._comm = comm.copy()
+        self.comm = LentComm(comm.copy())
         self._on_one_host = MPI.Group.Intersection(comm.group, host.group).size == comm.size
         self._backend = _backend(comm, self.device)
         self._collective_timeout = timedelta(seconds=collective_timeout)
@@ -95,7 +95,7 @@ class Group:
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
-        return Worker(self.rank, self.size, self.device, LentComm(self._comm), self.index, seed, data)
+        return Worker(self.rank, self.size, self.device, self.comm, self.index, seed, data)
 
     def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
         """Bring up the process group, unless it is up on all ranks; collective.
@@ -181,8 +181,8 @@ class Group:
 
     def renew_comm(self) -> None:
         """Give objectives another communicator, after one has left what nobody receives; collective over the worker."""
-        self._comm.Free()
-        self._comm = self.own_comm.copy()
+        SleepingComm(self.comm).Free()
+        self.comm = LentComm(self.own_comm.copy())
 
 
 def _group() -> Any:

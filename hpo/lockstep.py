@@ -22,7 +22,7 @@ from hpo.watch import STOPPED, CalledOff, Watch
 # What gloo says where a peer has ended the connection, or has died.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 # What it says where a rank has waited in vain, in a collective or in the check before it.
-_TIMEOUTS = ("timeout", "Timed out", "failed to pass monitoredBarrier")
+_TIMEOUTS = ("Timed out waiting", "Application timeout caused pair closure", "failed to pass monitoredBarrier")
 
 _SECONDS_TO_SAY_WHY = 5.0  # for a rank that is stuck, before its peers say so
 
@@ -50,6 +50,7 @@ class Lockstep:
         self._printed = printed
         self._patience = patience
         self._keep = keep
+        self.leaves_messages = False  # on the communicator that objectives have
 
     def step(self, decide: Callable[[Step, float], Step]) -> Verdict:
         """Go on to the next loss on all ranks, and judge together; `decide` may change what this rank says of it."""
@@ -95,7 +96,9 @@ class Lockstep:
                 f"{self._watch.post.name} waits in vain for {self._watch.names_of_peers}: their evaluation was "
                 f"called off {self._patience:g} s ago (--collective-timeout), and one of them is gone"
             )
-        steps = self._group.own_comm.allgather(replace(step, printed=self._printed.take()))
+        step = replace(step, printed=self._printed.take(), unreceived=self._group.comm.has_unreceived)
+        steps = self._group.own_comm.allgather(step)
+        self.leaves_messages = any(step.unreceived for step in steps)
         self._keep("".join(step.printed for step in steps))
         return judge(steps)
 
@@ -106,7 +109,7 @@ class Lockstep:
             self._watch.call_off(f"a peer failed: {reason}")
         self._group.cut()
         frames = frames_of(error) or self._objective.frames() or self._objective.definition()
-        timeout = waited >= self._patience and any(text in reason for text in _TIMEOUTS)
+        timeout = waited >= self._patience and isinstance(error, RuntimeError) and any(t in reason for t in _TIMEOUTS)
         step = Step(
             self._group.rank,
             failure=cause or (self._waited if timeout else reason),

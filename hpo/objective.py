@@ -85,6 +85,8 @@ def _number(name: object, metric: Any) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """Give the number in a tensor or a numpy scalar; what holds several stays as it is, to be shown."""
-    several = getattr(value, "numel", lambda: 1)() != 1 or getattr(value, "size", 1) not in (1, value)
-    return value.item() if hasattr(value, "item") and not several else value
+    """Give the number in a tensor or a numpy scalar; what holds several, or none, stays as it is, to be shown."""
+    try:
+        return value.item() if hasattr(value, "item") else value
+    except (RuntimeError, ValueError, TypeError):
+        return value

@@ -12,6 +12,7 @@ from typing import Any
 
 _PROGRAM = Path(__file__).parent
 _CALLER = str(_PROGRAM / "objective.py")
+_STANDARD_LIBRARY = Path(traceback.__file__).parent
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
@@ -38,6 +39,7 @@ class Places:
         return (
             path.is_relative_to(self._folder)
             and not path.is_relative_to(_PROGRAM)
+            and not path.is_relative_to(_STANDARD_LIBRARY)
             and not any(part in _LIBRARIES for part in path.relative_to(self._folder).parts)
         )
 
@@ -64,6 +66,11 @@ def frames_of_generator(generator: Generator[Any, Any, Any]) -> list[traceback.F
         frames.append(traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name))
         inner = inner.gi_yieldfrom
     return frames
+
+
+def in_objective(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Give the frames of an objective; none where it does not run."""
+    return without_program(frames) if any(frame.filename == _CALLER for frame in frames) else []
 
 
 def without_program(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
 _MOST_KEPT = 64 * 1024  # characters of a rank from loss to loss; of more, the last
@@ -31,17 +31,20 @@ class Printed:
         self._kept = self._left_out = 0
         self._lock = threading.Lock()
         self._streams: list[Marked] = []
+        self._installed = sys.stdout, sys.stderr
 
     def install(self) -> None:
         """Take the place of the standard streams, before anybody else takes hold of them."""
-        self._streams = [Marked(sys.stdout, self), Marked(sys.stderr, self)]
-        sys.stdout, sys.stderr = self._streams
+        if sys.stdout is not None:  # it was closed
+            sys.stdout = self._marked(sys.stdout)
+        if sys.stderr is not None:
+            sys.stderr = self._marked(sys.stderr)
+        self._installed = sys.stdout, sys.stderr
         os.register_at_fork(after_in_child=self._become_another)
 
     def always_marked(self) -> TextIO:
         """Give standard error as a stream whose lines are marked at any time, for logs."""
-        self._streams.append(Marked(self._streams[1].plain, self, always=True))
-        return self._streams[-1]  # type: ignore[return-value]
+        return self._marked(sys.__stderr__ or io.StringIO(), always=True)
 
     @contextmanager
     def marked(self) -> Iterator[None]:
@@ -52,7 +55,7 @@ class Printed:
         finally:
             self.marking = False
             self.take()
-            sys.stdout, sys.stderr = self._streams[:2]  # an objective may have put something else there
+            sys.stdout, sys.stderr = self._installed  # an objective may have put something else there
 
     def join(self, worker: int, rank: int) -> None:
         """Say whose lines these are."""
@@ -70,7 +73,8 @@ class Printed:
     def take(self) -> str:
         """Give what was printed since this was asked for the last time, as lines that say which rank's they are."""
         for stream in self._streams:
-            stream.end_line()
+            with suppress(OSError):  # a full disk: the search goes on
+                stream.end_line()
         with self._lock:
             lines = list(self._lines)
             if self._left_out:
@@ -83,7 +87,11 @@ class Printed:
         """Be of a process that was forked, whose other threads, which may have had the locks, are not there."""
         self._lock = threading.Lock()
         for stream in self._streams:
-            stream.lock = threading.RLock()
+            stream.become_another()
+
+    def _marked(self, stream: TextIO, always: bool = False) -> TextIO:
+        self._streams.append(Marked(stream, self, always))
+        return self._streams[-1]  # type: ignore[return-value]
 
 
 class Marked(io.TextIOBase):
@@ -93,27 +101,44 @@ class Marked(io.TextIOBase):
         self.plain = stream
         self._always = always
         self._printed = printed
-        self._begun = ""
-        self.lock = threading.RLock()
+        self.become_another()
 
     def write(self, text: str) -> int:
         """Write marked lines as they become whole, and everything else at once."""
         if not (self._printed.marking or self._always):
             return self.plain.write(text)
-        with self.lock:
-            *lines, self._begun = (self._begun + text).split("\n")
-            if "\r" in self._begun:
-                self._begun = self._begun[self._begun[:-1].rfind("\r") + 1 :]
-            if lines:
-                self._emit(lines)
+        with self._lock:
+            self._begun.append(text)
+            self._length += len(text)
+            if "\n" in text or self._length > _MOST_KEPT:
+                *lines, rest = "".join(self._begun).split("\n")
+                self._begin(rest)
+                self._emit(lines or [self._end()])
+            elif "\r" in text:
+                self._begin("".join(self._begun))
         return len(text)
 
     def end_line(self) -> None:
         """Write a line that was begun."""
-        with self.lock:
-            begun, self._begun = self._begun, ""
+        with self._lock:
+            begun = self._end()
             if begun:
                 self._emit([begun])
+
+    def become_another(self) -> None:
+        """Begin anew, as in a process that was forked, which has neither a line nor the other threads that write."""
+        self._lock = threading.RLock()
+        self._begin("")
+
+    def _begin(self, line: str) -> None:
+        """Keep the begin of a line, as far as it has not been drawn over."""
+        self._begun = [line[line[:-1].rfind("\r") + 1 :]]
+        self._length = len(self._begun[0])
+
+    def _end(self) -> str:
+        begun = "".join(self._begun)
+        self._begin("")
+        return begun
 
     def flush(self) -> None:
         """Flush what is whole."""

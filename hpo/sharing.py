@@ -75,19 +75,25 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
-        if torch is None or type(obj) is not torch.Tensor or obj.requires_grad or obj.numel() == 0:
+        if torch is None or type(obj) is not torch.Tensor or obj.requires_grad or obj.numel() < 2:
             return NotImplemented
-        if obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_quantized:
+        if obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_quantized or obj.__dict__:
             return NotImplemented
-        flat = obj.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-        return _tensor, (pickle.PickleBuffer(flat.numpy()), str(obj.dtype).removeprefix("torch."), tuple(obj.shape))
+        plain = obj.resolve_conj().resolve_neg()
+        order = sorted(range(plain.dim()), key=plain.stride, reverse=True)  # such as channels last
+        dense = plain.permute(order).contiguous().view(-1)
+        if dense.stride(0) != 1:
+            return NotImplemented
+        dtype = str(obj.dtype).removeprefix("torch.")
+        return _tensor, (pickle.PickleBuffer(dense.view(torch.uint8).numpy()), dtype, tuple(obj.shape), order)
 
 
-def _tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+def _tensor(buffer: Any, dtype: str, shape: tuple[int, ...], order: Sequence[int]) -> Any:
     import torch
 
-    kind = getattr(torch, dtype)
-    return torch.frombuffer(buffer, dtype=torch.uint8).view(kind).reshape(shape)
+    flat = torch.frombuffer(buffer, dtype=torch.uint8).view(getattr(torch, dtype))
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return flat.reshape([shape[place] for place in order]).permute(inverse)
 
 
 def _write(obj: Any) -> tuple[str, Sequence[tuple[int, int]], bytes, UsageError | None]:

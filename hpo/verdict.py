@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ class Step:
     a `collective` that did not fit to those of its peers. `at` is when, in seconds since the epoch, and `place` the
     line of the objective that it was at, whatever it says. `stopped` says that the whole run stops. `ending` is the
     state in which the leader ends the evaluation with this loss, and `reason` why it fails, if it does. `printed` is
-    what the objective has printed in this step.
+    what the objective has printed in this step; `unreceived` says that nobody has received all that it has sent.
     """
 
     rank: int
@@ -38,11 +39,15 @@ class Step:
     place: str = ""
     traceback: str = ""
     printed: str = ""
+    unreceived: bool = False
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of an evaluation, the same on all ranks: `state` is going, complete, failed or stopped."""
+    """What becomes of an evaluation, the same on all ranks: `state` is going, complete, failed, again or stopped.
+
+    Again is what is right, but for torch's check of collectives, without which it is to be evaluated again.
+    """
 
     state: str
     loss: float | None = None
@@ -77,7 +82,7 @@ def _failed(steps: Sequence[Step]) -> Verdict:
     failures = [step for step in steps if step.failure is not None]
     first = min(failures, key=lambda step: (not step.own, step.echo, step.at))
     if first.collective:
-        return _mismatch([step for step in steps if step.collective])
+        return _mismatch(steps)
     if first.timeout:
         return _timeout(first, [step for step in steps if step is not first])
     if first.own:
@@ -98,9 +103,21 @@ def _timeout(waiting: Step, others: Sequence[Step]) -> Verdict:
 
 
 def _mismatch(steps: Sequence[Step]) -> Verdict:
-    """Say which collectives the ranks were in."""
-    shown = ", ".join(f"rank {step.rank} {step.collective}{_at(step)}" for step in steps)
-    return Verdict("failed", failure=f"the ranks are in different collectives: {shown}", traceback=_tracebacks(steps))
+    """Say which collectives the ranks were in.
+
+    torch's check is stricter than collectives are: it compares shapes where only the number of elements matters, and
+    how many calls there were, of which each send and recv is one (torch 2.15), as in the stages of a pipeline.
+    """
+    shown = ", ".join(f"rank {step.rank} {step.collective}{_at(step)}" for step in steps if step.collective)
+    is_right = len({_essence(step.collective) for step in steps}) == 1
+    failure = f"the ranks are in different collectives: {shown}"
+    return Verdict("again" if is_right else "failed", failure=failure, traceback=_tracebacks(steps))
+
+
+def _essence(collective: str) -> tuple[str, int]:
+    """Give the kind and type of a collective, and its number of elements."""
+    kind, _, shape = collective.rpartition(" [")
+    return kind or collective, math.prod(map(int, re.findall(r"\d+", shape))) if kind else 0
 
 
 def _did(step: Step) -> str:

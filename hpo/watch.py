@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
@@ -252,22 +252,25 @@ class Watch:
             self._abort(*rest)
 
     def _on_crash(self, death: Death) -> None:
-        """Say what this process, which has some seconds to live, dies of, and let the leader give the evaluation up."""
-        stack = stack_of(death.frames)
-        if self._number is None:
-            self.die(f"error: {self.post.name}: {death}; it was at\n{stack}")
-        message = f"error: {self.post.name}: {death}; it was evaluating {self._about}, and was at\n{stack}"
-        place = self._places.of(death.frames) if self._places else ""
-        failure = f"rank {self._rank_in_worker}{f', {place}' if place else ''}: {death}"
+        """Say what this process, which has some seconds to live, dies of."""
+        self._die_in(self._number, str(death), death.frames)
+
+    def _die_in(self, number: int | None, what: str, frames: Sequence[traceback.FrameSummary]) -> None:
+        """End the job, and let the leader give up the evaluation that this rank was in, if it was in one."""
+        stack, place = stack_of(frames), self._places.of(frames) if self._places else ""
+        failure = f"rank {self._rank_in_worker}{f', {place}' if place else ''}: {what}"
+        message = f"error: {self.post.name}: {what}"
+        message += f"; it was evaluating {self._about}" if number is not None else ""
+        message += f"; it was at\n{stack}" if stack else ""
         if self.post.rank != self._leader:
-            self.post.send_now(self._leader, "died", self._number, failure, stack, message)
+            self.post.send_now(self._leader, "died", number, failure, stack, message)
             time.sleep(_SECONDS_FOR_THE_LEADER)
             self.die(message)
-        self._on_death(self._number, failure, stack, message)
+        self._on_death(number, failure, stack, message)
 
     def _on_death(self, number: int | None, failure: str, stack: str, message: str) -> None:
         with suppress(Exception):  # it has ended, or cannot be recorded: it is repeated then
-            if number == self._number and self._give_up:
+            if number is not None and number == self._number and self._give_up:
                 self._give_up(failure, stack)
         self.die(message)
 
@@ -296,10 +299,11 @@ class Watch:
     def _press(self, now: float) -> None:
         """Get the main thread out of an objective that was called off, or give up on it."""
         if now > self._called_off_at + self.patience:
-            self.die(
-                f"error: {self.post.name} is stuck: its evaluation was called off {self.patience:g} s ago "
-                f"(--collective-timeout), because {self.cause}; it is still at\n"
-                f"{stack_of(frames_of_thread(self._main))}"
+            self._die_in(
+                self._number if self.cause != STOPPED else None,
+                f"it is stuck: its evaluation was called off {self.patience:g} s ago (--collective-timeout), because "
+                f"{self.cause}",
+                frames_of_thread(self._main),
             )
         if now > self._interrupted_at + _SECONDS_BETWEEN_INTERRUPTS:
             self._interrupted_at = now

@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from mpi4py import MPI
 
+from hpo.communicator import SleepingComm
 from hpo.group import _threads
+from hpo.sharing import Shared
 from tests.conftest import PROGRAMS, SEARCHES, Mpi
 
 
@@ -29,6 +33,34 @@ def test_communicators_deliver_and_ranks_that_wait_sleep(each_mpi: Mpi, ranks: i
     if ranks > 1:
         assert len({line["inode"] for line in lines}) == 1, "one copy per host, not one per rank"
         assert lines[0]["inode"].split(":")[1][2:] not in ("", "0"), "not a file"
+
+
+def test_what_is_prepared_comes_back_as_it_was() -> None:
+    base = torch.arange(24.0).reshape(2, 3, 4)
+    tensors = {
+        "plain": base,
+        "channels last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "transposed": base.transpose(0, 2),
+        "sliced": base[:, ::2, 1:3],
+        "one": base[:1, 2, 1],
+        "none": base[:0],
+        "scalar": torch.tensor(3),
+        "expanded": torch.ones(3, 1).expand(3, 4),
+        "half": base.bfloat16(),
+        "true": base > 3,
+        "conjugate": torch.tensor([1 + 2j, 3 - 1j]).conj(),
+        "imaginary": torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+        "trained": base.clone().requires_grad_(),
+    }
+    shared = Shared(tensors, SleepingComm(MPI.COMM_SELF))
+    with shared:
+        for copy in (shared.load(), shared.load()):
+            for name, tensor in tensors.items():
+                assert copy[name].equal(tensor), name
+                assert (copy[name].dtype, copy[name].requires_grad) == (tensor.dtype, tensor.requires_grad), name
+            assert copy["channels last"].is_contiguous(memory_format=torch.channels_last)
+            copy["plain"].zero_()
+            copy["one"].zero_()
 
 
 def test_a_worker_of_any_size_trains_as_one_process_would(mpi: Mpi, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_rank_that_sleeps_costs_one_evaluation(mpi: Mpi, tmp_path: Path, way: 
         (
             "stuck",
             4,
-            r"error: rank 1 of worker [01] on \S+ is stuck: its evaluation was called off 2 s ago .*\n"
+            r"error: rank 1 of worker [01] on \S+: it is stuck: its evaluation was called off 2 s ago .*\n"
             r"[^$]*time.sleep\(3600\)",
         ),
         (

@@ -67,5 +67,11 @@ def test_a_failure_names_its_cause(steps: list[Step], reason: str) -> None:
         assert verdict.traceback == "of rank 1"
 
 
+def test_ranks_in_the_same_collective_are_asked_again() -> None:
+    steps = [fails(rank, "Detected", 1.0, collective="allreduce of float [1]") for rank in range(3)]
+    assert judge(steps).state == "again"
+    assert judge([*steps[:2], fails(2, "Connection closed by peer", 2.0, echo=True)]).state == "failed"
+
+
 def test_a_run_that_stops_fails_nothing() -> None:
     assert judge([fails(0, "echo", 1.0), fails(1, "the run stops", 2.0, own=False, stopped=True)]).state == "stopped"

@@ -93,6 +93,10 @@ def disagree(way, worker):
         dist.all_reduce(torch.ones(2))
     elif way == "barrier" and worker.rank == 0:
         dist.barrier()
+    elif way == "stages" and worker.rank < 2:  # which is right, and others send less
+        dist.send(torch.ones(2), 1) if worker.rank == 0 else dist.recv(torch.ones(2), 0)
+    elif way == "shapes":  # which is right too
+        dist.broadcast(torch.ones(1) if worker.rank else torch.tensor(1.0), 0)
     elif way == "sleep" and worker.rank == 0:
         time.sleep(3600)
 
