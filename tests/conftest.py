@@ -1,4 +1,4 @@
-"""Launching real MPI jobs, each with a time limit and in a process group of its own."""
+"""The environment of all tests, and real MPI jobs: each has a time limit, and a process group of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 # What programs need to be found and to speak; whatever else this shell has (SLURM's job, an MPI's options, proxies,
 # colours, accounts, Python's and torch's switches) is another's, and would reach the jobs of the tests.
-_KEPT = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE"}
+_KEPT = {"PATH", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE"}
 _KEPT |= {"PYTHONUTF8", "PYTHONCOERCECLOCALE", "PYTHONIOENCODING"}
 _KEPT_KINDS = ("LC_", "PYTEST_")
 
@@ -77,18 +77,22 @@ def _open_mpi() -> Mpi:
     return Mpi(str(folder / "mpirun"), str(folder / "python"), ("--allow-run-as-root", "--oversubscribe"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give tests an environment, and a home without accounts and settings, that are alike everywhere.
+def pytest_configure() -> None:
+    """Give tests an environment that is alike everywhere, before one of them imports MPI, which would join another job.
 
-    GPUs are left alone: what the tests compare was computed on CPUs.
+    GPUs are hidden: what the tests compare was computed on CPUs.
     """
+    for name in list(os.environ):
+        if name not in _KEPT and not name.startswith(_KEPT_KINDS):
+            del os.environ[name]
+    os.environ.update(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give tests a home without anybody's accounts and settings."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name not in _KEPT and not name.startswith(_KEPT_KINDS)]:
-            patch.delenv(name)
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-        patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
         yield
 
 

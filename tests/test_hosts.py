@@ -33,8 +33,8 @@ def ip(arguments: str, check: bool = True) -> str:
 def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
     """Make two hosts on a bridge, and an mpirun that starts half of its ranks on each."""
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
-    if os.geteuid() or not shutil.which("ip") or "HYDRA" not in version:
-        pytest.skip("two hosts need root, iproute2 and MPICH's mpirun")
+    if os.geteuid() or not all(map(shutil.which, ("ip", "unshare", "hostname"))) or "HYDRA" not in version:
+        pytest.skip("two hosts need root, iproute2, util-linux, hostname and MPICH's mpirun")
     bridge, hosts = f"hpo{os.getpid() % 10000}", [f"hpo-{name}-{os.getpid()}" for name in "ab"]
     addresses = {host: f"{NETWORK}{number}" for number, host in enumerate(hosts, start=2)}
     names = "127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for host, address in addresses.items())

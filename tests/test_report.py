@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -43,9 +44,14 @@ def browser() -> Iterator[Browser]:
         pytest.skip("no chromium: apt install chromium")
     with sync_playwright() as playwright:
         try:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+            # Chromium's sockets are in TMPDIR, and have to have short names.
+            browser = playwright.chromium.launch(
+                executable_path=CHROMIUM, args=ARGUMENTS, env={**os.environ, "TMPDIR": "/tmp"}
+            )
         except Error as error:
-            pytest.skip(f"{CHROMIUM} cannot be started: {error.message.splitlines()[0]}")
+            first, *lines = error.message.splitlines()
+            said = next((line.partition("[err]")[2] for line in lines if "[err]" in line), first)
+            pytest.skip(f"{CHROMIUM} cannot be started: {said.strip()}")
         yield browser
         browser.close()
 
