@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace, TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from hpo.collectives import Check, always_checked, never_checked, without_torchs_check
 from hpo.communicator import LentComm, SleepingComm
 from hpo.deferred import defer
+from hpo.errors import RunError
+from hpo.failure import message
 from hpo.layout import usable_cores
 from hpo.network import address_towards, interface_towards, open_sockets, stop_receiving
 from hpo.options import DEFAULT_COLLECTIVE_TIMEOUT
@@ -38,6 +41,8 @@ defer(
     trace_rules=SimpleNamespace(clear_lru_cache=lambda: None),
     utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"),
 )
+
+T = TypeVar("T")
 
 _LOOPBACK = "127.0.0.1"
 _LIMIT = timedelta(minutes=5)  # to connect
@@ -111,11 +116,7 @@ class Group:
         store = PrefixStore(f"{self._groups}", self._store)
         with alone or nullcontext():
             before = open_sockets()
-            with without_torchs_check():
-                dist.init_process_group(
-                    self._backend, store=store, rank=self.rank, world_size=self.size, timeout=_LIMIT
-                )
-            _group()._get_backend(self.device)._set_default_timeout(self._collective_timeout)
+            self._together(partial(self._init_process_group, store))
             if self._is_to_be_checked():
                 with suppress(RuntimeError):  # they could not connect in so short a time
                     self._check = Check(_group(), self.device, store, self._collective_timeout)
@@ -124,6 +125,29 @@ class Group:
         # would take for a crash.
         if all(self.own_comm.allgather(self._check is not None)) and self._check is not None:
             self._check.begin()
+
+    def _init_process_group(self, store: PrefixStore) -> None:
+        with without_torchs_check():
+            dist.init_process_group(self._backend, store=store, rank=self.rank, world_size=self.size, timeout=_LIMIT)
+        _group()._get_backend(self.device)._set_default_timeout(self._collective_timeout)
+
+    def _together(self, connect: Callable[[], T]) -> T:
+        """Connect on all ranks; RunError on all where one of them cannot.
+
+        Who cannot because a peer has died never hears from it again, and ends with the job, which that death ends.
+        """
+        made, error = None, ""
+        try:
+            made = connect()
+        except RuntimeError as problem:  # torch's own errors among them
+            error = message(problem)
+        errors = self.own_comm.allgather(error)
+        for rank, text in enumerate(errors):
+            if text:
+                name = os.environ.get("GLOO_SOCKET_IFNAME")
+                hint = f" (GLOO_SOCKET_IFNAME={name})" if name else ""
+                raise RunError(f"rank {rank} of worker {self.index} cannot connect to its peers{hint}: {text}")
+        return cast(T, made)
 
     def trust(self) -> None:
         """Check collectives no more: all ranks have agreed on a loss, and mistakes in the code have shown by then."""
@@ -151,9 +175,8 @@ class Group:
         if self.rank == 0:
             store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=_LIMIT)
         port = self.own_comm.bcast(store.port if store else None)
-        store = store or TCPStore(address, port, is_master=False, timeout=_LIMIT)
-        self.own_comm.barrier()  # the leader has all of its ends, which are none of a group's connections
-        return store
+        # When all of them are there, the leader has its ends, which are none of a group's connections.
+        return self._together(lambda: store or TCPStore(address, port, is_master=False, timeout=_LIMIT))
 
     def cut(self) -> None:
         """Fail the collectives that this rank waits in, now and from now on; any thread. Its peers go on to wait.

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import Victim, children
-from tests.conftest import ROOT, SEARCHES, Mpi
+from tests.conftest import ROOT, SEARCHES, Mpi, finish
 from tests.outcome import finished, lines_of, trials_of
 from tests.soak import FAULTY, PROGRAM, WAYS, recovery_times, survive
 
@@ -285,6 +285,37 @@ def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp
         "search_space-1.py",
         "study.log",
     ]
+
+
+def test_ranks_that_cannot_connect_say_so_in_a_line(each_mpi: Mpi, tmp_path: Path) -> None:
+    job = each_mpi.start(2, PROGRAM, "--run-dir", "run", cwd=tmp_path, GLOO_SOCKET_IFNAME="ib7")
+    result = finish(job)
+    assert result.returncode != 0
+    assert result.stderr.count("cannot connect to its peers (GLOO_SOCKET_IFNAME=ib7): ") == 1, result.stderr
+    assert "Unable to find address for: ib7" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not finished(trials_of(tmp_path / "run"))
+
+
+def test_a_rank_that_dies_while_its_peers_connect_leaves_no_traceback(each_mpi: Mpi, tmp_path: Path) -> None:
+    program = tmp_path / "dying.py"
+    program.write_text(
+        "import os\nimport signal\nimport time\n"
+        + PROGRAM.read_text().replace(
+            "if __name__",
+            "from hpo.group import Group\n\nconnect = Group._init_process_group\n\n\n"
+            "def die_or_connect(group, store):\n"
+            "    if group.rank == 0:  # whose store its peers are connected to\n"
+            "        time.sleep(1)\n"
+            "        os.kill(os.getpid(), signal.SIGKILL)\n"
+            "    connect(group, store)\n\n\n"
+            "Group._init_process_group = die_or_connect\n\nif __name__",
+        )
+    )
+    job = each_mpi.run(4, program, QUICK, "--run-dir", "run", "--ranks-per-worker", 4, "--islands", 1, cwd=tmp_path)
+    assert job.returncode != 0
+    assert "Traceback" not in job.stderr, job.stderr
+    assert "error:" not in job.stderr, "its peers took its death for a mistake"
 
 
 def test_nothing_that_was_reported_is_lost_when_a_run_is_killed(each_mpi: Mpi, tmp_path: Path) -> None:
