@@ -183,6 +183,28 @@ def test_what_died_with_its_tracker_is_over_at_the_next_session(tmp_path: Path) 
     assert shown["trial-0002"].curve == curve
 
 
+def test_what_ends_after_its_tracker_has_died_is_shown_once(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    session = begin_run(run_dir)
+    record = session.open_record()
+    tracking, _ = follow(session, "mlflow")
+    going_on = start(record, 1)
+    record.report(going_on, 1, 3.0)
+    record.complete(start(record, 2), 0.5, 1.0, {})
+    wait_until(lambda: ended(run_dir, "mlflow") == {1})
+    os.kill(process_of(run_dir, "mlflow"), signal.SIGKILL)
+    tracking.finish()
+    assert not tracking.wait(60)
+    record.report(going_on, 2, 2.0)
+    record.complete(going_on, 2.0, 1.5, {"accuracy": 0.75})
+    assert track(run_dir, ["mlflow"], None)
+    expected = {
+        "trial-0000": Shown(PARAMS, {1: 3.0, 2: 2.0}, 2.0, {"accuracy": 0.75}, "well"),
+        "trial-0001": Shown({**PARAMS, "depth": 2}, {}, 0.5, {}, "well"),
+    }
+    assert_same(READERS["mlflow"](run_dir), expected)  # which has each of them once
+
+
 def test_what_has_been_shown_survives_any_cut(tmp_path: Path) -> None:
     record = begin_run(tmp_path / "run").open_record()
     for depth in range(1, 6):

@@ -34,6 +34,7 @@ class MLflow:
         self.place = without_password(uri) if uri else "here"
         self._folder = None if uri else shown.folder.absolute()
         self._client = MlflowClient(uri or _local_store(shown.folder.absolute()))
+        self._left: dict[str, str] = {}  # what was going on when an earlier session's tracker died
         self._experiment = self._find_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or shown.search)
         self._parent = self._find_parent(shown) or self._make_parent(shown)
         self._runs: dict[str, str] = {}
@@ -87,6 +88,7 @@ class MLflow:
         left = f"tags.\"mlflow.parentRunId\" = '{parent}' and attributes.status = 'RUNNING'"
         for run in self._client.search_runs([self._experiment], left, ViewType.ALL, max_results=10_000):
             self._client.set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
+            self._left[str(run.info.run_name)] = run.info.run_id
         return parent
 
     def _make_parent(self, shown: ShownRun) -> str:
@@ -102,6 +104,8 @@ class MLflow:
         return run
 
     def _make_run(self, evaluation: Evaluation) -> str:
+        if left := self._left.pop(title(evaluation), None):
+            self._client.delete_run(left)  # it has ended after all, and is shown whole
         tags = {name: str(value) for name, value in circumstances(evaluation).items()}
         tags["mlflow.parentRunId"] = self._parent
         started = _ms(evaluation.started)
