@@ -37,13 +37,17 @@ class Objective:
                 self._ended = True
                 return checked(result)
             self._losses = result
-        for value in self._losses:
-            self._empty = False
-            return checked(value)
-        self._ended = True
-        if self._empty:
-            raise ValueError("the objective yielded no loss")
-        return None
+        try:
+            value = next(self._losses)
+        except StopIteration as end:
+            self._ended = True
+            if not self._empty:
+                return None
+            value = end.value
+            lost = "" if value is None else f", but returned {reprlib.repr(value)}: it has a yield somewhere"
+            raise ValueError(f"the objective yielded no loss{lost}") from None
+        self._empty = False
+        return checked(value)
 
     def frames(self) -> list[traceback.FrameSummary]:
         """Give where it waits to go on; nothing where it does not, since it has returned."""

@@ -121,6 +121,8 @@ def load_search_file(path: Path) -> SearchFile:
         raise UsageError(f"{path}: {_missing('space', space, 'a SearchSpace')}; {_EXAMPLE}")
     if not callable(objective):
         raise UsageError(f"{path}: {_missing('objective', objective, 'a function')}; {_EXAMPLE}")
+    if inspect.iscoroutinefunction(objective) or inspect.isasyncgenfunction(objective):
+        raise UsageError(f"{path}: `objective` must be a function without `async`: nothing awaits it")
     if settings_type is not None and not (inspect.isclass(settings_type) and dataclasses.is_dataclass(settings_type)):
         raise UsageError(f"{path}: Settings must be a dataclass, not {settings_type!r}")
     for name, function in (("prepare", prepare), ("test", test)):

@@ -67,6 +67,7 @@ def test_a_mistake_is_told_with_its_line_and_what_would_work(mpi: Mpi, tmp_path:
         "init": rf"{at('init_process_group')}: ValueError: .* \(leave init_process_group out: .*\)",
         "path": rf"{at('missing.bin')}: FileNotFoundError: .* \(a relative path, looked for in /.*\)",
         "cuda": rf"{at('model.cuda()')}: {computes}",
+        "returned": f"{at('def objective(')}: ValueError: .* no loss, but returned 0.5: it has a yield somewhere",
     }
     if Path("/dev/nvidiactl").exists():
         del reasons["cuda"]

@@ -84,6 +84,10 @@ def test_a_file_without_settings_takes_none(tmp_path: Path) -> None:
         ("from hpo import *\nspace = SearchSpace(x=Int(1, 2))", "has no `objective`"),
         ("from hpo import *\nspace = SearchSpace(x=Int(1, 2))\nobjective = 3", "`objective` must be a function, not 3"),
         (GOOD + "\nSettings = {}", "Settings must be a dataclass"),
+        (
+            "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\nasync def objective(params, worker):\n    return 1",
+            "`objective` must be a function without `async`",
+        ),
         (GOOD + "\nprepare = 3", "prepare must be a function"),
         (GOOD + "\ndef prepare(): pass", "prepare is called as prepare(settings): too many positional arguments"),
         (

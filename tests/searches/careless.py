@@ -126,6 +126,8 @@ def objective(params, worker, settings):
     wrong = mistake(way, model, worker)
     if wrong is not None:
         yield wrong
+    if way == "returned":
+        return 0.5  # in a generator
     if way == "return" and worker.rank == 1:
         return
     disagree(way, worker)
