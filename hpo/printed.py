@@ -183,5 +183,9 @@ def own_words() -> AbstractContextManager[object]:
 
 
 def warn(text: str) -> None:
-    """Say something of this program's own on the real standard error, whatever an objective has put there."""
-    print(text, file=sys.__stderr__, flush=True)
+    """Say something of this program's own on the real standard error, whatever an objective has put there.
+
+    Who has last words may have nobody to say them to, mpirun being gone, and still has its job to end.
+    """
+    with suppress(OSError, ValueError):  # it is closed, or nobody reads it
+        print(text, file=sys.__stderr__, flush=True)

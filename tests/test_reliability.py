@@ -318,6 +318,19 @@ def test_a_rank_that_dies_while_its_peers_connect_leaves_no_traceback(each_mpi: 
     assert "error:" not in job.stderr, "its peers took its death for a mistake"
 
 
+def test_ranks_whose_mpirun_is_killed_before_they_have_begun_do_not_stay(each_mpi: Mpi, tmp_path: Path) -> None:
+    program = tmp_path / "late.py"
+    program.write_text(
+        "import os\nimport time\n\nmpirun = os.getppid()\nprint('here', flush=True)\n"
+        "while os.getppid() == mpirun:\n    time.sleep(0.01)\n" + PROGRAM.read_text()
+    )
+    victim = Victim(each_mpi, 2, [program, QUICK, "--run-dir", "run"], tmp_path, tmp_path / "log")
+    victim.wait_for("here\nhere")
+    victim.kill("mpirun", random.Random(0))
+    victim.wait(30)  # which fails where a process is left
+    assert not (tmp_path / "run").exists()
+
+
 def test_nothing_that_was_reported_is_lost_when_a_run_is_killed(each_mpi: Mpi, tmp_path: Path) -> None:
     tally = survive(each_mpi, tmp_path / "run", random.Random(2), budget=30, most_kills=2)
     assert tally.kills == 2
