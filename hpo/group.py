@@ -7,13 +7,13 @@ import gc
 import os
 import random
 import socket
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from functools import partial
 from types import SimpleNamespace, TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,10 +42,9 @@ defer(
     utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"),
 )
 
-T = TypeVar("T")
-
 _LOOPBACK = "127.0.0.1"
 _LIMIT = timedelta(minutes=5)  # to connect
+_SECONDS_OF_A_DEATH = 5.0  # until MPI has ended the job of a rank that has died
 
 
 class Group:
@@ -116,7 +115,11 @@ class Group:
         store = PrefixStore(f"{self._groups}", self._store)
         with alone or nullcontext():
             before = open_sockets()
-            self._together(partial(self._init_process_group, store))
+            with self._connecting(), without_torchs_check():
+                dist.init_process_group(
+                    self._backend, store=store, rank=self.rank, world_size=self.size, timeout=_LIMIT
+                )
+            _group()._get_backend(self.device)._set_default_timeout(self._collective_timeout)
             if self._is_to_be_checked():
                 with suppress(RuntimeError):  # they could not connect in so short a time
                     self._check = Check(_group(), self.device, store, self._collective_timeout)
@@ -126,28 +129,18 @@ class Group:
         if all(self.own_comm.allgather(self._check is not None)) and self._check is not None:
             self._check.begin()
 
-    def _init_process_group(self, store: PrefixStore) -> None:
-        with without_torchs_check():
-            dist.init_process_group(self._backend, store=store, rank=self.rank, world_size=self.size, timeout=_LIMIT)
-        _group()._get_backend(self.device)._set_default_timeout(self._collective_timeout)
-
-    def _together(self, connect: Callable[[], T]) -> T:
-        """Connect on all ranks; RunError on all where one of them cannot.
-
-        Who cannot because a peer has died never hears from it again, and ends with the job, which that death ends.
-        """
-        made, error = None, ""
+    @contextmanager
+    def _connecting(self) -> Iterator[None]:
+        """Raise RunError where this rank cannot connect to its peers, while they may go on to try."""
         try:
-            made = connect()
-        except RuntimeError as problem:  # torch's own errors among them
-            error = message(problem)
-        errors = self.own_comm.allgather(error)
-        for rank, text in enumerate(errors):
-            if text:
-                name = os.environ.get("GLOO_SOCKET_IFNAME")
-                hint = f" (GLOO_SOCKET_IFNAME={name})" if name else ""
-                raise RunError(f"rank {rank} of worker {self.index} cannot connect to its peers{hint}: {text}")
-        return cast(T, made)
+            yield
+        except RuntimeError as error:  # torch's own errors among them
+            # Where a peer has died, MPI ends the job meanwhile, and it is not for this rank to explain.
+            time.sleep(_SECONDS_OF_A_DEATH)
+            name = os.environ.get("GLOO_SOCKET_IFNAME")
+            hint = f" (GLOO_SOCKET_IFNAME={name})" if name else ""
+            text = f"rank {self.rank} of worker {self.index} cannot connect to its peers{hint}: {message(error)}"
+            raise RunError(text) from error
 
     def trust(self) -> None:
         """Check collectives no more: all ranks have agreed on a loss, and mistakes in the code have shown by then."""
@@ -175,8 +168,10 @@ class Group:
         if self.rank == 0:
             store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=_LIMIT)
         port = self.own_comm.bcast(store.port if store else None)
-        # When all of them are there, the leader has its ends, which are none of a group's connections.
-        return self._together(lambda: store or TCPStore(address, port, is_master=False, timeout=_LIMIT))
+        with self._connecting():
+            store = store or TCPStore(address, port, is_master=False, timeout=_LIMIT)
+        self.own_comm.barrier()  # the leader has all of its ends, which are none of a group's connections
+        return store
 
     def cut(self) -> None:
         """Fail the collectives that this rank waits in, now and from now on; any thread. Its peers go on to wait.

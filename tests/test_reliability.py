@@ -303,13 +303,13 @@ def test_a_rank_that_dies_while_its_peers_connect_leaves_no_traceback(each_mpi: 
         "import os\nimport signal\nimport time\n"
         + PROGRAM.read_text().replace(
             "if __name__",
-            "from hpo.group import Group\n\nconnect = Group._init_process_group\n\n\n"
-            "def die_or_connect(group, store):\n"
-            "    if (group.index, group.rank) == (1, 0):  # whose store its peers are connected to\n"
+            "import torch.distributed as dist\nfrom mpi4py import MPI\n\nconnect = dist.init_process_group\n\n\n"
+            "def die_or_connect(*arguments, **options):\n"
+            "    if MPI.COMM_WORLD.rank == 2:  # whose store its peer is connected to\n"
             "        time.sleep(1)\n"
             "        os.kill(os.getpid(), signal.SIGKILL)\n"
-            "    connect(group, store)\n\n\n"
-            "Group._init_process_group = die_or_connect\n\nif __name__",
+            "    connect(*arguments, **options)\n\n\n"
+            "dist.init_process_group = die_or_connect\n\nif __name__",
         )
     )
     job = each_mpi.run(4, program, QUICK, "--run-dir", "run", "--ranks-per-worker", 2, "--islands", 1, cwd=tmp_path)
