@@ -39,6 +39,8 @@ _MISMATCH = (
     "the ranks of its worker were in collectives of different sizes, or in different numbers of them "
     "(TORCH_DISTRIBUTED_DEBUG=DETAIL compares them all)"
 )
+_LAST_LINE = "\nExtension modules: "
+_LONGEST_PAUSE = 1.0  # seconds, where who writes waits for a core
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
@@ -93,7 +95,7 @@ class Crash:
         if not select.select([self._heard], [], [], 0)[0]:
             return None
         dump = ""
-        while select.select([self._heard], [], [], 0.1)[0]:
+        while _LAST_LINE not in dump and select.select([self._heard], [], [], _LONGEST_PAUSE)[0]:
             dump += os.read(self._heard, 65536).decode("utf-8", "replace")
         kind = dump.partition("\n")[0].rpartition(": ")[2]
         _, _, stack = dump.partition(f"0x{self._main:016x}")
