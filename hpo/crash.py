@@ -42,6 +42,8 @@ _MISMATCH = (
 _LAST_LINE = "\nExtension modules: "
 _LONGEST_PAUSE = 1.0  # seconds, where who writes waits for a core
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+# What is not ASCII, as faulthandler writes it.
+_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class Crash:
             dump += os.read(self._heard, 65536).decode("utf-8", "replace")
         kind = dump.partition("\n")[0].rpartition(": ")[2]
         _, _, stack = dump.partition(f"0x{self._main:016x}")
-        found = _FRAME.findall(stack.partition("\n\n")[0])
+        stack = _ESCAPED.sub(lambda code: chr(int(code[code.lastindex or 0], 16)), stack.partition("\n\n")[0])
+        found = _FRAME.findall(stack)
         frames = [FrameSummary(name, int(line), code) for name, line, code in reversed(found)]
         return Death(_NAMES.get(kind, kind), in_objective(frames))
 

@@ -123,9 +123,11 @@ def test_what_torch_is_asked_to_check_is_checked_throughout(
 
 
 def test_an_evaluation_that_ends_the_process_is_told_given_up_and_not_repeated(tmp_path: Path) -> None:
-    arguments = ["--evaluations", "5", "--collective-timeout", "30"]
-    run = [str(argument) for argument in careless(tmp_path, "none,none,number,none,none", *arguments)]
-    command = ["mpirun", "-n", "2", sys.executable, *run]
+    search = tmp_path / "Übung 20€" / CARELESS.name  # which is named by the process that dies
+    search.parent.mkdir()
+    search.write_bytes(CARELESS.read_bytes())
+    arguments = ["--evaluations", "5", "--collective-timeout", "30", "--set", "ways=none,none,number,none,none"]
+    command = ["mpirun", "-n", "2", sys.executable, str(PROGRAM), str(search), "--run-dir", "run", *arguments]
     supervisor = [sys.executable, "-c", "from hpo.cli import main; main()", "run", "--restarts", "1", *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     job = subprocess.run(supervisor, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150)
