@@ -121,7 +121,7 @@ def _essence(collective: str) -> tuple[str, int]:
 
 
 def _did(step: Step) -> str:
-    if step.failure is not None:
+    if step.failure is not None and not (step.timeout and not step.place):  # it waited for others at its end
         return f"was{_at(step) or ' at an unknown place'}"
     return f"had yielded{_at(step)}" if step.loss is not None else "had ended"
 

@@ -34,6 +34,10 @@ def test_equal_losses_go_on_and_a_common_end_is_complete() -> None:
             "timeout: rank 1 waited at its end for rank 0, which was at x.py:3",
         ),
         (
+            [fails(0, "waited", 2.0, timeout=True), fails(1, "waited", 1.0, timeout=True, place="x.py:3")],
+            "timeout: rank 1 waited at x.py:3 for rank 0, which had ended",
+        ),
+        (
             [
                 fails(0, "waited", 1.0, timeout=True, place="x.py:9"),
                 fails(1, "a peer", 2.0, own=False, place="x.py:3"),
