@@ -124,10 +124,11 @@ class Evaluator:
             return None
         evaluated, seed, number = assigned
         started, about = time.monotonic(), f"trial {number} ({named(evaluated)})"
-        outcome = self._evaluate(evaluated, self._seed if seed is None else seed, about, assignment)
+        evaluate = partial(self._evaluate, evaluated, self._seed if seed is None else seed, about, assignment)
+        outcome = evaluate()
         if outcome.verdict.state == "again":
             self._group.trust()
-            outcome = self._evaluate(evaluated, self._seed if seed is None else seed, about, assignment)
+            outcome = evaluate()
         if self._record and assignment:
             self._finish(self._record, assignment, outcome, time.monotonic() - started)
         return None if outcome.verdict.state == "stopped" else (evaluated, outcome.loss)

@@ -34,7 +34,7 @@ def with_hint(error: BaseException) -> str:
     """Give an exception's message and, where it is one of the usual mistakes in an objective, what would work."""
     text = message(error)
     hint = next((hint for part, hint in _HINTS.items() if part in text), "")
-    if isinstance(error, KeyError) and message(error).strip("'") in _OF_TORCHRUN:
+    if isinstance(error, KeyError) and text.strip("'") in _OF_TORCHRUN:
         hint = "torchrun would have set it: use worker.rank, worker.size and worker.device"
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)):
         with suppress(OSError):  # there is no such directory any more

@@ -28,6 +28,13 @@ needs_fashion_mnist = pytest.mark.skipif(
 )
 
 
+def changed_program(folder: Path, code: str) -> Path:
+    """Write run_islands.py with code that runs before it does, such as what breaks a part of it."""
+    program = folder / "changed.py"
+    program.write_text((ROOT / "run_islands.py").read_text().replace("if __name__", f"{code}\n\nif __name__"))
+    return program
+
+
 @dataclass(frozen=True)
 class Mpi:
     """An MPI's mpirun, the Python that uses it, and what mpirun needs to start 8 ranks as root on two cores."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Mpi
+from tests.conftest import ROOT, Mpi, changed_program
 
 # TEST-NET-2 of RFC 5737: nobody's network.
 NETWORK = "198.51.100."
@@ -84,20 +84,14 @@ def test_a_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
 def test_a_rank_ends_the_job_on_all_hosts_though_the_first_one_cannot_hear_of_it(
     two_hosts: Mpi, tmp_path: Path
 ) -> None:
-    program = tmp_path / "broken.py"
-    program.write_text(
-        "import time\n"
-        + (ROOT / "run_islands.py")
-        .read_text()
-        .replace(
-            "if __name__",
-            "from mpi4py import MPI\nfrom hpo.errors import RunError\nfrom hpo.group import Group\n\n\n"
-            "def connect(group, alone):\n"
-            "    with alone:\n"
-            "        time.sleep(0 if MPI.COMM_WORLD.rank == 3 else 600)\n"
-            "    raise RunError('injected')\n\n\n"
-            "Group.connect = connect\n\nif __name__",
-        )
+    program = changed_program(
+        tmp_path,
+        "import time\nfrom mpi4py import MPI\nfrom hpo.errors import RunError\nfrom hpo.group import Group\n\n\n"
+        "def connect(group, alone):\n"
+        "    with alone:\n"
+        "        time.sleep(0 if MPI.COMM_WORLD.rank == 3 else 600)\n"
+        "    raise RunError('injected')\n\n\n"
+        "Group.connect = connect\n",
     )
     search = ROOT / "tests" / "searches" / "quick.py"
     job = two_hosts.run(4, program, search, "--ranks-per-worker", 4, "--run-dir", "run", cwd=tmp_path, timeout=60)

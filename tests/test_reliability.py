@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import Victim, children
-from tests.conftest import ROOT, SEARCHES, Mpi, finish
+from tests.conftest import ROOT, SEARCHES, Mpi, changed_program, finish
 from tests.outcome import finished, lines_of, trials_of
 from tests.soak import FAULTY, PROGRAM, WAYS, recovery_times, survive
 
@@ -266,12 +266,8 @@ def test_a_run_with_a_stuck_rank_stops_all_the_same_and_at_once_if_asked_twice(m
 
 
 def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp_path: Path) -> None:
-    program = tmp_path / "broken.py"
-    program.write_text(
-        PROGRAM.read_text().replace(
-            "if __name__",
-            "import hpo.record\nhpo.record.Record.complete = lambda *_: 1 / 0  # on all leaders\n\nif __name__",
-        )
+    program = changed_program(
+        tmp_path, "import hpo.record\nhpo.record.Record.complete = lambda *_: 1 / 0  # on all leaders\n"
     )
     layout = ["--ranks-per-worker", 1]
     victim = Victim(each_mpi, 2, [program, QUICK, "--run-dir", "run", *layout], tmp_path, tmp_path / "log")
@@ -298,19 +294,16 @@ def test_ranks_that_cannot_connect_say_so_in_a_line(each_mpi: Mpi, tmp_path: Pat
 
 
 def test_a_rank_that_dies_while_its_peers_connect_leaves_no_traceback(each_mpi: Mpi, tmp_path: Path) -> None:
-    program = tmp_path / "dying.py"
-    program.write_text(
-        "import os\nimport signal\nimport time\n"
-        + PROGRAM.read_text().replace(
-            "if __name__",
-            "import torch.distributed as dist\nfrom mpi4py import MPI\n\nconnect = dist.init_process_group\n\n\n"
-            "def die_or_connect(*arguments, **options):\n"
-            "    if MPI.COMM_WORLD.rank == 2:  # whose store its peer is connected to\n"
-            "        time.sleep(1)\n"
-            "        os.kill(os.getpid(), signal.SIGKILL)\n"
-            "    connect(*arguments, **options)\n\n\n"
-            "dist.init_process_group = die_or_connect\n\nif __name__",
-        )
+    program = changed_program(
+        tmp_path,
+        "import os\nimport signal\nimport time\nimport torch.distributed as dist\nfrom mpi4py import MPI\n\n"
+        "connect = dist.init_process_group\n\n\n"
+        "def die_or_connect(*arguments, **options):\n"
+        "    if MPI.COMM_WORLD.rank == 2:  # whose store its peer is connected to\n"
+        "        time.sleep(1)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    connect(*arguments, **options)\n\n\n"
+        "dist.init_process_group = die_or_connect\n",
     )
     job = each_mpi.run(4, program, QUICK, "--run-dir", "run", "--ranks-per-worker", 2, "--islands", 1, cwd=tmp_path)
     assert job.returncode != 0
@@ -319,10 +312,10 @@ def test_a_rank_that_dies_while_its_peers_connect_leaves_no_traceback(each_mpi: 
 
 
 def test_ranks_whose_mpirun_is_killed_before_they_have_begun_do_not_stay(each_mpi: Mpi, tmp_path: Path) -> None:
-    program = tmp_path / "late.py"
-    program.write_text(
+    program = changed_program(
+        tmp_path,
         "import os\nimport time\n\nmpirun = os.getppid()\nprint('here', flush=True)\n"
-        "while os.getppid() == mpirun:\n    time.sleep(0.01)\n" + PROGRAM.read_text()
+        "while os.getppid() == mpirun:\n    time.sleep(0.01)\n",
     )
     victim = Victim(each_mpi, 2, [program, QUICK, "--run-dir", "run"], tmp_path, tmp_path / "log")
     victim.wait_for("here\nhere")
