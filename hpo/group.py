@@ -102,11 +102,11 @@ class Group:
         return Worker(self.rank, self.size, self.device, self.comm, self.index, seed, data)
 
     def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
-        """Bring up the process group, unless it is up on all ranks; collective.
+        """Bring up the process group, unless it is up and whole on all ranks; collective.
 
         While `alone` is entered, no other thread of this process opens connections.
         """
-        if all(self.own_comm.allgather(dist.is_initialized() and not self._is_cut)):
+        if all(self.own_comm.allgather(dist.is_initialized() and not self._is_cut and self._is_whole())):
             return
         self.disconnect()
         if self._store is None:
@@ -128,6 +128,11 @@ class Group:
         # would take for a crash.
         if all(self.own_comm.allgather(self._check is not None)) and self._check is not None:
             self._check.begin()
+
+    def _is_whole(self) -> bool:
+        """Tell whether no connection was closed, as gloo does after a timeout that an objective may have swallowed."""
+        there = open_sockets()
+        return all(there.get(descriptor) == inode for descriptor, inode in self._connections.items())
 
     @contextmanager
     def _connecting(self) -> Iterator[None]:

@@ -111,6 +111,13 @@ def test_who_waits_for_whom_is_told_with_both_places(mpi: Mpi, tmp_path: Path) -
     failures(mpi, tmp_path, reasons, seconds=3)
 
 
+def test_a_timeout_that_an_objective_swallows_costs_no_other_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--evaluations", 4, "--collective-timeout", 3]
+    job = mpi.run(2, *careless(tmp_path, "none,swallow,none,none", *options), cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert [trial.state.name for trial in trials_of(tmp_path / "run")] == ["COMPLETE"] * 4
+
+
 def test_what_torch_is_asked_to_check_is_checked_throughout(
     mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
