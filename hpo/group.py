@@ -27,7 +27,7 @@ from hpo.deferred import defer
 from hpo.errors import RunError
 from hpo.failure import message
 from hpo.layout import usable_cores
-from hpo.network import address_towards, interface_towards, open_sockets, stop_receiving
+from hpo.network import address_towards, interface_towards, is_open, open_sockets, stop_receiving
 from hpo.options import DEFAULT_COLLECTIVE_TIMEOUT
 from hpo.worker import Worker
 
@@ -131,8 +131,7 @@ class Group:
 
     def _is_whole(self) -> bool:
         """Tell whether no connection was closed, as gloo does after a timeout that an objective may have swallowed."""
-        there = open_sockets()
-        return all(there.get(descriptor) == inode for descriptor, inode in self._connections.items())
+        return all(is_open(descriptor, inode) for descriptor, inode in self._connections.items())
 
     @contextmanager
     def _connecting(self) -> Iterator[None]:

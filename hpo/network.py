@@ -54,6 +54,15 @@ def open_sockets() -> dict[int, int]:
     return sockets
 
 
+def is_open(descriptor: int, inode: int) -> bool:
+    """Tell whether a descriptor is still that socket's."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return False
+    return stat.S_ISSOCK(status.st_mode) and status.st_ino == inode
+
+
 def stop_receiving(sockets: Mapping[int, int]) -> list[socket.socket]:
     """Let these connections, as far as they are still open, receive nothing more, under the feet of whoever uses them.
 
@@ -65,10 +74,9 @@ def stop_receiving(sockets: Mapping[int, int]) -> list[socket.socket]:
     gloo's listener ends the process when its socket fails.
     """
     give_up_at = time.monotonic() + _SECONDS_UNTIL_QUIET
-    still_open = open_sockets()
     held = []
     for descriptor, inode in sockets.items():
-        if still_open.get(descriptor) == inode:
+        if is_open(descriptor, inode):
             with suppress(OSError):
                 connection = socket.socket(fileno=os.dup(descriptor))
                 held.append(connection)
