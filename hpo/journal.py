@@ -8,9 +8,12 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages.journal import JournalFileBackend
 
 from hpo.errors import RunError
+from hpo.lock import FileLock
+
+_STALE_AFTER = 30.0  # seconds, as Optuna has it
 
 
 class Journal(JournalFileBackend):
@@ -22,9 +25,8 @@ class Journal(JournalFileBackend):
     """
 
     def __init__(self, path: Path) -> None:
-        # Absolute: optuna's lock is a symbolic link to this path, which is looked at to tell whether it is stale.
         self._path = path.absolute()
-        self._guard = JournalFileSymlinkLock(str(self._path))
+        self._guard = FileLock(self._path, _STALE_AFTER)
         super().__init__(str(self._path), self._guard)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
