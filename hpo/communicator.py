@@ -16,20 +16,24 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
+from hpo import clock
+
 # Short enough that nobody notices, long enough that a wait costs about 1% of a core.
 _SHORTEST_SLEEP = 5e-5
 _LONGEST_SLEEP = 5e-3
 
 _TURN_TAG = 1
 
+GAVE_UP = "gave up after"  # how what is raised begins where a rank has waited for others in vain
+
 T = TypeVar("T")
 
 
 def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
-    """Wait until `done()` is true, asking it ever more slowly; false if it is not after `limit` seconds."""
-    pause, end = _SHORTEST_SLEEP, time.monotonic() + limit
+    """Wait until `done()` is true, asking it ever more slowly; false if it is not after `limit` seconds awake."""
+    pause, end = _SHORTEST_SLEEP, clock.now() + limit
     while not done():
-        if time.monotonic() > end:
+        if clock.now() > end:
             return False
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_SLEEP)
@@ -39,10 +43,12 @@ def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
 class SleepingComm(MPI.Intracomm):
     """An intracommunicator whose waits sleep, and can be interrupted, and whose sends never block.
 
-    ``SleepingComm(comm)`` is another handle on `comm`, not a copy. What is not overridden here blocks as usual.
+    ``SleepingComm(comm)`` is another handle on `comm`, not a copy. What is not overridden here blocks as usual. Who
+    has waited for others for ``patience`` seconds gives up with a TimeoutError.
     """
 
     _unreceived: list[MPI.Request]
+    patience = math.inf
 
     def barrier(self) -> None:
         """Wait until all ranks have arrived."""
@@ -110,7 +116,7 @@ class SleepingComm(MPI.Intracomm):
             found.extend([message] if message is not None else [])
             return bool(found)
 
-        sleep_until(came)
+        self._wait(came)
         return found[0].recv()
 
     def Barrier(self) -> None:  # noqa: N802 - MPI's name
@@ -172,9 +178,12 @@ class SleepingComm(MPI.Intracomm):
     def _pending(self) -> list[MPI.Request]:
         return getattr(self, "_unreceived", [])
 
-    @staticmethod
-    def _complete(request: MPI.Request) -> None:
-        sleep_until(request.Test)
+    def _complete(self, request: MPI.Request) -> None:
+        self._wait(request.Test)
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        if not sleep_until(lambda: not MPI.Is_finalized() and done(), self.patience):
+            raise TimeoutError(f"{GAVE_UP} {self.patience:g} s in a call of an MPI communicator")
 
 
 class LentComm(SleepingComm):
@@ -188,16 +197,23 @@ class LentComm(SleepingComm):
 
     def Dup(self, info: Any = None) -> SleepingComm:  # type: ignore[override]  # noqa: N802
         """Make a communicator of the same ranks that belongs to the caller."""
-        return SleepingComm(self).Dup(info)
+        copy = SleepingComm(SleepingComm(self).Dup(info))
+        copy.patience = self.patience
+        return copy
 
     def Clone(self) -> SleepingComm:  # type: ignore[override]  # noqa: N802
         """Make a communicator of the same ranks that belongs to the caller."""
-        return SleepingComm(self).Clone()
+        return self.Dup()
 
 
 def world() -> SleepingComm:
     """All ranks of the job; the one place that names MPI's world."""
     return SleepingComm(MPI.COMM_WORLD)
+
+
+def finalize() -> None:
+    """End MPI, on all ranks of the job at the same time, while Python still waits for its threads."""
+    MPI.Finalize()
 
 
 def threads_may_communicate() -> bool:

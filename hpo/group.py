@@ -9,7 +9,7 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from types import SimpleNamespace, TracebackType
@@ -23,12 +23,16 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from hpo.collectives import Check, always_checked, never_checked, without_torchs_check
 from hpo.communicator import LentComm, SleepingComm
+from hpo.connections import Connections
 from hpo.deferred import defer
+from hpo.descriptors import Reserve
 from hpo.errors import RunError
 from hpo.failure import message
 from hpo.layout import usable_cores
-from hpo.network import address_towards, interface_towards, is_open, open_sockets, stop_receiving
+from hpo.network import address_towards, interface_towards
 from hpo.options import DEFAULT_COLLECTIVE_TIMEOUT
+from hpo.rendezvous import Rendezvous
+from hpo.subgroups import Subgroups
 from hpo.worker import Worker
 
 # What torch asks of its compiler though nothing is compiled (torch 2.14 and 2.15): optimizers ask it to leave them out,
@@ -66,14 +70,15 @@ class Group:
         self.size: int = comm.size
         self.device = _device(host.rank)
         self.index = index
-        self.comm = LentComm(comm.copy())
+        self.comm = self._lend(collective_timeout)
         self._on_one_host = MPI.Group.Intersection(comm.group, host.group).size == comm.size
         self._backend = _backend(comm, self.device)
         self._collective_timeout = timedelta(seconds=collective_timeout)
-        self._connections: Mapping[int, int] = {}
-        self._held: list[socket.socket] = []
+        self._connections = Connections()
+        self._subgroups = Subgroups(self._collective_timeout)
+        self.descriptors = Reserve()
         self._is_cut = False
-        self._store: TCPStore | None = None
+        self._store: Rendezvous | None = None
         self._groups = 0
         self._check: Check | None = None
         self._is_trusted = never_checked()
@@ -86,12 +91,14 @@ class Group:
         # What is there now stays: without it, looking for garbage is quick.
         gc.freeze()
         gc.enable()
+        self._subgroups.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.disconnect()
+        self._subgroups.__exit__()
         gc.unfreeze()
 
     def worker(self, seed: int, data: Callable[[], Any] = lambda: None) -> Worker:
@@ -106,32 +113,29 @@ class Group:
 
         While `alone` is entered, no other thread of this process opens connections.
         """
-        if all(self.own_comm.allgather(dist.is_initialized() and not self._is_cut and self._is_whole())):
+        if all(self.own_comm.allgather(dist.is_initialized() and not self._is_cut and self._connections.are_whole)):
             return
         self.disconnect()
         if self._store is None:
             self._store = self._open_store()
         self._groups += 1
+        self._store.patience = _LIMIT.total_seconds()
         store = PrefixStore(f"{self._groups}", self._store)
-        with alone or nullcontext():
-            before = open_sockets()
+        with alone or nullcontext(), self._connections.opening():
             with self._connecting(), without_torchs_check():
                 dist.init_process_group(
                     self._backend, store=store, rank=self.rank, world_size=self.size, timeout=_LIMIT
                 )
+            self._subgroups.connections.forget()
+            self._store.patience = self._collective_timeout.total_seconds()
             _group()._get_backend(self.device)._set_default_timeout(self._collective_timeout)
             if self._is_to_be_checked():
                 with suppress(RuntimeError):  # they could not connect in so short a time
                     self._check = Check(_group(), self.device, store, self._collective_timeout)
-            self._connections = {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
         # They wait for each other: an objective that fails at once ends its connections, which peers that still connect
         # would take for a crash.
         if all(self.own_comm.allgather(self._check is not None)) and self._check is not None:
             self._check.begin()
-
-    def _is_whole(self) -> bool:
-        """Tell whether no connection was closed, as gloo does after a timeout that an objective may have swallowed."""
-        return all(is_open(descriptor, inode) for descriptor, inode in self._connections.items())
 
     @contextmanager
     def _connecting(self) -> Iterator[None]:
@@ -157,7 +161,7 @@ class Group:
         """Tell whether a mistake is looked for: nccl, with which it does not end the process, waits until asked."""
         return self.size > 1 and (always_checked() or (self._backend == "gloo" and not self._is_trusted))
 
-    def _open_store(self) -> TCPStore:
+    def _open_store(self) -> Rendezvous:
         """Open the store through which the ranks of all process groups of this worker find each other; collective.
 
         The leader's listens on a port that the system chose: no port arithmetic, no clash with another run. One serves
@@ -175,7 +179,7 @@ class Group:
         with self._connecting():
             store = store or TCPStore(address, port, is_master=False, timeout=_LIMIT)
         self.own_comm.barrier()  # the leader has all of its ends, which are none of a group's connections
-        return store
+        return Rendezvous(store)
 
     def cut(self) -> None:
         """Fail the collectives that this rank waits in, now and from now on; any thread. Its peers go on to wait.
@@ -184,27 +188,37 @@ class Group:
         and models, exceptions and whatever an objective keeps do.
         """
         self._is_cut = True
-        with suppress(Exception):  # there is no group any more, or it cannot be aborted
-            _group().abort()  # for nccl; gloo's does nothing
-        self._held += stop_receiving(self._connections)
+        self.descriptors.take_back()
+        self._subgroups.abort()
+        self._connections.cut()
 
     def disconnect(self) -> None:
         """Take this rank out of its process group, and free what evaluations have left."""
-        self._held += stop_receiving(self._connections)
-        self._connections, self._check = {}, None
+        self._connections.cut()
+        self._subgroups.connections.cut()
+        self._check = None
         if dist.is_initialized():
             dist.destroy_process_group()
-        while self._held:
-            self._held.pop().close()
+        self._connections.close()
+        self._subgroups.connections.close()
         self._is_cut = False
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def tidy(self) -> None:
+        """Leave nothing of the process groups that an evaluation has made, which has ended on all ranks."""
+        self._subgroups.destroy()
+
     def renew_comm(self) -> None:
         """Give objectives another communicator, after one has left what nobody receives; collective over the worker."""
         SleepingComm(self.comm).Free()
-        self.comm = LentComm(self.own_comm.copy())
+        self.comm = self._lend(self.comm.patience)
+
+    def _lend(self, patience: float) -> LentComm:
+        comm = LentComm(self.own_comm.copy())
+        comm.patience = patience
+        return comm
 
 
 def _group() -> Any:

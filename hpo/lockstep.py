@@ -8,11 +8,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
+from hpo import clock
 from hpo.collectives import collective_of
-from hpo.communicator import sleep_until
+from hpo.communicator import GAVE_UP, sleep_until
 from hpo.errors import RunError
 from hpo.failure import stack_of, traceback_of, with_hint
 from hpo.group import Group
+from hpo.leaving import end_if_forked
 from hpo.objective import Objective
 from hpo.place import Places, frames_of
 from hpo.printed import Printed
@@ -22,7 +24,7 @@ from hpo.watch import STOPPED, CalledOff, Watch
 # What gloo says where a peer has ended the connection, or has died.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 # What it says where a rank has waited in vain, in a collective or in the check before it.
-_TIMEOUTS = ("Timed out waiting", "Application timeout caused pair closure", "failed to pass monitoredBarrier")
+_TIMEOUTS = ("Timed out waiting", "Application timeout caused pair closure", "failed to pass monitoredBarrier", GAVE_UP)
 
 _SECONDS_TO_SAY_WHY = 5.0  # for a rank that is stuck, before its peers say so
 
@@ -75,12 +77,14 @@ class Lockstep:
 
     def _advance(self) -> Step:
         """Run the objective on this rank up to its next loss; nothing that it raises gets past this."""
-        rank, began = self._group.rank, time.monotonic()
+        rank, began, lost = self._group.rank, clock.now(), clock.lost()
         try:
-            with self._watch.interruptible():
+            with self._group.descriptors.lent(), self._watch.interruptible():
                 yielded = self._objective.advance()
         except BaseException as error:
-            return self._failed(error, time.monotonic() - began)
+            end_if_forked(error)
+            return self._failed(error, clock.now() - began, clock.lost() > lost)
+        end_if_forked()
         loss, metrics = yielded if yielded is not None else (None, {})
         return Step(rank, loss, metrics, place=self._places.of(self._objective.frames()))
 
@@ -102,20 +106,22 @@ class Lockstep:
         self._keep("".join(step.printed for step in steps))
         return judge(steps)
 
-    def _failed(self, error: BaseException, waited: float) -> Step:
+    def _failed(self, error: BaseException, waited: float, suspended: bool) -> Step:
         """Make a failure of what the objective raised, and let the peers know, which may wait for this rank."""
         cause, reason = self._watch.cause, f"{type(error).__name__}: {with_hint(error)}"
         if cause is None:
             self._watch.call_off(f"a peer failed: {reason}")
         self._group.cut()
         frames = frames_of(error) or self._objective.frames() or self._objective.definition()
-        timeout = waited >= self._patience and isinstance(error, RuntimeError) and any(t in reason for t in _TIMEOUTS)
+        gave_up = isinstance(error, (RuntimeError, TimeoutError)) and any(text in reason for text in _TIMEOUTS)
+        timeout = gave_up and waited >= self._patience
         step = Step(
             self._group.rank,
             failure=cause or (self._waited if timeout else reason),
             own=cause is None,
             echo=any(text in reason for text in _ECHOES),
             timeout=timeout,
+            suspended=gave_up and suspended,
             collective=collective_of(reason),
             stopped=cause == STOPPED,
             at=time.time(),

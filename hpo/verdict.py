@@ -19,7 +19,8 @@ class Step:
     A failure is the rank's `own` if nobody had called the evaluation off before; `echo` if it came from a connection
     that a peer had ended; a `timeout` if the rank had waited for others for as long as it may; a mismatch if it was in
     a `collective` that did not fit to those of its peers. `at` is when, in seconds since the epoch, and `place` the
-    line of the objective that it was at, whatever it says. `stopped` says that the whole run stops. `ending` is the
+    line of the objective that it was at, whatever it says. `suspended` says that the process was stopped while it
+    waited, `stopped` that the whole run stops. `ending` is the
     state in which the leader ends the evaluation with this loss, and `reason` why it fails, if it does. `printed` is
     what the objective has printed in this step; `unreceived` says that nobody has received all that it has sent.
     """
@@ -32,6 +33,7 @@ class Step:
     echo: bool = False
     timeout: bool = False
     collective: str = ""
+    suspended: bool = False
     stopped: bool = False
     ending: str | None = None
     reason: str = ""
@@ -44,9 +46,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of an evaluation, the same on all ranks: `state` is going, complete, failed, again or stopped.
+    """What becomes of an evaluation, the same on all ranks.
 
-    Again is what is right, but for torch's check of collectives, without which it is to be evaluated again.
+    `state` is going, complete, failed or stopped; or again: it is right, but for torch's check of collectives, without
+    which it is to be evaluated; or suspended: a rank has waited in vain while the job was, and it is to be evaluated
+    anew.
     """
 
     state: str
@@ -83,6 +87,8 @@ def _failed(steps: Sequence[Step]) -> Verdict:
     first = min(failures, key=lambda step: (not step.own, step.echo, step.at))
     if first.collective:
         return _mismatch(steps)
+    if first.suspended:
+        return Verdict("suspended")
     if first.timeout:
         return _timeout(first, [step for step in steps if step is not first])
     if first.own:

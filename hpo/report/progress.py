@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 from hpo.report.pace import pace
@@ -98,7 +100,8 @@ class Progress:
     def _follow(self) -> None:
         try:
             while not self._stopped.wait(_POLL_SECONDS):
-                self._print_new()
+                with _without_descriptors():
+                    self._print_new()
         except Exception:
             self._on_error(traceback.format_exc().rstrip())
 
@@ -121,3 +124,13 @@ class Progress:
 
     def _print(self, line: str) -> None:
         print(printable(line), file=self._out, flush=True)
+
+
+@contextmanager
+def _without_descriptors() -> Iterator[None]:
+    """Do nothing where nothing can be opened: an objective has used up all descriptors, for a while."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
