@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo import clock
 from hpo.errors import Exit, KnownError, Stop
 from hpo.group import Group
 from hpo.lockstep import Lockstep
@@ -123,15 +123,22 @@ class Evaluator:
         if assigned is None:
             return None
         evaluated, seed, number = assigned
-        started, about = time.monotonic(), f"trial {number} ({named(evaluated)})"
+        started, about = clock.now(), f"trial {number} ({named(evaluated)})"
         evaluate = partial(self._evaluate, evaluated, self._seed if seed is None else seed, about, assignment)
+        outcome = self._judged(evaluate)
+        if self._record and assignment:
+            self._finish(self._record, assignment, outcome, clock.now() - started)
+        return None if outcome.verdict.state == "stopped" else (evaluated, outcome.loss)
+
+    def _judged(self, evaluate: Callable[[], _Outcome]) -> _Outcome:
+        """Evaluate, and again where what went wrong was nobody's mistake."""
         outcome = evaluate()
         if outcome.verdict.state == "again":
             self._group.trust()
             outcome = evaluate()
-        if self._record and assignment:
-            self._finish(self._record, assignment, outcome, time.monotonic() - started)
-        return None if outcome.verdict.state == "stopped" else (evaluated, outcome.loss)
+        while outcome.verdict.state == "suspended":
+            outcome = evaluate()
+        return outcome
 
     def _start(
         self,
@@ -140,17 +147,16 @@ class Evaluator:
         breed_again: Callable[[], Mapping[str, Any] | None],
         attributes: dict[str, Any],
     ) -> Assignment | None:
-        while params is not None:
+        while True:
             with suppress(KnownError):
                 return record.start(params, self._distributions, self._budget, **attributes)
             params = breed_again()
-        return None
 
     def _evaluate(self, params: Mapping[str, Any], seed: int, about: str, assignment: Assignment | None) -> _Outcome:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
         self._group.connect(self._watch.post.alone)
         worker = self._group.worker(seed, self._data.load)
-        outcome, started = _Outcome(Verdict("going")), time.monotonic()
+        outcome, started = _Outcome(Verdict("going")), clock.now()
         objective = Objective(self._search, params, worker, self._settings)
         keep = partial(self._log.add, assignment.number) if self._log and assignment else lambda _: None
         patience = self._limits.collective_timeout
@@ -187,7 +193,7 @@ class Evaluator:
 
     def _end(self, outcome: _Outcome, lockstep: Lockstep) -> None:
         """Leave nothing of an objective that has not ended by itself."""
-        if outcome.verdict.state in ("failed", "again", "stopped"):
+        if outcome.verdict.state in ("failed", "again", "suspended", "stopped"):
             outcome.loss = math.inf
             lockstep.abandon()
         elif outcome.verdict.state == "pruned" or outcome.loss <= self._limits.target_loss:
@@ -195,21 +201,23 @@ class Evaluator:
             self._group.renew_comm()
         elif lockstep.leaves_messages:
             self._group.renew_comm()
+        self._group.tidy()
 
     def _decide(self, started: float, step: Step, loss: float) -> Step:
         """End an evaluation that has reached the target, or has had its time; what the leader decides holds."""
         limits = self._limits
         if loss <= limits.target_loss:
             return replace(step, ending="complete")
-        if time.monotonic() - started > limits.evaluation_timeout:
+        if clock.now() - started > limits.evaluation_timeout:
             reason = f"timeout: still going on after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
             return replace(step, ending="failed", reason=reason)
         return step
 
     def _give_up(self, assignment: Assignment, started: float, failure: str, stack: str) -> None:
         """Record that an evaluation has ended the process of one of its ranks, which ends the job; from any thread."""
+        self._group.descriptors.take_back()
         if self._record:
-            self._record.fail(assignment, failure, stack, time.monotonic() - started)
+            self._record.fail(assignment, failure, stack, clock.now() - started, killed=True)
 
     def _is_hopeless(self, assignment: Assignment | None) -> bool:
         """Let the leader ask the pruner, and tell its peers."""

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.errors import KnownError, RunError
+from hpo.lock import FileLock
 from hpo.storage import open_storage
 from hpo.trials import INTERRUPTED, Evaluation, evaluation_of, kept, trial_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from optuna.pruners import BasePruner
     from optuna.storages import BaseStorage
 
-_MOST_DEATHS = 5
+_MOST_DEATHS = 3
 _REPEATED = ("propagator", "confirms", "seed")  # attributes that the repeat of a trial has too
 
 
@@ -106,9 +106,13 @@ class Record:
         self._storage.set_study_user_attr(self._study_id, "taken_over", sorted(sources))
 
     def start(
-        self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], budget: int, **attributes: Any
+        self,
+        params: Mapping[str, Any] | None,
+        distributions: Mapping[str, BaseDistribution],
+        budget: int,
+        **attributes: Any,
     ) -> Assignment | None:
-        """Start a trial with these hyperparameters, or with those of a trial that waits; None if the budget is spent.
+        """Start a trial with these hyperparameters, or with those of a trial that waits; None where there is neither.
 
         No more than `budget` evaluations are ever started, however many processes ask at once; interrupted ones do not
         count, since they are repeated, nor does what was taken over before this record was opened. Raises KnownError if
@@ -118,10 +122,14 @@ class Record:
             waiting = self._waiting() if self._some_may_wait else []
             self._some_may_wait = bool(waiting)
             trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
-            if len(trials) - self._interrupted - self._taken_over - len(waiting) >= budget:
+            claimed = len(trials) - self._interrupted - self._taken_over
+            if claimed - len(waiting) >= budget:
                 return None
-            if waiting:
-                return self._start_waiting(waiting[0], attributes)
+            is_last = params is None or claimed >= budget
+            if waiting and (trial := _next(waiting, trials, is_last)):
+                return self._start_waiting(trial, attributes)
+            if params is None or is_last:
+                return None
             if self._is_known(params, trials):
                 raise KnownError
             template = create_trial(
@@ -149,9 +157,9 @@ class Record:
         """Ask a pruner whether an evaluation is to be given up, after what was reported of it and of the others."""
         return pruner.prune(self._study, self._storage.get_trial(assignment.trial_id))
 
-    def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float) -> None:
+    def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float, **attributes: Any) -> None:
         """Record that an evaluation failed, with the reason in one line; durable when this returns."""
-        self._end(assignment, TrialState.FAIL, None, seconds=seconds, failure=reason, traceback=traceback)
+        self._end(assignment, TrialState.FAIL, None, seconds=seconds, failure=reason, traceback=traceback, **attributes)
 
     def enqueue(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], **attributes: Any
@@ -189,13 +197,13 @@ class Record:
         self._end(Assignment(trial_id, waiting.trial, waiting.params), TrialState.FAIL, None, failure=INTERRUPTED)
         self._interrupted += 1
 
-    def interrupt(self, assignment: Assignment, deaths: int = 0) -> None:
-        """End a trial that could not end by itself, and let its repeat wait to be evaluated.
+    def interrupt(self, assignment: Assignment, died: bool = False) -> None:
+        """End a trial that could not end by itself, perhaps since the job died; let its repeat wait to be evaluated.
 
-        What waits is recorded before what ends, so that a crash in between loses nothing. `deaths` are those of the job
-        that the individual has seen in a row.
+        What waits is recorded before what ends, so that a crash in between loses nothing.
         """
         trial = self._storage.get_trial(assignment.trial_id)
+        deaths = _deaths(trial) + died
         if assignment.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
             kept = {name: trial.user_attrs[name] for name in _REPEATED if name in trial.user_attrs}
             self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths, **kept)
@@ -206,17 +214,20 @@ class Record:
     def requeue_interrupted(self) -> int:
         """Interrupt all that was running when a run died; only for a study that no run is working on.
 
-        What has been running at each of several deaths in a row may be what kills the run, and fails.
+        What has killed it may be among them: `_next` tries them again so that it is found, and then it fails. Where it
+        is known already, it was recorded as what `killed` the job.
         """
-        running = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         for trial in running:
             assignment = Assignment(trial._trial_id, trial.number, trial.params)
-            deaths = trial.user_attrs.get("deaths", 0) + 1
-            if deaths < _MOST_DEATHS:
-                self.interrupt(assignment, deaths=deaths)
-            else:
-                reason = f"the job died {deaths} times while this was evaluated"
+            died = not any(_explains(other, trial) for other in trials)
+            deaths = _deaths(trial) + died
+            if died and deaths >= _MOST_DEATHS:
+                reason = f"the job died {deaths} times while this was evaluated, the last time while nothing else was"
                 self._end(assignment, TrialState.FAIL, None, failure=reason)
+            else:
+                self.interrupt(assignment, died)
         return len(running)
 
     def failures_before_any_success(self) -> int:
@@ -276,8 +287,7 @@ class Record:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        # A link, as in optuna's default lock, would need a target: optuna takes the age of the lock from there.
-        lock = JournalFileOpenLock(str(self._lock_path))
+        lock = FileLock(self._lock_path)  # of the ranks of one job, which ends when one of them dies
         try:
             lock.acquire()
         except OSError as error:
@@ -286,3 +296,32 @@ class Record:
             yield
         finally:
             lock.release()
+
+
+def _next(waiting: Sequence[FrozenTrial], trials: Sequence[FrozenTrial], is_last: bool) -> FrozenTrial | None:
+    """Choose what is evaluated again, of which some may kill the job; None where all of it is better left for later.
+
+    Group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943): of n that
+    were in flight at a death, the square root of n at a time, beside what is new; those that were at two, one by one at
+    the end of the run, when nothing else is in flight. What dies there is what kills it.
+    """
+    running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+    if innocent := [trial for trial in waiting if not _deaths(trial)]:
+        return innocent[0]
+    suspects = [trial for trial in waiting if _deaths(trial) == 1]
+    in_flight = sum(_deaths(trial) > 0 for trial in running)
+    if suspects:
+        return suspects[0] if in_flight < math.isqrt(len(suspects) + in_flight) else None
+    return waiting[0] if is_last and not running else None
+
+
+def _deaths(trial: FrozenTrial) -> int:
+    """Give how often in a row the job has died while this was evaluated."""
+    deaths = trial.user_attrs.get("deaths", 0)
+    return deaths if isinstance(deaths, int) else 0
+
+
+def _explains(other: FrozenTrial, running: FrozenTrial) -> bool:
+    """Tell whether a trial is known to have ended the job in which another was running."""
+    ended, began = other.datetime_complete, running.datetime_start
+    return "killed" in other.user_attrs and bool(ended and began and ended >= began)

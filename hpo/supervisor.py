@@ -13,6 +13,7 @@ from types import FrameType
 
 from hpo.errors import Exit, UsageError
 from hpo.reader import RunReader
+from hpo.report.text import counted
 from hpo.run_dir import RunDir
 
 _FINAL = tuple(status for status in Exit if status != Exit.CRASHED)
@@ -53,15 +54,18 @@ class Supervisor:
     def _run(self) -> int:
         command, in_vain, done = self._command, 0, self._finished()
         while True:
+            before = self._holder
             status = self._run_once(command)
-            if status in _FINAL:
+            died = self._holder not in ("", before)  # a run that ends leaves nobody there
+            if status in _FINAL and not died:
                 return status
             if self._stopped_at is not None:
                 return Exit.MORE_TO_DO
             now = self._finished()
             progress, done = now - done, now
             in_vain = in_vain + 1 if progress == 0 else 1
-            crash = f"the job ended with status {status}, after {now} evaluations"
+            crash = f"the job ended with status {status}, {self._what_it_left(now)}"
+            status = status or Exit.CRASHED
             if in_vain > self._restarts:
                 self._say(f"{crash}; started again {self._restarts} times without progress: giving up")
                 return status
@@ -83,6 +87,19 @@ class Supervisor:
             with suppress(subprocess.TimeoutExpired):
                 status = self._job.wait(_POLL_SECONDS)
                 return status if status >= 0 else 128 - status
+
+    @property
+    def _holder(self) -> str:
+        return RunDir(self._run_dir).holder
+
+    def _what_it_left(self, finished: int) -> str:
+        """Say how far a job got that has died, and what it was evaluating."""
+        after = f"after {counted(finished, 'evaluation')}"
+        with suppress(UsageError):
+            run = RunReader(self._run_dir, self._storage)
+            running = [e.label for e in [*run.evaluations(), *run.confirmations()] if e.state == "running"]
+            return f"{after}, in trial{'s' if len(running) > 1 else ''} {', '.join(running)}" if running else after
+        return after
 
     def _finished(self) -> int:
         """Count the evaluations that have ended by themselves; 0 if there is no run yet."""
