@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hpo.communicator import SleepingComm
-from hpo.errors import UsageError
+from hpo.errors import AgreedError, UsageError
 
 T = TypeVar("T")
 
 
 def together(comm: SleepingComm, step: Callable[[], T]) -> T:
-    """Take a step on every rank; where it finds a person's mistake on any, raise that one on all."""
+    """Take a step on every rank; where it finds a person's mistake on any, raise that one, AgreedError, on all."""
     result, mistake = None, None
     try:
         result = step()
@@ -20,7 +20,7 @@ def together(comm: SleepingComm, step: Callable[[], T]) -> T:
         mistake = str(error)
     mistakes = [mistake for mistake in comm.allgather(mistake) if mistake is not None]
     if mistakes:
-        raise UsageError(mistakes[0])
+        raise AgreedError(mistakes[0])
     return result  # type: ignore[return-value]
 
 

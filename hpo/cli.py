@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpo.errors import Exit, RunError, UsageError
+from hpo.errors import AgreedError, Exit, RunError, UsageError
 from hpo.layout import Layout, check_launch
 from hpo.options import Options
 from hpo.run_dir import RUNS, RunDir
@@ -35,7 +35,8 @@ def main() -> None:
 
 def run_islands(default_search_space: Path) -> None:
     """Be the command run_islands.py, on each rank of an MPI job."""
-    from hpo.communicator import world
+    from hpo.communicator import finalize, world
+    from hpo.leaving import leave
     from hpo.printed import Printed
     from hpo.watch import Watch
 
@@ -48,16 +49,17 @@ def run_islands(default_search_space: Path) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     comm = world()
+    first = comm.rank == 0
     printed = Printed(f"rank {comm.rank} of the job")
     printed.install()
     try:
         with Watch(comm) as watch:
             status = _run_islands(comm, watch, printed, default_search_space)
-    except UsageError as error:  # the same on all ranks
-        if comm.rank == 0:
+    except AgreedError as error:
+        if first:
             print(f"error: {error}", file=sys.stderr, flush=True)
         status = Exit.MISTAKE
-    except RunError as error:
+    except (UsageError, RunError) as error:
         watch.die(f"error: {error}")
     except BaseException:
         # A bug: other ranks wait for this one, so the whole job has to end.
@@ -66,7 +68,8 @@ def run_islands(default_search_space: Path) -> None:
     # torch.compile and torchvision's models import, takes what is not collected for leaks, and prints 50 lines a rank.
     if "triton" not in sys.modules:
         gc.freeze()
-    sys.exit(status)
+    finalize()
+    leave(status, speaks=first)
 
 
 def _run_islands(comm: SleepingComm, watch: Watch, printed: Printed, default_search_space: Path) -> int:

@@ -10,6 +10,10 @@ class UsageError(ValueError):
     """A bad option, file, path or value: one message that names it, shows it and says what would work."""
 
 
+class AgreedError(UsageError):
+    """A mistake that all ranks of a job know of, and end with at the same time."""
+
+
 class RunError(RuntimeError):
     """What no run can go on with, a full disk or a rank that is stuck: one message, and the whole job ends."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
+from hpo.errors import UsageError
 from hpo.failure import with_hint
 from hpo.place import Places, frames_of
 from hpo.reader import RunReader
@@ -13,11 +15,16 @@ from hpo.search_file import SearchFile
 from hpo.winner import examine
 
 
-def hand_over(run: RunReader, search: SearchFile, settings: Any, to_test: bool) -> None:
+def hand_over(run_dir: Path, storage: str, search: SearchFile, settings: Any, to_test: bool) -> None:
     """Test the winner's network, where the search space says how, and write the report.
 
     The result is safe by now, and no worse without either: what goes wrong is a warning.
     """
+    try:
+        run = RunReader(run_dir, storage)
+    except UsageError as error:  # somebody has edited or removed what describes the run
+        print(f"warning: no report was written: {error}", file=sys.stderr)
+        return
     if to_test:
         _test(run, search, settings)
     try:

@@ -24,7 +24,6 @@ from hpo.log import Log
 from hpo.options import Options
 from hpo.printed import Printed
 from hpo.pruning import make_pruner
-from hpo.reader import RunReader
 from hpo.record import Record
 from hpo.report.progress import Progress
 from hpo.report.text import counted
@@ -131,8 +130,8 @@ class Stages:
         self._tracking.finish()
         status, stopping = self.report(), self._watch.stopping
         self._watch.last_words = lambda: status  # they have been said
-        run = RunReader(self._session.run_dir.path, self._session.storage)
-        hand_over(run, self._search, self._settings, to_test=stopping is None)
+        session = self._session
+        hand_over(session.run_dir.path, session.storage, self._search, self._settings, to_test=stopping is None)
         self._tracking.wait(_SECONDS_FOR_TRACKERS if stopping is None else _SECONDS_FOR_TRACKERS_AT_A_STOP)
         return status
 

@@ -18,11 +18,13 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
+from hpo import clock
 from hpo.bell import Bell
 from hpo.communicator import SleepingComm, threads_may_communicate
 from hpo.crash import Crash, Death
-from hpo.errors import Exit, Stop, UsageError
+from hpo.errors import AgreedError, Exit, Stop
 from hpo.failure import stack_of
+from hpo.leaving import end_now, refusing
 from hpo.place import Places, frames_of_thread
 from hpo.post import Post
 from hpo.printed import own_words, warn
@@ -61,7 +63,7 @@ class Watch:
 
     def __init__(self, world: SleepingComm) -> None:
         if not threads_may_communicate():
-            raise UsageError(
+            raise AgreedError(
                 "this MPI does not let threads communicate (MPI_THREAD_MULTIPLE), which the watch over each rank "
                 "needs; unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, or use another MPI"
             )
@@ -94,22 +96,25 @@ class Watch:
         self._pressing = threading.Lock()
         self._bell = Bell(_STOPS)
         self._crash = Crash()
+        self._refusing = refusing(self._on_exit)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> Watch:
         self._bell.__enter__()
         self._crash.__enter__()
+        self._refusing.__enter__()
         signal.signal(_INTERRUPT, self._on_interrupt)
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is not None and not isinstance(error, UsageError):
+        if error is not None and not isinstance(error, AgreedError):
             return  # the job is about to end, and the watch helps to end it
         self._ended = True
         self._bell.ring()
         self._thread.join()
         self.post.close()
+        self._refusing.__exit__(None, None, None)
         self._crash.__exit__(None, None, None)
         self._bell.__exit__()
 
@@ -136,7 +141,7 @@ class Watch:
         says to a person what it was, and on the leader, `give_up` records that it has failed.
         """
         self._cut, self._about, self._give_up = cut, about, give_up
-        self._overdue_at = time.monotonic() + overdue_after
+        self._overdue_at = clock.now() + overdue_after
         self._begun += 1
         self._number = self._begun
         if self.stopping:
@@ -170,7 +175,7 @@ class Watch:
         with self._pressing:
             if self.cause is None:
                 self._called_off = (self._number or 0, "it is being closed")
-            self._called_off_at = time.monotonic()
+            self._called_off_at = clock.now()
             self._interrupted_at = self._called_off_at + (self.patience / 2 if patient else 0.0)
         try:
             self._inside = True
@@ -190,7 +195,7 @@ class Watch:
         """Stop the whole run: evaluations are called off, and no others are started."""
         if self._is_final(stop) or stop == self._forgotten:
             return
-        self._stopped_at = time.monotonic()
+        self._stopped_at = clock.now()
         self.stopping = stop
         for rank in range(1, self.post.size) if self.post.rank == 0 else [0]:
             self._send(rank, "stop", stop)
@@ -212,10 +217,7 @@ class Watch:
     def die(self, message: str, status: int = Exit.CRASHED) -> None:
         """End the whole job at once and with one message, the first that the first rank hears of; does not return."""
         if self.post.rank != 0:
-            if threading.current_thread() is self._thread:
-                self.post.send_now(0, "die", message, status)
-            else:
-                self._send(0, "die", message, status)
+            self._send_soon(0, "die", message, status)
             time.sleep(_SECONDS_TO_DIE)
         self._abort(message, status)
 
@@ -238,7 +240,7 @@ class Watch:
         stop = Stop(signal.Signals(number).name)
         if not self._is_final(stop):
             self.stop(stop)
-        elif number == signal.SIGINT and time.monotonic() - self._stopped_at > _SECONDS_OF_ONE_CTRL_C:
+        elif number == signal.SIGINT and clock.now() - self._stopped_at > _SECONDS_OF_ONE_CTRL_C:
             self.die("stopped at once", Exit.CUT_SHORT)
 
     def _on_message(self, kind: str, *rest: Any) -> None:
@@ -263,7 +265,7 @@ class Watch:
         message += f"; it was evaluating {self._about}" if number is not None else ""
         message += f"; it was at\n{stack}" if stack else ""
         if self.post.rank != self._leader:
-            self.post.send_now(self._leader, "died", number, failure, stack, message)
+            self._send_soon(self._leader, "died", number, failure, stack, message)
             time.sleep(_SECONDS_FOR_THE_LEADER)
             self.die(message)
         self._on_death(number, failure, stack, message)
@@ -275,11 +277,11 @@ class Watch:
         self.die(message)
 
     def _look_at_the_clock(self) -> None:
-        now = time.monotonic()
+        now = clock.now()
         if self.post.size > 1 and os.getppid() != self._parent:
-            os._exit(Exit.CRASHED)  # mpirun was killed, and some leave their ranks behind
+            end_now(Exit.CRASHED)  # mpirun was killed, and some leave their ranks behind
         for reason, end in self._end_at.items():
-            if now > end:
+            if time.monotonic() > end:
                 self.stop(Stop(reason))
         if self.stopping and now > self._stopped_at + _SECONDS_TO_STOP:
             self._stop_late(self.stopping)
@@ -317,14 +319,14 @@ class Watch:
             with suppress(Exception), own_words():
                 status = self.last_words() if self.last_words else status
             self._abort(f"stopped ({stopping.reason}), though some ranks did not come to an end", status)
-        if time.monotonic() > self._stopped_at + _SECONDS_TO_STOP + _SECONDS_FOR_LAST_WORDS:
+        if clock.now() > self._stopped_at + _SECONDS_TO_STOP + _SECONDS_FOR_LAST_WORDS:
             self._abort(f"stopped ({stopping.reason})", stopping.status or Exit.MORE_TO_DO)
 
     # What both do
 
     def _call_off(self, number: int, cause: str) -> None:
         if number > self._called_off[0]:
-            self._called_off_at, self._interrupted_at = time.monotonic(), -math.inf
+            self._called_off_at, self._interrupted_at = clock.now(), -math.inf
             self._called_off = (number, cause)
             self._bell.ring()
 
@@ -332,14 +334,26 @@ class Watch:
         self.post.send(rank, *message)
         self._bell.ring()
 
+    def _send_soon(self, rank: int, *message: Any) -> None:
+        """Send at once, though this thread may never come back to send what waits."""
+        if threading.current_thread() is self._thread:
+            self.post.send_now(rank, *message)
+        else:
+            self._send(rank, *message)
+
     def _abort(self, message: str, status: int) -> None:
         if not self._dying.acquire(blocking=False):
             time.sleep(_SECONDS_TO_DIE)  # another thread of this rank is at it
-            os._exit(status)
+            end_now(status)
         warn(message)
         time.sleep(0.5)  # mpirun may drop what arrives together with the abort
         self.post.abort(status)
-        os._exit(status)  # an abort may return
+        end_now(status)  # an abort may return
+
+    def _on_exit(self, status: int) -> None:
+        """End the job with a message, in the place of an objective that has called os._exit in any thread."""
+        what = f"os._exit({status}) was called: return, or raise an exception"
+        self._die_in(self._number, what, frames_of_thread(threading.current_thread()))
 
     def _on_interrupt(self, *_: object) -> None:
         if self._inside and self.cause is not None:
