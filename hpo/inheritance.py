@@ -16,7 +16,7 @@ from hpo.errors import UsageError
 from hpo.given import meant
 from hpo.layout import Layout
 from hpo.record import Record
-from hpo.report.text import counted, number, short
+from hpo.report.text import counted, number, printable, short
 from hpo.run_dir import RunDir
 from hpo.space import SearchSpace
 from hpo.storage import check_readable, is_hidden, studies, without_password
@@ -74,7 +74,8 @@ def take_over(
 ) -> list[str]:
     """Deal the evaluations to islands and their workers, as far as they are new, and say in lines what was done."""
     if len(inheritance.evaluations) > _MANY:
-        print(f"taking over {len(inheritance.evaluations)} evaluations of {inheritance.source}", flush=True)
+        source = printable(inheritance.source)
+        print(f"taking over {len(inheritance.evaluations)} evaluations of {source}", flush=True)
 
     def attributes(evaluation: Evaluation, taken: int) -> dict[str, Any]:
         island, place = taken % layout.islands, taken // layout.islands
@@ -90,17 +91,18 @@ def take_over(
     if not taken:
         return []
     best = "".join(f", the best {number(evaluation.loss)}" for evaluation in rank(inheritance.evaluations, 1))
-    lines = [f"with {counted(taken, 'evaluation')} of {inheritance.source}{best}"]
+    lines = [printable(f"with {counted(taken, 'evaluation')} of {inheritance.source}{best}")]
     if misfits := inheritance.misfits:
         are = "is" if len(misfits) == 1 else "are"
-        lines.append(f"without {len(misfits)} that {are} not of this search space, such as {short(misfits[0])}")
+        such = short(printable(misfits[0]))
+        lines.append(f"without {len(misfits)} that {are} not of this search space, such as {such}")
     return [*lines, *differences(inheritance.settings, "there", settings, "here")]
 
 
 def differences(before: Mapping[str, Any], then: str, settings: Mapping[str, Any], now: str) -> list[str]:
     """Say in lines which settings were others before."""
     return [
-        f"{name} was {value} {then}, and is {settings[name]} {now}: losses may not compare"
+        printable(f"{name} was {value} {then}, and is {settings[name]} {now}: losses may not compare")
         for name, value in before.items()
         if name in settings and settings[name] != value
     ]
@@ -117,11 +119,12 @@ def _misfit(evaluation: Evaluation, space: SearchSpace) -> str | None:
 
 def _cleaned(evaluation: Evaluation, space: SearchSpace) -> Evaluation:
     """Give an evaluation as this program would have recorded it; other programs have attributes of these names too."""
-    seconds, metrics = evaluation.seconds, evaluation.metrics if isinstance(evaluation.metrics, dict) else {}
+    metrics = evaluation.metrics if isinstance(evaluation.metrics, dict) else {}
+    between = evaluation.ended - evaluation.started  # less than none where the clock was set
     return dataclasses.replace(
         evaluation,
         params=meant(evaluation.params, space),
-        seconds=seconds if _is_number(seconds) and seconds > 0 else evaluation.ended - evaluation.started,
+        seconds=evaluation.seconds if evaluation.seconds > 0 else between if between >= 0 else math.nan,
         curve={epoch + (0 in evaluation.curve): loss for epoch, loss in evaluation.curve.items()},
         metrics={str(name): float(metric) for name, metric in metrics.items() if _is_number(metric)},
     )

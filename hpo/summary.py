@@ -95,13 +95,16 @@ def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float)
     """Give the share of the workers' time, from the first evaluation's start to the last one's end, in evaluations.
 
     Only those count that were started at `since` (seconds since the epoch) or later, by this session of a run; None
-    where there are none.
+    where there are none, or the clock was set meanwhile.
     """
     ours = [evaluation for evaluation in evaluations if evaluation.counts and evaluation.started >= since]
     if not ours:
         return None
     span = max(evaluation.ended for evaluation in ours) - min(evaluation.started for evaluation in ours)
-    return round(min(1.0, sum(e.seconds for e in ours) / (workers * span)), 4) if span > 0 else 1.0
+    if span < 0:
+        return None
+    busy = sum(evaluation.seconds for evaluation in ours if not math.isnan(evaluation.seconds))
+    return round(min(1.0, busy / (workers * span)), 4) if span else 1.0
 
 
 def _entry(evaluation: Evaluation) -> dict[str, Any]:
@@ -112,7 +115,7 @@ def _entry(evaluation: Evaluation) -> dict[str, Any]:
         "island": evaluation.island,
         "worker": evaluation.worker,
         "generation": evaluation.generation,
-        "seconds": evaluation.seconds,
+        "seconds": None if math.isnan(evaluation.seconds) else evaluation.seconds,
         "metrics": evaluation.metrics,
         "origin": evaluation.origin,
     }

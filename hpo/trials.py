@@ -29,11 +29,12 @@ class Evaluation:
     """One evaluation as the record knows it.
 
     `state` is running, waiting (to be repeated), complete, pruned, failed or interrupted; `loss` is infinite unless the
-    evaluation is complete or pruned; `started` and `ended` are seconds since the epoch; `curve` holds the loss after
-    each epoch, counted from 1. `origin` says where it was taken over from, if another run has made it; `confirms` and
-    `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island that bred them, the
-    individuals of other islands that lived on its own when it began. `repeats` is the interrupted trial that it
-    evaluates again, and `deaths` how often in a row the job has died on them.
+    evaluation is complete or pruned; `seconds`, of what is finished, is NaN where it is not known how long that took;
+    `started` and `ended` are seconds since the epoch, of clocks that may have been set in between; `curve` holds the
+    loss after each epoch, counted from 1. `origin` says where it was taken over from, if another run has made it;
+    `confirms` and `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island that
+    bred them, the individuals of other islands that lived on its own when it began. `repeats` is the interrupted trial
+    that it evaluates again, and `deaths` how often in a row the job has died on them.
     """
 
     trial: int
@@ -92,7 +93,7 @@ def evaluation_of(trial: FrozenTrial) -> Evaluation:
         island=attributes.get("island", 0),
         worker=attributes.get("worker", 0),
         generation=attributes.get("generation", 0),
-        seconds=attributes.get("seconds", 0.0),
+        seconds=_seconds(attributes.get("seconds", math.nan)) if ended else 0.0,
         metrics=attributes.get("metrics", {}),
         failure=attributes.get("failure"),
         traceback=attributes.get("traceback", ""),
@@ -122,10 +123,19 @@ def trial_of(
         datetime_complete=datetime.fromtimestamp(evaluation.ended),
         params=dict(evaluation.params),
         distributions=dict(distributions),
-        user_attrs={**attributes, "seconds": evaluation.seconds, **kept(evaluation.metrics)},
+        user_attrs={**attributes, **_known(evaluation.seconds), **kept(evaluation.metrics)},
         system_attrs={},
         intermediate_values=dict(evaluation.curve),
     )
+
+
+def _seconds(recorded: Any) -> float:
+    """Read how long an evaluation took; other programs have attributes of this name too."""
+    return float(recorded) if type(recorded) in (int, float) and recorded >= 0 else math.nan
+
+
+def _known(seconds: float) -> dict[str, float]:
+    return {} if math.isnan(seconds) else {"seconds": seconds}
 
 
 def kept(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:

@@ -99,7 +99,7 @@ def _times(details: Details, now: float) -> Iterator[tuple[str, str]]:
     if math.isfinite(one.ended):
         yield "ended", day(one.ended) + (f", after {duration(one.seconds)}" if one.finished else "")
     elif one.state == "running" and details.in_use and math.isfinite(one.started):
-        yield "ended", f"not yet, after {duration(max(0.0, now - one.started))}"
+        yield "ended", f"not yet, after {duration(now - one.started)}"
 
 
 def _listed(name: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:

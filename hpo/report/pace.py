@@ -39,7 +39,7 @@ def pace(evaluations: Sequence[Evaluation], to_do: int, since: float, now: float
     if now is None:
         return Pace(per_minute)
     # What is running is partly done. Without it, the first of 100 workers to end would foretell 100 times too much.
-    typical = sum(evaluation.ended - evaluation.started for evaluation in recent) / len(recent)
+    typical = sum(max(0.0, evaluation.ended - evaluation.started) for evaluation in recent) / len(recent)
     begun = (
         sum(min(1.0, max(0.0, now - evaluation.started) / typical) for evaluation in running) if typical > 0 else 0.0
     )

@@ -21,7 +21,7 @@ def number(value: float) -> str:
 
 def value(value: Any) -> str:
     """Write a hyperparameter's value."""
-    return number(value) if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else printable(str(value))
 
 
 def counted(count: int, noun: str) -> str:
@@ -31,7 +31,7 @@ def counted(count: int, noun: str) -> str:
 
 def named(values: Mapping[str, Any]) -> str:
     """Write named values in one line."""
-    return "  ".join(f"{name}={value(item)}" for name, item in values.items())
+    return "  ".join(f"{printable(name)}={value(item)}" for name, item in values.items())
 
 
 def short(text: str, length: int = 160) -> str:
@@ -39,8 +39,15 @@ def short(text: str, length: int = 160) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
+def tenths(seconds: float | None) -> str:
+    """Write a duration in seconds; "?" where it is not known."""
+    return f"{seconds:.1f}" if seconds is not None and seconds >= 0 else "?"
+
+
 def duration(seconds: float) -> str:
-    """Write a duration in its two largest units."""
+    """Write a duration in its two largest units; one between two times of a clock that was set may not be known."""
+    if not seconds >= 0:
+        return "an unknown time"
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s"
@@ -72,11 +79,21 @@ def show_command(run_dir: Path, label: str) -> str:
     return f"hpo show {shlex.quote(str(run_dir))} {label}"
 
 
+def escaped(text: str, keep: str = "") -> str:
+    """Escape, as Python does, all that is no visible character: it could move the cursor, or turn the line around."""
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
 def printable(text: str) -> str:
-    """Write a space for all that is no visible character: it could move the cursor, or turn the line around."""
-    return "".join(character if character.isprintable() else " " for character in text)
+    """Write a text in one line of a terminal: whatever separates words or lines as a space, and the rest escaped."""
+    return escaped("".join(" " if character.isspace() else character for character in text))
 
 
 def printable_lines(text: str) -> list[str]:
     """Take a text apart into its lines, each as `printable` writes it."""
     return [printable(line.expandtabs()).rstrip() for line in text.removesuffix("\n").split("\n")]
+
+
+def printable_text(text: str) -> str:
+    """Write a text of several lines, each as `printable` writes it."""
+    return "\n".join(printable_lines(text))

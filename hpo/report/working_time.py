@@ -13,11 +13,12 @@ def ended(evaluation: Evaluation, now: float | None) -> float:
     """Give when an evaluation ended, in seconds since the epoch; what runs has gone on until `now`.
 
     One that died with its job is known to have begun, and no more; so is what runs, where `now` is None since nothing
-    goes on.
+    goes on, and what ended before it began, by a clock that was set meanwhile.
     """
-    if evaluation.state == "running":
-        return evaluation.started if now is None else max(evaluation.started, now)
-    return evaluation.started if evaluation.state == "interrupted" else evaluation.ended
+    stop = now if evaluation.state == "running" else evaluation.ended
+    if stop is None or evaluation.state == "interrupted":
+        return evaluation.started
+    return max(evaluation.started, stop)
 
 
 class WorkingTime:
@@ -44,4 +45,7 @@ class WorkingTime:
     def at(self, moment: float) -> float:
         """Give the working time up to a moment in which something was evaluated."""
         place = bisect_right(self.spans, (moment, math.inf)) - 1
-        return self._before[place] + moment - self.spans[place][0] if place >= 0 else 0.0
+        if place < 0:
+            return 0.0
+        start, stop = self.spans[place]
+        return self._before[place] + min(moment, stop) - start
