@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from hpo.errors import Exit, RunError, UsageError
+from hpo.report.text import printable_text
 
 # typer brings its own copy of click since 0.20, and used the real one before: this is its base class in both.
 _Mistake: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -66,7 +67,7 @@ def call(app: typer.Typer, program: str) -> int:
     except (_Mistake, UsageError) as error:
         message = error.format_message() if isinstance(error, _Mistake) else str(error)
         print(
-            f"error: {message.rstrip('.')}",
+            f"error: {printable_text(message).rstrip('.')}",
             *([] if isinstance(error, UsageError) else [f"(see {program} --help)"]),
             file=sys.stderr,
         )

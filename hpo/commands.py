@@ -13,6 +13,7 @@ import typer
 
 from hpo.command_line import new_app, whole
 from hpo.errors import RunError, UsageError
+from hpo.report.text import printable
 from hpo.run_dir import write_whole
 from hpo.trackers import TRACKERS, check_trackers
 
@@ -203,7 +204,10 @@ def run(
     """Run a job, and start it again with --resume when it crashes."""
     from hpo.supervisor import Supervisor
 
-    context.exit(Supervisor(command, restarts, lambda text: print(f"hpo run: {text}", flush=True)).run())
+    def say(text: str) -> None:
+        print(printable(f"hpo run: {text}"), flush=True)
+
+    context.exit(Supervisor(command, restarts, say).run())
 
 
 def _print_failed(run: RunReader, n: int, as_json: bool) -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from hpo.report.text import printable_text
+
 
 class UsageError(ValueError):
     """A bad option, file, path or value: one message that names it, shows it and says what would work."""
+
+    def __str__(self) -> str:
+        return printable_text(super().__str__())  # files and names that are shown may be anybody's
 
 
 class AgreedError(UsageError):
@@ -16,6 +21,9 @@ class AgreedError(UsageError):
 
 class RunError(RuntimeError):
     """What no run can go on with, a full disk or a rank that is stuck: one message, and the whole job ends."""
+
+    def __str__(self) -> str:
+        return printable_text(super().__str__())
 
 
 class Exit(IntEnum):

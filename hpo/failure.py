@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpo.place import without_program
-from hpo.report.text import short
+from hpo.report.text import printable, short
 
 # What torchrun would have set, and scripts that were started by it look for.
 _OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -27,7 +27,7 @@ def message(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception:
         text = "its message cannot be shown"
-    return showable(text) or "no message"
+    return printable(text) or "no message"
 
 
 def with_hint(error: BaseException) -> str:
@@ -39,7 +39,7 @@ def with_hint(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)):
         with suppress(OSError):  # there is no such directory any more
             relative = not Path(error.filename).is_absolute()
-            hint = f"a relative path, looked for in {showable(str(Path.cwd()))}" if relative else hint
+            hint = f"a relative path, looked for in {printable(str(Path.cwd()))}" if relative else hint
     return f"{short(text, 90)} ({hint})" if hint else text
 
 

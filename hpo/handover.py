@@ -10,7 +10,7 @@ from hpo.errors import UsageError
 from hpo.failure import with_hint
 from hpo.place import Places, frames_of
 from hpo.reader import RunReader
-from hpo.report.text import number
+from hpo.report.text import number, printable
 from hpo.search_file import SearchFile
 from hpo.winner import examine
 
@@ -31,10 +31,11 @@ def hand_over(run_dir: Path, storage: str, search: SearchFile, settings: Any, to
         from hpo.report.page.write import write_report
 
         write_report(run, run.run_dir.report_html)
-        print(f"The report is {run.run_dir.report_html}", flush=True)
+        print(printable(f"The report is {run.run_dir.report_html}"), flush=True)
     except Exception as error:
         reason = f"{type(error).__name__}: {with_hint(error)}"
-        print(f"warning: no report was written ({reason}): hpo report {run.run_dir.path} does it", file=sys.stderr)
+        warning = f"warning: no report was written ({reason}): hpo report {run.run_dir.path} does it"
+        print(printable(warning), file=sys.stderr)
 
 
 def _test(run: RunReader, search: SearchFile, settings: Any) -> None:
@@ -44,8 +45,8 @@ def _test(run: RunReader, search: SearchFile, settings: Any) -> None:
     except (Exception, SystemExit) as error:
         place = Places(search.location).of(frames_of(error))
         reason = f"{f'{place}: ' if place else ''}{type(error).__name__}: {with_hint(error)}"
-        print(f"warning: the best network could not be tested ({reason})", file=sys.stderr)
+        print(printable(f"warning: the best network could not be tested ({reason})"), file=sys.stderr)
         return
     if content:
-        metrics = ", ".join(f"{name} {number(value)}" for name, value in content["metrics"].items())
+        metrics = ", ".join(f"{printable(name)} {number(value)}" for name, value in content["metrics"].items())
         print(f"On test data, which the search has not seen, the network of trial {content['trial']} has {metrics}")

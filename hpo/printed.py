@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
+from hpo.report.text import printable_text
+
 _MOST_KEPT = 64 * 1024  # characters of a rank from loss to loss; of more, the last
 
 
@@ -188,4 +190,4 @@ def warn(text: str) -> None:
     Who has last words may have nobody to say them to, mpirun being gone, and still has its job to end.
     """
     with suppress(OSError, ValueError):  # it is closed, or nobody reads it
-        print(text, file=sys.__stderr__, flush=True)
+        print(printable_text(text), file=sys.__stderr__, flush=True)

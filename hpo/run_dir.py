@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from hpo.errors import RunError, UsageError
 from hpo.options import PROPAGATORS
+from hpo.report.text import printable
 
 RUNS = Path("runs")
 VERSION = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")  # a search space file as a session has run it
@@ -91,7 +92,7 @@ class RunDir:
     def holder(self) -> str:
         """Who is in this directory, or was when it died."""
         with suppress(OSError, ValueError):
-            return self.lock.read_text().strip()[:200]
+            return printable(self.lock.read_text().strip()[:200])
         return ""
 
     @contextmanager

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import hpo
+from hpo.report.text import printable
 from hpo.run_dir import RunDir
 from hpo.study import CONFIRMATIONS, confirmations_of, existing_study
 
@@ -126,7 +127,7 @@ def _started(name: str, run_dir: Path, niceness: int, tell: Callable[[str], obje
 
 
 def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def track(run_dir: Path, names: Sequence[str], storage: str | None) -> bool:
