@@ -107,7 +107,7 @@ def test_a_tracker_shows_what_is_recorded_while_it_is_recorded_and_once(name: st
     complete = start(record, 3)
     for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
         record.report(complete, step, loss)
-    record.complete(complete, 0.25, 1.5, {"accuracy": 0.75, "loss": 9.0, "odd/\n\x1bname": -1.0})
+    record.complete(complete, 0.25, 1.5, {"accuracy": 0.75, "loss": 9.0, "seconds": 8.0, "odd/\n\x1bname": -1.0})
     wait_until(lambda: ended(run_dir, name) == {2})
     pruned, failed = start(record, 4), start(record, 5)
     record.report(pruned, 1, 2.0)
@@ -124,7 +124,11 @@ def test_a_tracker_shows_what_is_recorded_while_it_is_recorded_and_once(name: st
         "trial-0000": Shown(PARAMS, {1: 3.0}, math.inf, {}, "badly", INTERRUPTED),
         "trial-0001": Shown({**PARAMS, "depth": 2}, {1: 4.0}, math.inf, {}, "" if name == "tensorboard" else "badly"),
         "trial-0002": Shown(
-            {**PARAMS, "depth": 3}, {1: 0.5, 2: 0.25, 3: 0.75}, 0.25, {"accuracy": 0.75, "odd___name": -1.0}, "well"
+            {**PARAMS, "depth": 3},
+            {1: 0.5, 2: 0.25, 3: 0.75},
+            0.25,
+            {"accuracy": 0.75, "metric_loss": 9.0, "metric_seconds": 8.0, "odd___name": -1.0},
+            "well",
         ),
         "trial-0003": Shown({**PARAMS, "depth": 4}, {1: 2.0}, 2.0, {}, "well"),
         "trial-0004": Shown({**PARAMS, "depth": 5}, {}, math.inf, {}, "badly", cut + "x" * (497 - len(cut)) + "..."),

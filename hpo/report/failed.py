@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,9 +10,11 @@ from pathlib import Path
 from rich.cells import cell_len
 from rich.table import Table
 
+from hpo.report.grid import filled_table, table_text
+from hpo.report.individuals import MOST_SHOWN
 from hpo.report.live.lines import Pen
-from hpo.report.tables import empty_table, table_text
-from hpo.report.text import printable, short, show_command, value
+from hpo.report.names import params_shown
+from hpo.report.text import printable, short, show_command, tenths, value
 from hpo.summary import reason_of
 from hpo.trials import Evaluation
 
@@ -28,13 +29,15 @@ def failed_lines(failed: Sequence[Evaluation], n: int, run_dir: Path) -> list[st
         return ["No evaluation failed."]
     shown = failed[:n]
     width = max(map(cell_len, table_text("", _table(shown)).split("\n")))
-    reasons = [reason_of(one) for one in shown]
+    reasons = [printable(reason_of(one)) for one in shown]
     if sys.stdout.isatty():
         pen = Pen(max(_NARROWEST, shutil.get_terminal_size().columns - width - _GAP))
         reasons = [pen.cut(pen.text(reason)).plain for reason in reasons]
-    whole = width + _GAP + max(map(cell_len, reasons)) + 1  # the table's right edge, a space
+    whole = width + _GAP + max(map(cell_len, ["failure", *reasons])) + 1  # the table's right edge, a space
     text = table_text("Failed", _table(shown, reasons), width=whole)
     more = f"{show_command(run_dir, shown[0].label)} shows everything about trial {shown[0].label}"
+    if (many := len(_params(shown))) > MOST_SHOWN:
+        more += f", its {many} hyperparameters too"
     return [text, printable(f"{_how_many(len(shown), len(failed))} that failed; {more}")]
 
 
@@ -46,16 +49,23 @@ def _how_many(shown: int, failed: int) -> str:
 
 def _table(failed: Sequence[Evaluation], reasons: Sequence[str] = ()) -> Table:
     """Make a row for each, with the reasons in the last column, if they are given."""
-    table = empty_table()
-    names = list(dict.fromkeys(name for one in failed for name in one.params))
-    for column in ("trial", "island", "worker", "seconds", "epochs", *names):
-        table.add_column(column, justify="right", no_wrap=True)
-    if reasons:
-        table.add_column("failure", no_wrap=True)
-    for one, reason in itertools.zip_longest(failed, reasons):
-        table.add_row(
-            *(one.label, str(one.island), str(one.worker), f"{one.seconds:.1f}", str(max(one.curve, default=0))),
-            *(printable(short(value(one.params.get(name, "")), _LONGEST_VALUE)) for name in names),
-            *([] if reason is None else [printable(reason)]),
-        )
+    columns = [
+        ("trial", [one.label for one in failed]),
+        ("island", [str(one.island) for one in failed]),
+        ("worker", [str(one.worker) for one in failed]),
+        ("seconds", [tenths(one.seconds) for one in failed]),
+        ("epochs", [str(max(one.curve, default=0)) for one in failed]),
+    ]
+    names = params_shown(_params(failed), [*(name for name, _ in columns), "failure"])
+    if len(names) <= MOST_SHOWN:  # more would leave no room for what matters here
+        for name, shown in names.items():
+            columns.append((shown, [short(value(one.params.get(name, "")), _LONGEST_VALUE) for one in failed]))
+    if not reasons:
+        return filled_table(columns)
+    table = filled_table([*columns, ("failure", list(reasons))])
+    table.columns[-1].justify = "left"
     return table
+
+
+def _params(failed: Sequence[Evaluation]) -> list[str]:
+    return list(dict.fromkeys(name for one in failed for name in one.params))

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
+from hpo.report.names import together
 from hpo.report.pace import pace
-from hpo.report.text import duration, named, number, printable, short, value
+from hpo.report.text import duration, named, number, printable, short, tenths, value
 from hpo.trials import Evaluation, rank
 
 _POLL_SECONDS = 0.5
 SECONDS_BETWEEN_ESTIMATES = 30.0
+_COLUMNS = ("done", "island", "worker", "generation", "loss", "seconds")
 
 
 class Lines:
@@ -43,19 +45,20 @@ class Lines:
         if best:
             self.best = evaluation
         loss = number(evaluation.loss) if evaluation.state == "complete" else evaluation.state
-        what = confirms + self._aligned({**evaluation.params, **evaluation.metrics})
+        seconds = tenths(evaluation.seconds)
+        what = confirms + self._aligned(together(evaluation.params, evaluation.metrics, _COLUMNS))
         if evaluation.failure:
             what += f"  {short(evaluation.failure)}"
         return (
             f"{self.done:>{len(str(self.budget))}}/{self.budget}  {evaluation.island:>6}  {evaluation.worker:>6}  "
-            f"{evaluation.generation:>10}  {loss:>8}  {'best' if best else '':4}  {evaluation.seconds:>7.1f}  {what}"
+            f"{evaluation.generation:>10}  {loss:>8}  {'best' if best else '':4}  {seconds:>7}  {what}"
         )
 
     def _aligned(self, values: dict[str, object]) -> str:
         """Write named values in columns as wide as the widest so far."""
         texts = []
         for name, item in values.items():
-            text = f"{name}={value(item)}"
+            text = f"{printable(name)}={value(item)}"
             self._widths[name] = max(self._widths.get(name, 0), len(text))
             texts.append(text.ljust(self._widths[name]))
         return "  ".join(texts).rstrip()

@@ -7,27 +7,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from hpo.reader import RunReader
-from hpo.report.text import duration, named, number, printable, short, show_command, value
+from hpo.report.grid import empty_table, table_text
+from hpo.report.individuals import individuals_text
+from hpo.report.names import metrics_shown
+from hpo.report.text import duration, named, number, printable, short, show_command, tenths, value
 from hpo.trials import Evaluation, label
 from hpo.weights import trial_of_weights
 from hpo.winner import examined
 
 _MOST_REASONS = 10
+_OWN = ("loss", "trial", "island", "worker", "generation", "seconds")  # columns
 
 
 def print_tables(summary: Mapping[str, Any], run_dir: Path) -> None:
     """Print the counts, and the best individuals of each island and of the whole run."""
     for island in summary["islands"]:
         if island["top"]:
-            print(_table(f"Island {island['island']}", island["top"]))
-    print(_table("All islands", summary["top"]) if summary["top"] else "No evaluation succeeded.")
+            print(_individuals(f"Island {island['island']}", island["top"], run_dir))
+    print(_individuals("All islands", summary["top"], run_dir) if summary["top"] else "No evaluation succeeded.")
     if summary["confirmed"]:
-        print(_confirmed(summary["confirmed"]))
+        print(_confirmed(summary["confirmed"], run_dir))
         if not summary["unconfirmed"]:
             print(_told_apart(summary["confirmed"]))
     if summary["best"]:
@@ -46,58 +46,58 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path) -> None:
 
 def print_times(summary: Mapping[str, Any]) -> None:
     """Print the wall time and how busy the workers were."""
-    print(f"{duration(summary['wall_seconds'])}, workers busy {summary['worker_busy_fraction']:.1%} of the time")
+    took = f"{duration(summary['wall_seconds'])}, " if summary["wall_seconds"] >= 0 else ""  # the clock was set
+    print(f"{took}workers busy {summary['worker_busy_fraction']:.1%} of the time")
 
 
 def print_winner(run: RunReader, winner: Evaluation) -> None:
     """Print on stderr how good the best individual is, and where its weights are."""
     kept, test = trial_of_weights(run.run_dir.weights), examined(run.run_dir, winner)
-    lines = [f"trial {winner.trial}: {named({'loss': winner.loss, **winner.metrics})}"]
+    names = metrics_shown(winner.metrics, winner.params, _OWN)
+    metrics = {names[name]: value for name, value in winner.metrics.items()}
+    lines = [f"trial {winner.trial}: {named({'loss': winner.loss, **metrics})}"]
     if test:
         lines.append(f"on test data: {named(test['metrics'])}")
     if kept is not None:
         whose = "its weights" if kept == winner.trial else f"the weights of trial {kept}"
         lines.append(f"{whose}: {run.run_dir.weights}")
-    print(*lines, sep="\n", file=sys.stderr)
+    print(*map(printable, lines), sep="\n", file=sys.stderr)
 
 
-def _table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
-    table = empty_table()
-    names = list(entries[0]["params"])
+def _individuals(title: str, entries: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
     metrics = sorted({name for entry in entries for name in entry["metrics"]})
-    origin = ["taken over from"] if any(entry["origin"] for entry in entries) else []
-    for column in ("", "loss", *metrics, *names, "trial", "island", "worker", "generation", "seconds", *origin):
-        table.add_column(column, justify="right", no_wrap=True)
-    for place, entry in enumerate(entries, start=1):
-        table.add_row(
-            str(place),
-            number(entry["loss"]),
-            *(value(entry["metrics"].get(name, "")) for name in metrics),
-            *(value(entry["params"][name]) for name in names),
-            *(str(entry[name]) for name in ("trial", "island", "worker", "generation")),
-            f"{entry['seconds']:.1f}",
-            *(entry["origin"] for _ in origin),
-        )
-    return table_text(title, table)
+    names = metrics_shown(metrics, entries[0]["params"], _OWN)
+    left = [
+        ("loss", [number(entry["loss"]) for entry in entries]),
+        *((names[name], [value(entry["metrics"].get(name, "")) for entry in entries]) for name in metrics),
+    ]
+    right = [(name, [str(entry[name]) for entry in entries]) for name in ("trial", "island", "worker", "generation")]
+    right.append(("seconds", [tenths(entry["seconds"]) for entry in entries]))
+    if any(entry["origin"] for entry in entries):
+        right.append(("taken over from", [entry["origin"] for entry in entries]))
+    more = show_command(run_dir, str(entries[0]["trial"]))
+    return individuals_text(title, [entry["params"] for entry in entries], left, right, more)
 
 
-def _confirmed(entries: Sequence[Mapping[str, Any]]) -> str:
-    table = empty_table()
-    names = list(entries[0]["params"])
-    for column in ("", "mean loss", "deviation", "seeds", "failed", "loss before", *names, "trial", "beside 1"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for place, entry in enumerate(entries, start=1):
-        table.add_row(
-            str(place),
-            *("" if entry[name] is None else number(entry[name]) for name in ("mean", "deviation")),
-            str(len(entry["losses"]) + entry["failed"]),
-            str(entry["failed"] or ""),
-            number(entry["loss"]),
-            *(value(entry["params"][name]) for name in names),
-            str(entry["trial"]),
-            "" if entry["p"] is None else f"p = {entry['p']:.2g}",
-        )
-    return table_text("Confirmed with other seeds", table)
+def _confirmed(entries: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
+    left = [
+        ("mean loss", [_known(entry["mean"]) for entry in entries]),
+        ("deviation", [_known(entry["deviation"]) for entry in entries]),
+        ("seeds", [str(len(entry["losses"]) + entry["failed"]) for entry in entries]),
+        ("failed", [str(entry["failed"] or "") for entry in entries]),
+        ("loss before", [number(entry["loss"]) for entry in entries]),
+    ]
+    right = [
+        ("trial", [str(entry["trial"]) for entry in entries]),
+        ("beside 1", ["" if entry["p"] is None else f"p = {entry['p']:.2g}" for entry in entries]),
+    ]
+    more = show_command(run_dir, str(entries[0]["trial"]))
+    params = [entry["params"] for entry in entries]
+    return individuals_text("Confirmed with other seeds", params, left, right, more)
+
+
+def _known(figure: float | None) -> str:
+    return "" if figure is None else number(figure)
 
 
 def _told_apart(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -123,7 +123,7 @@ def _propagators(bred: Sequence[Mapping[str, Any]]) -> str:
         table.add_column(column, justify="right", no_wrap=True)
     for entry in bred:
         own_best = "" if entry["best"] is None else number(entry["best"])
-        table.add_row(entry["propagator"], str(entry["evaluations"]), str(entry["improved"]), own_best)
+        table.add_row(printable(entry["propagator"]), str(entry["evaluations"]), str(entry["improved"]), own_best)
     return table_text("Propagators", table)
 
 
@@ -132,23 +132,8 @@ def _failures(reasons: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
     table.add_column("count", justify="right")
     table.add_column("reason", no_wrap=True)
     for entry in reasons[:_MOST_REASONS]:
-        table.add_row(str(entry["count"]), short(entry["reason"]))
+        table.add_row(str(entry["count"]), short(printable(entry["reason"])))
     if rest := reasons[_MOST_REASONS:]:
         table.add_row(str(sum(entry["count"] for entry in rest)), f"{len(rest)} other reasons")
     first = label(reasons[0]["trial"], reasons[0]["confirms"] is not None)
     return table_text("Failures", table, f"{show_command(run_dir, first)} shows the traceback")
-
-
-def empty_table() -> Table:
-    """Make a table without columns, in the style of all."""
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
-
-
-def table_text(title: str, table: Table, *below: str, width: int = 1000) -> str:
-    """Write a table with a title above it, lines below it, and an empty one."""
-    # As wide as it needs: under mpirun, output is a pipe, or a terminal that has 80 columns whatever the real one has.
-    console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
-    with console.capture() as captured:
-        console.print(table, markup=False)
-    lines = [printable(line).rstrip() for line in [*captured.get().split("\n"), *below] if line.strip()]
-    return "\n".join([title, *lines, ""])

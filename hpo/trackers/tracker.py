@@ -5,18 +5,26 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from hpo.failure import showable
+from hpo.report.names import METRIC, PARAM, distinct
+from hpo.report.text import escaped, short
 from hpo.trials import Evaluation
 
 CURVE = "loss"  # after each epoch
 LOSS = "lowest_loss"  # of the evaluation
+_OTHERS = ("seconds", "state", "failure")  # that trackers show, where some keep metrics too
 _LONGEST_NAME = 100
 _LONGEST_TEXT = 500
+_SECRETS = (
+    (r"://[^\s'\"]*@", "://***@"),
+    (r"(://[^\s'\"/:@]*):(?!\d+(\D|$))[^\s'\"]*", r"\1:***"),  # a package has cut it before the @
+    (r"([?&][^\s=&'\"]*(?:pass|pwd|secret|token|key)[^\s=&'\"]*=)[^\s&'\"]*", r"\1***"),
+)
 
 
 @dataclass(frozen=True)
@@ -81,21 +89,26 @@ def title(evaluation: Evaluation) -> str:
 
 
 def moment(evaluation: Evaluation) -> float:
-    """Give the time of what is shown now: the study does not say when an epoch ended."""
-    return evaluation.ended if math.isfinite(evaluation.ended) else time.time()
+    """Give the time of what is shown now: the study does not say when an epoch ended.
+
+    It is not before the beginning, which trackers would show, where the clock was set in between.
+    """
+    now = evaluation.ended if math.isfinite(evaluation.ended) else time.time()
+    return max(evaluation.started, now) if math.isfinite(evaluation.started) else now
 
 
-def params(evaluation: Evaluation) -> dict[str, Any]:
-    """Give hyperparameters that any tracker takes."""
-    return {name_of(n): text(v) if isinstance(v, str) else v for n, v in evaluation.params.items()}
+def params(evaluation: Evaluation, taken: Sequence[str] = ()) -> dict[str, Any]:
+    """Give hyperparameters that any tracker takes, beside what has the names that are taken."""
+    names = distinct({name: name_of(name) for name in evaluation.params}, taken, PARAM)
+    return {names[n]: text(v) if isinstance(v, str) else v for n, v in evaluation.params.items()}
 
 
 def results(evaluation: Evaluation) -> dict[str, float]:
     """Give what came out of an evaluation; it has no loss if it has failed."""
-    metrics = {name_of(name): value for name, value in evaluation.metrics.items()}
-    metrics.pop(CURVE, None)
-    loss = {LOSS: evaluation.loss} if math.isfinite(evaluation.loss) else {}
-    return {**metrics, **loss, "seconds": evaluation.seconds}
+    names = distinct({name: name_of(name) for name in evaluation.metrics}, (CURVE, LOSS, *_OTHERS), METRIC)
+    metrics = {names[name]: value for name, value in evaluation.metrics.items()}
+    own = {LOSS: evaluation.loss, "seconds": evaluation.seconds}
+    return {**metrics, **{name: value for name, value in own.items() if math.isfinite(value)}}
 
 
 def circumstances(evaluation: Evaluation) -> dict[str, str | int]:
@@ -115,8 +128,14 @@ def circumstances(evaluation: Evaluation) -> dict[str, str | int]:
 
 def text(given: str, longest: int = _LONGEST_TEXT) -> str:
     """Make a text of a study one that can be stored anywhere: without control characters, and not too long."""
-    printable = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in showable(given))
-    return printable if len(printable) <= longest else printable[: longest - 3] + "..."
+    return short(escaped(given, keep="\n"), longest)
+
+
+def without_secrets(message: str) -> str:
+    """Hide what stands before the hosts of URLs, and is called a secret behind them: packages quote whole URLs."""
+    for pattern, instead in _SECRETS:
+        message = re.sub(pattern, instead, message, flags=re.IGNORECASE)
+    return message
 
 
 def name_of(given: str) -> str:

@@ -25,6 +25,8 @@ _NOTHING_ELSE: dict[str, Any] = {
     "x_save_requirements": False,
 }
 
+_MADE = "search"  # in the config of a run, beside its hyperparameters
+
 
 class WandB:
     """Runs where wandb's own variables say (WANDB_MODE, WANDB_DIR, WANDB_PROJECT...), and else in RUN_DIR/wandb."""
@@ -68,7 +70,7 @@ class WandB:
             project=os.environ.get("WANDB_PROJECT") or self._shown.search,
             group=os.environ.get("WANDB_RUN_GROUP") or self._shown.name,
             job_type=str(made.pop("kind")),
-            config={**params(evaluation), "search": made},
+            config={**params(evaluation, taken=(_MADE,)), _MADE: made},
             dir=self._dir,
             mode=self._mode,  # type: ignore[arg-type] # or wandb says what modes there are
             reinit="create_new",

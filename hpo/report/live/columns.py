@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,22 +10,28 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from hpo.report.live.lines import GAP, Pen
+from hpo.report.names import params_shown
 from hpo.report.text import value
 
-_NARROWEST = 5  # to which a name is cut, where its values are no wider
+_NARROWEST = 5  # to which a name is cut, where its values are no wider, and no other begins like it
 _WIDEST = 16
 
 
 class Columns:
-    """The columns for some individuals, which are at most `room` wide together."""
+    """The columns for some individuals, which are at most `room` wide together, beside others with these headings."""
 
-    def __init__(self, pen: Pen, individuals: Sequence[Mapping[str, Any]], room: int) -> None:
+    def __init__(
+        self, pen: Pen, individuals: Sequence[Mapping[str, Any]], room: int, headings: Sequence[str] = ()
+    ) -> None:
         self._pen = pen
         names = list(dict.fromkeys(name for params in individuals for name in params))
+        self._names = params_shown(names, headings)
         cells = {name: [pen.text(value(params.get(name, ""))).cell_len for params in individuals] for name in names}
-        whole = {name: min(_WIDEST, max([cell_len(name), *cells[name]])) for name in names}
+        begins = Counter(name[: _NARROWEST - 1] for name in self._names.values())
+        least = {n: cell_len(shown) if begins[shown[: _NARROWEST - 1]] > 1 else 0 for n, shown in self._names.items()}
+        whole = {n: max(least[n], min(_WIDEST, max([cell_len(self._names[n]), *cells[n]]))) for n in names}
         self._more = 0
-        self._widths = {name: min(whole[name], max([_NARROWEST, *cells[name]])) for name in names}
+        self._widths = {n: min(whole[n], max([_NARROWEST, least[n], *cells[n]])) for n in names}
         while self._widths and self._width > room:
             self._widths.popitem()
             self._more += 1
@@ -34,7 +41,7 @@ class Columns:
     @property
     def heading(self) -> Text:
         """The names, and how many of them are left out."""
-        line = self._line({name: name for name in self._widths}, "bold")
+        line = self._line({name: self._names[name] for name in self._widths}, "bold")
         return line.append(self._more_text, "bold")
 
     def row(self, params: Mapping[str, Any]) -> Text:

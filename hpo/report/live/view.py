@@ -10,11 +10,13 @@ from typing import Any
 
 from rich.text import Text
 
+from hpo.report.individuals import MOST_SHOWN
 from hpo.report.live.columns import Columns
 from hpo.report.live.lines import GAP, Pen
 from hpo.report.live.plot import Steps
 from hpo.report.live.standing import Island, Standing
-from hpo.report.text import clock, duration, number, show_command, value
+from hpo.report.names import together
+from hpo.report.text import clock, duration, number, printable, show_command, tenths, value
 from hpo.summary import reason_of
 from hpo.trials import Evaluation
 
@@ -32,6 +34,8 @@ _STATES = {
     "interrupted": "interrupted and repeated",
 }
 _STYLES = {"failed": "red", "pruned": "yellow"}
+_OF_RUNNING = ("worker", "island", "trial", "epochs", "loss", "for")
+_OF_ENDED = ("trial", "worker", "loss", "seconds", "ago")
 _HEIGHT_WITH_GAPS = 20
 _PLOT_ROWS = 8
 _PLOT_WIDTH = 24
@@ -83,7 +87,9 @@ class View:
             yield pen.text("no evaluation is complete")
             return
         yield self._best(run, run.best)
-        yield pen.text(pen.some(_named({**run.best.params, **run.best.metrics}), pen.width))
+        yield pen.text(pen.some(_named(run.best), pen.width))
+        if (many := len(run.best.params)) > MOST_SHOWN:
+            yield pen.text(f"{show_command(self._path, run.best.label)} shows all {many} hyperparameters", "dim")
         if run.confirmed and run.confirmed[0]["mean"] is not None:
             first = run.confirmed[0]
             mean, seeds = number(first["mean"]), len(first["losses"])
@@ -160,11 +166,9 @@ class View:
         shown: list[Evaluation | int] = [*running, *idle]
         if not more:
             shown.sort(key=lambda one: one if isinstance(one, int) else one.worker)
-        fixed = self._pen.table(
-            ("worker", "island", "trial", "epochs", "loss", "for"), [_worker_row(one, run) for one in shown]
-        )
+        fixed = self._pen.table(_OF_RUNNING, [_worker_row(one, run) for one in shown])
         what = ["idle" if isinstance(one, int) else self._said_of(one) or one.params for one in shown]
-        lines = self._beside(fixed, what)
+        lines = self._beside(fixed, what, _OF_RUNNING)
         return lines + ([self._pen.text(more)] if more else [])
 
     def _latest(self, run: Standing, rows: int) -> list[Text]:
@@ -181,7 +185,7 @@ class View:
 
     def _list(self, run: Standing, shown: Sequence[Evaluation]) -> list[Text]:
         fixed = self._pen.table(
-            ("trial", "worker", "loss", "seconds", "ago"),
+            _OF_ENDED,
             [
                 (
                     one.label,
@@ -189,23 +193,25 @@ class View:
                     number(one.loss)
                     if one.state == "complete"
                     else self._pen.text(one.state, _STYLES.get(one.state, "")),
-                    f"{one.seconds:.1f}",
+                    tenths(one.seconds),
                     clock(run.at - one.ended),
                 )
                 for one in shown
             ],
         )
-        return self._beside(fixed, [reason_of(one) or self._said_of(one) or one.params for one in shown])
+        return self._beside(fixed, [reason_of(one) or self._said_of(one) or one.params for one in shown], _OF_ENDED)
 
     def _said_of(self, evaluation: Evaluation) -> str:
         return (
             "" if evaluation.confirms is None else f"confirms trial {evaluation.confirms} with seed {evaluation.seed}"
         )
 
-    def _beside(self, fixed: Sequence[Text], what: Sequence[str | Mapping[str, Any]]) -> list[Text]:
-        """Put hyperparameters in columns beside lines, of which the first one is the heading, or a text."""
+    def _beside(
+        self, fixed: Sequence[Text], what: Sequence[str | Mapping[str, Any]], headings: Sequence[str]
+    ) -> list[Text]:
+        """Put hyperparameters in columns beside lines, of which the first one has the headings, or a text."""
         room = max(0, self._pen.width - fixed[0].cell_len - GAP)
-        columns = Columns(self._pen, [one for one in what if not isinstance(one, str)], room)
+        columns = Columns(self._pen, [one for one in what if not isinstance(one, str)], room, headings)
         rest = [self._pen.text(one) if isinstance(one, str) else columns.row(one) for one in what]
         return [
             Text(" " * GAP).join([left, right]) for left, right in zip(fixed, [columns.heading, *rest], strict=True)
@@ -278,8 +284,12 @@ def _loss(best: Evaluation | None) -> float:
     return float("inf") if best is None else best.loss
 
 
-def _named(values: Mapping[str, Any]) -> list[str]:
-    return [f"{name}={value(item)}" for name, item in values.items()]
+def _named(best: Evaluation) -> list[str]:
+    """Name hyperparameters and metrics, these first where there is no room for all hyperparameters."""
+    values = together(best.params, best.metrics, ("loss", "trial"))
+    texts = [f"{printable(name)}={value(item)}" for name, item in values.items()]
+    count = len(best.params)
+    return texts if count <= MOST_SHOWN else [*texts[count:], *texts[:count]]
 
 
 def _rate(per_minute: float) -> str:

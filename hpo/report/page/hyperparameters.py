@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpo.report.names import params_shown
 from hpo.report.page.axes import axis, is_log, plain, upright
 from hpo.report.page.edge import EDGE, TRIANGLE, TRIANGLE_SIZE, loss_layout, marked, said, told
 from hpo.report.page.figure import MOST_POINTS, Figure, Trace, drawn, joined, points, shortened
@@ -46,7 +47,7 @@ def parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mappi
     layout = {
         "xaxis": {
             "tickvals": places,
-            "ticktext": ["loss", *map(plain, distributions)],
+            "ticktext": ["loss", *map(plain, params_shown(distributions, ("loss",)).values())],
             "side": "top",
             "range": [-0.1, len(axes) - 0.6],
         },

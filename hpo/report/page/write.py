@@ -16,9 +16,11 @@ import jinja2
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.reader import RunReader
+from hpo.report.individuals import MOST_SHOWN, most_different
+from hpo.report.names import metrics_shown, params_shown
 from hpo.report.page import hyperparameters, losses, work
 from hpo.report.page.figure import Figure
-from hpo.report.text import day, duration, number, value
+from hpo.report.text import day, duration, number, tenths, value
 from hpo.run_dir import write_whole
 from hpo.summary import by_reason, summarize
 from hpo.trials import Evaluation, rank
@@ -27,6 +29,7 @@ from hpo.winner import examined, winner_of
 
 _LEAST_FOR_IMPORTANCES = 20
 _MOST_FAILURES = 50
+_COLUMNS = ("place", "loss", "trial", "island", "worker", "generation", "seconds")
 _FOLDER = Path(__file__).parent
 
 
@@ -44,11 +47,15 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     distributions = next((trial.distributions for trial in trials if trial.distributions), {})
     importances = _importances(run, evaluations)
     order = list(importances) or list(distributions)
+    shown = _most_telling(importances, [entry["params"] for entry in summary["top"]])
+    metrics = sorted({name for entry in summary["top"] for name in entry["metrics"]})
     layout, best = _layout(run), winner_of(evaluations, confirmations)
     drawn = {
         "best": losses.best_and_runner_up(evaluations, best),
         "history": losses.history(evaluations),
-        "parallel": hyperparameters.parallel_coordinates(evaluations, distributions),
+        "parallel": hyperparameters.parallel_coordinates(
+            evaluations, {name: distributions[name] for name in distributions if name in shown}
+        ),
         "curves": losses.learning_curves(evaluations, best),
         "timeline": work.timeline([*evaluations, *confirmations], layout.workers, now if goes_on else None),
         "immigrants": work.immigrants(evaluations),
@@ -61,7 +68,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    template.filters |= {"number": number, "value": value, "duration": duration, "day": day}
+    template.filters |= {"number": number, "value": value, "duration": duration, "tenths": tenths, "day": day}
     return template.get_template("page.html").render(
         about=_about(run),
         space=run.about["space"],
@@ -73,6 +80,9 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         test=examined(run.run_dir, best) if best else None,
         weights=trial_of_weights(run.run_dir.weights),
         best_json=json.dumps(best.params) if best else "",
+        best_metrics=metrics_shown(best.metrics, best.params, _COLUMNS) if best else {},
+        top_metrics=metrics_shown(metrics, distributions, _COLUMNS),
+        top_params={name: text for name, text in params_shown(distributions, _COLUMNS).items() if name in shown},
         confirmed=_confirmed(summary, best),
         runner_up=losses.runner_up(evaluations, best),
         first=min((one.started for one in evaluations if not one.origin and one.started > 0), default=now),
@@ -140,6 +150,13 @@ def _importances(run: RunReader, evaluations: Sequence[Evaluation]) -> dict[str,
     from optuna.importance import get_param_importances  # takes 0.5 s
 
     return get_param_importances(run.study)
+
+
+def _most_telling(importances: Mapping[str, float], top: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Choose the hyperparameters that there is room for: all, or those that matter most as far as that is known."""
+    if not top:
+        return []
+    return list(importances)[:MOST_SHOWN] if importances and len(top[0]) > MOST_SHOWN else most_different(top)
 
 
 def _islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

@@ -1,0 +1,61 @@
+"""Tables of individuals: a row for each, or a column where they have too many hyperparameters for a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpo.report.grid import empty_table, filled_table, table_text
+from hpo.report.names import params_shown
+from hpo.report.text import counted, short, value
+
+MOST_SHOWN = 12  # hyperparameters of an individual
+_ABREAST = 3  # individuals, each in a column, in a terminal of 80
+_LONGEST_NAME, _LONGEST_VALUE = 28, 12
+
+Columns = Sequence[tuple[str, Sequence[str]]]  # with their headings
+
+
+def individuals_text(title: str, params: Sequence[Mapping[str, Any]], left: Columns, right: Columns, more: str) -> str:
+    """Write a table of individuals, which have these hyperparameters, and what stands to the left and right of them.
+
+    `more` is the command that shows the hyperparameters which are left out.
+    """
+    names = params_shown(params[0], [heading for heading, _ in (*left, *right)])
+    chosen = most_different(params)
+    columns = [(names[name], [value(one.get(name, "")) for one in params]) for name in chosen]
+    places = [str(place + 1) for place in range(len(params))]
+    if len(chosen) == len(names):
+        return table_text(title, filled_table([("", places), *left, *columns, *right]))
+    blocks = [
+        _in_columns(title, [*left, *right, *columns], places[first : first + _ABREAST], first)
+        for first in range(0, len(places), _ABREAST)
+    ]
+    rest = counted(len(names) - len(chosen), "other hyperparameter")
+    return "\n".join(blocks) + f"{rest}{' differ less' if len(params) > 1 else ''}: {more}\n"
+
+
+def most_different(params: Sequence[Mapping[str, Any]], most: int = MOST_SHOWN) -> list[str]:
+    """Choose the hyperparameters in which individuals differ most from each other, and leave them in their order."""
+    ranked = sorted(params[0], key=lambda name: -_difference([one.get(name, "") for one in params]))
+    return [name for name in params[0] if name in set(ranked[:most])]
+
+
+def _difference(values: Sequence[Any]) -> float:
+    """Give how different values are, from 0 to 1: of numbers, how far apart they are beside how large they are."""
+    if all(type(item) in (int, float) for item in values):
+        largest = max(map(abs, values))
+        return float(max(values) / largest - min(values) / largest) / 2 if largest else 0.0
+    return (len(set(values)) - 1) / max(1, len(values) - 1)
+
+
+def _in_columns(title: str, rows: Columns, places: Sequence[str], first: int) -> str:
+    """Write some individuals beside each other, each below its place."""
+    table = empty_table()
+    table.add_column("", no_wrap=True)
+    for place in places:
+        table.add_column(place, justify="right", no_wrap=True)
+    for name, cells in rows:
+        own = cells[first : first + len(places)]
+        table.add_row(short(name, _LONGEST_NAME), *(short(cell, _LONGEST_VALUE) for cell in own))
+    return table_text(title, table)

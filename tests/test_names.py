@@ -1,0 +1,75 @@
+"""Hyperparameters and metrics that are called alike, or like what a run knows: all are shown, and told apart."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpo import Categorical, Float, SearchSpace
+from hpo.reader import RunReader
+from hpo.report.live.lines import Pen
+from hpo.report.live.standing import standing
+from hpo.report.live.view import View
+from hpo.report.names import metrics_shown
+from hpo.report.page.write import render
+from hpo.report.progress import Lines
+from hpo.report.tables import print_tables, print_winner
+from hpo.trackers.tracker import params, results
+from tests.studies import BEGAN, add, make_run
+
+SPACE = SearchSpace(lr=Float(0, 1), trial=Float(0, 1), search=Categorical("a"))
+METRICS = {"loss": 9.0, "metric_loss": 8.0, "lr": 7.0, "accuracy": 6.0}
+SHOWN = {"metric_metric_loss": "9", "metric_loss": "8", "metric_lr": "7", "accuracy": "6"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunReader:
+    record = make_run(tmp_path / "run", SPACE)
+    add(record, params={"lr": 0.25, "trial": 0.75, "search": "a"}, space=SPACE, metrics=METRICS)
+    return RunReader(tmp_path / "run")
+
+
+def test_lines_show_all_of_them(run: RunReader) -> None:
+    expected = {"lr": "0.25", "trial": "0.75", "search": "a", **SHOWN}
+    (one,) = run.evaluations()
+    assert dict(re.findall(r"(\w+)=(\S+)", Lines([], 1).line(one))) == expected
+    look = run.follow().look()
+    drawn = [line.plain for line in View(Path("run"), Pen(120), braille=True).draw(standing(look), 24)]
+    (named,) = [line for line in drawn if "=" in line]
+    expected["param_trial"] = expected.pop("trial")
+    assert dict(re.findall(r"(\w+)=(\S+)", named)) == expected
+    assert drawn[-2].split() == ["trial", "worker", "loss", "seconds", "ago", "lr", "param_trial", "search"]
+
+
+def test_tables_have_a_column_for_each(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
+    print_tables(run.summary(1), Path("run"))
+    lines = capsys.readouterr().out.split("All islands\n")[1].splitlines()
+    row = dict(zip(lines[0].split(), lines[2].split()[1:], strict=True))
+    own = {"loss": "0.5", "trial": "0", "island": "0", "worker": "0", "generation": "0", "seconds": "1.0"}
+    assert row == {"lr": "0.25", "param_trial": "0.75", "search": "a", **SHOWN, **own}
+    table = render(run, 1, BEGAN).split('<section id="top">')[1]
+    head = re.findall(r"<th[^>]*>([^<]+)</th>", table.split("</thead>")[0])
+    assert sorted(head) == sorted(["place", *row])
+
+
+def test_the_loss_of_the_winner_is_its_loss(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
+    winner = run.winner()
+    assert winner
+    print_winner(run, winner)
+    said = capsys.readouterr().err
+    assert said.startswith("trial 0: loss=0.5  ")
+    assert dict(re.findall(r"(\w+)=(\S+)", said)) == {"loss": "0.5", **SHOWN}
+
+
+def test_trackers_are_told_all_of_them(run: RunReader) -> None:
+    (one,) = run.evaluations()
+    own = {"lowest_loss": 0.5, "seconds": 1.0}
+    assert results(one) == {"metric_metric_loss": 9, "metric_loss": 8, "lr": 7, "accuracy": 6, **own}
+    assert params(one, taken=("search",)) == {"lr": 0.25, "trial": 0.75, "param_search": "a"}
+
+
+def test_a_name_does_not_depend_on_the_order() -> None:
+    for names in (["loss", "metric_loss"], ["metric_loss", "loss"]):
+        assert metrics_shown(names, [], ["loss"]) == {"loss": "metric_metric_loss", "metric_loss": "metric_loss"}
