@@ -16,13 +16,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from optuna.trial import TrialState
 
+from hpo import Categorical, SearchSpace
 from hpo.command_line import call
 from hpo.commands import app
 from hpo.run_dir import RunDir
 from hpo.search_file import load_search_file
 from tests.outcome import trials_of
 from tests.recorded import complete, run_of_everything, start
+from tests.studies import add, make_run
 
 Export = Callable[..., tuple[int, bytes, str]]
 
@@ -108,6 +111,8 @@ def test_every_evaluation_is_a_row_of_the_same_columns_in_each_format(tmp_path: 
         assert json.loads(line.pop("curve")) == row.pop("curve")
         failure, cell = row.pop("failure"), line.pop("failure")
         assert cell == (failure or "").replace("\x1b", "\\x1b").replace("\0", "\\x00"), "no terminal acts upon it"
+        bred, cell = row.pop("propagator") or "", line.pop("propagator")
+        assert cell == ("'" + bred if bred.startswith("--") else bred), "no spreadsheet takes an option for a formula"
         assert line == {name: "" if value is None else str(value) for name, value in row.items()}
 
 
@@ -161,7 +166,7 @@ def test_names_and_texts_may_be_anything(tmp_path: Path, export: Export) -> None
             type(params["state"]),
         ]
     first = csv_rows(export(tmp_path / "run", "--to", "csv")[1])[0]
-    assert first["param_metric_a"] == escaped.replace("\r", "\\x0d").replace("\0", "\\x00")
+    assert first["param_metric_a"] == "'" + escaped.replace("\r", "\\r").replace("\0", "\\x00")
     assert list(first) == list(rows[0])
 
     export(tmp_path / "run", "--to", "parquet", "-o", tmp_path / "run.parquet")
@@ -173,6 +178,27 @@ def test_names_and_texts_may_be_anything(tmp_path: Path, export: Export) -> None
     assert [row["param_state"] for row in table] == ["True", "1.5", "1.5"]
     assert [row["curve"] for row in table] == [[None]] * 3
     assert [row["island"] for row in table] == ["of another program", "1", "2"]
+
+
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1+1", "\r=1+1", "\n=1+1", "\uff1d1+1"]
+
+
+def test_no_text_in_csv_is_a_formula_and_numbers_stay_numbers(tmp_path: Path, export: Export) -> None:
+    space = SearchSpace(x=Categorical(*FORMULAS, -1.5, "a=1", "\u202ea\u2066"))
+    record = make_run(tmp_path / "=run", space)
+    for choice in [*FORMULAS, -1.5, "a=1", "\u202ea\u2066"]:
+        add(record, params={"x": choice}, space=space, curve={1: -2.5}, metrics={"=a": -0.5}, origin="@x")
+    add(record, TrialState.FAIL, params={"x": "+1"}, space=space, failure="=cmd|'/c calc'!A1", propagator="-x")
+    text = csv_rows(export(tmp_path / "=run", "--to", "csv")[1])
+    guarded = [f"'{choice}" for choice in FORMULAS]
+    guarded[5] = r"\r=1+1"
+    assert [row["param_x"] for row in text] == [*guarded, "-1.5", "a=1", r"\u202ea\u2066", "'+1"]
+    assert [(row["loss"], row["metric_=a"], row["origin"]) for row in text[:-1]] == [("-2.5", "-0.5", "'@x")] * 11
+    assert (text[-1]["failure"], text[-1]["propagator"]) == ("'=cmd|'/c calc'!A1", "'-x")
+    assert {row["study"] for row in text} == {"'=run"}
+    assert [row["param_x"] for row in json_rows(export(tmp_path / "=run", "--to", "json")[1])][:8] == FORMULAS
+    export(tmp_path / "=run", "--to", "parquet", "-o", tmp_path / "run.parquet")
+    assert [row["param_x"] for row in parquet_rows(tmp_path / "run.parquet")][:8] == FORMULAS
 
 
 def test_a_run_in_which_nothing_was_started_has_its_columns(tmp_path: Path, export: Export) -> None:

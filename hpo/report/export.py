@@ -16,14 +16,17 @@ from typing import Any
 from hpo.errors import UsageError
 from hpo.failure import showable
 from hpo.reader import RunReader
+from hpo.report.names import METRIC, PARAM
+from hpo.report.text import escaped
 from hpo.trials import Evaluation
 
 FORMATS = ("csv", "json", "parquet")
+_FORMULAS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # OWASP, "CSV Injection"; the last four are full-width
+_TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
-# Columns with what they hold. None begins with the prefixes below, so that no hyperparameter or metric, whatever its
-# name, is taken for another column.
+# Columns with what they hold. None begins with PARAM or METRIC, so that no hyperparameter or metric, whatever its name,
+# is taken for another column.
 _BEFORE = {"study": "text", "trial": "whole", "state": "text", "loss": "number"}
-_PARAM, _METRIC = "param_", "metric_"
 _AFTER = {
     "island": "whole",
     "worker": "whole",
@@ -59,8 +62,8 @@ def table_of(run: RunReader) -> Table:
     """
     rows = [_row(run.about["study"], evaluation) for evaluation in run.evaluations()]
     rows += [_row(run.confirming_study, evaluation) for evaluation in run.confirmations(all_plans=True)]
-    params = dict.fromkeys([showable(_PARAM + name) for name in run.about["space"]] + _beginning(_PARAM, rows), "any")
-    metrics = dict.fromkeys(sorted(_beginning(_METRIC, rows)), "number")
+    params = dict.fromkeys([showable(PARAM + name) for name in run.about["space"]] + _beginning(PARAM, rows), "any")
+    metrics = dict.fromkeys(sorted(_beginning(METRIC, rows)), "number")
     columns = {**_BEFORE, **params, **metrics, **_AFTER}
     return Table(columns, [[row.get(column) for column in columns] for row in rows])
 
@@ -77,8 +80,8 @@ def _row(study: str, evaluation: Evaluation) -> dict[str, Any]:
         "trial": evaluation.trial,
         "state": evaluation.state,
         "loss": evaluation.loss,
-        **{_PARAM + name: value for name, value in evaluation.params.items()},
-        **{_METRIC + name: value for name, value in evaluation.metrics.items()},
+        **{PARAM + name: value for name, value in evaluation.params.items()},
+        **{METRIC + name: value for name, value in evaluation.metrics.items()},
         "island": evaluation.island if placed else None,
         "worker": evaluation.worker if placed else None,
         "generation": evaluation.generation if bred else None,
@@ -132,14 +135,24 @@ def _csv(table: Table) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Write times as ISO 8601 and curves as JSON; escape control characters, which terminals and readers act upon."""
+    """Write times as ISO 8601, curves as JSON and texts so that no program which reads them acts upon them."""
     if isinstance(value, datetime):
         return _iso(value)
     if isinstance(value, list):
         return json.dumps(value)
-    if isinstance(value, str) and not value.isprintable():
-        return "".join(f"\\x{ord(c):02x}" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in value)
-    return value
+    return _inert(value) if isinstance(value, str) else value
+
+
+def _inert(text: str) -> str:
+    """Escape control characters, for terminals, and put an apostrophe before what spreadsheets take for a formula."""
+    shown = "".join(escaped(c) if _is_control(c) else c for c in text)
+    return f"'{shown}" if shown.startswith(_FORMULAS) else shown
+
+
+def _is_control(character: str) -> bool:
+    """Tell whether a character is one, or turns the direction of writing around."""
+    control = unicodedata.category(character) == "Cc" and character not in "\n\t"
+    return control or unicodedata.bidirectional(character) in _TURNS
 
 
 def _json(table: Table) -> bytes:
