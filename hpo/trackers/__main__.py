@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpo.errors import UsageError
-from hpo.failure import message, showable
-from hpo.report.text import short
+from hpo.failure import message
+from hpo.report.text import printable, short
 from hpo.run_dir import RunDir
 from hpo.trackers.follower import Follower
-from hpo.trackers.tracker import ShownRun, make
+from hpo.trackers.tracker import ShownRun, make, without_secrets
 from hpo.trackers.written import Written
 
 _POLL_SECONDS = 2.0
@@ -45,7 +45,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
 
     def say(text: str, kind: str = "") -> None:
-        print(f"{kind}--tracker {name}: {showable(text)}", file=voice, flush=True)
+        print(f"{kind}--tracker {name}: {printable(without_secrets(text))}", file=voice, flush=True)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # schedulers send them to all that runs
         signal.signal(number, signal.SIG_IGN)
@@ -56,7 +56,7 @@ def main() -> None:
     try:
         _follow(name, run_dir, job, say)
     except BaseException as error:
-        reason = short(message(error), _LONGEST_REASON)
+        reason = short(without_secrets(message(error)), _LONGEST_REASON)  # a part of a secret would not be known as one
         what = reason if isinstance(error, UsageError) else f"{type(error).__name__}: {reason}"
         say(f"{what}; nothing more is shown there", kind="warning: ")
         status = 1
