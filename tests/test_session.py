@@ -416,7 +416,7 @@ def test_a_long_change_is_cut_with_how_to_see_all_of_it_and_moves_no_cursor(tmp_
     hostile = "# \x1b[31m\x07\u202e\t" + "x" * 1000
     lines = saved_and_resumed(run_dir, path, "\n".join([hostile, *(f"# {n}" for n in range(12)), text]))
     assert len(lines) == 1 + 10 + 1
-    assert lines[2].startswith("  +#  [31m  ")
+    assert lines[2].startswith(r"  +# \x1b[31m\x07\u202e  ")
     assert all(line.isprintable() and len(line) < 200 for line in lines[1:-1])
     assert lines[-1] == f"  and 4 more: diff '{run_dir}/search_space-1.py' '{run_dir}/search_space-2.py'"
     shown = subprocess.run(lines[-1].partition(": ")[2], shell=True, capture_output=True, text=True, timeout=20)

@@ -231,7 +231,8 @@ def test_nothing_that_was_recorded_moves_the_cursor(tmp_path: Path, hpo: Hpo) ->
     others = {"propagator": EVIL, "metrics": {EVIL: 0.5}, "immigrants": {EVIL: 2}}
     fail(record, f"{EVIL}\n{EVIL}", traceback=traceback, params={"x": EVIL, "y": 0.5}, space=space)
     fail(record, HOSTILE, params={"x": long, "y": 0.5}, space=space, **others)
-    add(record, params={"x": EVIL, "y": 0.5}, space=space, origin=f"\n{EVIL}")
+    add(record, params={"x": EVIL, "y": 0.5}, space=space, origin=f"\n{EVIL}", metrics={EVIL: 0.5})
+    (run_dir / "test.json").write_text(json.dumps({"trial": 2, "times": 1, "metrics": {EVIL: 1}, "predictions": []}))
     (run_dir / "printed").mkdir()
     (run_dir / "printed" / "0.txt").write_bytes(f"rank 0 | {EVIL}\nrank 1 | {EVIL}".encode(errors="surrogatepass"))
     for arguments in (["show", run_dir, 0], ["show", run_dir, 1], ["show", run_dir, 2], ["top", run_dir, "--failed"]):
@@ -248,6 +249,32 @@ def test_nothing_that_was_recorded_moves_the_cursor(tmp_path: Path, hpo: Hpo) ->
     told = json.loads(hpo("show", run_dir, 0, "--json")[1])
     assert told["traceback"] == traceback.replace("\udcff", "\\udcff")
     assert told["params"]["x"] == EVIL.replace("\udcff", "\\udcff")
+    for arguments in (["top", run_dir], ["best", run_dir], ["export", run_dir, "--to", EVIL], ["show", run_dir, EVIL]):
+        out, err = hpo(*arguments)[1:]
+        assert (out + err).replace("\n", "").isprintable()
+        assert ("\\u202e" in out + err) and ("\N{PILE OF POO}" in out + err)
+    assert len(hpo("best", run_dir)[2].splitlines()) == 2
+
+
+def test_who_is_in_a_run_directory_moves_no_cursor(tmp_path: Path, hpo: Hpo) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.lock.write_text("process 1 on \x1b[31m\N{RIGHT-TO-LEFT OVERRIDE} since 2026\n")
+    assert run_dir.holder == r"process 1 on \x1b[31m\u202e since 2026"
+    with run_dir.lock.open("a") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        command_line = (
+            "import sys; from pathlib import Path; from hpo.run_dir import RunDir\n"
+            "try: RunDir(Path(sys.argv[1])).hold().__enter__()\n"
+            "except ValueError as error: print(error)"
+        )
+        given = [sys.executable, "-c", command_line, str(tmp_path)]
+        said = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.startswith(rf"{tmp_path} is in use by process 1 on \x1b[31m\u202e since 2026: wait for it")
+    (tmp_path / "run.json").write_text(json.dumps({"space": {"\x1b[31m": "x"}, "budget": "\x1b[31m"}))
+    (tmp_path / "\x1b[31m").mkdir()
+    for path in (tmp_path, tmp_path / "\x1b[31m"):
+        assert r"\x1b[31m" in (said := hpo("top", path)[2])
+        assert said.removesuffix("\n").isprintable()
 
 
 def test_what_cannot_be_encoded_does_not_end_it(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from hpo.record import Assignment, Record
 from hpo.search_file import load_search_file
 from hpo.session import Session
 from hpo.trackers import TRACKERS
+from hpo.trackers.tracker import without_secrets
 from hpo.trackers.tracking import Tracking, track
 from hpo.trackers.written import Written
 from hpo.trials import INTERRUPTED
@@ -320,6 +321,36 @@ def test_a_tracker_that_fails_warns_once_and_is_left_alone(
         assert server.requests[-1] == refused
         assert server.requests.count(refused) == number
     assert READERS["tensorboard"](tmp_path / "run")["trial-0000"].ending == "well"
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("to http://me:secret@host:1/x failed", "to http://***@host:1/x failed"),
+        ("http://me:se/cr@t@host/x", "http://***@host/x"),
+        ("url='htp://me:secret@host'", "url='htp://***@host'"),
+        ("http://secret@host", "http://***@host"),
+        ("'http://me:secre...", "'http://me:***"),
+        ("http://host/x?a=1&access_token=secret&b=2", "http://host/x?a=1&access_token=***&b=2"),
+        (
+            "http://127.0.0.1:5000/x and https://mlflow.org/docs.",
+            "http://127.0.0.1:5000/x and https://mlflow.org/docs.",
+        ),
+    ],
+)
+def test_no_secret_of_a_url_is_shown(message: str, shown: str) -> None:
+    assert without_secrets(message) == shown
+
+
+def test_a_warning_has_no_password_and_moves_no_cursor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = begin_run(tmp_path / "run")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://me:secret@host/\x1b[31m" + "x" * 500)
+    tracking, said = follow(session, "mlflow")
+    tracking.finish()
+    assert not tracking.wait(60)
+    (line,) = said
+    assert r"unsupported URI 'htp://***@host/\x1b[31mxxx" in line
+    assert "secret" not in line
 
 
 def test_a_tracker_may_say_what_the_locale_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from optuna.trial import TrialState
 
 from hpo import Prediction
 from hpo.errors import UsageError
+from hpo.handover import hand_over
 from hpo.reader import RunReader
 from hpo.record import Assignment, Record
 from hpo.search_file import load_search_file
@@ -244,6 +245,18 @@ def test_a_test_must_give_numbers_and_predictions(tmp_path: Path, result: Any, m
     wrong = replace(search, test=lambda *_: result)
     with pytest.raises((ValueError, AttributeError), match=message):
         examine(run.run_dir, wrong, search.settings([]), run.evaluations()[0])
+
+
+def test_what_is_said_of_a_test_is_one_line_whatever_its_metrics_are_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "run")
+    leader, search = keeper_of(tmp_path / "run"), load_search_file(WEIGHING)
+    complete(leader, begin(leader[1], 0.1), 0.5, {"w": torch.ones(1)})
+    testable = replace(search, test=lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25})
+    hand_over(RunReader(tmp_path / "run"), testable, search.settings([]), to_test=True)
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said.endswith(r"the network of trial 0 has \x1b[31m loss 3, loss 0.25")
 
 
 @pytest.mark.parametrize("image", [np.zeros((4, 4)), np.zeros((3, 4, 4), np.uint8), np.zeros(4, np.uint8)])

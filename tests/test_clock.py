@@ -1,0 +1,94 @@
+"""A clock that is set while a run goes on: no duration is negative, neither where it is shown nor where it is written."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import optuna
+import pytest
+
+from hpo.reader import RunReader
+from hpo.report.details import as_json
+from hpo.report.evaluation import evaluation_lines
+from hpo.report.export import table_of
+from hpo.report.live.lines import Pen
+from hpo.report.live.standing import standing
+from hpo.report.live.view import View
+from hpo.report.lookup import Lookup
+from hpo.report.page.write import render
+from hpo.report.progress import Lines
+from hpo.report.tables import print_tables, print_times
+from hpo.report.text import duration
+from hpo.report.working_time import WorkingTime
+from hpo.summary import busy_fraction
+from hpo.trackers.tracker import moment, results
+from tests.recorded import start
+from tests.studies import BEGAN, add, make_run
+
+BACK = -7184.1  # seconds from the beginning of an evaluation to its end
+
+
+def test_what_ended_before_it_began_took_an_unknown_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add(make_run(tmp_path / "run"), seconds=BACK)
+    run = RunReader(tmp_path / "run")
+    (one,) = run.evaluations()
+    assert math.isnan(one.seconds)
+    assert "  best        ?  layers=1" in Lines([], 1).line(one)
+    print_tables(summary := run.summary(1), Path("run"))
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:4:2]] == ["seconds", "?"]
+    assert json.loads(json.dumps(summary, allow_nan=False))["best"]["seconds"] is None
+    details = Lookup(run).details(one)
+    assert as_json(details)["seconds"] is None
+    assert [
+        line for line in evaluation_lines(details, Path("run"), "", BEGAN) if line.endswith(", after an unknown time")
+    ]
+    table = table_of(run)
+    assert table.rows[0][list(table.columns).index("seconds")] is None
+    drawn = [line.plain for line in View(Path("run"), Pen(80), True).draw(standing(run.follow().look()), 24)]
+    assert drawn[-1].split()[:4] == ["0", "0", "0.5", "?"]
+    page = render(run, 1, BEGAN)
+    assert "it took an unknown time" in page
+    assert "after the first evaluation began" not in page
+    assert (results(one), moment(one)) == ({"lowest_loss": 0.5}, BEGAN)
+
+
+def test_times_in_which_the_clock_was_set_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = make_run(tmp_path / "run")
+    for began, seconds in ((0.0, 10.0), (100.0, BACK), (105.0, 5.0)):
+        add(record, began=BEGAN + began, seconds=seconds)
+    evaluations = RunReader(tmp_path / "run").evaluations()
+    time = WorkingTime(evaluations, None)
+    assert time.total == 15
+    assert [time.at(one.ended) for one in evaluations] == [10, 0, 15]
+    assert busy_fraction(evaluations[1:2], 1, since=0.0) is None
+    print_times({"wall_seconds": BACK, "worker_busy_fraction": 0.5})
+    print_times({"wall_seconds": 90.0, "worker_busy_fraction": 0.5})
+    assert capsys.readouterr().out == "workers busy 50.0% of the time\n1 min 30 s, workers busy 50.0% of the time\n"
+    assert [duration(seconds) for seconds in (BACK, math.nan, 0.0)] == ["an unknown time", "an unknown time", "0.0 s"]
+
+
+def test_what_another_study_has_of_it_is_taken_over_without_a_time(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/mine.db"
+    study = optuna.create_study(study_name="mine", storage=url)
+    study.enqueue_trial({"depth": 2, "act": "relu", "flag": True, "lr": 0.5})
+    trial = study.ask(
+        {
+            "depth": optuna.distributions.IntDistribution(1, 9),
+            "act": optuna.distributions.CategoricalDistribution(["relu", "tanh"]),
+            "flag": optuna.distributions.CategoricalDistribution([True, False]),
+            "lr": optuna.distributions.FloatDistribution(0, 1),
+        }
+    )
+    study.tell(trial, 0.5)
+    (told,) = study.trials
+    assert told.datetime_start is not None
+    told.datetime_complete = told.datetime_start.replace(year=2001)
+    before = optuna.create_study(study_name="before", storage=f"sqlite:///{tmp_path}/before.db")
+    before.add_trial(told)
+    record = start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/before.db").open_record()
+    (taken,) = record.evaluations()
+    assert taken.loss == 0.5
+    assert math.isnan(taken.seconds)
+    assert "seconds" not in record.study.trials[0].user_attrs

@@ -1,0 +1,69 @@
+"""Searches of 150 hyperparameters in a terminal of 80 columns, and in the report."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from hpo import Float, SearchSpace
+from hpo.reader import RunReader
+from hpo.report.failed import failed_lines
+from hpo.report.lookup import Lookup
+from hpo.report.page.write import render
+from hpo.report.tables import print_tables
+from tests.studies import BEGAN, add, make_run
+
+SPACE = SearchSpace(**{f"parameter_{n}": Float(0.0, 1.0) for n in range(150)})
+DIFFERENT = [f"parameter_{n}" for n in range(5, 150, 12)][:12]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunReader:
+    """Make a run whose individuals differ in twelve hyperparameters, and a little in all others."""
+    record, chance = make_run(tmp_path / "run", SPACE), random.Random(0)
+    for trial in range(24):
+        params = {name: chance.random() if name in DIFFERENT else 0.5 + trial / 1e6 for name in SPACE.describe()}
+        state = TrialState.FAIL if trial == 23 else TrialState.COMPLETE
+        add(record, state, curve={1: 1 + trial}, params=params, space=SPACE, metrics={"accuracy": 0.5}, failure="no")
+    return RunReader(tmp_path / "run")
+
+
+def test_tables_show_the_hyperparameters_that_differ_most(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
+    print_tables(run.summary(4), Path("runs/wide"))
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    first, second = out.split("All islands\n")[1:]
+    rows = {line.split()[0]: line.split()[1:] for line in first.splitlines()[2:]}
+    evaluations = run.evaluations()
+    assert [name for name in rows if name.startswith("parameter")] == DIFFERENT
+    for name in DIFFERENT:
+        assert [float(text) for text in rows[name]] == pytest.approx(
+            [one.params[name] for one in evaluations[:3]], rel=1e-3
+        )
+    assert (rows["loss"], rows["trial"]) == (["1", "2", "3"], ["0", "1", "2"])
+    assert second.splitlines()[0].split() == ["4"]
+    assert "138 other hyperparameters differ less: hpo show runs/wide 0\n" in second
+
+
+def test_failures_leave_hyperparameters_to_hpo_show(run: RunReader) -> None:
+    table, more = failed_lines(Lookup(run).failed(), 3, Path("runs/wide"))
+    assert [line.split() for line in table.splitlines()[1:4:2]] == [
+        ["trial", "island", "worker", "seconds", "epochs", "failure"],
+        ["23", "0", "0", "1.0", "1", "no"],
+    ]
+    assert more.endswith("hpo show runs/wide 23 shows everything about trial 23, its 150 hyperparameters too")
+
+
+def test_the_report_shows_those_that_matter_most(run: RunReader) -> None:
+    page = render(run, 10, BEGAN)
+    table = page.split('<section id="top">')[1].split("</section>")[0]
+    names = re.findall(r'<th scope="col">(\w+)</th>', table)
+    assert len(names) == 12
+    assert "Of 150 hyperparameters, the 12 are shown that matter most" in table
+    importances = re.findall(r'<th scope="row">(\w+)</th><td><span class="bar"', page)
+    assert set(names) == set(importances[:12])
+    assert page.split("<h2>The answer")[1].split("</table>")[0].count("<tr>") == 150, "the best has all of its own"
