@@ -37,13 +37,12 @@ def test_tables_show_the_hyperparameters_that_differ_most(run: RunReader, capsys
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     first, second = out.split("All islands\n")[1:]
-    rows = {line.split()[0]: line.split()[1:] for line in first.splitlines()[2:]}
+    rows = {line.split()[0]: line.split()[1:] for line in first.rstrip().splitlines()[2:]}
     evaluations = run.evaluations()
     assert [name for name in rows if name.startswith("parameter")] == DIFFERENT
     for name in DIFFERENT:
-        assert [float(text) for text in rows[name]] == pytest.approx(
-            [one.params[name] for one in evaluations[:3]], rel=1e-3
-        )
+        values = [one.params[name] for one in evaluations[:3]]
+        assert [float(text) for text in rows[name]] == pytest.approx(values, rel=1e-3)
     assert (rows["loss"], rows["trial"]) == (["1", "2", "3"], ["0", "1", "2"])
     assert second.splitlines()[0].split() == ["4"]
     assert "138 other hyperparameters differ less: hpo show runs/wide 0\n" in second

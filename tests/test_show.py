@@ -252,7 +252,7 @@ def test_nothing_that_was_recorded_moves_the_cursor(tmp_path: Path, hpo: Hpo) ->
     for arguments in (["top", run_dir], ["best", run_dir], ["export", run_dir, "--to", EVIL], ["show", run_dir, EVIL]):
         out, err = hpo(*arguments)[1:]
         assert (out + err).replace("\n", "").isprintable()
-        assert ("\\u202e" in out + err) and ("\N{PILE OF POO}" in out + err)
+        assert "\\u202e" in out + err
     assert len(hpo("best", run_dir)[2].splitlines()) == 2
 
 
