@@ -287,8 +287,7 @@ def _loss(best: Evaluation | None) -> float:
 def _named(best: Evaluation) -> list[str]:
     """Name hyperparameters and metrics, these first where there is no room for all hyperparameters."""
     values = together(best.params, best.metrics, ("loss", "trial"))
-    texts = [f"{printable(name)}={value(item)}" for name, item in values.items()]
-    count = len(best.params)
+    texts, count = [f"{printable(name)}={value(item)}" for name, item in values.items()], len(best.params)
     return texts if count <= MOST_SHOWN else [*texts[count:], *texts[:count]]
 
 
