@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,8 @@ class Evaluator:
 
     What objectives are called with is `settings`, `data` and, unless an individual has one of its own, `seed`.
     `record`, the `log` of what objectives print and, where the weights of the best are to be kept, `keeper` are needed
-    on the leader alone; `budget` is the number of evaluations in the whole run.
+    on the leader alone; `budget` is the number of evaluations in the whole run. Where the record `may_be_away`, ranks
+    wait for the leader to write down a loss, and for as long as that takes.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Evaluator:
         pruner: BasePruner | None = None,
         keeper: WeightsKeeper | None = None,
         log: Log | None = None,
+        may_be_away: bool = False,
     ) -> None:
         self._search = search
         self._settings = settings
@@ -97,6 +99,8 @@ class Evaluator:
         self._pruner = pruner
         self._keeper = keeper
         self._log = log
+        self._may_be_away = may_be_away
+        self._began = 0.0
         self._places = Places(search.location)
         self._folder = Path.cwd()
         self._distributions = search.space.distributions() if record else {}
@@ -156,18 +160,18 @@ class Evaluator:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
         self._group.connect(self._watch.post.alone)
         worker = self._group.worker(seed, self._data.load)
-        outcome, started = _Outcome(Verdict("going")), clock.now()
+        outcome, self._began = _Outcome(Verdict("going")), clock.now()
         objective = Objective(self._search, params, worker, self._settings)
         keep = partial(self._log.add, assignment.number) if self._log and assignment else lambda _: None
         patience = self._limits.collective_timeout
         lockstep = Lockstep(objective, self._group, self._watch, self._places, self._printed, patience, keep)
         overdue_after = self._limits.evaluation_timeout + patience if self._group.rank == 0 else math.inf
-        give_up = partial(self._give_up, assignment, started) if assignment else None
+        give_up = partial(self._give_up, assignment) if assignment else None
         self._watch.begin(self._group.cut, overdue_after, about, give_up)
         reported = 0
         with self._printed.marked():
             while outcome.verdict.state == "going":
-                outcome.verdict = verdict = lockstep.step(partial(self._decide, started))
+                outcome.verdict = verdict = lockstep.step(self._decide)
                 if verdict.loss is None:
                     continue
                 reported += 1
@@ -184,12 +188,25 @@ class Evaluator:
     def _take(self, outcome: _Outcome, loss: float, epoch: int, worker: Worker, assignment: Assignment | None) -> None:
         """Record a loss that all ranks agree on, and keep the best so far."""
         offered = worker.take_offer()
-        if self._record and assignment:
-            self._record.report(assignment, epoch, loss)
+        with self._waiting():
+            if self._record and assignment:
+                self._record.report(assignment, epoch, loss)
         if loss < outcome.loss:
             outcome.loss, outcome.metrics = loss, outcome.verdict.metrics
             if self._keeper and assignment:
                 outcome.weights = self._keeper.copy(assignment, offered, loss)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Let ranks wait for the leader; an evaluation is not to take its time from this."""
+        if not self._may_be_away:
+            yield
+            return
+        since = clock.now()
+        with self._watch.paused():
+            yield
+            self._group.own_comm.barrier()
+        self._began += clock.now() - since
 
     def _end(self, outcome: _Outcome, lockstep: Lockstep) -> None:
         """Leave nothing of an objective that has not ended by itself."""
@@ -203,21 +220,21 @@ class Evaluator:
             self._group.renew_comm()
         self._group.tidy()
 
-    def _decide(self, started: float, step: Step, loss: float) -> Step:
+    def _decide(self, step: Step, loss: float) -> Step:
         """End an evaluation that has reached the target, or has had its time; what the leader decides holds."""
         limits = self._limits
         if loss <= limits.target_loss:
             return replace(step, ending="complete")
-        if clock.now() - started > limits.evaluation_timeout:
+        if clock.now() - self._began > limits.evaluation_timeout:
             reason = f"timeout: still going on after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
             return replace(step, ending="failed", reason=reason)
         return step
 
-    def _give_up(self, assignment: Assignment, started: float, failure: str, stack: str) -> None:
+    def _give_up(self, assignment: Assignment, failure: str, stack: str) -> None:
         """Record that an evaluation has ended the process of one of its ranks, which ends the job; from any thread."""
         self._group.descriptors.take_back()
         if self._record:
-            self._record.fail(assignment, failure, stack, clock.now() - started, killed=True)
+            self._record.fail(assignment, failure, stack, clock.now() - self._began, killed=True)
 
     def _is_hopeless(self, assignment: Assignment | None) -> bool:
         """Let the leader ask the pruner, and tell its peers."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from optuna.pruners import BasePruner
     from optuna.storages import BaseStorage
 
+    from hpo.outage import Patience
+
 _MOST_DEATHS = 3
 _REPEATED = ("propagator", "confirms", "seed")  # attributes that the repeat of a trial has too
 
@@ -44,12 +46,19 @@ class Record:
     """An open study.
 
     `storage` is the path of a journal file or any Optuna storage URL; `lock` the path of the lock under which trials
-    are started, for a budget that several processes share; a record that is only read needs none.
+    are started, for a budget that several processes share; a record that is only read needs none. With `patience`, a
+    database that is away is waited for.
     """
 
-    def __init__(self, storage: str | Path | BaseStorage, study_name: str, lock: str | Path = "") -> None:
+    def __init__(
+        self,
+        storage: str | Path | BaseStorage,
+        study_name: str,
+        lock: str | Path = "",
+        patience: Patience | None = None,
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._storage = open_storage(storage)
+        self._storage = open_storage(storage, patience)
         self._study_id = self._storage.get_study_id_from_name(study_name)
         self._study = optuna.load_study(study_name=study_name, storage=self._storage)
         self._lock_path = Path(lock).absolute()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,13 +21,15 @@ from hpo.inheritance import differences, read_inheritance, take_over
 from hpo.journal import is_begun
 from hpo.layout import Layout
 from hpo.options import DEFAULT_EVALUATIONS, DEFAULT_PROPAGATORS, DEFAULT_PRUNER, Options
+from hpo.outage import Patience
+from hpo.printed import warn
 from hpo.record import Record
 from hpo.report.text import counted
 from hpo.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.search_file import SearchFile
 from hpo.source import changes, keep
 from hpo.space import SearchSpace
-from hpo.storage import is_hidden, studies, without_password
+from hpo.storage import is_hidden, is_remote, studies, without_password
 from hpo.study import CONFIRMATIONS, confirmations_of, existing_study, mistakes, open_study
 
 _PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optuna", "scikit-learn")
@@ -34,7 +37,10 @@ _PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optu
 
 @dataclass(frozen=True)
 class Session:
-    """Where the run's record is, and what all ranks need to know of the run; `headline` says it to a person."""
+    """Where the run's record is, and what all ranks need to know of the run; `headline` says it to a person.
+
+    With `patience`, a record that is away is waited for.
+    """
 
     run_dir: RunDir
     storage: str
@@ -46,18 +52,19 @@ class Session:
     plan: Plan
     settings: dict[str, Any]
     headline: str
+    patience: Patience | None = None
 
     def open_record(self) -> Record:
         """Open the record; each process and thread needs one of its own."""
-        return Record(self.storage, self.study_name, self.run_dir.claims)
+        return Record(self.storage, self.study_name, self.run_dir.claims, self.patience)
 
     def open_confirmations(self) -> Record:
         """Open the record of what confirms the best, which `create_confirmations` has made."""
-        return Record(self.storage, self.study_name + CONFIRMATIONS, self.run_dir.claims)
+        return Record(self.storage, self.study_name + CONFIRMATIONS, self.run_dir.claims, self.patience)
 
     def has_confirmations(self) -> bool:
         """Tell whether `create_confirmations` has been here."""
-        return self.study_name + CONFIRMATIONS in studies(self.storage)
+        return self.study_name + CONFIRMATIONS in studies(self.storage, self.patience)
 
     def create_confirmations(self, space: SearchSpace) -> None:
         """Make the study of what confirms the best, unless it is there."""
@@ -106,6 +113,8 @@ def begin(
     """Make the run's study, or take up the one that `before`, an earlier run.json, describes; needs `enter` first."""
     values = _values(settings)
     session = _session(run_dir, options, layout, values, before)
+    if before and is_remote(session.storage):
+        Patience(without_password(session.storage), warn).call(partial(studies, session.storage))
     inheritance = read_inheritance(options.start_from, search.space) if options.start_from is not None else None
     given = read_given(options.start_with, search.space, session.seed) if options.start_with is not None else []
     if session.plan.count:

@@ -22,7 +22,8 @@ from hpo.islands import run_islands
 from hpo.layout import Layout
 from hpo.log import Log
 from hpo.options import Options
-from hpo.printed import Printed
+from hpo.outage import Patience
+from hpo.printed import Printed, warn
 from hpo.pruning import make_pruner
 from hpo.record import Record
 from hpo.report.progress import Progress
@@ -31,7 +32,7 @@ from hpo.run_dir import RunDir, write_json
 from hpo.search_file import SearchFile
 from hpo.session import Session
 from hpo.sharing import Shared
-from hpo.storage import without_password
+from hpo.storage import is_remote, without_password
 from hpo.study import CONFIRMATIONS
 from hpo.summary import busy_fraction, spent, summarize
 from hpo.trackers.tracking import Tracking
@@ -72,7 +73,6 @@ class Stages:
         self._search = search
         self._settings = settings
         self._data = data
-        self._session = session
         self._group = group
         self._started = started
         self._target = -math.inf if options.target_loss is None else options.target_loss
@@ -81,6 +81,9 @@ class Stages:
         if world.rank == 0:
             watch.last_words = self.report
             print(session.headline, flush=True)
+        say = warn if world.rank == 0 else lambda _: None
+        patience = Patience(without_password(session.storage), say, self._stops_early)
+        self._session = replace(session, patience=patience)
         trackers = options.trackers if world.rank == 0 else ()
         self._tracking = Tracking(trackers, session.run_dir.path, niceness=_NICENESS_OF_TRACKERS)
         self._tracking.follow(session.storage, session.study_name)
@@ -186,6 +189,7 @@ class Stages:
             pruner=pruner,
             keeper=_keeper(self._session, record) if record and searches else None,
             log=Log(partial(_absolute(self._session).printed, confirms=not searches)) if record else None,
+            may_be_away=is_remote(self._session.storage),
         )
 
     def _progress(self, opened: Callable[[], Record], budget: int) -> AbstractContextManager[object]:
@@ -193,6 +197,9 @@ class Stages:
         if self._world.rank != 0:
             return nullcontext()
         return Progress(opened().news, budget, on_error=self._watch.die)
+
+    def _stops_early(self) -> bool:
+        return self._watch.stopping is not None and self._watch.stopping.status != Exit.BUDGET_SPENT
 
     def _is_search_over(self) -> bool:
         evaluations = self._session.open_record().evaluations()

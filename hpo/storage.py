@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from optuna.study import StudyDirection
 
 from hpo.errors import UsageError
 from hpo.journal import Journal
+from hpo.outage import Patience, patient
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
 _SECRETS = ("pass", "pwd", "secret", "token", "key")
 
 
-def studies(storage: str | Path) -> dict[str, list[StudyDirection]]:
+def studies(storage: str | Path, patience: Patience | None = None) -> dict[str, list[StudyDirection]]:
     """Give the studies in a storage by their names: in which directions they go."""
-    return {study.study_name: list(study.directions) for study in open_storage(storage).get_all_studies()}
+    return {study.study_name: list(study.directions) for study in open_storage(storage, patience).get_all_studies()}
 
 
 def check_readable(storage: str) -> None:
@@ -72,10 +74,19 @@ def is_hidden(storage: str) -> bool:
     return "***" in storage or storage.endswith("://...")
 
 
-def open_storage(storage: str | Path | BaseStorage) -> BaseStorage:
-    """Open the journal file at a path, or the storage that a URL names; one that is open stays as it is."""
+def is_remote(storage: str) -> bool:
+    """Tell whether a storage is none of a run's own files, and may be away for a while."""
+    return "://" in storage
+
+
+def open_storage(storage: str | Path | BaseStorage, patience: Patience | None = None) -> BaseStorage:
+    """Open the journal file at a path, or the storage that a URL names; one that is open stays as it is.
+
+    What a URL names is waited for, now and later, where there is `patience`.
+    """
     if isinstance(storage, BaseStorage):
         return storage
-    if isinstance(storage, str) and "://" in storage:
-        return optuna.storages.get_storage(storage)
+    if isinstance(storage, str) and is_remote(storage):
+        opened = partial(optuna.storages.get_storage, storage)
+        return patient(patience.call(opened), patience) if patience else opened()
     return JournalStorage(Journal(Path(storage)))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpo.errors import RunError, UsageError
 from hpo.journal import damage
+from hpo.outage import OutageError
 from hpo.record import Record
 from hpo.run_dir import RunDir
 from hpo.storage import studies, without_password
@@ -66,7 +67,7 @@ def mistakes(storage: str) -> Iterator[None]:
     """Turn what a storage raises, and each kind has exceptions of its own, into one message."""
     try:
         yield
-    except UsageError:
+    except (UsageError, OutageError):
         raise
     except RunError as error:
         raise UsageError(str(error)) from error

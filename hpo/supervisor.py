@@ -61,7 +61,7 @@ class Supervisor:
                 return status
             if self._stopped_at is not None:
                 return Exit.MORE_TO_DO
-            now = self._finished()
+            now = self._finished(otherwise=done)
             progress, done = now - done, now
             in_vain = in_vain + 1 if progress == 0 else 1
             crash = f"the job ended with status {status}, {self._what_it_left(now)}"
@@ -71,7 +71,7 @@ class Supervisor:
                 return status
             without = f" ({in_vain} of {self._restarts} without progress)" if progress == 0 else ""
             self._say(f"{crash}; starting it again{without}")
-            if not self._pause(min(2.0 ** (in_vain - 1), _LONGEST_PAUSE)):
+            if not self._pause(min(2.0 ** min(in_vain - 1, 30), _LONGEST_PAUSE)):
                 return Exit.MORE_TO_DO
             command = [*self._command, *(["--resume"] if "--resume" not in self._command else [])]
 
@@ -101,12 +101,12 @@ class Supervisor:
             return f"{after}, in trial{'s' if len(running) > 1 else ''} {', '.join(running)}" if running else after
         return after
 
-    def _finished(self) -> int:
-        """Count the evaluations that have ended by themselves; 0 if there is no run yet."""
+    def _finished(self, otherwise: int = 0) -> int:
+        """Count the evaluations that have ended by themselves, if there is a run that can be read now."""
         with suppress(UsageError):
             run = RunReader(self._run_dir, self._storage)
             return sum(evaluation.counts for evaluation in [*run.evaluations(), *run.confirmations()])
-        return 0
+        return otherwise
 
     def _pause(self, seconds: float) -> bool:
         """Wait, and longer while what is left of the last job is in the run directory; false if asked to stop."""

@@ -147,6 +147,15 @@ class Watch:
         if self.stopping:
             self._call_off(self._begun, STOPPED)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take no time from the current evaluation."""
+        left, self._overdue_at = self._overdue_at - clock.now(), math.inf
+        try:
+            yield
+        finally:
+            self._overdue_at = clock.now() + left
+
     def end(self) -> None:
         """Say that the evaluation has ended on all ranks; its connections are not cut any more when this returns."""
         with self._pressing:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
+from hpo.errors import RunError
 from hpo.report.names import together
 from hpo.report.pace import pace
 from hpo.report.text import duration, named, number, printable, short, tenths, value
@@ -105,6 +106,8 @@ class Progress:
             while not self._stopped.wait(_POLL_SECONDS):
                 with _without_descriptors():
                     self._print_new()
+        except RunError as error:
+            self._on_error(f"error: {error}")
         except Exception:
             self._on_error(traceback.format_exc().rstrip())
 
