@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import clock
@@ -21,6 +19,7 @@ from hpo.printed import Printed
 from hpo.report.text import named
 from hpo.search_file import SearchFile
 from hpo.sharing import Shared
+from hpo.surroundings import as_before
 from hpo.verdict import Step, Verdict
 from hpo.watch import Watch
 
@@ -102,7 +101,6 @@ class Evaluator:
         self._may_be_away = may_be_away
         self._began = 0.0
         self._places = Places(search.location)
-        self._folder = Path.cwd()
         self._distributions = search.space.distributions() if record else {}
         watch.join(group.own_comm, group.index, self._places)
         printed.join(group.index, group.rank)
@@ -169,7 +167,7 @@ class Evaluator:
         give_up = partial(self._give_up, assignment) if assignment else None
         self._watch.begin(self._group.cut, overdue_after, about, give_up)
         reported = 0
-        with self._printed.marked():
+        with as_before(), self._printed.marked():
             while outcome.verdict.state == "going":
                 outcome.verdict = verdict = lockstep.step(self._decide)
                 if verdict.loss is None:
@@ -182,7 +180,6 @@ class Evaluator:
             worker.take_offer()  # it holds the model
             self._end(outcome, lockstep)
         self._watch.end()
-        os.chdir(self._folder)  # the run's paths are relative to it
         return outcome
 
     def _take(self, outcome: _Outcome, loss: float, epoch: int, worker: Worker, assignment: Assignment | None) -> None:

@@ -15,7 +15,7 @@ from hpo.search_file import SearchFile
 from hpo.winner import examine
 
 
-def hand_over(run_dir: Path, storage: str, search: SearchFile, settings: Any, to_test: bool) -> None:
+def hand_over(run_dir: Path, storage: str | None, search: SearchFile, settings: Any, to_test: bool) -> None:
     """Test the winner's network, where the search space says how, and write the report.
 
     The result is safe by now, and no worse without either: what goes wrong is a warning.

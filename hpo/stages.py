@@ -73,6 +73,7 @@ class Stages:
         self._search = search
         self._settings = settings
         self._data = data
+        self._files = RunDir(session.run_dir.path.absolute())  # objectives may be in a directory of their own
         self._group = group
         self._started = started
         self._target = -math.inf if options.target_loss is None else options.target_loss
@@ -154,7 +155,7 @@ class Stages:
         print_tables(summary, session.run_dir.path)
         if summary["worker_busy_fraction"] is not None:
             print_times(summary)
-        write_json(session.run_dir.summary_json, {**summary, **self._times_before(summary)})
+        write_json(self._files.summary_json, {**summary, **self._times_before(summary)})
         if summary["exhausted"]:
             print(f"The search space is exhausted: it has {size:.0f} individuals, and all were evaluated")
         print(f"The study is {without_password(session.storage)}, the summary {session.run_dir.summary_json}")
@@ -187,8 +188,8 @@ class Stages:
             budget=budget,
             limits=limits,
             pruner=pruner,
-            keeper=_keeper(self._session, record) if record and searches else None,
-            log=Log(partial(_absolute(self._session).printed, confirms=not searches)) if record else None,
+            keeper=WeightsKeeper(self._files.weights, record, self._session.settings) if record and searches else None,
+            log=Log(partial(self._files.printed, confirms=not searches)) if record else None,
             may_be_away=is_remote(self._session.storage),
         )
 
@@ -245,18 +246,9 @@ class Stages:
         if summary["worker_busy_fraction"] is not None:
             return {}
         with suppress(OSError, ValueError, TypeError, KeyError):
-            before = json.loads(self._session.run_dir.summary_json.read_text())
+            before = json.loads(self._files.summary_json.read_text())
             return {name: before[name] for name in ("wall_seconds", "worker_busy_fraction")}
         return {}
-
-
-def _keeper(session: Session, record: Record) -> WeightsKeeper:
-    return WeightsKeeper(_absolute(session).weights, record, session.settings)
-
-
-def _absolute(session: Session) -> RunDir:
-    """Give the run directory as it is found while an objective is in a directory of its own."""
-    return RunDir(session.run_dir.path.absolute())
 
 
 def _best_loss(evaluations: Sequence[Evaluation]) -> float:

@@ -254,7 +254,7 @@ def test_what_is_said_of_a_test_is_one_line_whatever_its_metrics_are_called(
     leader, search = keeper_of(tmp_path / "run"), load_search_file(WEIGHING)
     complete(leader, begin(leader[1], 0.1), 0.5, {"w": torch.ones(1)})
     testable = replace(search, test=lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25})
-    hand_over(RunReader(tmp_path / "run"), testable, search.settings([]), to_test=True)
+    hand_over(tmp_path / "run", None, testable, search.settings([]), to_test=True)
     said = capsys.readouterr().out.splitlines()[0]
     assert said.endswith(r"the network of trial 0 has \x1b[31m loss 3, loss 0.25")
 

@@ -1,0 +1,112 @@
+"""What an objective may change of its process, as it was before: one evaluation is not to change those after it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.backends import cudnn
+
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+# Those that people catch; to ask for all takes 0.1 ms.
+_SIGNALS = [
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM, signal.SIGCHLD),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG, signal.SIGVTALRM, signal.SIGPROF),
+]
+
+
+def _set_device(device: torch.device) -> None:
+    torch.set_default_device(device if device.type != "cpu" else None)  # whoever sets one pays for it in each call
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(before: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _cudnn() -> tuple[bool, bool, bool]:
+    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+
+
+def _set_cudnn(before: tuple[bool, bool, bool]) -> None:
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = before
+
+
+def _environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def _set_environment(before: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def _set_in_place(kept: list[Any]) -> Callable[[list[Any]], None]:
+    return lambda before: kept.__setitem__(slice(None), before)
+
+
+# How each is looked at, and set.
+_STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+    (_environment, _set_environment),
+    (lambda: list(sys.path), _set_in_place(sys.path)),
+    (lambda: list(warnings.filters), _set_in_place(warnings.filters)),  # type: ignore[arg-type]
+    (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    (np.geterr, lambda before: np.seterr(**before)),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, _set_device),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (_deterministic, _set_deterministic),
+    (_cudnn, _set_cudnn),
+]
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Put back what has changed meanwhile, as far as it can be: `_STATES`, signals, the umask and where this is."""
+    folder, mask = _folder(), _umask()
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    states = [look() for look, _ in _STATES]
+    try:
+        yield
+    finally:
+        for timer in _TIMERS:  # before their handlers are gone, without which a signal ends the process
+            signal.setitimer(timer, 0)
+        for number, handler in handlers.items():
+            if handler is not None and signal.getsignal(number) != handler:  # None: it is none of Python's
+                signal.signal(number, handler)
+        for (look, put), state in zip(_STATES, states, strict=True):
+            if look() != state:
+                put(state)
+        os.umask(mask)
+        if folder is not None:
+            with suppress(OSError):  # it is gone
+                os.chdir(folder)
+
+
+def _folder() -> Path | None:
+    with suppress(OSError):
+        return Path.cwd()
+    return None
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
