@@ -14,6 +14,7 @@ from hpo.report.text import printable, short
 _OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _HINTS = {
     "initialize the default process group twice": "leave init_process_group out: the worker's process group is up",
+    "is not initialized in the world group": "a process group ends with the evaluation that made it: make it in each",
     "not compiled with CUDA": "worker.device is where this rank computes: use .to(worker.device)",
     "No CUDA GPUs are available": "worker.device is where this rank computes: use .to(worker.device)",
     "Found no NVIDIA driver": "worker.device is where this rank computes: use .to(worker.device)",

@@ -17,7 +17,7 @@ import torch
 from hpo import Float, SearchSpace
 
 space = SearchSpace(x=Float(0.0, 1.0))
-kept = {}
+kept: dict[str, dict[str, object]] = {}
 
 
 def surroundings():

@@ -1,0 +1,198 @@
+"""Objectives, storages and systems that are hostile by accident, on real jobs: what each costs."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import Victim
+from tests.conftest import ROOT, SEARCHES, Mpi, changed_program
+from tests.outcome import finished, trials_of
+from tests.soak import PROGRAM
+from tests.test_reliability import ALONE, QUICK, hpo
+
+KILLING = SEARCHES / "killing.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def test_any_process_group_costs_one_evaluation_and_is_gone_with_it(mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 15, "--collective-timeout", 4]
+    job = mpi.run(4, PROGRAM, SEARCHES / "grouping.py", "--run-dir", "run", *options, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    assert [trial.state.name for trial in trials] == [*["COMPLETE", "FAIL"] * 7, "COMPLETE"]
+    waited = r"timeout: rank \d waited 4 s \(--collective-timeout\) at grouping.py:\d+ for rank "
+    reasons = [
+        *(rf"rank 3, grouping.py:\d+: ValueError: injected: {way}" for way in ("making", "group", "mesh")),
+        *[waited] * 4,
+    ]
+    for reason, trial in zip(reasons, trials[1::2], strict=False):
+        assert re.match(reason, trial.user_attrs["failure"]), trial.user_attrs["failure"]
+    found = re.findall(r"worker 0 rank 0 \| \d+ none: (\d+) descriptors, (\d+) threads", job.stdout)
+    descriptors, threads = ([int(one[place]) for one in found] for place in (0, 1))
+    assert len(descriptors) == 8
+    assert descriptors[-1] <= descriptors[1] + 4, descriptors
+    assert threads[-1] <= threads[1], threads
+
+
+def test_objectives_that_use_up_all_descriptors_cost_their_own_evaluations(mpi: Mpi, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    program = changed_program(tmp_path, "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))\n")
+    options = ["--run-dir", "run", "--islands", 1, "--evaluations", 6, "--collective-timeout", 20]
+    job = mpi.run(2, program, SEARCHES / "hungry.py", *options, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    states = [trial.state.name for trial in trials_of(tmp_path / "run")]
+    assert states[:2] == ["COMPLETE", "FAIL"]
+    assert states.count("COMPLETE") == 3
+    failures = [trial.user_attrs.get("failure", "") for trial in trials_of(tmp_path / "run")]
+    assert "OSError: [Errno 24] Too many open files" in failures[1]
+    assert (soft, hard) == resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def test_what_an_objective_changes_of_its_process_or_leaves_there_is_gone_after_it(mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--run-dir", "run", "--islands", 1, "--evaluations", 9999, "--time-limit", "9s"]
+    job = mpi.run(2, PROGRAM, SEARCHES / "messy.py", *options, cwd=tmp_path, timeout=40)
+    assert job.returncode == 75, job.stderr
+    assert "Stopped: --time-limit 9.0 s. To go on: --run-dir run --resume" in job.stdout
+    assert re.fullmatch(
+        r"warning: threads or processes that objectives have left do not end \(blocked(, blocked)*\): the job ends "
+        "without them\n",
+        job.stderr,
+    )
+    assert (tmp_path / "run" / "summary.json").exists()
+    failures = [trial.user_attrs.get("failure", "") for trial in trials_of(tmp_path / "run")]
+    assert len(failures) > 2
+    assert set(failures) <= {"", "interrupted"}
+
+
+def supervise(folder: Path, *command: object, restarts: int = 3) -> subprocess.CompletedProcess[str]:
+    line = hpo("run", "--restarts", restarts, "mpirun", *command)
+    return subprocess.run(line, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_an_individual_that_kills_the_job_is_given_up_and_no_other(mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--run-dir", "run", "--ranks-per-worker", 1, "--islands", 1, "--evaluations", 18]
+    settings = ["--set", "kills=7", "--set", "seconds=0.02"]
+    job = supervise(tmp_path, "-n", 3, mpi.python, PROGRAM, KILLING, *options, *settings)
+    assert job.returncode == 0, job.stderr
+    assert "17 complete, 1 failed, of 18" in job.stdout
+    failures = {trial.params["k"]: trial.user_attrs.get("failure") for trial in trials_of(tmp_path / "run")}
+    assert failures[7] == "the job died 3 times while this was evaluated, the last time while nothing else was"
+    assert [k for k, failure in failures.items() if failure] == [7]
+    crashes = re.findall(
+        r"hpo run: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ", job.stdout
+    )
+    assert len(crashes) == 3
+    assert ", " not in crashes[-1], "it was alone"
+
+
+def test_an_objective_that_leaves_python_fails_and_does_not_end_the_job_well(each_mpi: Mpi, tmp_path: Path) -> None:
+    leaves = ["--set", f"leaves={','.join(map(str, range(18)))}"]
+    job = each_mpi.run(2, PROGRAM, KILLING, "--run-dir", "run", "--islands", 1, *leaves, cwd=tmp_path)
+    assert job.returncode == 1
+    message = r"error: rank \d of worker 0 on \S+: os._exit\(0\) was called: return, or raise an exception; it was eval"
+    assert len(re.findall(message, job.stderr)) == 1, job.stderr
+    (trial,) = trials_of(tmp_path / "run")
+    assert re.match(r"rank \d, killing.py:\d+: os._exit\(0\) was called", trial.user_attrs["failure"])
+
+
+@pytest.mark.parametrize("status", [0, 75])
+def test_a_job_that_ends_with_a_status_that_is_not_its_own_is_started_again(
+    mpi: Mpi, tmp_path: Path, status: int
+) -> None:
+    options = ["--run-dir", "run", "--evaluations", 3, *ALONE, "--set", f"status={status}", "--set", "once=been"]
+    job = supervise(tmp_path, "-n", 1, mpi.python, PROGRAM, KILLING, *options, "--set", "seconds=0")
+    assert job.returncode == 0, job.stderr
+    assert f"the job ended with status {status}, after 0 evaluations, in trial 0; starting it again" in job.stdout
+    assert len(finished(trials_of(tmp_path / "run"))) == 3
+
+
+def test_a_run_that_is_described_no_more_ends_with_its_summary(mpi: Mpi, tmp_path: Path) -> None:
+    program = changed_program(
+        tmp_path,
+        "import hpo.stages\nfrom pathlib import Path\n\nreport = hpo.stages.Stages.report\n\n\n"
+        "def spoil_and_report(stages):\n    Path('run/run.json').write_text('{')\n    return report(stages)\n\n\n"
+        "hpo.stages.Stages.report = spoil_and_report\n",
+    )
+    job = mpi.run(2, program, QUICK, "--run-dir", "run", "--islands", 1, "--evaluations", 2, cwd=tmp_path, timeout=40)
+    assert job.returncode == 0
+    assert "2 complete, of 2" in job.stdout
+    assert re.fullmatch(r"warning: no report was written: run/run.json cannot be read: .*\n", job.stderr)
+
+
+def test_a_mistake_that_one_rank_alone_meets_ends_the_job_at_once(each_mpi: Mpi, tmp_path: Path) -> None:
+    program = changed_program(
+        tmp_path,
+        "import hpo.stages\nfrom hpo.errors import UsageError\n\n\n"
+        "def fail(stages):\n    raise UsageError('injected')\n\n\n"
+        "hpo.stages.Stages.report = fail  # of which the first rank alone makes use\n",
+    )
+    options = ["--run-dir", "run", "--islands", 1, "--evaluations", 2]
+    job = each_mpi.run(2, program, QUICK, *options, cwd=tmp_path, timeout=40)
+    assert job.returncode == 1
+    assert job.stderr.count("error: injected") == 1
+    assert "Traceback" not in job.stderr
+
+
+def test_a_suspended_job_goes_on_as_if_nothing_had_happened(mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--run-dir", "run", "--islands", 1, "--evaluations", 5, "--collective-timeout", 3]
+    arguments = [PROGRAM, SEARCHES / "endless.py", *options]
+    victim = Victim(mpi, 4, arguments, tmp_path, tmp_path / "log")
+    victim.wait_for("done  island")
+    for _ in range(2):
+        victim.sleep(1.0)
+        processes = list(victim.processes())
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        time.sleep(4.5)
+        for process in reversed(processes):
+            os.kill(process, signal.SIGCONT)
+    assert victim.wait(60) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 5
+    assert all(list(trial.intermediate_values) == [1, 2, 3, 4] for trial in trials)
+
+
+def test_a_database_that_is_away_costs_nothing(mpi: Mpi, tmp_path: Path) -> None:
+    database = tmp_path / "study.db"
+    options = [
+        "--run-dir",
+        "run",
+        "--islands",
+        1,
+        "--collective-timeout",
+        2,
+        "--storage",
+        f"sqlite:///{database}?timeout=0",
+    ]
+    arguments = [PROGRAM, SEARCHES / "endless.py", *options, "--evaluation-timeout", 4]
+    victim = Victim(mpi, 2, [*arguments, "--evaluations", 3], tmp_path, tmp_path / "log")
+    victim.wait_for("1/3")
+    with sqlite3.connect(database, isolation_level=None, timeout=20) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        victim.sleep(5.0)
+        connection.execute("COMMIT")
+    status, errors = victim.wait(60)
+    assert status == 0, errors
+    first, *_, last = errors.splitlines()
+    assert re.match(r"warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for it", first)
+    assert re.match(r"the storage sqlite://\S+ answers again, after [4-9]\.\d s", last)
+    assert "3 complete, of 3" in (tmp_path / "log").read_text()
+    connection.execute("BEGIN EXCLUSIVE")
+    again = Victim(mpi, 2, [*arguments, "--evaluations", 4, "--resume"], tmp_path, tmp_path / "again")
+    again.sleep(6.0)
+    assert again.job.poll() is None
+    connection.execute("COMMIT")
+    connection.close()
+    status, errors = again.wait(60)
+    assert status == 0, errors
+    assert "waiting for it, for 10 min 00 s at most" in errors
+    assert "4 complete, of 4" in (tmp_path / "again").read_text()

@@ -1,0 +1,95 @@
+"""Which individual kills the job: found among those that are in flight when it dies, and no other is given up."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from hpo import Int, SearchSpace
+from hpo.record import Assignment, Record
+from hpo.trials import Evaluation
+
+SPACE = SearchSpace(k=Int(0, 999))
+
+
+class Job:
+    """A run whose individuals 0, 1, 2... are evaluated by workers that free themselves in a random order."""
+
+    def __init__(self, folder: Path, workers: int, budget: int, guilty: set[int], seed: int) -> None:
+        self._folder = folder
+        self._workers = workers
+        self._budget = budget
+        self._guilty = guilty
+        self._chance = random.Random(seed)
+        Record.create(folder / "study.log", "run", folder / "claims", SPACE.describe())
+
+    def opened(self) -> Record:
+        return Record(self._folder / "study.log", "run", self._folder / "claims")
+
+    def session(self, killed_after: int = 10**9) -> bool:
+        """Evaluate until the job dies, which it tells, or until no worker has anything to do."""
+        record, in_flight = self.opened(), list[Assignment]()
+        record.requeue_interrupted()
+        free = self._workers
+        for _ in range(killed_after):
+            while free:
+                free -= 1
+                assignment = self._start(record)
+                in_flight += [assignment] if assignment else []
+            if not in_flight:
+                return False
+            ended = in_flight.pop(self._chance.randrange(len(in_flight)))
+            if ended.params["k"] in self._guilty:
+                return True
+            record.complete(ended, float(ended.params["k"]), 1.0, {})
+            free += 1
+        return True
+
+    def _start(self, record: Record) -> Assignment | None:
+        new = max((evaluation.params["k"] for evaluation in record.evaluations()), default=-1) + 1
+        return record.start({"k": new}, SPACE.distributions(), self._budget, island=0, worker=0, generation=0)
+
+    def ended(self) -> list[Evaluation]:
+        return [evaluation for evaluation in self.opened().evaluations() if evaluation.finished]
+
+
+@pytest.mark.parametrize(("workers", "guilty"), [(1, {0}), (2, {3}), (6, {0, 5, 17}), (24, {0, 1})])
+def test_only_what_kills_the_job_is_given_up(tmp_path: Path, workers: int, guilty: set[int]) -> None:
+    budget = 18 if workers < 10 else 40
+    job = Job(tmp_path, workers, budget, guilty, seed=0)
+    deaths = 0
+    while job.session():
+        deaths += 1
+        assert deaths <= 3 * len(guilty), "each dies alone, after two deaths beside others"
+    ended = job.ended()
+    assert len(ended) == budget
+    assert {evaluation.params["k"] for evaluation in ended if evaluation.state == "failed"} == guilty
+    for evaluation in ended:
+        if evaluation.state == "failed":
+            assert evaluation.failure == (
+                "the job died 3 times while this was evaluated, the last time while nothing else was"
+            )
+
+
+def test_deaths_that_no_individual_has_caused_cost_none(tmp_path: Path) -> None:
+    job = Job(tmp_path, 6, 40, set(), seed=0)
+    for _ in range(4):
+        assert job.session(killed_after=9)
+    assert not job.session()
+    assert [evaluation.state for evaluation in job.ended()] == ["complete"] * 40
+
+
+def test_who_was_in_flight_when_something_else_is_known_to_have_killed_the_job_is_not_suspected(tmp_path: Path) -> None:
+    Record.create(tmp_path / "study.log", "run", tmp_path / "claims", SPACE.describe())
+    record = Record(tmp_path / "study.log", "run", tmp_path / "claims")
+    guilty, innocent = (
+        record.start({"k": k}, SPACE.distributions(), 9, island=0, worker=k, generation=0) for k in (0, 1)
+    )
+    assert guilty is not None
+    assert innocent is not None
+    record.fail(guilty, "rank 0: the process died of SIGSEGV", "", 1.0, killed=True)
+    record.requeue_interrupted()
+    (waiting,) = [evaluation for evaluation in record.evaluations() if evaluation.state == "waiting"]
+    assert (waiting.repeats, waiting.deaths) == (1, 0)
