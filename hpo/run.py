@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from hpo.agreement import on_first, together
-from hpo.communicator import SleepingComm, same_host
+from hpo.communicator import SleepingComm, leave_no_segments, same_host
 from hpo.given import read_given
 from hpo.layout import Layout, usable_cores
 from hpo.options import DEFAULT_PRUNER, Options
@@ -31,16 +31,19 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch, pri
     """
     started = time.time()
     host = same_host(world)
+    leave_no_segments(host)
     if world.rank == 0:
         _limit_time(options, watch)
     search, settings, before, data = _prepare(options, world, host)
     from hpo import session
     from hpo.group import Group
     from hpo.stages import Stages
+    from hpo.storage import opened_once
 
     hosts = [name for name in world.allgather(socket.gethostname() if host.rank == 0 else None) if name]
     with ExitStack() as held:
         held.enter_context(data)
+        held.enter_context(opened_once())
         run_dir = on_first(world, lambda: session.enter(options, search, held))
         this = on_first(world, lambda: session.begin(run_dir, options, layout, search, settings, before, hosts))
         index = layout.worker_of(world.rank)

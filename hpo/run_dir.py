@@ -86,7 +86,7 @@ class RunDir:
             return bool(locked)
         if holder[2] != socket.gethostname():
             return None
-        return locked is None and _is_alive(int(holder[1]))
+        return locked is None and is_alive(int(holder[1]))
 
     @property
     def holder(self) -> str:
@@ -173,7 +173,8 @@ def _is_locked(file: IO[str]) -> bool | None:
     return False
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Tell whether there is a process of this number on this host."""
     try:
         os.kill(process, 0)
     except PermissionError:

@@ -7,16 +7,20 @@ import io
 import mmap
 import os
 import pickle
+import re
+import socket
 import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from hpo.communicator import SleepingComm
 from hpo.errors import UsageError
+from hpo.run_dir import is_alive
 
 _ALIGNMENT = 64
 _MOST_MAPPED = 16  # each has a descriptor; those of past evaluations live as long as reference cycles hold them
@@ -96,6 +100,19 @@ def _tensor(buffer: Any, dtype: str, shape: tuple[int, ...], order: Sequence[int
     return flat.reshape([shape[place] for place in order]).permute(inverse)
 
 
+def _prefix() -> str:
+    return f"hpo-{socket.gethostname()}-"
+
+
+def _remove_those_of_the_dead() -> None:
+    """Remove the files of processes that were killed before all ranks had opened them."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_prefix()}*"):
+        process = re.match(r"(\d{1,9})-", path.name.removeprefix(_prefix()))
+        if process and not is_alive(int(process[1])):
+            with suppress(OSError):  # another user's
+                path.unlink()
+
+
 def _write(obj: Any) -> tuple[str, Sequence[tuple[int, int]], bytes, UsageError | None]:
     buffers: list[pickle.PickleBuffer] = []
     payload = io.BytesIO()
@@ -112,7 +129,8 @@ def _write(obj: Any) -> tuple[str, Sequence[tuple[int, int]], bytes, UsageError 
     if not buffers:
         return "", [], payload.getvalue(), None
     spans = []
-    handle, path = tempfile.mkstemp(prefix="hpo-")
+    _remove_those_of_the_dead()
+    handle, path = tempfile.mkstemp(prefix=f"{_prefix()}{os.getpid()}-")
     with os.fdopen(handle, "wb") as file:
         try:
             file.write(b"\0")  # an empty file cannot be mapped
