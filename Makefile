@@ -1,6 +1,6 @@
 # make search   the default search, on 8 MPI ranks; sets up what it needs
 # make test     all tests; sets up what it needs
-# make soak     what make test does to runs, for longer: kills, resumes, recovery times
+# make soak     what make test does to runs, for longer: damages, kills, resumes, recovery times
 # make lint     style and types
 # make docs     the documentation, into site/
 # make setup    the virtual environment alone

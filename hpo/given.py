@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
+from hpo.report.text import short
 from hpo.space import Categorical, Float, Int, SearchSpace, Value
+
+_LONGEST = 300  # characters of what is wrong with an entry, which may be of any length
 
 
 def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
@@ -19,7 +22,7 @@ def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Valu
     """
     try:
         entries = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--start-with {path}: cannot be read: {error}") from error
     if not isinstance(entries, list) or not entries:
         example = json.dumps([space.draw(random.Random(0))])
@@ -29,7 +32,7 @@ def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Valu
         try:
             params = _completed(entry, space, random.Random(f"{seed}/{number}"))
         except ValueError as error:
-            raise UsageError(f"--start-with {path}: entry {number}: {error}") from error
+            raise UsageError(f"--start-with {path}: entry {number}: {short(str(error), _LONGEST)}") from error
         if params not in given:
             given.append(params)
     return given

@@ -23,6 +23,7 @@ from hpo.storage import check_readable, is_hidden, studies, without_password
 from hpo.study import CONFIRMATIONS, existing_study, mistakes
 from hpo.trials import Evaluation, rank
 
+_LONGEST = 300  # characters of what is wrong with values, which may be of any length
 _MANY = 1000  # evaluations take seconds to record
 
 
@@ -60,7 +61,7 @@ def read_inheritance(source: str, space: SearchSpace) -> Inheritance:
         if evaluation.state in ("complete", "pruned")
         and all(map(math.isfinite, (evaluation.loss, evaluation.started, evaluation.ended)))
     ]
-    judged = [(evaluation, _misfit(evaluation, space)) for evaluation in ended]
+    judged = [(evaluation, misfit(evaluation, space)) for evaluation in ended]
     fitting = [evaluation for evaluation, misfit in judged if misfit is None]
     misfits = [misfit for _, misfit in judged if misfit is not None]
     if not fitting:
@@ -108,30 +109,26 @@ def differences(before: Mapping[str, Any], then: str, settings: Mapping[str, Any
     ]
 
 
-def _misfit(evaluation: Evaluation, space: SearchSpace) -> str | None:
+def misfit(evaluation: Evaluation, space: SearchSpace) -> str | None:
     """Say why an evaluation is not of a search space; None if it is."""
     try:
         space.check(evaluation.params)
     except ValueError as error:
-        return f"trial {evaluation.trial}: {error}"
+        return f"trial {evaluation.trial}: {short(str(error), _LONGEST)}"
     return None
 
 
 def _cleaned(evaluation: Evaluation, space: SearchSpace) -> Evaluation:
     """Give an evaluation as this program would have recorded it; other programs have attributes of these names too."""
-    metrics = evaluation.metrics if isinstance(evaluation.metrics, dict) else {}
     between = evaluation.ended - evaluation.started  # less than none where the clock was set
+    seconds = evaluation.seconds
     return dataclasses.replace(
         evaluation,
         params=meant(evaluation.params, space),
-        seconds=evaluation.seconds if evaluation.seconds > 0 else between if between >= 0 else math.nan,
+        seconds=seconds if math.isfinite(seconds) and seconds > 0 else between if between >= 0 else math.nan,
         curve={epoch + (0 in evaluation.curve): loss for epoch, loss in evaluation.curve.items()},
-        metrics={str(name): float(metric) for name, metric in metrics.items() if _is_number(metric)},
+        metrics={name: float(metric) for name, metric in evaluation.metrics.items() if math.isfinite(metric)},
     )
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def _of_run(run_dir: RunDir) -> tuple[Record, Mapping[str, Any]]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.confirmation import plan_of
+from hpo.errors import UsageError
+from hpo.report.text import short
 from hpo.run_dir import RunDir
+from hpo.storage import without_password
 from hpo.study import CONFIRMATIONS, confirmations_of, existing_study, mistakes
 from hpo.summary import summarize
 from hpo.trials import Evaluation
@@ -18,6 +22,7 @@ from hpo.winner import winner_of
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.trial import FrozenTrial
 
     from hpo.record import Record
 
@@ -33,6 +38,7 @@ class RunReader:
         self.about: dict[str, Any] = self.run_dir.read()
         self._located = self.run_dir.locate(storage or self.about["storage"])
         self._record = existing_study(self.run_dir, self._located, self.about["study"])
+        _check_trials(self._record.study.get_trials(deepcopy=False), self.about["space"], self._located)
 
     @property
     def study(self) -> optuna.Study:
@@ -66,6 +72,18 @@ class RunReader:
     def follow(self) -> Follower:
         """Read the run again and again, each time at the cost of what is new."""
         return Follower(self.run_dir, self._located, self._record)
+
+
+def _check_trials(trials: Sequence[FrozenTrial], space: Mapping[str, Any], storage: str) -> None:
+    """Raise a UsageError unless trials have the hyperparameters of a search space, of which names are known."""
+    for trial in trials:
+        for name in [*trial.params, *space]:
+            if name not in space or type(trial.params.get(name)) not in (bool, int, float, str):
+                there = f"is {trial.params[name]!r}" if name in trial.params else "is missing"
+                raise UsageError(
+                    f"{without_password(storage)}: trial {trial.number} is not of this run's search space: parameter "
+                    f"{name!r} {short(there)}"
+                )
 
 
 @dataclass(frozen=True)
@@ -116,7 +134,7 @@ class Follower:
     def _stopped(self) -> str:
         """Give the reason in summary.json, unless that is older than the last session."""
         run_dir = self._run_dir
-        with suppress(OSError, ValueError, AttributeError):
+        with suppress(OSError, ValueError, AttributeError, RecursionError):
             if run_dir.summary_json.stat().st_mtime >= run_dir.run_json.stat().st_mtime:
                 summary = json.loads(run_dir.summary_json.read_text())
                 exhausted = "the search space is exhausted" if summary.get("exhausted") else ""

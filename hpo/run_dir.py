@@ -16,9 +16,10 @@ from typing import IO, Any
 
 from hpo.errors import RunError, UsageError
 from hpo.options import PROPAGATORS
-from hpo.report.text import printable
+from hpo.report.text import printable, short
 
 RUNS = Path("runs")
+_held: set[tuple[int, int]] = set()  # the locks of this process: it would lose one that it opens and closes to look
 VERSION = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")  # a search space file as a session has run it
 
 
@@ -153,7 +154,7 @@ class RunDir:
             content = json.loads(self.run_json.read_text())
         except FileNotFoundError:
             raise UsageError(f"{self.path} holds no run: there is no {self.run_json}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{self.run_json} cannot be read: {error}") from error
         _check_content(content, self.run_json)
         return dict(content)
@@ -216,8 +217,15 @@ def _check_content(content: Any, path: Path) -> None:
     for key, (kind, name, fits) in expected.items():
         value = content.get(key) if isinstance(content, dict) else None
         if type(value) is not kind or not fits(value):
-            shown = "is missing" if value is None else f"is {value!r}"
+            shown = "is missing" if value is None else f"is {_shown(value)}"
             raise UsageError(f"{path} is not as a run has written it: {key!r} {shown}, and must be {name}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return short(repr(value))
+    except RecursionError:
+        return "nested too deeply"
 
 
 def _is_session(session: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from hpo.confirmation import Plan, plan_of
 from hpo.errors import UsageError
 from hpo.given import read_given
-from hpo.inheritance import differences, read_inheritance, take_over
+from hpo.inheritance import differences, misfit, read_inheritance, take_over
 from hpo.journal import is_begun
 from hpo.layout import Layout
 from hpo.options import DEFAULT_EVALUATIONS, DEFAULT_PROPAGATORS, DEFAULT_PRUNER, Options
@@ -225,6 +225,7 @@ def _take_up(session: Session, search: SearchFile) -> str:
             f"the study {session.study_name!r} in {without_password(session.storage)} is of another search space than "
             f"{run_dir.run_json} says: one of them is not this run's"
         )
+    _check_trials(record, session.storage, search.space)
     with mistakes(session.storage):
         record.requeue_interrupted()
         confirmations = open_study(run_dir, session.storage, session.study_name + CONFIRMATIONS)
@@ -234,6 +235,14 @@ def _take_up(session: Session, search: SearchFile) -> str:
     finished = len(states) - states.count("waiting") - states.count("interrupted")
     again = f"; {states.count('waiting')} that wait will be evaluated first" if "waiting" in states else ""
     return f": going on after {counted(finished, 'evaluation')}{again}"
+
+
+def _check_trials(record: Record, storage: str, space: SearchSpace) -> None:
+    """Raise a UsageError unless all trials are of a search space: what breeds learns from them."""
+    for evaluation in record.evaluations():
+        problem = misfit(evaluation, space)
+        if problem is not None:
+            raise UsageError(f"{without_password(storage)}: {problem}")
 
 
 def _give(record: Record, given: Sequence[Mapping[str, Any]], space: SearchSpace) -> None:

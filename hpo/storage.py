@@ -32,17 +32,34 @@ def studies(storage: str | Path, patience: Patience | None = None) -> dict[str, 
 
 def check_readable(storage: str) -> None:
     """Raise a UsageError where an SQLite file is not there or is no Optuna storage: opening it would make it one."""
-    url = _parsed(storage)
-    if url is None or url.get_backend_name() != "sqlite" or not url.database or url.database.startswith("file:"):
+    path = file_of(storage)
+    if path is None or "://" not in storage:
         return
-    path = Path(url.database).absolute()
     if not path.is_file():
-        raise UsageError(f"no such file: {url.database}")
+        raise UsageError(f"no such file: {path}")
     try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             database.execute("SELECT study_name FROM studies LIMIT 1")
     except sqlite3.Error as error:
-        raise UsageError(f"{url.database} cannot be read as an Optuna storage: {error}") from error
+        raise UsageError(f"{path} cannot be read as an Optuna storage: {error}") from error
+
+
+def file_of(storage: str) -> Path | None:
+    """Give the file that holds a storage; None where a server does, or no file of its own."""
+    if "://" not in storage:
+        return Path(storage)
+    url = _parsed(storage)
+    if url is None or url.get_backend_name() != "sqlite" or not url.database:
+        return None
+    return None if url.database == ":memory:" or url.database.startswith("file:") else Path(url.database)
+
+
+def from_anywhere(storage: str) -> str:
+    """Give a storage's URL such that it means the same in all folders."""
+    path, url = file_of(storage), _parsed(storage)
+    if path is None or url is None or path.is_absolute():
+        return storage
+    return url.set(database=str(path.absolute())).render_as_string(hide_password=False)
 
 
 def without_password(storage: str) -> str:

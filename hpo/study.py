@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 from hpo.errors import RunError, UsageError
-from hpo.journal import damage
+from hpo.failure import message
 from hpo.outage import OutageError
 from hpo.record import Record
+from hpo.report.text import short
 from hpo.run_dir import RunDir
-from hpo.storage import studies, without_password
+from hpo.storage import check_readable, file_of, studies, without_password
 
 CONFIRMATIONS = "-confirm"  # behind the name of a run's study, for the study of what confirms it
 
@@ -72,16 +72,11 @@ def mistakes(storage: str) -> Iterator[None]:
     except RunError as error:
         raise UsageError(str(error)) from error
     except Exception as error:
-        found = None
-        with suppress(OSError):
-            found = damage(Path(storage)) if "://" not in storage else None
-        if found:
-            raise UsageError(f"{storage} is damaged: {found}; restore it") from error
         shown = without_password(storage)
         if shown.endswith("://..."):
             raise UsageError(
                 f"the storage {shown}: {type(error).__name__}: it is no URL that can be read; in user names and "
                 "passwords, write %40 for @, %3A for : and %2F for /"
             ) from None
-        reason = (str(error).splitlines() or ["no reason given"])[0]
+        reason = short(message(error))
         raise UsageError(f"the storage {shown}: {type(error).__name__}: {reason}") from error

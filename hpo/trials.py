@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FrozenTrial, TrialState
+
+from hpo.lines import is_number, is_whole
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -21,6 +23,13 @@ _STATES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
+}
+
+_KINDS: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("island", "worker", "generation", "confirms", "seed", "repeats", "deaths"), is_whole),
+    **dict.fromkeys(("failure", "traceback", "propagator", "origin"), lambda value: type(value) is str),
+    **dict.fromkeys(("metrics", "immigrants"), lambda value: type(value) is dict),
+    "seconds": is_number,
 }
 
 
@@ -81,32 +90,28 @@ def label(trial: int, confirms: bool) -> str:
 
 
 def evaluation_of(trial: FrozenTrial) -> Evaluation:
-    """Read a trial."""
-    attributes = trial.user_attrs
+    """Read a trial; an attribute that is none of this program's, whoever has written it, counts as missing."""
     ended = trial.state.is_finished()
-    state = INTERRUPTED if ended and attributes.get("failure") == INTERRUPTED else _STATES[trial.state]
+    state = INTERRUPTED if ended and trial.user_attrs.get("failure") == INTERRUPTED else _STATES[trial.state]
+    attributes = {name: value for name, value in trial.user_attrs.items() if name in _KINDS and _KINDS[name](value)}
+    for name in ("metrics", "immigrants"):
+        if name in attributes:
+            attributes[name] = {key: value for key, value in attributes[name].items() if is_number(value)}
     return Evaluation(
         trial=trial.number,
         state=state,
         loss=trial.values[0] if trial.values else math.inf,
         params=trial.params,
-        island=attributes.get("island", 0),
-        worker=attributes.get("worker", 0),
-        generation=attributes.get("generation", 0),
-        seconds=_seconds(attributes.get("seconds", math.nan)) if ended else 0.0,
-        metrics=attributes.get("metrics", {}),
-        failure=attributes.get("failure"),
-        traceback=attributes.get("traceback", ""),
-        propagator=attributes.get("propagator", ""),
         started=trial.datetime_start.timestamp() if trial.datetime_start else math.nan,
         ended=trial.datetime_complete.timestamp() if trial.datetime_complete else math.nan,
         curve=trial.intermediate_values,
-        origin=attributes.get("origin", ""),
-        confirms=attributes.get("confirms"),
-        seed=attributes.get("seed"),
-        immigrants=attributes.get("immigrants", {}),
-        repeats=attributes.get("repeats"),
-        deaths=attributes.get("deaths", 0),
+        **{
+            "island": 0,
+            "worker": 0,
+            "generation": 0,
+            **attributes,
+            "seconds": _seconds(attributes.get("seconds", math.nan)) if ended else 0.0,
+        },
     )
 
 

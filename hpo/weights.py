@@ -101,7 +101,7 @@ def read_weights(path: Path) -> Weights | None:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
             about = {name: json.loads(file.metadata()[name]) for name in ("trial", "params", "settings")}
             return Weights(**about, state=state)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {message(error)}") from error
 
 

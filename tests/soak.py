@@ -1,4 +1,7 @@
-"""Kills runs at random moments until they are done, and measures how fast failed evaluations are over: `make soak`."""
+"""Damages run directories, kills runs at random moments, and measures how fast failed evaluations are over.
+
+`make soak`.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ import optuna
 
 from tests.chaos import Victim
 from tests.conftest import ROOT, SEARCHES, Mpi, available_mpis
+from tests.fuzz import fuzz
 from tests.outcome import lines_of, trials_of
 
 PROGRAM = ROOT / "run_islands.py"
@@ -183,12 +187,18 @@ def slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="runs that are killed")
+    parser.add_argument("--damages", type=int, default=1000, help="run directories that are damaged")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of what is killed when")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
     mpis = available_mpis()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        outcome = fuzz(folder / "fuzz", arguments.seed, arguments.damages)
+        print(
+            f"{arguments.damages} damaged run directories: {outcome['read']} times read, {outcome['refused']} times "
+            f"refused; {outcome['resumed']} resumed, {outcome['resume refused']} refused; never anything else\n"
+        )
         total = Tally()
         for run in range(arguments.runs):
             mpi = mpis[run % len(mpis)]

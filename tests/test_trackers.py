@@ -210,6 +210,15 @@ def test_what_ends_after_its_tracker_has_died_is_shown_once(tmp_path: Path) -> N
     assert_same(READERS["mlflow"](run_dir), expected)  # which has each of them once
 
 
+def test_what_is_no_record_of_what_has_been_shown_counts_as_none(tmp_path: Path) -> None:
+    path = tmp_path / "written.jsonl"
+    path.write_bytes(b'\xff\xfe\n{"place": [], "study": {}, "trial": 0}\n"id"\n3\n' + b"[" * 100_000)
+    with Written(path) as written:
+        assert written.id
+    with Written(path) as again:
+        assert again.id == written.id
+
+
 def test_what_has_been_shown_survives_any_cut(tmp_path: Path) -> None:
     record = begin_run(tmp_path / "run").open_record()
     for depth in range(1, 6):

@@ -27,7 +27,7 @@ class Written:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._file = path.open("a+")
+        self._file = path.open("a+", errors="replace")
         self.id = ""
         self._done: set[tuple[str, str, int]] = set()
 
@@ -35,7 +35,7 @@ class Written:
         self._lock()
         self._file.seek(0)
         for line in self._file:
-            with suppress(ValueError, KeyError, TypeError):
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
                 self._read(json.loads(line))
         if not self.id:
             self.id = uuid.uuid4().hex[:12]

@@ -100,7 +100,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
 def _layout(run: RunReader) -> Layout:
     try:
         return Layout(**run.about["layout"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, UsageError) as error:
         raise UsageError(f"{run.run_dir.run_json} is not as a run has written it: 'layout': {error}") from error
 
 

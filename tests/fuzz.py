@@ -1,0 +1,407 @@
+"""Damages run directories in every way that disks and people do: whatever reads one works, or says what is wrong.
+
+`make soak` does it 1,000 times.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import random
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import typer
+
+from hpo.command_line import call
+from hpo.commands import app
+from hpo.errors import UsageError
+from hpo.given import read_given
+from hpo.inheritance import read_inheritance
+from hpo.reader import RunReader
+from hpo.report.live.lines import Pen
+from hpo.report.live.standing import standing
+from hpo.report.live.view import View
+from hpo.report.page import write
+from hpo.search_file import load_search_file
+from hpo.study import CONFIRMATIONS
+from hpo.trackers.follower import Follower
+from hpo.trackers.written import Written
+from hpo.trials import Evaluation
+from hpo.weights import read_weights
+from tests.recorded import QUICK, complete, run_of_everything, start, started
+
+SPACE = load_search_file(QUICK).space
+DEEP = "[" * 100_000 + "]" * 100_000
+VALUES: list[Any] = [
+    *(None, True, -1, 0, 1, 10**30, 1e308, -0.5, float("nan"), float("inf"), "", "0", "\x1b[31m\x00\u202e"),
+    *("\ud800", "x" * 100_000, [], {}, [1], {"a": {}}, [[["a"]]], {"\x1b\ud800": [None]}),
+]
+COMMANDS = [
+    *("top", "top --json", "top --failed", "top --failed --json", "show", "show 3", "show 7 --json", "show confirm-0"),
+    *("best", "best --python", "export --to csv", "export --to json", "export --to parquet -o {out}/table --overwrite"),
+    "report -o {out}/report.html --overwrite",
+]
+JOURNAL = "study.log"
+_COMMANDS_AT_ONCE = 6
+
+
+def whole_runs(folder: Path) -> list[Path]:
+    """Leave two runs with all that a run leaves: one with evaluations in every state, and one that is finished."""
+    everything = run_of_everything(folder)
+    session = start(folder / "finished", evaluations=4)
+    record = session.open_record()
+    complete(record, 1, 2, 3)
+    record.fail(started(record, 4), "rank 0: ValueError: no", "Traceback ...", 0.1)
+    for run_dir in (everything, folder / "finished"):
+        _leave_the_rest(run_dir)
+    return [everything, folder / "finished"]
+
+
+def _leave_the_rest(run_dir: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    run = RunReader(run_dir)
+    winner = run.winner()
+    assert winner is not None
+    about = {"trial": winner.trial, "params": winner.params, "settings": run.about["settings"]}
+    save_file(
+        {"weight": torch.ones(3)}, run_dir / "best.safetensors", {name: json.dumps(it) for name, it in about.items()}
+    )
+    test = {"trial": winner.trial, "times": 1, "metrics": {"accuracy": 0.5}, "predictions": []}
+    (run_dir / "test.json").write_text(json.dumps(test, indent=2))
+    summary = {**run.summary(3), "stopped": "--time-limit 1 s", "exhausted": False, "wall_seconds": 1.0}
+    (run_dir / "summary.json").write_text(json.dumps(summary, indent=2))
+    (run_dir / "given.json").write_text(json.dumps([{"depth": 3}, {"act": "relu", "lr": 0.5}]))
+    (run_dir / "printed").mkdir()
+    for name in ("3", "7", "confirm-0"):
+        (run_dir / "printed" / f"{name}.txt").write_text("rank 0 | hello\nrank 1 | hello\n")
+
+
+def damage(run_dir: Path, chance: random.Random) -> str:
+    """Change a file of a run, the study most often, and say how."""
+    others = ["run.json", "summary.json", "test.json", "best.safetensors", "lock", "search_space-1.py", "given.json"]
+    name = JOURNAL if chance.random() < 0.5 else chance.choice([*others, *others[:2], "printed/3.txt", "printed"])
+    path, said = run_dir / name, ""
+    if name == JOURNAL and chance.random() < 0.4:
+        path.write_bytes(_as_others_write(path.read_bytes()))
+        said = ", written by another program"
+    ways: list[Callable[[Path, random.Random], str | None]] = [_gone, _folder, _closed, _dangling]
+    if path.is_file():
+        ways = [*ways, _empty, _binary, *[_flipped, _cut, _lines, _filled] * 2]
+        ways += [_metadata] * 8 if name == "best.safetensors" else []
+        ways += [_json] * (16 if name == JOURNAL else 10) if name.endswith((".json", ".log")) else []
+    way = chance.choice(ways)
+    return f"{name}{said}: {way.__name__.removeprefix('_')} {way(path, chance) or ''}"
+
+
+def _as_others_write(journal: bytes) -> bytes:
+    """Leave out what this program alone writes into the lines of a journal."""
+    entries = map(json.loads, journal.splitlines())
+    return b"".join(_line({name: item for name, item in entry.items() if name != "crc"}) for entry in entries)
+
+
+def _line(entry: Any) -> bytes:
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+
+
+def _gone(path: Path, _: random.Random) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _folder(path: Path, chance: random.Random) -> None:
+    _gone(path, chance)
+    path.mkdir()
+
+
+def _closed(path: Path, _: random.Random) -> None:
+    path.chmod(0)
+
+
+def _dangling(path: Path, chance: random.Random) -> None:
+    _gone(path, chance)
+    path.symlink_to(chance.choice([path.with_name("nothing"), path]))
+
+
+def _empty(path: Path, _: random.Random) -> None:
+    path.write_bytes(b"")
+
+
+def _binary(path: Path, chance: random.Random) -> None:
+    path.write_bytes(chance.randbytes(chance.choice([10, 1000, 100_000])))
+
+
+def _flipped(path: Path, chance: random.Random) -> str:
+    content = bytearray(path.read_bytes())
+    places = [chance.randrange(len(content)) for _ in range(chance.choice([1, 1, 1, 5]))] if content else []
+    for place in places:
+        content[place] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
+    return str(places)
+
+
+def _cut(path: Path, chance: random.Random) -> str:
+    content = path.read_bytes()
+    place = chance.randrange(len(content) + 1)
+    path.write_bytes(content[:place] if chance.random() < 0.7 else content[place:])
+    return str(place)
+
+
+def _filled(path: Path, chance: random.Random) -> str:
+    """Put zeros into a part, as a disk does that was full, or a text."""
+    content, filling = path.read_bytes(), chance.choice([b"\0" * 50, b"\n", b"{}\n", b"garbage", DEEP.encode()])
+    place = chance.choice([0, len(content), chance.randrange(len(content) + 1)])
+    path.write_bytes(content[:place] + filling + content[place + chance.choice([0, len(filling)]) :])
+    return f"{place} {filling[:10]!r}"
+
+
+def _lines(path: Path, chance: random.Random) -> str:
+    """Lose, repeat or swap lines."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    if not lines:
+        return ""
+    one, other, way = (
+        chance.randrange(len(lines)),
+        chance.randrange(len(lines)),
+        chance.choice(["lost", "twice", "swap"]),
+    )
+    if way == "swap":
+        lines[one], lines[other] = lines[other], lines[one]
+    else:
+        lines[one : one + 1] = [lines[one]] * (0 if way == "lost" else 2)
+    path.write_bytes(b"".join(lines))
+    return f"{way} {one + 1} {other + 1}"
+
+
+def _json(path: Path, chance: random.Random) -> str:
+    """Put another value into a place of a JSON file, or of a line."""
+    lines = path.read_bytes().splitlines() if path.name == JOURNAL else [path.read_bytes()]
+    number = chance.randrange(len(lines))
+    entry = json.loads(lines[number])
+    *way, last = chance.choice([place for place in _places(entry) if place])
+    inner = entry
+    for step in way:
+        inner = inner[step]
+    deep = chance.choice([5, 300, 900, 990, 100_000])
+    value = chance.choice([*VALUES, "DEEP", "HUGE"])
+    if isinstance(inner, dict) and chance.random() < 0.2:
+        del inner[last]
+        value = "(nothing)"
+    else:
+        inner[last] = value
+    text = json.dumps(entry).replace('"DEEP"', "[" * deep + "]" * deep).replace('"HUGE"', "1" + "0" * 5000)
+    lines[number] = text.encode()
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return f"line {number + 1}: {[*way, last]} = {value!r:.40} {deep if value == 'DEEP' else ''}"
+
+
+def _metadata(path: Path, chance: random.Random) -> str:
+    """Put another value into what weights say of themselves."""
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    name, value = chance.choice([*header["__metadata__"]]), chance.choice([*map(json.dumps, VALUES), DEEP, "", "{"])
+    header["__metadata__"][name] = value
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
+    return f"{name} = {value:.40}"
+
+
+def _places(value: Any) -> Iterator[list[Any]]:
+    yield []
+    items: Sequence[tuple[Any, Any]] = ()
+    if isinstance(value, (dict, list)):
+        items = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+    for name, item in items:
+        yield from ([name, *place] for place in _places(item))
+
+
+class _Shown:
+    """A tracker that shows nothing."""
+
+    place = "nowhere"
+
+    def show(self, evaluation: Evaluation, losses: Any) -> None:
+        assert evaluation.trial >= 0
+        assert all(epoch >= 0 for epoch in losses)
+
+    def close(self, spent: bool) -> None:
+        """Do nothing."""
+
+
+def _look(run_dir: Path, _: Path) -> None:
+    """Do what hpo watch does at each look."""
+    run = standing(RunReader(run_dir).follow().look())
+    for line in View(run_dir, Pen(120, "utf-8"), braille=True).draw(run, 40):
+        assert line.plain.isprintable(), line.plain
+
+
+def _track(run_dir: Path, out: Path) -> None:
+    """Do what hpo track and its process do."""
+    run = RunReader(run_dir)
+    with Written(out / "written" / "written.jsonl") as written:
+        follower = Follower(_Shown(), written)
+        located = run.run_dir.locate(run.about["storage"])
+        follower.follow(located, run.about["study"])
+        if run.confirmations():
+            follower.follow(located, run.about["study"] + CONFIRMATIONS)
+        follower.look(running=False)
+        follower.evaluated(run.about["study"])
+    shutil.rmtree(out / "written")
+
+
+READERS: list[Callable[[Path, Path], object]] = [
+    _look,
+    _track,
+    lambda run_dir, _: read_inheritance(str(run_dir), SPACE),
+    lambda run_dir, _: read_inheritance(f"{run_dir / JOURNAL}#{run_dir.name}", SPACE),
+    lambda run_dir, _: read_weights(run_dir / "best.safetensors"),
+    lambda run_dir, _: read_given(run_dir / "given.json", SPACE, 0),
+]
+
+
+def mistake_of(step: Callable[[], object]) -> str | None:
+    """Take a step, and give the mistake that it finds in what lies on the disk, if it finds one."""
+    try:
+        step()
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def command(line: str, run_dir: Path, out: Path) -> str | None:
+    """Run a subcommand of hpo, and give the mistake that it prints, if it prints one."""
+    name, *arguments = line.format(out=out).split()
+    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2)]
+    arguments = ["hpo", name, str(run_dir), *arguments]
+    with mock.patch.object(sys, "argv", arguments), redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+        status = call(app, "hpo")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    texts = [stream.buffer.getvalue().decode() for stream in streams]
+    for text in texts:
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text), f"{line}: {text!r}"
+    assert status in (0, 2), (status, texts)
+    if status == 0:
+        return None
+    assert re.fullmatch(r"error: .*\n", texts[1]), texts[1]
+    return texts[1].removeprefix("error: ").removesuffix("\n")
+
+
+def tree(folder: Path) -> dict[str, Any]:
+    """Give all there is in a folder."""
+    return {
+        str(path): path.read_bytes() if path.is_file() else path.is_dir()
+        for path in sorted(folder.rglob("*"))
+        if path.name != "lock"  # which every session takes
+    }
+
+
+def check(run_dir: Path, whole: Path, out: Path, chance: random.Random) -> Counter[str]:
+    """Let everything read a run that may be damaged, and resume it; count what worked and what was refused."""
+    before, outcome = tree(run_dir), Counter[str]()
+    steps = [partial(command, line, run_dir, out) for line in chance.sample(COMMANDS, _COMMANDS_AT_ONCE)]
+    for step in [*steps, *(partial(mistake_of, partial(reader, run_dir, out)) for reader in READERS)]:
+        mistake = step()
+        assert tree(run_dir) == before, "a reader has changed it"
+        outcome["refused" if mistake else "read"] += 1
+        assert mistake is None or _is_a_message(mistake, run_dir), mistake
+    shown = _evaluations(run_dir)
+    assert shown is None or not _lost(run_dir, whole, shown), f"not shown: {_lost(run_dir, whole, shown)}"
+    mistake = mistake_of(lambda: _resume(run_dir))
+    assert mistake is None or (_is_a_message(mistake, run_dir) and tree(run_dir) == before), mistake
+    again = _evaluations(run_dir)
+    assert mistake or (shown is not None and again and all(one in again for one in shown if one.finished)), (
+        "a resume lost some"
+    )
+    return outcome + Counter(["resume refused" if mistake else "resumed"])
+
+
+def _is_a_message(mistake: str, run_dir: Path) -> bool:
+    return mistake.isprintable() and len(mistake) < 2000 and str(run_dir) in mistake
+
+
+def _resume(run_dir: Path) -> None:
+    session = start(run_dir, resume=True)
+    record = session.open_record()
+    record.start(SPACE.draw(random.Random(7)), SPACE.distributions(), 10**6, island=0, worker=0)
+    if session.plan.count:
+        session.create_confirmations(SPACE)
+        session.plan.begin(session.open_confirmations(), [], SPACE)
+
+
+def _evaluations(run_dir: Path) -> list[Evaluation] | None:
+    try:
+        return RunReader(run_dir).evaluations()
+    except UsageError:
+        return None
+
+
+def _lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[int]:
+    """Give the trials that are not shown as they were, though each of their lines is there; of our own journals."""
+    journal, original = (run_dir / JOURNAL).read_bytes(), (whole / JOURNAL).read_bytes()
+    if b'"crc"' not in journal:
+        return []
+    there, own = set(journal.splitlines()), _lines_of_trials(original)
+    wholly = [one for one in RunReader(whole).evaluations() if own[one.trial] <= there]
+    return [one.trial for one in wholly if one not in shown]
+
+
+def _lines_of_trials(journal: bytes) -> dict[int, set[bytes]]:
+    """Give the lines of each trial of a run's own study, which is the first in its journal."""
+    numbers: dict[int, int] = {}
+    lines: dict[int, set[bytes]] = {}
+    created = 0
+    for line in journal.splitlines():
+        entry = json.loads(line)
+        if entry["op_code"] == 4:
+            if entry["study_id"] == 0:
+                numbers[created] = len(numbers)
+                lines[numbers[created]] = {line}
+            created += 1
+        elif entry.get("trial_id") in numbers:
+            lines[numbers[entry["trial_id"]]].add(line)
+    return lines
+
+
+@contextmanager
+def _cheap_commands() -> Iterator[None]:
+    """Make what is the same in each command once: the parsers, and the script in reports."""
+    made = functools.cache(typer.main.get_command)
+    with mock.patch.object(write, "_plotly", return_value=b""), mock.patch.object(typer.main, "get_command", made):
+        yield
+
+
+def damage_and_check(whole: Path, folder: Path, seed: str) -> Counter[str]:
+    """Damage a copy of a run in a new folder as the seed says, and check it."""
+    run_dir, chance = folder / whole.name, random.Random(seed)
+    shutil.copytree(whole, run_dir)
+    (folder / "out").mkdir()
+    said = damage(run_dir, chance)
+    try:
+        with _cheap_commands():
+            return check(run_dir, whole, folder / "out", chance)
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {said}: {type(error).__name__}: {error}"[:2000]) from error
+    finally:
+        shutil.rmtree(folder)
+
+
+def fuzz(folder: Path, seed: int, count: int) -> Counter[str]:
+    """Damage runs `count` times, and check each; count what was read and resumed, and what was refused."""
+    runs = whole_runs(folder / "whole")
+    outcomes = (
+        damage_and_check(runs[number % len(runs)], folder / f"damaged{number}", f"{seed}/{number}")
+        for number in range(count)
+    )
+    return sum(outcomes, Counter())

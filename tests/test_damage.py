@@ -1,0 +1,151 @@
+"""Run directories that disks, editors and other programs have been at."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages.journal import JournalFileBackend
+
+from hpo.errors import RunError, UsageError
+from hpo.reader import RunReader
+from hpo.run_dir import RunDir
+from tests import fuzz
+from tests.recorded import complete, start, started
+from tests.studies import add, make_run
+
+
+def test_whatever_is_damaged_is_read_or_refused_with_one_message(tmp_path: Path) -> None:
+    outcome = fuzz.fuzz(tmp_path / "fuzz", seed=0, count=50)
+    assert set(outcome) == {"read", "refused", "resumed", "resume refused"}
+    assert min(outcome.values()) >= 10
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    session = start(tmp_path / "run")
+    complete(session.open_record(), 1, 2, 3)
+    return tmp_path / "run"
+
+
+def lines_of(run_dir: Path) -> list[bytes]:
+    return (run_dir / "study.log").read_bytes().splitlines(keepends=True)
+
+
+def assert_refused(run_dir: Path, lines: list[bytes], message: str) -> None:
+    """Put lines into a study, and assert that it is neither read nor resumed nor changed."""
+    (run_dir / "study.log").write_bytes(b"".join(lines))
+    with pytest.raises(UsageError, match=message):
+        RunReader(run_dir)
+    with pytest.raises(UsageError, match=message):
+        start(run_dir, resume=True)
+    assert lines_of(run_dir) == lines
+
+
+def test_a_line_that_was_lost_changed_repeated_or_moved_is_noticed(run_dir: Path) -> None:
+    lines = lines_of(run_dir)
+    ways: dict[str, Callable[[int], list[bytes]]] = {
+        "lost": lambda n: [*lines[:n], *lines[n + 1 :]],
+        "changed": lambda n: [*lines[:n], lines[n].replace(b":1", b":2", 1), *lines[n + 1 :]],
+        "repeated": lambda n: [*lines[: n + 1], *lines[n:]],
+        "moved": lambda n: [*lines[:n], lines[n + 1], lines[n], *lines[n + 2 :]],
+    }
+    for way, damaged in ways.items():
+        for n in range(len(lines) - 1):
+            if damaged(n) != lines:
+                number = n + 2 if way == "repeated" else n + 1
+                assert_refused(run_dir, damaged(n), rf"study.log is damaged: line {number} is not what was written")
+    (run_dir / "study.log").write_bytes(b"".join(lines[:-1]))
+    assert [one.state for one in RunReader(run_dir).evaluations()] == ["complete", "complete", "running"]
+
+
+def test_lines_that_another_program_writes_are_vouched_for_by_the_next_one(run_dir: Path) -> None:
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(run_dir / "study.log")))
+    optuna.load_study(study_name="run", storage=storage).set_user_attr("note", "look at 1")
+    complete(start(run_dir, resume=True).open_record(), 4)
+    lines = lines_of(run_dir)
+    assert [one.loss for one in RunReader(run_dir).evaluations()] == [1, 2, 3, 4]
+    note = next(number for number, line in enumerate(lines) if b"look at 1" in line)
+    assert b"crc" not in lines[note]
+    changed = [*lines[:note], lines[note].replace(b"look at 1", b"look at 2"), *lines[note + 1 :]]
+    assert_refused(run_dir, changed, f"line {note + 2} is not what was written")
+    assert_refused(run_dir, [*lines[:note], *lines[note + 1 :]], f"line {note + 1} is not what was written")
+
+
+def test_several_writers_vouch_for_each_others_lines(run_dir: Path) -> None:
+    session = start(run_dir, resume=True)
+    records = [session.open_record() for _ in range(3)]
+    assignments = [started(record, depth) for depth, record in enumerate(records, start=4)]
+    for record, assignment in zip(reversed(records), assignments, strict=True):
+        record.complete(assignment, 9.0, 1.0, {})
+    assert [one.loss for one in RunReader(run_dir).evaluations()] == [1, 2, 3, 9, 9, 9]
+
+
+@pytest.mark.parametrize("params", [{"layers": 3}, {"depth": 3, "act": "relu", "flag": True, "lr": 2.0}])
+def test_a_run_with_a_trial_of_another_search_space_does_not_go_on(run_dir: Path, params: dict[str, object]) -> None:
+    study = RunReader(run_dir).study
+    distributions = {
+        name: optuna.distributions.CategoricalDistribution([value])  # type: ignore[list-item]
+        for name, value in params.items()
+    }
+    study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=1.0))  # type: ignore[arg-type]
+    lines = lines_of(run_dir)
+    with pytest.raises(
+        UsageError, match=r"study\.log: trial 3: (unknown parameter 'layers'|parameter 'lr': 2.0 is not)"
+    ):
+        start(run_dir, resume=True)
+    if "layers" in params:
+        with pytest.raises(UsageError, match=r"trial 3 is not of this run's search space: parameter 'layers' is 3"):
+            RunReader(run_dir)
+    assert lines_of(run_dir) == lines
+
+
+def test_attributes_that_are_none_of_this_programs_count_as_missing(tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run")
+    strange: dict[str, Any] = {"island": "north", "worker": None, "generation": -1, "confirms": [1], "deaths": "two"}
+    add(record, **{**strange, "metrics": {"accuracy": "high", "recall": 1}, "propagator": 7})
+    (one,) = RunReader(tmp_path / "run").evaluations()
+    assert (one.island, one.worker, one.generation, one.confirms, one.deaths) == (0, 0, 0, None, 0)
+    assert (one.metrics, one.propagator) == ({"recall": 1}, "")
+
+
+def test_json_that_is_nested_too_deeply_is_one_message(run_dir: Path) -> None:
+    for depth in (500, 980, 100_000):
+        nested = f'"{depth}": ' + "[" * depth + "]" * depth
+        content = json.loads((run_dir / "run.json").read_text())
+        text = json.dumps({**content, "budget": "BUDGET"}).replace('"BUDGET"', nested.split(": ")[1])
+        copied = run_dir.with_name(f"copy{depth}") / "run"
+        shutil.copytree(run_dir, copied)
+        (copied / "run.json").write_text(text)
+        with pytest.raises(UsageError, match=r"run\.json (cannot be read|is not as a run has written it)") as raised:
+            RunReader(copied)
+        assert len(str(raised.value)) < 500
+    (run_dir / "summary.json").write_text("[" * 100_000)
+    assert RunReader(run_dir).follow().look().stopped == ""
+    assert_refused(run_dir, [*lines_of(run_dir), b"[" * 100_000 + b"\n"], "is damaged: line .* is not JSON")
+
+
+def test_a_study_that_vanishes_is_one_message(run_dir: Path) -> None:
+    record, follower = start(run_dir, resume=True).open_record(), RunReader(run_dir).follow()
+    assert len(follower.look().evaluations) == 3
+    (run_dir / "study.log").unlink()
+    with pytest.raises(UsageError, match=r"study\.log cannot be read: No such file or directory"):
+        follower.look()
+    with pytest.raises(RunError, match=r"study\.log cannot be read: No such file or directory"):
+        started(record, 4)
+    assert not (run_dir / "study.log").exists()
+
+
+def test_a_lock_that_is_no_text_or_no_file_is_one_message(run_dir: Path) -> None:
+    lock = RunDir(run_dir).lock
+    lock.write_bytes(b"\xff\x1b[31m\n")
+    assert start(run_dir, resume=True).budget
+    lock.unlink()
+    lock.mkdir()
+    with pytest.raises(UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Is a directory"):
+        start(run_dir, resume=True)
