@@ -16,7 +16,8 @@ import traceback
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.machinery import SourceFileLoader
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -53,15 +54,15 @@ class SearchFile:
     def settings(self, assignments: Sequence[str]) -> Any:
         """Make the file's Settings from NAME=VALUE texts; None for a file without Settings."""
         if self.settings_type is None:
-            if assignments:
-                raise UsageError(f"--set {assignments[0]}: {self.path} has no Settings to set")
+            for assignment in assignments:
+                self.check_setting(assignment)
             return None
         values = dict(self._setting(assignment) for assignment in assignments)
         try:
             return copy.deepcopy(self.settings_type(**values))  # each call gets a copy, which has to be possible
         except (TypeError, ValueError) as error:
             raise UsageError(f"the settings of {self.path}: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(f"the settings of {self.path}: {type(error).__name__}: {error}") from error
 
     def call(self, function: Callable[..., Any], *arguments: Any, settings: Any) -> Any:
@@ -86,8 +87,16 @@ class SearchFile:
             return self.call(self.prepare, settings=settings)
         except (OSError, ValueError) as error:
             raise UsageError(f"{self.path}: {error}") from error
+        except SystemExit as error:
+            raise UsageError(f"{self.path}: prepare called sys.exit({error.code!r})") from error
         except Exception as error:
             raise UsageError(f"{self.path}: prepare failed:\n{traceback.format_exc().rstrip()}") from error
+
+    def check_setting(self, assignment: str) -> None:
+        """Raise a UsageError unless the file's Settings can have this NAME=VALUE."""
+        if self.settings_type is None:
+            raise UsageError(f"--set {assignment}: {self.path} has no Settings to set")
+        self._setting(assignment)
 
     def _setting(self, assignment: str) -> tuple[str, Any]:
         name, equals, text = assignment.partition("=")
@@ -163,6 +172,22 @@ class _Loader(SourceFileLoader):
         return code
 
 
+class _Namesake(MetaPathFinder):
+    """Finds the module whose name a search space file has, be it grp.py or torch.py, in the place of that file."""
+
+    def __init__(self, location: Path) -> None:
+        self._location = location
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Look for the module elsewhere."""
+        if fullname != self._location.stem or path is not None:
+            return None
+        elsewhere = [place for place in sys.path if Path(place).absolute() != self._location.parent]
+        return PathFinder.find_spec(fullname, elsewhere, target)
+
+
 def _import(path: Path, location: Path, source: bytes) -> ModuleType:
     loader = _Loader(f"search_file_{path.stem}", location, source)
     spec = importlib.util.spec_from_file_location(loader.name, location, loader=loader)
@@ -170,6 +195,7 @@ def _import(path: Path, location: Path, source: bytes) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[loader.name] = module  # dataclasses look their module up
     sys.path.insert(0, str(location.parent))  # so that it can import its neighbours, as a script can
+    sys.meta_path.insert(0, _Namesake(location))
     try:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:

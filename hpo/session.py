@@ -80,6 +80,7 @@ def previous(options: Options, search: SearchFile) -> dict[str, Any]:
     run_dir = RunDir(options.run_dir)
     content = run_dir.read()
     before, now = content["space"], search.space.describe()
+    _check_settings(content["set"], options, search, run_dir)
     for name in [*before, *now]:
         if before.get(name) != now.get(name):
             raise UsageError(
@@ -87,6 +88,20 @@ def previous(options: Options, search: SearchFile) -> dict[str, Any]:
                 f"{before.get(name, 'not in it')}, and is {now.get(name, 'not in it')} in {search.path}"
             )
     return content
+
+
+def _check_settings(before: Mapping[str, str], options: Options, search: SearchFile, run_dir: RunDir) -> None:
+    """Raise a UsageError where the search space file takes no more what was set in earlier sessions."""
+    here = {assignment.split("=", 1)[0] for assignment in options.settings}
+    try:
+        for name, text in before.items():
+            if name not in here:
+                search.check_setting(f"{name}={text}")
+    except UsageError as error:
+        raise UsageError(
+            f"--resume: {error}; an earlier session was given it: change it in 'set' of {run_dir.run_json}, or what "
+            f"{search.path} takes"
+        ) from error
 
 
 def enter(options: Options, search: SearchFile, held: ExitStack) -> RunDir:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import os
 import py_compile
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -190,3 +192,25 @@ def test_shipped_search_spaces_have_the_reference_hyperparameters(path: Path) ->
     assert list(search.space.parameters) == ["conv_layers", "activation", "lr", "gamma"]
     settings: Any = search.settings(["epochs=3"])
     assert settings.epochs == 3
+
+
+def test_a_file_may_have_the_name_of_a_module_that_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
+    write(tmp_path, "width = 3\n", "neighbour_of_tabnanny.py")
+    text = f"import tabnanny, neighbour_of_tabnanny\n{GOOD}\nwidth = neighbour_of_tabnanny.width\n"
+    search = load_search_file(write(tmp_path, text, "tabnanny.py"))
+    assert (search.objective.__globals__["width"], search.objective({"x": 0.5}, None, None)) == (3, 0.5)
+    assert search.objective.__globals__["tabnanny"].check, "the standard library's"
+
+
+def test_a_file_is_found_by_its_name_where_no_module_has_it(tmp_path: Path) -> None:
+    search = load_search_file(write(tmp_path, GOOD, "a_name_that_no_module_has.py"))
+    assert importlib.import_module("a_name_that_no_module_has").__file__ == str(search.location)
+
+
+@pytest.mark.parametrize(("code", "message"), [("'no data'", "'no data'"), ("", "None"), ("3", "3")])
+def test_a_prepare_that_exits_is_one_message(tmp_path: Path, code: str, message: str) -> None:
+    search = load_search_file(write(tmp_path, f"{GOOD}\ndef prepare(settings):\n    raise SystemExit({code})\n"))
+    with pytest.raises(UsageError) as raised:
+        search.prepared(search.settings([]))
+    assert str(raised.value) == f"{search.path}: prepare called sys.exit({message})"

@@ -165,7 +165,14 @@ def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
         ({"budget": -3}, "'budget' is -3"),
         ({"seed": None}, "'seed' is missing, and must be a whole number from 0"),
         ({"set": {"epochs": 3}}, "'set' is {'epochs': 3}, and must be an object of texts"),
-        ({"set": {"epoch": "3"}}, "has no setting 'epoch'"),
+        (
+            {"set": {"epoch": "3"}},
+            r"--resume: --set epoch=3: .*no setting 'epoch'; did you mean epochs.*: change it in 'set' of .*run\.json",
+        ),
+        (
+            {"set": {"epochs": "3.5"}},
+            "--set epochs=3.5: epochs takes a whole number, not '3.5'; an earlier session was given it",
+        ),
         ({"space": {"lr": "Float(low=0, high=1)"}}, "another search space: parameter 'lr' was Float"),
         ({"study": "other"}, "there is no study 'other' in .* which holds 'run'"),
         ({"storage": "other.log"}, "other.log, the study of this run, is missing"),
