@@ -26,7 +26,11 @@ def main() -> None:
     """Be the command hpo."""
     from hpo.command_line import call
     from hpo.commands import app
+    from hpo.printed import fill_closed_streams
 
+    fill_closed_streams()
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - nobody is to take it for written
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115 - print would take the other one
     for stream in (sys.stdout, sys.stderr):  # hyperparameters and failures may hold what a terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -35,9 +39,12 @@ def main() -> None:
 
 def run_islands(default_search_space: Path) -> None:
     """Be the command run_islands.py, on each rank of an MPI job."""
+    from hpo.printed import Printed, fill_closed_streams
+
+    fill_closed_streams()
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - a run goes on without
     from hpo.communicator import finalize, world
     from hpo.leaving import leave
-    from hpo.printed import Printed
     from hpo.watch import Watch
 
     # Imports make many objects that stay: without looking for garbage among them, 8 ranks on 2 cores import torch in

@@ -17,7 +17,8 @@ from hpo.report.text import printable_text
 # typer brings its own copy of click since 0.20, and used the real one before: this is its base class in both.
 _Mistake: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # files have messages of their own: see write_whole
+# Files have messages of their own: see write_whole.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
 def new_app(**options: Any) -> typer.Typer:
@@ -81,7 +82,7 @@ def call(app: typer.Typer, program: str) -> int:
         _write_no_more()
         return Exit.CRASHED
     except OSError as error:
-        if error.filename is not None or error.errno not in _FULL:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
             raise
         _write_no_more()
         print(f"error: the standard output cannot be written: {error.strerror}", file=sys.stderr)

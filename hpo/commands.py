@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -121,7 +123,7 @@ def report(
 ) -> None:
     """Write a report that opens in any browser: one HTML file that needs no network."""
     from hpo.reader import RunReader
-    from hpo.report.page.write import write_report
+    from hpo.report.page.write import report_of
 
     if n < 1:
         raise UsageError(f"-n must be at least 1, not {n}")
@@ -129,7 +131,7 @@ def report(
     run = RunReader(run_dir, storage)
     path = output or run.run_dir.report_html
     try:
-        write_report(run, path, n)
+        _write(path, report_of(run, n))
     except RunError as error:
         raise UsageError(str(error)) from error
     print(path)
@@ -157,7 +159,7 @@ def export(
     content = written(table_of(RunReader(run_dir, storage)))
     try:
         if output is not None:
-            write_whole(output, content)
+            _write(output, content)
         else:
             sys.stdout.buffer.write(content)
     except RunError as error:
@@ -224,5 +226,34 @@ def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
 
 
 def _check_free(output: Path | None, overwrite: bool) -> None:
-    if output is not None and os.path.lexists(output) and not overwrite:
+    """Raise a UsageError where a file is in the way, or something that is none and cannot take a stream."""
+    if output is None or not os.path.lexists(output) or _is_stream(output):
+        return
+    if output.exists() and not output.is_file():
+        raise UsageError(f"-o {output}: it is no file: name a file, or a pipe")
+    if not overwrite:
         raise UsageError(f"-o {output} exists: add --overwrite to replace it, or name another file")
+
+
+def _is_stream(path: Path) -> bool:
+    """Tell whether a path leads to a pipe, or a device such as a terminal; or to what a shell has opened."""
+    if str(path.parent) == "/dev/fd" or str(path) in ("/dev/stdout", "/dev/stderr"):
+        return True
+    with suppress(OSError):
+        mode = path.stat().st_mode
+        return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+    return False
+
+
+def _write(output: Path, content: bytes) -> None:
+    """Write a file whole or not at all, or to a stream, whose place no file is to take; RunError where that fails."""
+    if not _is_stream(output):
+        write_whole(output, content)
+        return
+    try:
+        with output.open("ab") as stream:
+            stream.write(content)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise RunError(f"{output} cannot be written: {error.strerror}") from error

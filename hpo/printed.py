@@ -179,6 +179,16 @@ class Marked(io.TextIOBase):
         return getattr(self.plain, name)  # such as the buffer, for bytes
 
 
+def fill_closed_streams() -> None:
+    """Put something that cannot be written to in the place of standard streams that were closed.
+
+    The next file that is opened, a study say, would get the number of one, and what libraries in native code print.
+    """
+    while (number := os.open(os.devnull, os.O_RDONLY)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
 def own_words() -> AbstractContextManager[object]:
     """Let what this program prints go to the real output, whatever objectives, of other threads, have put there."""
     return redirect_stdout(sys.__stdout__)

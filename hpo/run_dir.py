@@ -259,14 +259,15 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; RunError where that cannot be done."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a file whole or not at all, the one that a link leads to; RunError where that cannot be done."""
+    file_of_link = Path(os.path.realpath(path))
+    draft = file_of_link.with_name(f".{file_of_link.name}.{os.getpid()}")
     try:
         with draft.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
+        draft.replace(file_of_link)
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}") from error
     finally:

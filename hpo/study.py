@@ -11,7 +11,7 @@ from hpo.outage import OutageError
 from hpo.record import Record
 from hpo.report.text import short
 from hpo.run_dir import RunDir
-from hpo.storage import check_readable, file_of, studies, without_password
+from hpo.storage import studies, without_password
 
 CONFIRMATIONS = "-confirm"  # behind the name of a run's study, for the study of what confirms it
 

@@ -7,10 +7,13 @@ import io
 import json
 import os
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from hpo.command_line import call
 from hpo.commands import app
 from hpo.run_dir import RunDir
 from hpo.search_file import load_search_file
+from tests.conftest import ROOT, SEARCHES
 from tests.outcome import trials_of
 from tests.recorded import complete, run_of_everything, start
 from tests.studies import add, make_run
@@ -218,10 +222,10 @@ def test_a_run_in_which_nothing_was_started_has_its_columns(tmp_path: Path, expo
         (["run", "--to", "xls"], "--to xls: must be one of csv, json, parquet"),
         (["run", "--to", "parquet"], "--to parquet needs a file: add -o FILE"),
         (["run", "--to", "csv", "-o", "here"], "-o here exists: add --overwrite to replace it, or name another file"),
-        (["run", "--to", "csv", "-o", "."], "-o . exists"),
+        (["run", "--to", "csv", "-o", "."], "-o .: it is no file: name a file, or a pipe"),
         (["run", "--to", "csv", "-o", "nowhere/x"], "-o nowhere/x cannot be written: No such file or directory"),
         (["run", "--to", "csv", "-o", "here/x"], "-o here/x cannot be written: Not a directory"),
-        (["run", "--to", "csv", "-o", "run", "--overwrite"], "-o run cannot be written: Is a directory"),
+        (["run", "--to", "csv", "-o", "run", "--overwrite"], "-o run: it is no file"),
         (["run", "--to", "csv", "-o", "x" * 300], "cannot be written: File name too long"),
         (["nowhere", "--to", "csv"], "nowhere holds no run: there is no nowhere/run.json"),
         (["here", "--to", "csv"], "here/run.json cannot be read"),
@@ -307,3 +311,69 @@ def test_the_run_is_only_read(tmp_path: Path, export: Export) -> None:
     before = {path: path.read_bytes() for path in RunDir(run_dir).path.iterdir()}
     export(run_dir, "--to", "json")
     assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
+
+
+def test_a_link_keeps_leading_to_the_file_that_is_replaced(tmp_path: Path, export: Export) -> None:
+    start(tmp_path / "run")
+    file, link, dangling = tmp_path / "folder" / "file", tmp_path / "link", tmp_path / "dangling"
+    file.parent.mkdir()
+    file.write_text("old")
+    link.symlink_to(file)
+    dangling.symlink_to(file.with_name("new"))
+    for place, target in ((link, file), (dangling, file.with_name("new"))):
+        assert export(tmp_path / "run", "--to", "csv", "-o", place)[0] == 2
+        assert export(tmp_path / "run", "--to", "csv", "-o", place, "--overwrite")[0] == 0
+        assert place.is_symlink()
+        assert target.read_bytes().startswith(b"study,trial,")
+    assert sorted(path.name for path in file.parent.iterdir()) == ["file", "new"]
+
+
+def test_a_pipe_and_a_device_are_written_to_and_stay(tmp_path: Path, export: Export) -> None:
+    start(tmp_path / "run")
+    whole = export(tmp_path / "run", "--to", "csv")[1]
+    pipe, device, disk = tmp_path / "pipe", tmp_path / "device", tmp_path / "disk"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_bytes)
+        assert export(tmp_path / "run", "--to", "csv", "-o", pipe)[0] == 0
+        assert read.result(20) == whole
+    assert pipe.is_fifo()
+    assert export(tmp_path / "run", "--to", "csv", "-o", "/dev/stdout") == (0, whole, "")
+    if os.geteuid():
+        pytest.skip("only root makes devices")
+    os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
+    os.mknod(disk, 0o600 | stat.S_IFBLK, os.makedev(7, 0))
+    assert export(tmp_path / "run", "--to", "csv", "-o", device, "--overwrite")[0] == 0
+    assert device.is_char_device()
+    status, _, err = export(tmp_path / "run", "--to", "csv", "-o", disk, "--overwrite")
+    assert (status, err) == (2, f"error: -o {disk}: it is no file: name a file, or a pipe\n")
+    assert disk.is_block_device()
+
+
+@pytest.mark.parametrize("command", ["top", "watch", "export --to csv"])
+def test_a_standard_output_that_was_closed_is_said_and_takes_nothing(tmp_path: Path, command: str) -> None:
+    start(tmp_path / "run")
+    before = (tmp_path / "run" / "study.log").read_bytes()
+    name, *options = command.split()
+    line = [sys.executable, "-c", "from hpo.cli import main; main()", name, "run", *options]
+    closed = partial(os.close, 1)  # as a shell does for >&-
+    job = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, preexec_fn=closed)
+    assert (job.returncode, job.stderr) == (2, "error: the standard output cannot be written: Bad file descriptor\n")
+    assert (tmp_path / "run" / "study.log").read_bytes() == before
+
+
+def test_a_run_whose_standard_output_was_closed_comes_to_its_end(tmp_path: Path) -> None:
+    program, search = str(ROOT / "run_islands.py"), str(SEARCHES / "tiny.py")
+    line = [sys.executable, program, search, "--run-dir", "run", "--evaluations", "2"]
+    closed = partial(os.close, 1)
+    job = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=100, preexec_fn=closed)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["evaluations"]["complete"] >= 1
+
+
+def test_a_file_does_not_take_the_place_of_a_standard_stream_that_was_closed(tmp_path: Path) -> None:
+    code = "import os\nos.close(0)\nos.close(1)\nfrom hpo.command_line import fill_closed_streams\n"
+    code += "fill_closed_streams()\nfile = open('study.log', 'w')\nassert file.fileno() > 2\n"
+    code += "try:\n    os.write(1, b'x')\nexcept OSError as error:\n    assert error.errno == 9\nelse:\n    raise\n"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=60)
+    assert (shown.returncode, shown.stderr) == (0, b"")

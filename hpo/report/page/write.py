@@ -33,9 +33,14 @@ _COLUMNS = ("place", "loss", "trial", "island", "worker", "generation", "seconds
 _FOLDER = Path(__file__).parent
 
 
-def write_report(run: RunReader, path: Path, top_n: int = 10) -> None:
+def write_report(run: RunReader, path: Path) -> None:
     """Write the report of a run as it stands; RunError where the file cannot be written."""
-    write_whole(path, render(run, top_n, time.time()).encode(errors="backslashreplace"))
+    write_whole(path, report_of(run, top_n=10))
+
+
+def report_of(run: RunReader, top_n: int) -> bytes:
+    """Give the content of the report of a run as it stands."""
+    return render(run, top_n, time.time()).encode(errors="backslashreplace")
 
 
 def render(run: RunReader, top_n: int, now: float) -> str:
