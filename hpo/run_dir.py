@@ -76,6 +76,8 @@ class RunDir:
         the file that shows who had it empty.
         """
         try:
+            if _identity(self.lock) in _held:
+                return True
             with self.lock.open() as file:
                 locked = _is_locked(file)
         except FileNotFoundError:
@@ -102,12 +104,12 @@ class RunDir:
 
         The lock is the system's, which takes it back from a process that dies, and not the file that shows who has it.
         """
-        with self.lock.open("a+") as file:
+        with self.lock.open("a+", errors="replace") as file:
             file.seek(0)
             try:
                 _lock(file)
             except (BlockingIOError, PermissionError):
-                holder = file.read().strip() or "another run"
+                holder = printable(file.read(200).strip()) or "another run"
                 raise UsageError(
                     f"{self.path} is in use by {holder}: wait for it, end it, or name another --run-dir"
                 ) from None
@@ -122,9 +124,12 @@ class RunDir:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
             file.flush()
+            identity = _identity(self.lock)
+            _held.add(identity)
             try:
                 yield
             finally:
+                _held.discard(identity)
                 file.truncate(0)
                 if not self.run_json.exists():
                     self._leave_nothing()
@@ -158,6 +163,12 @@ class RunDir:
             raise UsageError(f"{self.run_json} cannot be read: {error}") from error
         _check_content(content, self.run_json)
         return dict(content)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Tell a file from others, whatever its name."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _is_locked(file: IO[str]) -> bool | None:

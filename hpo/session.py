@@ -29,7 +29,7 @@ from hpo.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.search_file import SearchFile
 from hpo.source import changes, keep
 from hpo.space import SearchSpace
-from hpo.storage import is_hidden, is_remote, studies, without_password
+from hpo.storage import from_anywhere, is_hidden, is_remote, studies, without_password
 from hpo.study import CONFIRMATIONS, confirmations_of, existing_study, mistakes, open_study
 
 _PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optuna", "scikit-learn")
@@ -111,7 +111,8 @@ def enter(options: Options, search: SearchFile, held: ExitStack) -> RunDir:
         run_dir.path.mkdir(parents=True, exist_ok=True)
         held.enter_context(run_dir.hold())
     except OSError as error:
-        raise UsageError(f"--run-dir {run_dir.path}: cannot be used: {error.strerror}") from error
+        place = error.filename or run_dir.path
+        raise UsageError(f"--run-dir {run_dir.path}: {place} cannot be used: {error.strerror}") from error
     run_dir.check(options.resume)  # another run may have been there since
     return run_dir
 
@@ -197,7 +198,7 @@ def _session(
 
 def _storage(options: Options, before: Mapping[str, Any], run_dir: RunDir) -> str:
     storage: str = options.storage or before.get("storage", run_dir.journal.name)
-    return storage
+    return from_anywhere(storage) if "://" in storage else storage
 
 
 def _how(search: SearchFile, layout: Layout, hosts: Sequence[str]) -> dict[str, Any]:

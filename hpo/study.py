@@ -47,7 +47,8 @@ def confirmations_of(run_dir: RunDir, storage: str, study_name: str) -> Record |
 def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
     """Open the record of a run that is known to have one; UsageError where its storage has no such study."""
     if _is_missing(storage):
-        raise UsageError(f"{storage}, the study of this run, is missing: restore it")
+        raise UsageError(f"{file_of(storage)}, the study of this run, is missing: restore it")
+    check_readable(storage)
     record = open_study(run_dir, storage, study_name)
     if record is None:
         with mistakes(storage):
@@ -59,7 +60,8 @@ def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
 
 
 def _is_missing(storage: str) -> bool:
-    return "://" not in storage and not Path(storage).is_file()
+    path = file_of(storage)
+    return path is not None and not path.is_file()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import closing
@@ -22,10 +23,11 @@ from hpo.git import Commit, commit_of
 from hpo.options import Options
 from hpo.reader import RunReader
 from hpo.record import Record
+from hpo.run_dir import RunDir
 from hpo.search_file import load_search_file
 from hpo.session import Session
 from hpo.storage import without_password
-from tests.recorded import QUICK, start
+from tests.recorded import QUICK, complete, start
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])
@@ -213,11 +215,50 @@ def test_a_place_that_cannot_be_written_to_is_one_message(tmp_path: Path) -> Non
     if os.geteuid() or subprocess.run(mount, capture_output=True, timeout=20).returncode:
         pytest.skip("a read-only place needs root, and leave to mount it")
     try:
-        with pytest.raises(UsageError, match=r"--run-dir .*/run: cannot"):
+        with pytest.raises(UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Read-only"):
             start(tmp_path / "run", resume=True)
         assert RunReader(tmp_path / "run").summary(3)["evaluations"]["complete"] == 3, "it can be looked at"
     finally:
         subprocess.run(["umount", str(tmp_path / "run")], check=True, timeout=20)
+
+
+def test_the_study_of_a_relative_sqlite_url_is_found_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    record = start(tmp_path / "run", storage="sqlite:///study.db?timeout=9").open_record()
+    url = f"sqlite:///{tmp_path}/here/study.db?timeout=9"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["storage"] == url
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    complete(start(tmp_path / "run", resume=True).open_record(), 1)
+    assert len(record.evaluations()) == len(RunReader(tmp_path / "run").evaluations()) == 1
+    with pytest.raises(UsageError, match=r"study\.db, the study of this run, is missing: restore it"):
+        RunReader(tmp_path / "run", "sqlite:///study.db")
+    (tmp_path / "here" / "study.db").rename(tmp_path / "here" / "moved.db")
+    for step in (lambda: RunReader(tmp_path / "run"), lambda: start(tmp_path / "run", resume=True, confirm=1)):
+        with pytest.raises(
+            UsageError, match=rf"{tmp_path}/here/study\.db, the study of this run, is missing: restore it"
+        ):
+            step()
+    assert [path.name for path in (*Path().iterdir(), *(tmp_path / "here").iterdir())] == ["moved.db"]
+
+
+def test_a_run_that_looks_whether_it_is_in_use_keeps_others_out(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    run_dir = RunDir(tmp_path / "run")
+    code = "import sys, pathlib, hpo.run_dir\nplace = hpo.run_dir.RunDir(pathlib.Path(sys.argv[1]))\n"
+    code += "print(place.in_use)\nwith place.hold():\n    print('held')\n"
+    asked = [sys.executable, "-c", code, str(run_dir.path)]
+    with run_dir.hold():
+        assert run_dir.in_use
+        other = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+        assert other.stdout == "True\n"
+        assert f"is in use by process {os.getpid()} on " in other.stderr
+        assert run_dir.in_use
+    assert not run_dir.in_use
+    assert subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout == "False\nheld\n"
 
 
 @pytest.mark.parametrize("place", [0, 3, 13, 60, "line"])
