@@ -153,7 +153,7 @@ def _of_storage(source: str) -> tuple[Record, Mapping[str, Any]]:
     if name not in found:
         if not searches:
             raise UsageError("it holds no study: name the storage of one, or a run directory")
-        names = ", ".join(map(repr, searches))
+        names = short(", ".join(map(repr, searches)))
         raise UsageError(f"it holds {names}: name one, as in {without_password(storage)}#NAME")
     if found[name] != [StudyDirection.MINIMIZE]:
         raise UsageError(f"the study {name!r} does not minimise one loss, as a search does: name another")

@@ -75,15 +75,27 @@ class RunReader:
 
 
 def _check_trials(trials: Sequence[FrozenTrial], space: Mapping[str, Any], storage: str) -> None:
-    """Raise a UsageError unless trials have the hyperparameters of a search space, of which names are known."""
+    """Raise a UsageError unless trials are of one search space, whose parameters have these names."""
+    distributions = next((trial.distributions for trial in trials if trial.distributions), {})
     for trial in trials:
         for name in [*trial.params, *space]:
-            if name not in space or type(trial.params.get(name)) not in (bool, int, float, str):
-                there = f"is {trial.params[name]!r}" if name in trial.params else "is missing"
+            if name not in space or not _fits(trial, name, distributions):
+                there = f"{trial.params[name]!r} of {trial.distributions[name]}" if name in trial.params else "missing"
                 raise UsageError(
                     f"{without_password(storage)}: trial {trial.number} is not of this run's search space: parameter "
-                    f"{name!r} {short(there)}"
+                    f"{name!r} is {short(there)}"
                 )
+
+
+def _fits(trial: FrozenTrial, name: str, distributions: Mapping[str, Any]) -> bool:
+    """Tell whether a trial has a parameter of these distributions."""
+    value, distribution = trial.params.get(name), distributions.get(name)
+    if distribution is None or trial.distributions.get(name) != distribution:
+        return False
+    if type(value) not in (bool, int, float, str):
+        return False
+    choices = getattr(distribution, "choices", None)
+    return value in choices if choices is not None else bool(distribution.low <= value <= distribution.high)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
     record = open_study(run_dir, storage, study_name)
     if record is None:
         with mistakes(storage):
-            names = ", ".join(map(repr, studies(storage))) or "none"
+            names = short(", ".join(map(repr, studies(storage))) or "none")
         raise UsageError(
             f"{run_dir.path}: there is no study {study_name!r} in {without_password(storage)}, which holds {names}"
         )
