@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpo.errors import AgreedError, Exit, RunError, UsageError
+from hpo.errors import AgreedError, Exit, OutageError, RunError, UsageError
 from hpo.layout import Layout, check_launch
 from hpo.options import Options
 from hpo.run_dir import RUNS, RunDir
@@ -66,6 +66,8 @@ def run_islands(default_search_space: Path) -> None:
         if first:
             print(f"error: {error}", file=sys.stderr, flush=True)
         status = Exit.MISTAKE
+    except OutageError as error:
+        watch.die(f"error: {error}", watch.stopping.status if watch.stopping else Exit.CRASHED)
     except (UsageError, RunError) as error:
         watch.die(f"error: {error}")
     except BaseException:

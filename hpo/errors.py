@@ -26,6 +26,10 @@ class RunError(RuntimeError):
         return printable_text(super().__str__())
 
 
+class OutageError(RunError):
+    """A storage has not answered for as long as it is waited for, or since the run is to stop."""
+
+
 class Exit(IntEnum):
     """Exit statuses of run_islands.py, for job scripts; MORE_TO_DO is sysexits' EX_TEMPFAIL, "try again"."""
 

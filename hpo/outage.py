@@ -12,7 +12,7 @@ from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 
 from hpo import clock
-from hpo.errors import RunError
+from hpo.errors import OutageError
 from hpo.report.text import duration
 
 _PATIENCE = 600.0  # seconds
@@ -25,10 +25,6 @@ T = TypeVar("T")
 
 def _never(_: Exception | None) -> None:
     """Say that a step has not been done where its answer did not come: it can be taken twice."""
-
-
-class OutageError(RunError):
-    """A storage has not answered for as long as it is waited for."""
 
 
 class Patience:

@@ -134,6 +134,11 @@ class RunDir:
                 if not self.run_json.exists():
                     self._leave_nothing()
 
+    def sign_off(self) -> None:
+        """Say that a run has ended by itself, though its processes have to be ended."""
+        with suppress(OSError):
+            os.truncate(self.lock, 0)
+
     def _leave_nothing(self) -> None:
         """Remove the lock of a run that could not be begun, and the directory if it is empty then."""
         with suppress(OSError):

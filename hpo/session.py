@@ -30,7 +30,7 @@ from hpo.search_file import SearchFile
 from hpo.source import changes, keep
 from hpo.space import SearchSpace
 from hpo.storage import from_anywhere, is_hidden, is_remote, studies, without_password
-from hpo.study import CONFIRMATIONS, confirmations_of, existing_study, mistakes, open_study
+from hpo.study import CONFIRMATIONS, confirmations_of, existing_study, is_missing, mistakes, open_study
 
 _PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optuna", "scikit-learn")
 
@@ -129,7 +129,7 @@ def begin(
     """Make the run's study, or take up the one that `before`, an earlier run.json, describes; needs `enter` first."""
     values = _values(settings)
     session = _session(run_dir, options, layout, values, before)
-    if before and is_remote(session.storage):
+    if before and is_remote(session.storage) and not is_missing(session.storage):
         Patience(without_password(session.storage), warn).call(partial(studies, session.storage))
     inheritance = read_inheritance(options.start_from, search.space) if options.start_from is not None else None
     given = read_given(options.start_with, search.space, session.seed) if options.start_with is not None else []

@@ -80,7 +80,7 @@ class Stages:
         timeout = options.evaluation_timeout or math.inf
         self._limits = Limits(options.collective_timeout, timeout, options.max_failures, self._target)
         if world.rank == 0:
-            watch.last_words = self.report
+            watch.last_words = self._say_last_words
             print(session.headline, flush=True)
         say = warn if world.rank == 0 else lambda _: None
         patience = Patience(without_password(session.storage), say, self._stops_early)
@@ -166,6 +166,11 @@ class Stages:
             return stopped.status
         succeeded = summary["best"] and (summary["evaluations"]["complete"] or not summary["evaluations"]["failed"])
         return Exit.BUDGET_SPENT if succeeded else Exit.NOTHING_SUCCEEDED
+
+    def _say_last_words(self) -> int:
+        status = self.report()
+        self._files.sign_off()
+        return status
 
     def _evaluator(
         self,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hpo.errors import RunError, UsageError
+from hpo.errors import OutageError, RunError, UsageError
 from hpo.failure import message
-from hpo.outage import OutageError
 from hpo.record import Record
 from hpo.report.text import short
 from hpo.run_dir import RunDir
-from hpo.storage import studies, without_password
+from hpo.storage import check_readable, file_of, studies, without_password
 
 CONFIRMATIONS = "-confirm"  # behind the name of a run's study, for the study of what confirms it
 
@@ -31,7 +30,7 @@ def confirmations_of(run_dir: RunDir, storage: str, study_name: str) -> Record |
     Raises UsageError where the study that would hold it is another run's.
     """
     name = study_name + CONFIRMATIONS
-    if _is_missing(storage):
+    if is_missing(storage):
         return None
     record = open_study(run_dir, storage, name)
     if record is None or record.about().get("confirms") == study_name:
@@ -46,7 +45,7 @@ def confirmations_of(run_dir: RunDir, storage: str, study_name: str) -> Record |
 
 def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
     """Open the record of a run that is known to have one; UsageError where its storage has no such study."""
-    if _is_missing(storage):
+    if is_missing(storage):
         raise UsageError(f"{file_of(storage)}, the study of this run, is missing: restore it")
     check_readable(storage)
     record = open_study(run_dir, storage, study_name)
@@ -59,7 +58,8 @@ def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
     return record
 
 
-def _is_missing(storage: str) -> bool:
+def is_missing(storage: str) -> bool:
+    """Tell whether the file that should hold a storage is not there."""
     path = file_of(storage)
     return path is not None and not path.is_file()
 

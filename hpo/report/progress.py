@@ -137,6 +137,7 @@ def _without_descriptors() -> Iterator[None]:
     """Do nothing where nothing can be opened: an objective has used up all descriptors, for a while."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
+    except (OSError, RunError) as error:
+        cause = error.__cause__ if isinstance(error, RunError) else error
+        if not isinstance(cause, OSError) or cause.errno not in (errno.EMFILE, errno.ENFILE):
             raise
