@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from hpo.errors import KnownError, RunError
 from hpo.lock import FileLock
 from hpo.storage import open_storage
+from hpo.suspects import MOST_DEATHS, deaths_of, explains, next_of
 from hpo.trials import INTERRUPTED, Evaluation, evaluation_of, kept, trial_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from hpo.outage import Patience
 
-_MOST_DEATHS = 3
 _REPEATED = ("propagator", "confirms", "seed")  # attributes that the repeat of a trial has too
 
 
@@ -135,7 +135,7 @@ class Record:
             if claimed - len(waiting) >= budget:
                 return None
             is_last = params is None or claimed >= budget
-            if waiting and (trial := _next(waiting, trials, is_last)):
+            if waiting and (trial := next_of(waiting, trials, is_last)):
                 return self._start_waiting(trial, attributes)
             if params is None or is_last:
                 return None
@@ -212,7 +212,7 @@ class Record:
         What waits is recorded before what ends, so that a crash in between loses nothing.
         """
         trial = self._storage.get_trial(assignment.trial_id)
-        deaths = _deaths(trial) + died
+        deaths = deaths_of(trial) + died
         if assignment.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
             kept = {name: trial.user_attrs[name] for name in _REPEATED if name in trial.user_attrs}
             self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths, **kept)
@@ -223,16 +223,16 @@ class Record:
     def requeue_interrupted(self) -> int:
         """Interrupt all that was running when a run died; only for a study that no run is working on.
 
-        What has killed it may be among them: `_next` tries them again so that it is found, and then it fails. Where it
-        is known already, it was recorded as what `killed` the job.
+        What has killed it may be among them, and is found (`hpo.suspects`) and fails, unless it is known already, since
+        it was recorded as what `killed` the job.
         """
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         for trial in running:
             assignment = Assignment(trial._trial_id, trial.number, trial.params)
-            died = not any(_explains(other, trial) for other in trials)
-            deaths = _deaths(trial) + died
-            if died and deaths >= _MOST_DEATHS:
+            died = not any(explains(other, trial) for other in trials)
+            deaths = deaths_of(trial) + died
+            if died and deaths >= MOST_DEATHS:
                 reason = f"the job died {deaths} times while this was evaluated, the last time while nothing else was"
                 self._end(assignment, TrialState.FAIL, None, failure=reason)
             else:
@@ -305,32 +305,3 @@ class Record:
             yield
         finally:
             lock.release()
-
-
-def _next(waiting: Sequence[FrozenTrial], trials: Sequence[FrozenTrial], is_last: bool) -> FrozenTrial | None:
-    """Choose what is evaluated again, of which some may kill the job; None where all of it is better left for later.
-
-    Group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943): of n that
-    were in flight at a death, the square root of n at a time, beside what is new; those that were at two, one by one at
-    the end of the run, when nothing else is in flight. What dies there is what kills it.
-    """
-    running = [trial for trial in trials if trial.state == TrialState.RUNNING]
-    if innocent := [trial for trial in waiting if not _deaths(trial)]:
-        return innocent[0]
-    suspects = [trial for trial in waiting if _deaths(trial) == 1]
-    in_flight = sum(_deaths(trial) > 0 for trial in running)
-    if suspects:
-        return suspects[0] if in_flight < math.isqrt(len(suspects) + in_flight) else None
-    return waiting[0] if is_last and not running else None
-
-
-def _deaths(trial: FrozenTrial) -> int:
-    """Give how often in a row the job has died while this was evaluated."""
-    deaths = trial.user_attrs.get("deaths", 0)
-    return deaths if isinstance(deaths, int) else 0
-
-
-def _explains(other: FrozenTrial, running: FrozenTrial) -> bool:
-    """Tell whether a trial is known to have ended the job in which another was running."""
-    ended, began = other.datetime_complete, running.datetime_start
-    return "killed" in other.user_attrs and bool(ended and began and ended >= began)

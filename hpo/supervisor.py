@@ -71,7 +71,7 @@ class Supervisor:
                 return status
             without = f" ({in_vain} of {self._restarts} without progress)" if progress == 0 else ""
             self._say(f"{crash}; starting it again{without}")
-            if not self._pause(min(2.0 ** min(in_vain - 1, 30), _LONGEST_PAUSE)):
+            if not self._pause(pause_after(in_vain)):
                 return Exit.MORE_TO_DO
             command = [*self._command, *(["--resume"] if "--resume" not in self._command else [])]
 
@@ -132,6 +132,11 @@ class Supervisor:
         if self._job is not None and self._job.returncode is None:
             with suppress(ProcessLookupError):
                 send(self._job.pid, number)
+
+
+def pause_after(in_vain: int) -> float:
+    """Give the seconds to wait after so many crashes in a row without progress: ever more, up to a minute."""
+    return min(2.0 ** min(in_vain - 1, 10), _LONGEST_PAUSE)
 
 
 def _option(command: Sequence[str], name: str) -> str | None:

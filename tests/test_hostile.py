@@ -104,6 +104,16 @@ def test_an_objective_that_leaves_python_fails_and_does_not_end_the_job_well(eac
     assert re.match(r"rank \d, killing.py:\d+: os._exit\(0\) was called", trial.user_attrs["failure"])
 
 
+def test_what_an_objective_forks_is_no_rank_however_it_ends(mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--run-dir", "run", "--islands", 1, "--evaluations", 2]
+    job = mpi.run(2, PROGRAM, SEARCHES / "branching.py", *options, cwd=tmp_path, timeout=40)
+    assert job.returncode == 0, job.stderr
+    assert "2 complete, of 2" in job.stdout
+    assert all(trial.values[0] >= 0 for trial in trials_of(tmp_path / "run"))
+    assert job.stderr.count("| ValueError: injected: in a child") == 4
+    assert "hpo/" not in job.stderr, "the frames of this program are none of theirs"
+
+
 @pytest.mark.parametrize("status", [0, 75])
 def test_a_job_that_ends_with_a_status_that_is_not_its_own_is_started_again(
     mpi: Mpi, tmp_path: Path, status: int

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from hpo.supervisor import pause_after
 from tests.chaos import Victim, children
 from tests.conftest import ROOT, SEARCHES, Mpi, changed_program, finish
 from tests.outcome import finished, lines_of, trials_of
@@ -382,6 +383,7 @@ def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
     missing = supervise("mpirum", "--run-dir", "run")
     assert (missing.returncode, missing.stderr) == (2, "error: mpirum cannot be started: No such file or directory\n")
     assert supervise("true", "--run-dir", "run", restarts=-1).returncode == 2
+    assert [pause_after(times) for times in (1, 2, 7, 5000)] == [1, 2, 60, 60]
 
 
 def test_an_individual_that_kills_the_job_again_and_again_is_given_up(mpi: Mpi, tmp_path: Path) -> None:
@@ -411,6 +413,9 @@ def test_two_runs_cannot_share_a_directory_and_a_dead_one_does_not_keep_it(mpi: 
     arguments = [PROGRAM, QUICK, "--run-dir", "run", "--resume", "--islands", 1, "--evaluations", 6]
     first = Victim(mpi, 2, [*arguments, "--set", "seconds=20"], tmp_path, tmp_path / "log")
     first.wait_for("done  island")
+    for rank in first.rank_processes():
+        shared = re.findall(r"/dev/shm/mpich_\S+(.*)", Path(f"/proc/{rank}/maps").read_text())
+        assert set(shared) == {" (deleted)"}, "MPICH's file, which nobody would remove after a kill, has a name"
     run_json = (tmp_path / "run" / "run.json").read_text()
     second = mpi.run(1, *arguments, "--ranks-per-worker", 1, cwd=tmp_path)
     assert (second.returncode, second.stdout) == (2, "")

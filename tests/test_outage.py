@@ -1,0 +1,87 @@
+"""Databases that are away: what a record does meanwhile, on an SQLite file that somebody else has locked."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpo import Float, SearchSpace, outage
+from hpo.errors import OutageError
+from hpo.outage import Patience
+from hpo.record import Record
+
+SPACE = SearchSpace(x=Float(0.0, 1.0))
+
+
+def url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'study.db'}?timeout=0"
+
+
+def made(folder: Path, said: list[str], is_over: Callable[[], bool] = lambda: False) -> Record:
+    Record.create(url(folder), "run", folder / "claims", SPACE.describe())
+    return Record(url(folder), "run", folder / "claims", Patience("the database", said.append, is_over))
+
+
+def away(folder: Path, seconds: float) -> threading.Thread:
+    """Lock the database, now and for so long."""
+    locked = threading.Event()
+
+    def hold() -> None:
+        connection = sqlite3.connect(folder / "study.db", isolation_level=None)
+        connection.execute("BEGIN EXCLUSIVE")
+        locked.set()
+        time.sleep(seconds)
+        connection.execute("COMMIT")
+        connection.close()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert locked.wait(10)
+    return thread
+
+
+def test_what_is_recorded_while_a_database_is_away_is_recorded_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    record = made(tmp_path, said)
+    for number in range(2):
+        holder = away(tmp_path, 1.0)
+        assignment = record.start({"x": number / 2}, SPACE.distributions(), 9, island=0, worker=0, generation=0)
+        assert assignment is not None
+        record.report(assignment, 1, 0.5)
+        holder.join()
+        holder = away(tmp_path, 1.0)
+        record.complete(assignment, 0.5, 1.0, {})
+        holder.join()
+    evaluations = Record(url(tmp_path), "run").evaluations()
+    assert [(one.state, dict(one.curve)) for one in evaluations] == [("complete", {1: 0.5})] * 2
+    assert len(said) == 8, "one line when it is away, and one when it is back"
+    first, second = said[:2]
+    why = "does not answer (database is locked): waiting for it, for 10 min 00 s at most"
+    assert first == f"warning: the storage the database {why}"
+    assert second.startswith("the storage the database answers again, after ")
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_an_outage_ends_a_run_where_it_lasts_too_long_or_the_run_is_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    if not stops:
+        monkeypatch.setattr(outage, "_PATIENCE", 0.5)
+    record = made(tmp_path, [], is_over=lambda: stops)
+    holder = away(tmp_path, 1.5)
+    with pytest.raises(
+        OutageError, match=r"has not answered for \d\.\d s \(database is locked\): what it holds is whole"
+    ):
+        record.evaluations()
+    holder.join()
+
+
+def test_what_is_no_outage_is_not_waited_for(tmp_path: Path) -> None:
+    record = made(tmp_path, [])
+    with pytest.raises(KeyError):
+        record._storage.get_study_id_from_name("another")

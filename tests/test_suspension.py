@@ -1,0 +1,50 @@
+"""Processes that are stopped for a while, as jobs are that a scheduler suspends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hpo.lock import FileLock
+from tests.conftest import ROOT
+
+WAITING = """
+import sys, threading, time
+from pathlib import Path
+from hpo import clock
+from hpo.lock import FileLock
+
+def look():
+    while True:
+        clock.now()
+        time.sleep(0.1)
+
+threading.Thread(target=look, daemon=True).start()
+print("waits", flush=True)
+began = time.monotonic()
+FileLock(Path(sys.argv[1]), stale_after=3.0).acquire()
+print(f"{time.monotonic() - began:.1f} {clock.lost():.1f}", flush=True)
+"""
+
+
+def test_a_lock_is_not_stale_because_who_waits_for_it_was_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    held = FileLock(path)
+    held.acquire()
+    command = [sys.executable, "-c", WAITING, str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "waits\n"
+        time.sleep(0.5)
+        waiting.send_signal(signal.SIGSTOP)
+        time.sleep(4.0)
+        waiting.send_signal(signal.SIGCONT)
+        took, lost = map(float, waiting.stdout.readline().split())
+    assert 3.5 < lost < 5
+    assert took - lost > 2.9, "it was taken before it was stale"
