@@ -108,11 +108,12 @@ class Evaluator:
         watch.patience = limits.collective_timeout
 
     def __call__(
-        self, params: Mapping[str, Any], breed_again: Callable[[], Mapping[str, Any] | None], **attributes: Any
+        self, params: Mapping[str, Any] | None, breed_again: Callable[[], Mapping[str, Any] | None], **attributes: Any
     ) -> tuple[dict[str, Any], float] | None:
         """Evaluate these hyperparameters, or others that have waited for longer; None where the run ends.
 
-        Where they are known, the leader asks for others, until there are none that are new.
+        Where they are known, the leader asks for others, until there are none that are new: None, which goes on with
+        what waits.
 
         Returns what was evaluated and its loss: the lowest that the objective yielded or returned, infinite if the
         evaluation failed on any rank.

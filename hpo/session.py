@@ -130,7 +130,8 @@ def begin(
     values = _values(settings)
     session = _session(run_dir, options, layout, values, before)
     if before and is_remote(session.storage) and not is_missing(session.storage):
-        Patience(without_password(session.storage), warn).call(partial(studies, session.storage))
+        with mistakes(session.storage):
+            Patience(without_password(session.storage), warn).call(partial(studies, session.storage))
     inheritance = read_inheritance(options.start_from, search.space) if options.start_from is not None else None
     given = read_given(options.start_with, search.space, session.seed) if options.start_with is not None else []
     if session.plan.count:

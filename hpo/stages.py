@@ -125,7 +125,7 @@ class Stages:
         place = {"island": self._layout.island_of(self._group.index), "worker": self._group.index}
         with self._progress(opened, total):
             self._world.barrier()  # what ends before the first rank follows the record would not be shown
-            while evaluate({}, lambda: None, **place) is not None:
+            while evaluate(None, lambda: None, **place) is not None:
                 pass
             self._world.barrier()
 

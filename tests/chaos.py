@@ -57,6 +57,18 @@ class Victim:
                 os.kill(pid, signal.SIGKILL)
         return f"{whom} ({len(chosen)} of {len(everyone)} processes)"
 
+    def suspend(self, seconds: float) -> bool:
+        """Stop all processes for so long; false if the job has ended."""
+        processes = [pid for pid in self.processes() if pid != os.getpid()]
+        if self.job.poll() is not None:
+            return False
+        for signal_, order in ((signal.SIGSTOP, 1), (signal.SIGCONT, -1)):
+            for pid in processes[::order]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal_)
+            time.sleep(seconds if signal_ == signal.SIGSTOP else 0.0)
+        return True
+
     def wait_for(self, text: str, seconds: float = 60) -> bool:
         """Wait until the job has printed a text; false if it has ended before."""
         end = time.monotonic() + seconds

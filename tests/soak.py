@@ -28,6 +28,7 @@ from tests.outcome import lines_of, trials_of
 
 PROGRAM = ROOT / "run_islands.py"
 FAULTY = SEARCHES / "faulty.py"
+ENDLESS = SEARCHES / "endless.py"
 LAYOUTS = [(4, 2, 2), (4, 1, 2), (3, 3, 1), (6, 2, 1), (2, 2, 1)]  # ranks, ranks per worker, islands
 WAYS = [
     *("raise@start", "raise@training", "raise", "raise@between", "backward", "keep@training", "memory", "exit"),
@@ -184,9 +185,30 @@ def slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]]:
     return seconds[0], seconds[1], states
 
 
+def suspend(mpi: Mpi, folder: Path, chance: random.Random, stops: int) -> tuple[int, float]:
+    """Stop a run at random moments, for longer than its ranks wait; gives its evaluations and the seconds stopped."""
+    folder.mkdir()
+    ranks, ranks_per_worker, islands = chance.choice([(8, 2, 2), (6, 3, 1), (4, 4, 1)])
+    layout = ["--ranks-per-worker", ranks_per_worker, "--islands", islands, "--collective-timeout", 3]
+    command = [PROGRAM, ENDLESS, "--run-dir", "run", *layout, "--evaluations", 4 * ranks // ranks_per_worker]
+    victim = Victim(mpi, ranks, command, folder, folder / "log")
+    victim.wait_for("done  island")
+    stopped = 0.0
+    for _ in range(stops):
+        victim.sleep(chance.uniform(0.5, 3.0))
+        seconds = chance.uniform(4.0, 12.0)
+        stopped += seconds if victim.suspend(seconds) else 0.0
+    status, errors = victim.wait(120)
+    assert (status, errors) == (0, ""), errors
+    states = Counter(trial.state.name for trial in trials_of(folder / "run"))
+    assert set(states) == {"COMPLETE"}, states
+    return states.total(), stopped
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="runs that are killed")
+    parser.add_argument("--suspended", type=int, default=6, help="runs that are suspended")
     parser.add_argument("--damages", type=int, default=1000, help="run directories that are damaged")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of what is killed when")
     arguments = parser.parse_args()
@@ -210,6 +232,15 @@ def main() -> None:
             f"{arguments.runs} runs: {total.kills} kills, {total.resumes} resumes, {total.finished} evaluations "
             f"finished, {total.repeated} of them repeated after a kill, {total.lost} lost; the journal was read "
             f"{total.readings} times meanwhile\n"
+        )
+        evaluations, stopped = 0, 0.0
+        for run in range(arguments.suspended):
+            chance = random.Random(arguments.seed + run)
+            more, seconds = suspend(mpis[run % len(mpis)], folder / f"suspended{run}", chance, stops=4)
+            evaluations, stopped = evaluations + more, stopped + seconds
+        print(
+            f"{arguments.suspended} suspended runs, 3 s for ranks to wait: stopped for {stopped:.0f} s in all; "
+            f"{evaluations} evaluations complete, 0 failed\n"
         )
         print(
             "worst recovery, seconds     "

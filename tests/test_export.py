@@ -372,7 +372,7 @@ def test_a_run_whose_standard_output_was_closed_comes_to_its_end(tmp_path: Path)
 
 
 def test_a_file_does_not_take_the_place_of_a_standard_stream_that_was_closed(tmp_path: Path) -> None:
-    code = "import os\nos.close(0)\nos.close(1)\nfrom hpo.command_line import fill_closed_streams\n"
+    code = "import os\nos.close(0)\nos.close(1)\nfrom hpo.printed import fill_closed_streams\n"
     code += "fill_closed_streams()\nfile = open('study.log', 'w')\nassert file.fileno() > 2\n"
     code += "try:\n    os.write(1, b'x')\nexcept OSError as error:\n    assert error.errno == 9\nelse:\n    raise\n"
     shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=60)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 import resource
-import signal
 import sqlite3
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ import pytest
 from tests.chaos import Victim
 from tests.conftest import ROOT, SEARCHES, Mpi, changed_program
 from tests.outcome import finished, trials_of
-from tests.soak import PROGRAM
+from tests.soak import ENDLESS, PROGRAM
 from tests.test_reliability import ALONE, QUICK, hpo
 
 KILLING = SEARCHES / "killing.py"
@@ -154,17 +152,12 @@ def test_a_mistake_that_one_rank_alone_meets_ends_the_job_at_once(each_mpi: Mpi,
 
 def test_a_suspended_job_goes_on_as_if_nothing_had_happened(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 5, "--collective-timeout", 3]
-    arguments = [PROGRAM, SEARCHES / "endless.py", *options]
+    arguments = [PROGRAM, ENDLESS, *options]
     victim = Victim(mpi, 4, arguments, tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
     for _ in range(2):
         victim.sleep(1.0)
-        processes = list(victim.processes())
-        for process in processes:
-            os.kill(process, signal.SIGSTOP)
-        time.sleep(4.5)
-        for process in reversed(processes):
-            os.kill(process, signal.SIGCONT)
+        assert victim.suspend(4.5)
     assert victim.wait(60) == (0, "")
     trials = trials_of(tmp_path / "run")
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 5
@@ -183,7 +176,7 @@ def test_a_database_that_is_away_costs_nothing(mpi: Mpi, tmp_path: Path) -> None
         "--storage",
         f"sqlite:///{database}?timeout=0",
     ]
-    arguments = [PROGRAM, SEARCHES / "endless.py", *options, "--evaluation-timeout", 4]
+    arguments = [PROGRAM, ENDLESS, *options, "--evaluation-timeout", 4]
     victim = Victim(mpi, 2, [*arguments, "--evaluations", 3], tmp_path, tmp_path / "log")
     victim.wait_for("1/3")
     with sqlite3.connect(database, isolation_level=None, timeout=20) as connection:

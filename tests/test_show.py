@@ -194,7 +194,7 @@ def test_deaths_and_repeats_are_told(tmp_path: Path, hpo: Hpo) -> None:
     started(record, 3)
     for _ in range(2):
         assert record.requeue_interrupted() == 1
-        assert record.start({}, {}, 9, island=0, worker=0, generation=0)
+        assert record.start(None, {}, 9, island=0, worker=0, generation=0)
     facts = facts_of(hpo("show", tmp_path / "run", 2)[1])
     assert facts["repeats"] == "trial 1, which was interrupted"
     assert facts["deaths"] == "the job had died 2 times in a row on it before this"
