@@ -154,7 +154,8 @@ class RunDir:
     def clear_locks(self) -> None:
         """Remove what a killed run may have left: locks, which would be waited for until they are stale, and drafts."""
         for path in (self.journal, self.claims, self.weights):
-            path.with_name(path.name + ".lock").unlink(missing_ok=True)
+            for lock in (path.with_name(path.name + ".lock"), *self.path.glob(f"{path.name}.lock.*")):
+                lock.unlink(missing_ok=True)
         for draft in self.path.glob(f".{self.weights.name}.*"):
             draft.unlink(missing_ok=True)
 

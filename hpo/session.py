@@ -250,8 +250,11 @@ def _take_up(session: Session, search: SearchFile) -> str:
             confirmations.requeue_interrupted()
     states = [evaluation.state for evaluation in record.evaluations() if not evaluation.origin]
     finished = len(states) - states.count("waiting") - states.count("interrupted")
-    again = f"; {states.count('waiting')} that wait will be evaluated first" if "waiting" in states else ""
-    return f": going on after {counted(finished, 'evaluation')}{again}"
+    late = sum(one.state == "waiting" and one.deaths > 1 for one in record.evaluations())
+    soon = states.count("waiting") - late
+    first = f"; {soon} that wait will be evaluated first" if soon else ""
+    last = f"; {late} that may have killed the job twice, alone at the end" if late else ""
+    return f": going on after {counted(finished, 'evaluation')}{first}{last}"
 
 
 def _check_trials(record: Record, storage: str, space: SearchSpace) -> None:

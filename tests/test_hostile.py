@@ -82,6 +82,7 @@ def test_an_individual_that_kills_the_job_is_given_up_and_no_other(mpi: Mpi, tmp
     job = supervise(tmp_path, "-n", 3, mpi.python, PROGRAM, KILLING, *options, *settings)
     assert job.returncode == 0, job.stderr
     assert "17 complete, 1 failed, of 18" in job.stdout
+    assert re.search(r"going on after .*; \d that may have killed the job twice, alone at the end", job.stdout)
     failures = {trial.params["k"]: trial.user_attrs.get("failure") for trial in trials_of(tmp_path / "run")}
     assert failures[7] == "the job died 3 times while this was evaluated, the last time while nothing else was"
     assert [k for k, failure in failures.items() if failure] == [7]
