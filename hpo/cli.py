@@ -67,7 +67,7 @@ def run_islands(default_search_space: Path) -> None:
             print(f"error: {error}", file=sys.stderr, flush=True)
         status = Exit.MISTAKE
     except OutageError as error:
-        watch.die(f"error: {error}", watch.stopping.status if watch.stopping else Exit.CRASHED)
+        watch.die(f"error: {error}", (watch.stopping.status if watch.stopping else 0) or Exit.CRASHED)
     except (UsageError, RunError) as error:
         watch.die(f"error: {error}")
     except BaseException:

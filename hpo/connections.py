@@ -43,10 +43,6 @@ class Connections:
         while self._held:
             self._held.pop().close()
 
-    def forget(self) -> None:
-        """Leave them to somebody else."""
-        self._known = {}
-
     def _new(self) -> dict[int, int]:
         before = self._before
         if before is None:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from hpo.worker import Worker
 
 
+_MOST_SUSPENSIONS = 20  # in which ranks of one evaluation have waited in vain
+
+
 @dataclass(frozen=True)
 class Limits:
     """When to end: waiting for a rank, an evaluation, a run in which nothing succeeds, or one that is good enough."""
@@ -135,12 +138,16 @@ class Evaluator:
 
     def _judged(self, evaluate: Callable[[], _Outcome]) -> _Outcome:
         """Evaluate, and again where what went wrong was nobody's mistake."""
-        outcome = evaluate()
-        if outcome.verdict.state == "again":
-            self._group.trust()
+        checked = True
+        for _ in range(_MOST_SUSPENSIONS):
             outcome = evaluate()
-        while outcome.verdict.state == "suspended":
-            outcome = evaluate()
+            if outcome.verdict.state == "again" and checked:
+                checked = False
+                self._group.trust()
+            elif outcome.verdict.state != "suspended":
+                return outcome
+        reason = f"timeout: the job was suspended in each of {_MOST_SUSPENSIONS} attempts"
+        outcome.verdict = Verdict("failed", failure=reason)
         return outcome
 
     def _start(
@@ -189,10 +196,10 @@ class Evaluator:
         with self._waiting():
             if self._record and assignment:
                 self._record.report(assignment, epoch, loss)
-        if loss < outcome.loss:
-            outcome.loss, outcome.metrics = loss, outcome.verdict.metrics
-            if self._keeper and assignment:
-                outcome.weights = self._keeper.copy(assignment, offered, loss)
+            if loss < outcome.loss:
+                outcome.loss, outcome.metrics = loss, outcome.verdict.metrics
+                if self._keeper and assignment:
+                    outcome.weights = self._keeper.copy(assignment, offered, loss)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -238,7 +245,8 @@ class Evaluator:
         """Let the leader ask the pruner, and tell its peers."""
         if self._pruner is None:
             return False
-        hopeless = self._record and assignment and self._record.is_hopeless(assignment, self._pruner)
+        with self._waiting():
+            hopeless = self._record and assignment and self._record.is_hopeless(assignment, self._pruner)
         return bool(self._group.own_comm.bcast(hopeless))
 
     def _finish(self, record: Record, assignment: Assignment, outcome: _Outcome, seconds: float) -> None:

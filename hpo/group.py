@@ -126,7 +126,6 @@ class Group:
                 dist.init_process_group(
                     self._backend, store=store, rank=self.rank, world_size=self.size, timeout=_LIMIT
                 )
-            self._subgroups.connections.forget()
             self._store.patience = self._collective_timeout.total_seconds()
             _group()._get_backend(self.device)._set_default_timeout(self._collective_timeout)
             if self._is_to_be_checked():

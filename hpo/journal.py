@@ -15,7 +15,9 @@ from hpo.errors import RunError
 from hpo.lines import Sum, entry_of
 from hpo.lock import FileLock
 
-_STALE_AFTER = 30.0  # seconds, as Optuna has it
+# Seconds, for other programs that have died. Ranks that are stopped for a shorter time do not lose it: who goes on to
+# write then would write what it does not fit to any more.
+_STALE_AFTER = 3600.0
 
 
 class Journal(JournalFileBackend):

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from hpo import clock
+
 _SIOCGIFADDR = 0x8915
 _QUIET_MILLISECONDS = 30
 _SECONDS_UNTIL_QUIET = 3.0
@@ -73,7 +75,7 @@ def stop_receiving(sockets: Mapping[int, int]) -> list[socket.socket]:
     it). Transfers that have begun end by themselves, so that this waits for them. Sockets that listen are left alone:
     gloo's listener ends the process when its socket fails.
     """
-    give_up_at = time.monotonic() + _SECONDS_UNTIL_QUIET
+    give_up_at = clock.now() + _SECONDS_UNTIL_QUIET
     held = []
     for descriptor, inode in sockets.items():
         if is_open(descriptor, inode):
@@ -81,7 +83,7 @@ def stop_receiving(sockets: Mapping[int, int]) -> list[socket.socket]:
                 connection = socket.socket(fileno=os.dup(descriptor))
                 held.append(connection)
                 connection.getpeername()  # raises if it listens
-                while not _is_quiet(connection) and time.monotonic() < give_up_at:
+                while not _is_quiet(connection) and clock.now() < give_up_at:
                     time.sleep(0.005)
                 connection.shutdown(socket.SHUT_RD)
     return held

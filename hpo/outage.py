@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial
 
 from hpo import clock
 from hpo.errors import OutageError
@@ -18,6 +19,11 @@ from hpo.report.text import duration
 _PATIENCE = 600.0  # seconds
 _SHORTEST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
+# What databases raise as the same kind of error: PostgreSQL, MySQL and SQLite.
+_MISTAKES = (
+    *("authentication failed", "Access denied", "no password supplied", "does not exist", "Unknown database"),
+    *("no such table", "readonly database", "unable to open database file"),
+)
 _METHODS = [name for name, member in vars(BaseStorage).items() if callable(member) and not name.startswith("_")]
 
 T = TypeVar("T")
@@ -100,7 +106,8 @@ def _call(storage: BaseStorage, method: Callable[..., Any], patience: Patience, 
         return patience.call(step, _ended)
     if method.__name__ == "create_new_trial":
         known = len(storage.get_all_trials(args[0], deepcopy=False))
-        return patience.call(step, partial(_added, storage, args[0], known))
+        template = args[1] if len(args) > 1 else options["template_trial"]
+        return patience.call(step, partial(_added, storage, args[0], known, template))
     return patience.call(step)
 
 
@@ -109,12 +116,15 @@ def _ended(error: Exception | None) -> bool | None:
     return True if isinstance(error, UpdateFinishedTrialError) else None
 
 
-def _added(storage: BaseStorage, study_id: int, known: int, error: Exception | None) -> int | None:
-    """Give the trial that has been added though no answer came; nobody else adds any meanwhile, who has no lock."""
-    if error is not None:
-        return None
-    trials = storage.get_all_trials(study_id, deepcopy=False)
-    return trials[known]._trial_id if len(trials) > known else None
+def _added(
+    storage: BaseStorage, study_id: int, known: int, template: FrozenTrial, error: Exception | None
+) -> int | None:
+    """Give the trial that has been added though no answer came; others may have added theirs meanwhile."""
+    if error is None:
+        for trial in storage.get_all_trials(study_id, deepcopy=False)[known:]:
+            if (trial.params, trial.user_attrs) == (template.params, template.user_attrs):
+                return trial._trial_id
+    return None
 
 
 def is_outage(error: BaseException | None) -> bool:
@@ -123,6 +133,8 @@ def is_outage(error: BaseException | None) -> bool:
 
     if isinstance(error, StorageInternalError):
         error = error.__cause__
+    if any(text in str(error) for text in _MISTAKES):
+        return False
     lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
     return lost or isinstance(error, (exc.InterfaceError, exc.OperationalError, exc.TimeoutError))
 

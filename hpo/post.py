@@ -5,11 +5,11 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from hpo import clock
 from hpo.communicator import SleepingComm
 
 Message = tuple[Any, ...]
@@ -34,7 +34,7 @@ class Post:
         self._world = world
         self._comm = world.copy()
         self._outbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
-        self._told_at = self._exchanged_at = self._heard_at = time.monotonic()
+        self._told_at = self._exchanged_at = self._heard_at = clock.now()
 
     def name_in(self, rank: int, worker: int) -> None:
         """Name this rank as those do who see its worker: in what objectives print, and in failures."""
@@ -65,13 +65,13 @@ class Post:
             self.alone.release()
         for message in came:
             if message[0] == _PING:
-                self._heard_at, self.previous = time.monotonic(), message[1]
+                self._heard_at, self.previous = clock.now(), message[1]
             else:
                 yield message
 
     def silence(self) -> float:
         """Give the seconds for which nothing has come from the previous rank, in the ring of all ranks."""
-        return time.monotonic() - self._heard_at if self.size > 1 else 0.0
+        return clock.now() - self._heard_at if self.size > 1 else 0.0
 
     def close(self) -> None:
         """Drop what is on its way; collective, and after the last exchange."""
@@ -82,7 +82,7 @@ class Post:
         self._world.Abort(status)
 
     def _ping(self) -> None:
-        now = time.monotonic()
+        now = clock.now()
         if now > self._exchanged_at + 3 * _SECONDS_BETWEEN_PINGS:
             self._heard_at = now  # this rank has not listened: it slept, perhaps with the whole job, or was connecting
         self._exchanged_at = now

@@ -220,8 +220,8 @@ class Record:
         self._interrupted += 1
         self._some_may_wait = True
 
-    def requeue_interrupted(self) -> int:
-        """Interrupt all that was running when a run died; only for a study that no run is working on.
+    def requeue_interrupted(self, died: bool = True) -> int:
+        """Interrupt all that was running when a run ended, or died; only for a study that no run is working on.
 
         What has killed it may be among them, and is found (`hpo.suspects`) and fails, unless it is known already, since
         it was recorded as what `killed` the job.
@@ -230,13 +230,13 @@ class Record:
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         for trial in running:
             assignment = Assignment(trial._trial_id, trial.number, trial.params)
-            died = not any(explains(other, trial) for other in trials)
-            deaths = deaths_of(trial) + died
-            if died and deaths >= MOST_DEATHS:
+            suspected = died and not any(explains(other, trial) for other in trials)
+            deaths = deaths_of(trial) + suspected
+            if suspected and deaths >= MOST_DEATHS:
                 reason = f"the job died {deaths} times while this was evaluated, the last time while nothing else was"
                 self._end(assignment, TrialState.FAIL, None, failure=reason)
             else:
-                self.interrupt(assignment, died)
+                self.interrupt(assignment, suspected)
         return len(running)
 
     def failures_before_any_success(self) -> int:

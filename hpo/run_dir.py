@@ -36,6 +36,7 @@ class RunDir:
         self.test_json = path / "test.json"
         self.report_html = path / "report.html"
         self.lock = path / "lock"
+        self.died = False  # whether the run that was here before this one has
 
     @property
     def study_name(self) -> str:
@@ -120,6 +121,7 @@ class RunDir:
                     file=sys.stderr,
                     flush=True,
                 )
+            self.died = bool(file.read(1))
             file.truncate(0)
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
@@ -135,7 +137,7 @@ class RunDir:
                     self._leave_nothing()
 
     def sign_off(self) -> None:
-        """Say that a run has ended by itself, though its processes have to be ended."""
+        """Say that a run ends by itself, so that what runs is not taken for what it has died of."""
         with suppress(OSError):
             os.truncate(self.lock, 0)
 

@@ -244,10 +244,10 @@ def _take_up(session: Session, search: SearchFile) -> str:
         )
     _check_trials(record, session.storage, search.space)
     with mistakes(session.storage):
-        record.requeue_interrupted()
+        record.requeue_interrupted(run_dir.died)
         confirmations = open_study(run_dir, session.storage, session.study_name + CONFIRMATIONS)
         if confirmations and confirmations.about().get("confirms") == session.study_name:
-            confirmations.requeue_interrupted()
+            confirmations.requeue_interrupted(run_dir.died)
     states = [evaluation.state for evaluation in record.evaluations() if not evaluation.origin]
     finished = len(states) - states.count("waiting") - states.count("interrupted")
     late = sum(one.state == "waiting" and one.deaths > 1 for one in record.evaluations())

@@ -80,10 +80,10 @@ class Stages:
         timeout = options.evaluation_timeout or math.inf
         self._limits = Limits(options.collective_timeout, timeout, options.max_failures, self._target)
         if world.rank == 0:
-            watch.last_words = self._say_last_words
+            watch.last_words, watch.signs_off = self.report, self._files.sign_off
             print(session.headline, flush=True)
         say = warn if world.rank == 0 else lambda _: None
-        patience = Patience(without_password(session.storage), say, self._stops_early)
+        patience = Patience(without_password(session.storage), say, self._cannot_wait)
         self._session = replace(session, patience=patience)
         trackers = options.trackers if world.rank == 0 else ()
         self._tracking = Tracking(trackers, session.run_dir.path, niceness=_NICENESS_OF_TRACKERS)
@@ -167,11 +167,6 @@ class Stages:
         succeeded = summary["best"] and (summary["evaluations"]["complete"] or not summary["evaluations"]["failed"])
         return Exit.BUDGET_SPENT if succeeded else Exit.NOTHING_SUCCEEDED
 
-    def _say_last_words(self) -> int:
-        status = self.report()
-        self._files.sign_off()
-        return status
-
     def _evaluator(
         self,
         record: Record | None,
@@ -204,8 +199,8 @@ class Stages:
             return nullcontext()
         return Progress(opened().news, budget, on_error=self._watch.die)
 
-    def _stops_early(self) -> bool:
-        return self._watch.stopping is not None and self._watch.stopping.status != Exit.BUDGET_SPENT
+    def _cannot_wait(self) -> bool:
+        return self._watch.stopping is not None or self._watch.is_asking
 
     def _is_search_over(self) -> bool:
         evaluations = self._session.open_record().evaluations()

@@ -53,7 +53,8 @@ class Subgroups:
         self.connections.close()
 
     def _made(self, *arguments: Any, **options: Any) -> Any:
-        if options.get("timeout") is not None:
-            options["timeout"] = min(options["timeout"], self._patience)
+        if not arguments[2]:  # the ranks of a group; none are given for the default one, which is whoever makes it's
+            return self._make(*arguments, **options)
+        options["timeout"] = min(options["timeout"], self._patience)
         with self.connections.opening():
             return self._make(*arguments, **options)

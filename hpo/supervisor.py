@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -54,12 +55,12 @@ class Supervisor:
     def _run(self) -> int:
         command, in_vain, done = self._command, 0, self._finished()
         while True:
-            before = self._holder
+            before, since = self._holder, time.time()
             status = self._run_once(command)
             died = self._holder not in ("", before)  # a run that ends leaves nobody there
             if status in _FINAL and not died:
                 return status
-            if self._stopped_at is not None:
+            if self._stopped_at is not None or (not died and self._has_stopped(since)):
                 return Exit.MORE_TO_DO
             now = self._finished(otherwise=done)
             progress, done = now - done, now
@@ -92,10 +93,17 @@ class Supervisor:
     def _holder(self) -> str:
         return RunDir(self._run_dir).holder
 
+    def _has_stopped(self, since: float) -> bool:
+        """Tell whether a run has stopped and summed up, though a launcher gives the status of a killed rank."""
+        summary = RunDir(self._run_dir).summary_json
+        with suppress(OSError, ValueError, RecursionError, AttributeError):
+            return summary.stat().st_mtime > since and bool(json.loads(summary.read_text()).get("stopped"))
+        return False
+
     def _what_it_left(self, finished: int) -> str:
         """Say how far a job got that has died, and what it was evaluating."""
         after = f"after {counted(finished, 'evaluation')}"
-        with suppress(UsageError):
+        with suppress(Exception):  # what cannot be read now will be, or the job says why not
             run = RunReader(self._run_dir, self._storage)
             running = [e.label for e in [*run.evaluations(), *run.confirmations()] if e.state == "running"]
             return f"{after}, in trial{'s' if len(running) > 1 else ''} {', '.join(running)}" if running else after
@@ -103,7 +111,7 @@ class Supervisor:
 
     def _finished(self, otherwise: int = 0) -> int:
         """Count the evaluations that have ended by themselves, if there is a run that can be read now."""
-        with suppress(UsageError):
+        with suppress(Exception):
             run = RunReader(self._run_dir, self._storage)
             return sum(evaluation.counts for evaluation in [*run.evaluations(), *run.confirmations()])
         return otherwise

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -50,19 +51,33 @@ def _environment() -> dict[str, str]:
 
 
 def _set_environment(before: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(before)
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
-def _set_in_place(kept: list[Any]) -> Callable[[list[Any]], None]:
-    return lambda before: kept.__setitem__(slice(None), before)
+def _list_of(module: ModuleType, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Look at a list of a module, in the place of which another one may be put, and put it back."""
+
+    def look() -> tuple[list[Any], list[Any]]:
+        kept = getattr(module, name)
+        return kept, list(kept)
+
+    def put(before: tuple[list[Any], list[Any]]) -> None:
+        kept, content = before
+        kept[:] = content
+        setattr(module, name, kept)
+
+    return look, put
 
 
 # How each is looked at, and set.
 _STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     (_environment, _set_environment),
-    (lambda: list(sys.path), _set_in_place(sys.path)),
-    (lambda: list(warnings.filters), _set_in_place(warnings.filters)),  # type: ignore[arg-type]
+    _list_of(sys, "path"),
+    _list_of(warnings, "filters"),
     (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     (socket.getdefaulttimeout, socket.setdefaulttimeout),
     (np.geterr, lambda before: np.seterr(**before)),

@@ -71,6 +71,7 @@ class Watch:
         self.patience = math.inf  # seconds in which an evaluation that is called off has to end
         self.last_words: Callable[[], int] | None = None  # of the first rank, where a run does not stop in time
         self.post = Post(world)
+        self.signs_off: Callable[[], None] | None = None  # on the first rank, where the run begins to stop
         self.names_of_peers = ""
         self._peers: list[int] = []
         self._leader = self.post.rank
@@ -117,6 +118,11 @@ class Watch:
         self._refusing.__exit__(None, None, None)
         self._crash.__exit__(None, None, None)
         self._bell.__exit__()
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether this thread is the watch's own, which others wait for."""
+        return threading.current_thread() is self._thread
 
     # What the main thread says
 
@@ -206,6 +212,9 @@ class Watch:
             return
         self._stopped_at = clock.now()
         self.stopping = stop
+        if self.signs_off is not None and stop.status != Exit.BUDGET_SPENT:
+            with suppress(Exception):  # what runs is suspected then, as if the job had died
+                self.signs_off()
         for rank in range(1, self.post.size) if self.post.rank == 0 else [0]:
             self._send(rank, "stop", stop)
         number = self._number
@@ -345,7 +354,7 @@ class Watch:
 
     def _send_soon(self, rank: int, *message: Any) -> None:
         """Send at once, though this thread may never come back to send what waits."""
-        if threading.current_thread() is self._thread:
+        if self.is_asking:
             self.post.send_now(rank, *message)
         else:
             self._send(rank, *message)

@@ -93,3 +93,13 @@ def test_who_was_in_flight_when_something_else_is_known_to_have_killed_the_job_i
     record.requeue_interrupted()
     (waiting,) = [evaluation for evaluation in record.evaluations() if evaluation.state == "waiting"]
     assert (waiting.repeats, waiting.deaths) == (1, 0)
+
+
+def test_who_was_in_flight_when_a_run_was_stopped_is_not_suspected(tmp_path: Path) -> None:
+    job = Job(tmp_path, 1, 3, set(), seed=0)
+    for _ in range(4):
+        record = job.opened()
+        record.requeue_interrupted(died=False)
+        assert job._start(record) is not None
+    assert not job.session()
+    assert [evaluation.state for evaluation in job.ended()] == ["complete"] * 3

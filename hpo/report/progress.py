@@ -9,10 +9,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from hpo.errors import RunError
+from hpo.errors import OutageError, RunError
 from hpo.report.names import together
 from hpo.report.pace import pace
 from hpo.report.text import duration, named, number, printable, short, tenths, value
@@ -104,7 +104,7 @@ class Progress:
     def _follow(self) -> None:
         try:
             while not self._stopped.wait(_POLL_SECONDS):
-                with _without_descriptors():
+                with suppress(OutageError), _without_descriptors():  # who writes the record has to say so
                     self._print_new()
         except RunError as error:
             self._on_error(f"error: {error}")
