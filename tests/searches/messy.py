@@ -54,11 +54,12 @@ def objective(params, _):
     os.umask(0o077)
     os.environ["MESSY"] = "1"
     del os.environ["PATH"]
-    sys.path.insert(0, "/nowhere")
+    sys.path = ["/nowhere", *sys.path]
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGURG):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, print)
     signal.setitimer(signal.ITIMER_REAL, 60)
+    warnings.catch_warnings().__enter__()  # which puts another list in the place of the filters
     warnings.simplefilter("ignore")
     gc.disable()
     socket.setdefaulttimeout(0.001)
