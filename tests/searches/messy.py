@@ -28,7 +28,7 @@ def surroundings():
         "umask": mask,
         "environment": dict(os.environ),
         "path": list(sys.path),
-        "signals": [signal.getsignal(n) for n in (signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGURG)],
+        "signals": [signal.getsignal(n) for n in (signal.SIGALRM, signal.SIGTERM, signal.SIGUSR2, signal.SIGURG)],
         "timer": signal.getitimer(signal.ITIMER_REAL),
         "filters": list(warnings.filters),
         "garbage": gc.isenabled(),
@@ -55,7 +55,7 @@ def objective(params, _):
     os.environ["MESSY"] = "1"
     del os.environ["PATH"]
     sys.path = ["/nowhere", *sys.path]
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGURG):
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGURG):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, print)
     signal.setitimer(signal.ITIMER_REAL, 60)
