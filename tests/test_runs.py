@@ -195,7 +195,8 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     repeats = {t.user_attrs["repeats"]: t for t in trials if "repeats" in t.user_attrs}
     assert {n: repeats[n].params for n in repeats} == {t.number: t.params for t in in_flight}
     started = sorted((t for t in trials if t.number > in_flight[-1].number), key=lambda t: t.datetime_start or 0)
-    assert {t.number for t in started[: len(repeats)]} == {t.number for t in repeats.values()}
+    # One of them may have killed the job: of two or three, one at a time is tried again.
+    assert min(t.number for t in repeats.values()) in {t.number for t in started[:3]}
     places = [(t.user_attrs["worker"], t.user_attrs["generation"]) for t in trials if t.number in after]
     assert len(set(places)) == len(places), "generations are counted on"
 
