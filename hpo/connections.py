@@ -37,8 +37,7 @@ class Connections:
         self._held += stop_receiving({**self._known, **self._new()})
 
     def close(self) -> None:
-        """Cut them, let their other ends know of it, and forget them."""
-        self.cut()
+        """Let the other ends of those that were cut know of it, and forget all."""
         self._known = {}
         while self._held:
             self._held.pop().close()

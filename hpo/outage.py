@@ -17,6 +17,7 @@ from hpo.errors import OutageError
 from hpo.report.text import duration
 
 _PATIENCE = 600.0  # seconds
+_UNNOTICED = 0.5  # so long workers that write at once may be in each other's way
 _SHORTEST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 # What databases raise as the same kind of error: PostgreSQL, MySQL and SQLite.
@@ -29,10 +30,6 @@ _METHODS = [name for name, member in vars(BaseStorage).items() if callable(membe
 T = TypeVar("T")
 
 
-def _never(_: Exception | None) -> None:
-    """Say that a step has not been done where its answer did not come: it can be taken twice."""
-
-
 class Patience:
     """Waits for a storage, called `shown` to people, for ten minutes at most, and not while `is_over()`.
 
@@ -43,54 +40,63 @@ class Patience:
         self._shown = shown
         self._say = say
         self._is_over = is_over
-        self._away_since: float | None = None
+        self._waiting = 0  # calls that have told of it
         self._lock = threading.Lock()
 
-    def call(self, step: Callable[[], T], has_been_done: Callable[[Exception | None], T | None] = _never) -> T:
+    def call(self, step: Callable[[], T], again: Callable[[], T] | None = None) -> T:
         """Take a step, again and again while the storage is away; OutageError where it does not come back.
 
-        What has been done though nobody was told so is `has_been_done()`, which gets what the next attempt raised.
+        Where it may have been taken though nobody was told so, `again` is what is tried after the first time.
         """
-        pause, failed = _SHORTEST_PAUSE, False
+        try:
+            return step()
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            return self._call_until_it_answers(again or step, error)
+
+    def _call_until_it_answers(self, step: Callable[[], T], error: Exception) -> T:
+        since, pause, told = clock.now(), _SHORTEST_PAUSE, False
         while True:
+            away = clock.now() - since
+            self._give_up(error, away)
+            if away > _UNNOTICED and not told:
+                told = True
+                self._tell(error)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
             try:
-                if failed and (result := has_been_done(None)) is not None:
-                    return result
                 result = step()
-            except Exception as error:  # noqa: PERF203 - it waits
-                if failed and (result := has_been_done(error)) is not None:
-                    return result
-                if not is_outage(error):
+            except Exception as another:
+                if not is_outage(another):
                     raise
-                failed = True
-                self._wait(error, pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                error = another
             else:
-                self._is_back()
+                if told:
+                    self._is_back(clock.now() - since)
                 return result
 
-    def _wait(self, error: Exception, pause: float) -> None:
-        reason = _reason(error)
-        with self._lock:
-            if self._away_since is None:
-                self._away_since = clock.now()
-                self._say(
-                    f"warning: the storage {self._shown} does not answer ({reason}): waiting for it, for "
-                    f"{duration(_PATIENCE)} at most"
-                )
-            away = clock.now() - self._away_since
+    def _give_up(self, error: Exception, away: float) -> None:
         if self._is_over() or away > _PATIENCE:
             raise OutageError(
-                f"the storage {self._shown} has not answered for {duration(away)} ({reason}): what it holds is whole, "
-                "--resume goes on with it"
+                f"the storage {self._shown} has not answered for {duration(away)} ({_reason(error)}): what it holds is "
+                "whole, --resume goes on with it"
             ) from error
-        time.sleep(pause)
 
-    def _is_back(self) -> None:
+    def _tell(self, error: Exception) -> None:
         with self._lock:
-            if self._away_since is not None:
-                self._say(f"the storage {self._shown} answers again, after {duration(clock.now() - self._away_since)}")
-                self._away_since = None
+            self._waiting += 1
+            if self._waiting == 1:
+                self._say(
+                    f"warning: the storage {self._shown} does not answer ({_reason(error)}): waiting for it, for "
+                    f"{duration(_PATIENCE)} at most"
+                )
+
+    def _is_back(self, away: float) -> None:
+        with self._lock:
+            self._waiting -= 1
+            if self._waiting == 0:
+                self._say(f"the storage {self._shown} answers again, after {duration(away)}")
 
 
 def patient(storage: BaseStorage, patience: Patience) -> BaseStorage:
@@ -103,28 +109,28 @@ def patient(storage: BaseStorage, patience: Patience) -> BaseStorage:
 def _call(storage: BaseStorage, method: Callable[..., Any], patience: Patience, *args: Any, **options: Any) -> Any:
     step = partial(method, *args, **options)
     if method.__name__ == "set_trial_state_values":
-        return patience.call(step, _ended)
+        return patience.call(step, partial(_end, step))
     if method.__name__ == "create_new_trial":
         known = len(storage.get_all_trials(args[0], deepcopy=False))
         template = args[1] if len(args) > 1 else options["template_trial"]
-        return patience.call(step, partial(_added, storage, args[0], known, template))
+        return patience.call(step, partial(_add, step, storage, args[0], known, template))
     return patience.call(step)
 
 
-def _ended(error: Exception | None) -> bool | None:
-    """Say so where a trial has ended though no answer came."""
-    return True if isinstance(error, UpdateFinishedTrialError) else None
+def _end(step: Callable[[], bool]) -> bool:
+    """End a trial that may have ended."""
+    try:
+        return step()
+    except UpdateFinishedTrialError:
+        return True
 
 
-def _added(
-    storage: BaseStorage, study_id: int, known: int, template: FrozenTrial, error: Exception | None
-) -> int | None:
-    """Give the trial that has been added though no answer came; others may have added theirs meanwhile."""
-    if error is None:
-        for trial in storage.get_all_trials(study_id, deepcopy=False)[known:]:
-            if (trial.params, trial.user_attrs) == (template.params, template.user_attrs):
-                return trial._trial_id
-    return None
+def _add(step: Callable[[], int], storage: BaseStorage, study_id: int, known: int, template: FrozenTrial) -> int:
+    """Add a trial that may have been added; others may have added theirs meanwhile."""
+    for trial in storage.get_all_trials(study_id, deepcopy=False)[known:]:
+        if (trial.params, trial.user_attrs) == (template.params, template.user_attrs):
+            return trial._trial_id
+    return step()
 
 
 def is_outage(error: BaseException | None) -> bool:

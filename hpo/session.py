@@ -248,10 +248,11 @@ def _take_up(session: Session, search: SearchFile) -> str:
         confirmations = open_study(run_dir, session.storage, session.study_name + CONFIRMATIONS)
         if confirmations and confirmations.about().get("confirms") == session.study_name:
             confirmations.requeue_interrupted(run_dir.died)
-    states = [evaluation.state for evaluation in record.evaluations() if not evaluation.origin]
-    finished = len(states) - states.count("waiting") - states.count("interrupted")
-    late = sum(one.state == "waiting" and one.deaths > 1 for one in record.evaluations())
-    soon = states.count("waiting") - late
+    own = [evaluation for evaluation in record.evaluations() if not evaluation.origin]
+    waiting = [evaluation for evaluation in own if evaluation.state == "waiting"]
+    finished = sum(evaluation.state not in ("waiting", "interrupted") for evaluation in own)
+    late = sum(evaluation.deaths > 1 for evaluation in waiting)
+    soon = len(waiting) - late
     first = f"; {soon} that wait will be evaluated first" if soon else ""
     last = f"; {late} that may have killed the job twice, alone at the end" if late else ""
     return f": going on after {counted(finished, 'evaluation')}{first}{last}"

@@ -200,7 +200,7 @@ class Stages:
         return Progress(opened().news, budget, on_error=self._watch.die)
 
     def _cannot_wait(self) -> bool:
-        return self._watch.stopping is not None or self._watch.is_asking
+        return self._watch.stopping is not None or self._watch.is_own_thread
 
     def _is_search_over(self) -> bool:
         evaluations = self._session.open_record().evaluations()

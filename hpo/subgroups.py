@@ -50,6 +50,7 @@ class Subgroups:
                 dist.destroy_process_group(group)
             del made, group
             gc.collect()
+        self.connections.cut()
         self.connections.close()
 
     def _made(self, *arguments: Any, **options: Any) -> Any:

@@ -53,7 +53,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _run(self) -> int:
-        command, in_vain, done = self._command, 0, self._finished()
+        command, in_vain, (done, _) = self._command, 0, self._look()
         while True:
             before, since = self._holder, time.time()
             status = self._run_once(command)
@@ -62,10 +62,11 @@ class Supervisor:
                 return status
             if self._stopped_at is not None or (not died and self._has_stopped(since)):
                 return Exit.MORE_TO_DO
-            now = self._finished(otherwise=done)
+            now, in_flight = self._look(otherwise=done)
             progress, done = now - done, now
             in_vain = in_vain + 1 if progress == 0 else 1
-            crash = f"the job ended with status {status}, {self._what_it_left(now)}"
+            crash = f"the job ended with status {status}, after {counted(now, 'evaluation')}"
+            crash += f", in {in_flight}" if in_flight else ""
             status = status or Exit.CRASHED
             if in_vain > self._restarts:
                 self._say(f"{crash}; started again {self._restarts} times without progress: giving up")
@@ -100,21 +101,15 @@ class Supervisor:
             return summary.stat().st_mtime > since and bool(json.loads(summary.read_text()).get("stopped"))
         return False
 
-    def _what_it_left(self, finished: int) -> str:
-        """Say how far a job got that has died, and what it was evaluating."""
-        after = f"after {counted(finished, 'evaluation')}"
+    def _look(self, otherwise: int = 0) -> tuple[int, str]:
+        """Count the evaluations that have ended by themselves, and name the trials in flight, if a run can be read."""
         with suppress(Exception):  # what cannot be read now will be, or the job says why not
             run = RunReader(self._run_dir, self._storage)
-            running = [e.label for e in [*run.evaluations(), *run.confirmations()] if e.state == "running"]
-            return f"{after}, in trial{'s' if len(running) > 1 else ''} {', '.join(running)}" if running else after
-        return after
-
-    def _finished(self, otherwise: int = 0) -> int:
-        """Count the evaluations that have ended by themselves, if there is a run that can be read now."""
-        with suppress(Exception):
-            run = RunReader(self._run_dir, self._storage)
-            return sum(evaluation.counts for evaluation in [*run.evaluations(), *run.confirmations()])
-        return otherwise
+            evaluations = [*run.evaluations(), *run.confirmations()]
+            running = [evaluation.label for evaluation in evaluations if evaluation.state == "running"]
+            trials = f"trial{'s' if len(running) > 1 else ''} {', '.join(running)}" if running else ""
+            return sum(evaluation.counts for evaluation in evaluations), trials
+        return otherwise, ""
 
     def _pause(self, seconds: float) -> bool:
         """Wait, and longer while what is left of the last job is in the run directory; false if asked to stop."""

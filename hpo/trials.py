@@ -29,7 +29,7 @@ _KINDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("island", "worker", "generation", "confirms", "seed", "repeats", "deaths"), is_whole),
     **dict.fromkeys(("failure", "traceback", "propagator", "origin"), lambda value: type(value) is str),
     **dict.fromkeys(("metrics", "immigrants"), lambda value: type(value) is dict),
-    "seconds": is_number,
+    "seconds": lambda value: is_number(value) and float(value) >= 0,  # type: ignore[arg-type]
 }
 
 
@@ -110,7 +110,7 @@ def evaluation_of(trial: FrozenTrial) -> Evaluation:
             "worker": 0,
             "generation": 0,
             **attributes,
-            "seconds": _seconds(attributes.get("seconds", math.nan)) if ended else 0.0,
+            "seconds": float(attributes.get("seconds", math.nan)) if ended else 0.0,
         },
     )
 
@@ -132,11 +132,6 @@ def trial_of(
         system_attrs={},
         intermediate_values=dict(evaluation.curve),
     )
-
-
-def _seconds(recorded: Any) -> float:
-    """Read how long an evaluation took; other programs have attributes of this name too."""
-    return float(recorded) if type(recorded) in (int, float) and recorded >= 0 else math.nan
 
 
 def _known(seconds: float) -> dict[str, float]:

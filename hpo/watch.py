@@ -120,8 +120,8 @@ class Watch:
         self._bell.__exit__()
 
     @property
-    def is_asking(self) -> bool:
-        """Whether this thread is the watch's own, which others wait for."""
+    def is_own_thread(self) -> bool:
+        """Whether the caller is the watch's own thread, which is not to wait."""
         return threading.current_thread() is self._thread
 
     # What the main thread says
@@ -354,7 +354,7 @@ class Watch:
 
     def _send_soon(self, rank: int, *message: Any) -> None:
         """Send at once, though this thread may never come back to send what waits."""
-        if self.is_asking:
+        if self.is_own_thread:
             self.post.send_now(rank, *message)
         else:
             self._send(rank, *message)

@@ -127,13 +127,18 @@ def test_a_job_that_ends_with_a_status_that_is_not_its_own_is_started_again(
     assert len(finished(trials_of(tmp_path / "run"))) == 3
 
 
-def test_a_run_that_is_described_no_more_ends_with_its_summary(mpi: Mpi, tmp_path: Path) -> None:
-    program = changed_program(
-        tmp_path,
-        "import hpo.stages\nfrom pathlib import Path\n\nreport = hpo.stages.Stages.report\n\n\n"
-        "def spoil_and_report(stages):\n    Path('run/run.json').write_text('{')\n    return report(stages)\n\n\n"
-        "hpo.stages.Stages.report = spoil_and_report\n",
+def changed_report(folder: Path, body: str) -> Path:
+    """Write run_islands.py with another way to report, which the first rank alone does."""
+    return changed_program(
+        folder,
+        "import hpo.stages\nfrom pathlib import Path\nfrom hpo.errors import UsageError\n\n"
+        f"report = hpo.stages.Stages.report\n\n\ndef changed(stages):\n{body}\n\n"
+        "hpo.stages.Stages.report = changed\n",
     )
+
+
+def test_a_run_that_is_described_no_more_ends_with_its_summary(mpi: Mpi, tmp_path: Path) -> None:
+    program = changed_report(tmp_path, "    Path('run/run.json').write_text('{')\n    return report(stages)\n")
     job = mpi.run(2, program, QUICK, "--run-dir", "run", "--islands", 1, "--evaluations", 2, cwd=tmp_path, timeout=40)
     assert job.returncode == 0
     assert "2 complete, of 2" in job.stdout
@@ -141,12 +146,7 @@ def test_a_run_that_is_described_no_more_ends_with_its_summary(mpi: Mpi, tmp_pat
 
 
 def test_a_mistake_that_one_rank_alone_meets_ends_the_job_at_once(each_mpi: Mpi, tmp_path: Path) -> None:
-    program = changed_program(
-        tmp_path,
-        "import hpo.stages\nfrom hpo.errors import UsageError\n\n\n"
-        "def fail(stages):\n    raise UsageError('injected')\n\n\n"
-        "hpo.stages.Stages.report = fail  # of which the first rank alone makes use\n",
-    )
+    program = changed_report(tmp_path, "    raise UsageError('injected')\n")
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 2]
     job = each_mpi.run(2, program, QUICK, *options, cwd=tmp_path, timeout=40)
     assert job.returncode == 1

@@ -27,13 +27,13 @@ def made(folder: Path, said: list[str], is_over: Callable[[], bool] = lambda: Fa
     return Record(url(folder), "run", folder / "claims", Patience("the database", said.append, is_over))
 
 
-def away(folder: Path, seconds: float) -> threading.Thread:
+def away(folder: Path, seconds: float, lock: str = "EXCLUSIVE") -> threading.Thread:
     """Lock the database, now and for so long."""
     locked = threading.Event()
 
     def hold() -> None:
         connection = sqlite3.connect(folder / "study.db", isolation_level=None)
-        connection.execute("BEGIN EXCLUSIVE")
+        connection.execute(f"BEGIN {lock}")
         locked.set()
         time.sleep(seconds)
         connection.execute("COMMIT")
@@ -64,6 +64,41 @@ def test_what_is_recorded_while_a_database_is_away_is_recorded_once(tmp_path: Pa
     why = "does not answer (database is locked): waiting for it, for 10 min 00 s at most"
     assert first == f"warning: the storage the database {why}"
     assert second.startswith("the storage the database answers again, after ")
+
+
+def test_who_may_read_does_not_hide_that_nobody_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "_PATIENCE", 1.0)
+    said: list[str] = []
+    record = made(tmp_path, said)
+    assignment = record.start({"x": 0.5}, SPACE.distributions(), 9, island=0, worker=0, generation=0)
+    assert assignment is not None
+    holder = away(tmp_path, 3.0, "IMMEDIATE")
+    ended: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            record.report(assignment, 1, 0.5)
+        except OutageError as error:
+            ended.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while holder.is_alive() and writer.is_alive():
+        assert len(record.evaluations()) == 1
+        time.sleep(0.05)
+    holder.join()
+    writer.join()
+    assert [type(error) for error in ended] == [OutageError]
+    assert len(said) == 1, "it did not answer, and did not again"
+
+
+def test_workers_that_are_in_each_others_way_for_a_moment_say_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    record = made(tmp_path, said)
+    holder = away(tmp_path, 0.1)
+    assert record.evaluations() == []
+    holder.join()
+    assert said == []
 
 
 @pytest.mark.parametrize("stops", [False, True])
