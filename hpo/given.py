@@ -12,7 +12,7 @@ from hpo.errors import UsageError
 from hpo.report.text import short
 from hpo.space import Categorical, Float, Int, SearchSpace, Value
 
-_LONGEST = 300  # characters of what is wrong with an entry, which may be of any length
+LONGEST_MISTAKE = 300  # characters of what is wrong with hyperparameters, which may be of any length
 
 
 def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
@@ -32,7 +32,7 @@ def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Valu
         try:
             params = _completed(entry, space, random.Random(f"{seed}/{number}"))
         except ValueError as error:
-            raise UsageError(f"--start-with {path}: entry {number}: {short(str(error), _LONGEST)}") from error
+            raise UsageError(f"--start-with {path}: entry {number}: {short(str(error), LONGEST_MISTAKE)}") from error
         if params not in given:
             given.append(params)
     return given

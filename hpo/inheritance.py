@@ -13,7 +13,7 @@ from typing import Any
 from optuna.study import StudyDirection
 
 from hpo.errors import UsageError
-from hpo.given import meant
+from hpo.given import LONGEST_MISTAKE, meant
 from hpo.layout import Layout
 from hpo.record import Record
 from hpo.report.text import counted, number, printable, short
@@ -23,7 +23,6 @@ from hpo.storage import check_readable, is_hidden, studies, without_password
 from hpo.study import CONFIRMATIONS, existing_study, mistakes
 from hpo.trials import Evaluation, rank
 
-_LONGEST = 300  # characters of what is wrong with values, which may be of any length
 _MANY = 1000  # evaluations take seconds to record
 
 
@@ -114,7 +113,7 @@ def misfit(evaluation: Evaluation, space: SearchSpace) -> str | None:
     try:
         space.check(evaluation.params)
     except ValueError as error:
-        return f"trial {evaluation.trial}: {short(str(error), _LONGEST)}"
+        return f"trial {evaluation.trial}: {short(str(error), LONGEST_MISTAKE)}"
     return None
 
 

@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hpo.report.text import quoted
+
 # Whoever else writes to the file, such as Optuna's dashboard, leaves it out: the next line with one vouches for both.
 _CRC = re.compile(rb',"crc":(\d{1,10})\}\n')
 
@@ -56,10 +58,7 @@ def entry_of(line: bytes) -> dict[str, Any]:
 
 
 def _shown(entry: Mapping[str, Any], name: str) -> str:
-    try:
-        return repr(entry[name])[:40] if name in entry else "missing"
-    except RecursionError:
-        return "nested too deeply"
+    return quoted(entry[name])[:40] if name in entry else "missing"
 
 
 def is_number(value: object) -> bool:
@@ -76,8 +75,14 @@ def _is_one(value: object) -> bool:
     return type(value) is dict and len(value) == 1
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
+    """Tell whether a value is a text."""
     return type(value) is str
+
+
+def is_mapping(value: object) -> bool:
+    """Tell whether a value is an object of JSON, of any names and values."""
+    return type(value) is dict
 
 
 def _are(fits: Callable[[Any], bool]) -> Callable[[object], bool]:
@@ -97,12 +102,12 @@ _STUDY: _Fields = {"study_id": is_whole}
 _TRIAL: _Fields = {"trial_id": is_whole}
 # By op_code: what has to be there, and what it has to be.
 _FIELDS: tuple[_Fields, ...] = (
-    {"study_name": _is_text, "directions": lambda value: type(value) is list},
+    {"study_name": is_text, "directions": lambda value: type(value) is list},
     _STUDY,
     {**_STUDY, "user_attr": _is_one},
     {**_STUDY, "system_attr": _is_one},
-    {**_STUDY, "datetime_start": _or_null(_is_text)},
-    {**_TRIAL, "param_name": _is_text, "param_value_internal": _is_finite, "distribution": _is_text},
+    {**_STUDY, "datetime_start": _or_null(is_text)},
+    {**_TRIAL, "param_name": is_text, "param_value_internal": _is_finite, "distribution": is_text},
     {**_TRIAL, "state": is_whole, "values": lambda _: True},
     {**_TRIAL, "step": is_whole, "intermediate_value": is_number},
     {**_TRIAL, "user_attr": _is_one},
@@ -110,13 +115,13 @@ _FIELDS: tuple[_Fields, ...] = (
     {},
 )
 _MAYBE: _Fields = {
-    "worker_id": _is_text,
+    "worker_id": is_text,
     "state": is_whole,
     "value": _or_null(is_number),
     "values": _or_null(lambda value: type(value) is list and all(map(is_number, value))),
     "params": _are(_is_finite),
     "intermediate_values": _are(is_number),
-    "distributions": _are(_is_text),
-    "user_attrs": lambda value: type(value) is dict,
-    "system_attrs": lambda value: type(value) is dict,
+    "distributions": _are(is_text),
+    "user_attrs": is_mapping,
+    "system_attrs": is_mapping,
 }

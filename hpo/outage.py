@@ -111,9 +111,8 @@ def _call(storage: BaseStorage, method: Callable[..., Any], patience: Patience, 
     if method.__name__ == "set_trial_state_values":
         return patience.call(step, partial(_end, step))
     if method.__name__ == "create_new_trial":
-        known = len(storage.get_all_trials(args[0], deepcopy=False))
         template = args[1] if len(args) > 1 else options["template_trial"]
-        return patience.call(step, partial(_add, step, storage, args[0], known, template))
+        return patience.call(step, partial(_add, step, storage, args[0], template))
     return patience.call(step)
 
 
@@ -125,9 +124,9 @@ def _end(step: Callable[[], bool]) -> bool:
         return True
 
 
-def _add(step: Callable[[], int], storage: BaseStorage, study_id: int, known: int, template: FrozenTrial) -> int:
-    """Add a trial that may have been added; others may have added theirs meanwhile."""
-    for trial in storage.get_all_trials(study_id, deepcopy=False)[known:]:
+def _add(step: Callable[[], int], storage: BaseStorage, study_id: int, template: FrozenTrial) -> int:
+    """Add a trial that may have been added: no other has its parameters, and what was known of it at its beginning."""
+    for trial in storage.get_all_trials(study_id, deepcopy=False):
         if (trial.params, trial.user_attrs) == (template.params, template.user_attrs):
             return trial._trial_id
     return step()

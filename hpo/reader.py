@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -146,9 +145,9 @@ class Follower:
     def _stopped(self) -> str:
         """Give the reason in summary.json, unless that is older than the last session."""
         run_dir = self._run_dir
-        with suppress(OSError, ValueError, AttributeError, RecursionError):
+        with suppress(OSError):
             if run_dir.summary_json.stat().st_mtime >= run_dir.run_json.stat().st_mtime:
-                summary = json.loads(run_dir.summary_json.read_text())
+                summary = run_dir.summary()
                 exhausted = "the search space is exhausted" if summary.get("exhausted") else ""
                 return str(summary.get("stopped") or exhausted)
         return ""

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from hpo.errors import RunError, UsageError
 from hpo.options import PROPAGATORS
-from hpo.report.text import printable, short
+from hpo.report.text import printable, quoted
 
 RUNS = Path("runs")
 _held: set[tuple[int, int]] = set()  # the locks of this process: it would lose one that it opens and closes to look
@@ -172,6 +172,13 @@ class RunDir:
         _check_content(content, self.run_json)
         return dict(content)
 
+    def summary(self) -> dict[str, Any]:
+        """Give what summary.json holds; nothing where there is none, or somebody has edited it."""
+        with suppress(OSError, ValueError, RecursionError):
+            content = json.loads(self.summary_json.read_text())
+            return content if isinstance(content, dict) else {}
+        return {}
+
 
 def _identity(path: Path) -> tuple[int, int]:
     """Tell a file from others, whatever its name."""
@@ -236,15 +243,8 @@ def _check_content(content: Any, path: Path) -> None:
     for key, (kind, name, fits) in expected.items():
         value = content.get(key) if isinstance(content, dict) else None
         if type(value) is not kind or not fits(value):
-            shown = "is missing" if value is None else f"is {_shown(value)}"
+            shown = "is missing" if value is None else f"is {quoted(value)}"
             raise UsageError(f"{path} is not as a run has written it: {key!r} {shown}, and must be {name}")
-
-
-def _shown(value: Any) -> str:
-    try:
-        return short(repr(value))
-    except RecursionError:
-        return "nested too deeply"
 
 
 def _is_session(session: Any) -> bool:

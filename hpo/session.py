@@ -199,7 +199,7 @@ def _session(
 
 def _storage(options: Options, before: Mapping[str, Any], run_dir: RunDir) -> str:
     storage: str = options.storage or before.get("storage", run_dir.journal.name)
-    return from_anywhere(storage) if "://" in storage else storage
+    return from_anywhere(storage)
 
 
 def _how(search: SearchFile, layout: Layout, hosts: Sequence[str]) -> dict[str, Any]:

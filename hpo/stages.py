@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -245,8 +244,8 @@ class Stages:
         """Give the times in the summary of an earlier session, where this one has evaluated nothing."""
         if summary["worker_busy_fraction"] is not None:
             return {}
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            before = json.loads(self._files.summary_json.read_text())
+        before = self._files.summary()
+        with suppress(KeyError):
             return {name: before[name] for name in ("wall_seconds", "worker_busy_fraction")}
         return {}
 

@@ -33,7 +33,7 @@ def studies(storage: str | Path, patience: Patience | None = None) -> dict[str, 
 def check_readable(storage: str) -> None:
     """Raise a UsageError where an SQLite file is not there or is no Optuna storage: opening it would make it one."""
     path = file_of(storage)
-    if path is None or "://" not in storage:
+    if path is None or not is_remote(storage):
         return
     if not path.is_file():
         raise UsageError(f"no such file: {path}")
@@ -46,7 +46,7 @@ def check_readable(storage: str) -> None:
 
 def file_of(storage: str) -> Path | None:
     """Give the file that holds a storage; None where a server does, or no file of its own."""
-    if "://" not in storage:
+    if not is_remote(storage):
         return Path(storage)
     url = _parsed(storage)
     if url is None or url.get_backend_name() != "sqlite" or not url.database:
@@ -55,7 +55,9 @@ def file_of(storage: str) -> Path | None:
 
 
 def from_anywhere(storage: str) -> str:
-    """Give a storage's URL such that it means the same in all folders."""
+    """Give a storage's URL such that it means the same in all folders; a path stays as it is."""
+    if not is_remote(storage):
+        return storage
     path, url = file_of(storage), _parsed(storage)
     if path is None or url is None or path.is_absolute():
         return storage
@@ -64,7 +66,7 @@ def from_anywhere(storage: str) -> str:
 
 def without_password(storage: str) -> str:
     """Replace the password in a storage URL, or URL#STUDY, by asterisks; a path stays as it is."""
-    if "://" not in storage:
+    if not is_remote(storage):
         return storage
     before, mark, study = storage.partition("#")
     if mark:

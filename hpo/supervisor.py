@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -96,9 +95,9 @@ class Supervisor:
 
     def _has_stopped(self, since: float) -> bool:
         """Tell whether a run has stopped and summed up, though a launcher gives the status of a killed rank."""
-        summary = RunDir(self._run_dir).summary_json
-        with suppress(OSError, ValueError, RecursionError, AttributeError):
-            return summary.stat().st_mtime > since and bool(json.loads(summary.read_text()).get("stopped"))
+        run_dir = RunDir(self._run_dir)
+        with suppress(OSError):
+            return run_dir.summary_json.stat().st_mtime > since and bool(run_dir.summary().get("stopped"))
         return False
 
     def _look(self, otherwise: int = 0) -> tuple[int, str]:

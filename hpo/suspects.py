@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.lines import is_whole
+
 MOST_DEATHS = 3  # of the job, in a row, the last one with nothing else in flight
 
 
@@ -33,7 +35,7 @@ def next_of(waiting: Sequence[FrozenTrial], trials: Sequence[FrozenTrial], is_la
 def deaths_of(trial: FrozenTrial) -> int:
     """Give how often in a row the job has died while this was evaluated."""
     deaths = trial.user_attrs.get("deaths", 0)
-    return deaths if isinstance(deaths, int) else 0
+    return deaths if is_whole(deaths) else 0
 
 
 def explains(other: FrozenTrial, running: FrozenTrial) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.lines import is_number, is_whole
+from hpo.lines import is_mapping, is_number, is_text, is_whole
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -27,8 +27,8 @@ _STATES = {
 
 _KINDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("island", "worker", "generation", "confirms", "seed", "repeats", "deaths"), is_whole),
-    **dict.fromkeys(("failure", "traceback", "propagator", "origin"), lambda value: type(value) is str),
-    **dict.fromkeys(("metrics", "immigrants"), lambda value: type(value) is dict),
+    **dict.fromkeys(("failure", "traceback", "propagator", "origin"), is_text),
+    **dict.fromkeys(("metrics", "immigrants"), is_mapping),
     "seconds": lambda value: is_number(value) and float(value) >= 0,  # type: ignore[arg-type]
 }
 

@@ -148,3 +148,13 @@ def test_a_lock_that_is_no_text_or_no_file_is_one_message(run_dir: Path) -> None
     lock.mkdir()
     with pytest.raises(UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Is a directory"):
         start(run_dir, resume=True)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{", None])
+def test_a_summary_that_somebody_has_edited_counts_as_missing(tmp_path: Path, content: str | None) -> None:
+    run_dir = RunDir(tmp_path)
+    assert run_dir.summary() == {}
+    run_dir.summary_json.write_text('{"stopped": "SIGTERM"}')
+    assert run_dir.summary() == {"stopped": "SIGTERM"}
+    run_dir.summary_json.unlink() if content is None else run_dir.summary_json.write_text(content)
+    assert run_dir.summary() == {}

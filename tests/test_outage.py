@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from hpo import Float, SearchSpace, outage
 from hpo.errors import OutageError
-from hpo.outage import Patience
+from hpo.outage import Patience, patient
 from hpo.record import Record
+from hpo.storage import open_storage
 
 SPACE = SearchSpace(x=Float(0.0, 1.0))
 
@@ -64,6 +67,42 @@ def test_what_is_recorded_while_a_database_is_away_is_recorded_once(tmp_path: Pa
     why = "does not answer (database is locked): waiting for it, for 10 min 00 s at most"
     assert first == f"warning: the storage the database {why}"
     assert second.startswith("the storage the database answers again, after ")
+
+
+def test_what_was_recorded_though_no_answer_came_is_not_recorded_again(tmp_path: Path) -> None:
+    Record.create(url(tmp_path), "run", tmp_path / "claims", SPACE.describe())
+    storage = open_storage(url(tmp_path))
+    study, lost = storage.get_study_id_from_name("run"), 0
+
+    def losing_first_answers(method: Callable[..., Any]) -> Callable[..., Any]:
+        answered = set[str]()
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal lost
+            which = f"{len(storage.get_all_trials(study, deepcopy=False))} {arguments}"
+            result = method(*arguments, **options)
+            if which not in answered:
+                answered.add(which)
+                lost += 1
+                raise OperationalError("", {}, Exception("the connection was lost"))
+            return result
+
+        call.__name__ = method.__name__
+        return call
+
+    for name in ("create_new_trial", "set_trial_state_values"):
+        setattr(storage, name, losing_first_answers(getattr(storage, name)))
+    said: list[str] = []
+    record = Record(patient(storage, Patience("the database", said.append)), "run", tmp_path / "claims")
+    for _ in range(2):  # the second time beside an ended one of the same hyperparameters
+        record.enqueue({"x": 0.5}, SPACE.distributions())
+        assignment = record.start(None, SPACE.distributions(), 9, island=0, worker=0, generation=0)
+        assert assignment is not None
+        record.complete(assignment, 0.5, 1.0, {})
+    assert lost == 6, "two are enqueued, begun and ended"
+    evaluations = Record(url(tmp_path), "run").evaluations()
+    assert [(one.state, one.params, one.loss) for one in evaluations] == [("complete", {"x": 0.5}, 0.5)] * 2
+    assert said == []
 
 
 def test_who_may_read_does_not_hide_that_nobody_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,14 @@ def short(text: str, length: int = 160) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
+def quoted(value: Any) -> str:
+    """Write any value as Python does, in at most 160 characters."""
+    try:
+        return short(repr(value))
+    except RecursionError:
+        return "nested too deeply"
+
+
 def tenths(seconds: float | None) -> str:
     """Write a duration in seconds; "?" where it is not known."""
     return f"{seconds:.1f}" if seconds is not None and seconds >= 0 else "?"
