@@ -1,7 +1,7 @@
 # make search   the default search, on 8 MPI ranks; sets up what it needs
 # make test     all tests; sets up what it needs
 # make soak     what make test does to runs, for longer: damages, kills, resumes, recovery times
-# make lint     style and types
+# make lint     style, types, and what may import what
 # make docs     the documentation, into site/
 # make setup    the virtual environment alone
 # make open-mpi a second MPI, with which make test then tests too
@@ -26,6 +26,7 @@ lint: setup
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy
+	$(bin)/lint-imports --no-cache
 
 docs: setup
 	$(bin)/sphinx-build --quiet --fresh-env --fail-on-warning --doctree-dir build/docs docs site

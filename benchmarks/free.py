@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.worker import Worker
+from hpo.evaluation.worker import Worker
 
 space = SearchSpace(
     layers=Int(1, 20),
@@ -17,7 +17,7 @@ space = SearchSpace(
 
 
 def objective(params: dict[str, Any], worker: Worker) -> float:
-    """Give a loss without training anything."""
+    """Return a loss without training anything."""
     assert worker.size
     wrong = params["activation"] != "elu"
     return float((params["layers"] - 8) ** 2 / 100 + math.log10(params["lr"] / 0.01) ** 2 + params["gamma"] + wrong)

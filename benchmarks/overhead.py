@@ -30,14 +30,14 @@ class _Alone:
 
 
 def span(study: optuna.Study) -> float:
-    """Give the seconds from the first trial's start to the last one's end."""
+    """Return the seconds from the first trial's start to the last one's end."""
     ended = [trial for trial in study.trials if trial.datetime_start and trial.datetime_complete]
     first = min(trial.datetime_start for trial in ended if trial.datetime_start)
     return (max(trial.datetime_complete for trial in ended if trial.datetime_complete) - first).total_seconds()
 
 
 def ours(evaluations: int, propagator: str) -> float:
-    """Give the milliseconds per evaluation of run_islands.py."""
+    """Return the milliseconds per evaluation of run_islands.py."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), str(ROOT / "benchmarks/free.py")]
         command += ["--run-dir", f"{folder}/run", "--evaluations", str(evaluations), "--propagators", propagator]
@@ -57,7 +57,7 @@ def _loop(path: str, trials: int) -> None:
 
 
 def optunas(evaluations: int) -> float:
-    """Give the milliseconds per trial of Optuna's loop."""
+    """Return the milliseconds per trial of Optuna's loop."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/study.log"
         study = optuna.create_study(study_name="run", storage=JournalStorage(JournalFileBackend(path)))

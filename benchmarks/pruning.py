@@ -39,7 +39,7 @@ def trials_of(search: Path, pruner: str, seed: int, seconds: float) -> list[Froz
 
 
 def seconds_to(loss: float, trials: list[FrozenTrial]) -> float:
-    """Give the seconds from the first start to the first end with such a loss; infinite where there is none."""
+    """Return the seconds from the first start to the first end with such a loss; infinite where there is none."""
     began = min(trial.datetime_start for trial in trials if trial.datetime_start)
     ends = [trial.datetime_complete for trial in trials if trial.values and trial.values[0] <= loss]
     return min(((end - began).total_seconds() for end in ends if end), default=math.inf)

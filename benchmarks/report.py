@@ -14,8 +14,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from hpo.reader import RunReader
 from hpo.report.page.write import write_report
+from hpo.results.reader import RunReader
 from tests.studies import add_search, make_run
 
 _REPEATS = 5
@@ -23,7 +23,7 @@ _FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-componen
 
 
 def seconds_to_open(browser: Browser, path: Path) -> tuple[float, float]:
-    """Give the seconds until the answer can be read, and until the figures in the window are drawn."""
+    """Return the seconds until the answer can be read, and until the figures in the window are drawn."""
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.goto(path.as_uri(), wait_until="commit")
     page.locator("#best svg.main-svg").first.wait_for(state="attached")

@@ -21,16 +21,16 @@ import numpy as np
 import numpy.typing as npt
 import optuna
 
-import hpo.genetic
+import hpo.breeding.genetic
 from benchmarks import simulation
 from benchmarks.simulation import OptunaStudy, Searcher, SimulatedIslands, optuna_sampler, simulate
 from benchmarks.tables import FAMILIES, Table, load
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.options import DEFAULT_PROPAGATORS
-from hpo.past import Past
-from hpo.propagators import New, make
-from hpo.trials import Evaluation
-from hpo.upstream import Individual
+from hpo.breeding.names import DEFAULT_PROPAGATORS
+from hpo.breeding.past import Past
+from hpo.breeding.propagators import New, make
+from hpo.breeding.upstream import Individual
+from hpo.store.trials import Evaluation
 
 EVALUATIONS = 200
 AFTER = (50, 100, 200)
@@ -42,7 +42,7 @@ Make = Callable[[Table, int], Searcher]
 
 def _islands(names: tuple[str, ...], islands: int, changes: dict[str, float], table: Table, seed: int) -> Searcher:
     for name, value in changes.items():
-        setattr(hpo.genetic if hasattr(hpo.genetic, name) else simulation, name, value)
+        setattr(hpo.breeding.genetic if hasattr(hpo.breeding.genetic, name) else simulation, name, value)
     return SimulatedIslands(table.space, names, islands, seed)
 
 
@@ -65,7 +65,7 @@ WITHOUT: dict[str, Make] = {
     "the model": partial(_islands, ("ga",), 2, {"_OFFSPRING": 1, "_NEWCOMERS": 0}),
     "newcomers": partial(_islands, ("ga",), 2, {"_NEWCOMERS": 0}),
     "offspring": partial(_islands, ("ga",), 2, {"_OFFSPRING": 1, "_NEWCOMERS": 149}),
-    "daring": partial(_islands, ("ga",), 2, {"_DARING": 0.0}),
+    "exploration": partial(_islands, ("ga",), 2, {"_DEVIATIONS": 0.0}),
     "several parents": partial(_islands, ("ga",), 2, {"_PARENTS": 1}),
     "exchange": partial(_islands, ("ga",), 2, {"_EXCHANGE": -1.0}),
 }
@@ -156,7 +156,7 @@ def draw(results: dict[str, Curves], families: list[str], path: Path) -> None:
 
 
 def breeding_times(known: int) -> dict[str, float]:
-    """Give the seconds that each propagator takes for an individual when so many evaluations are known."""
+    """Return the seconds that each propagator takes for an individual when so many evaluations are known."""
     space = SearchSpace(
         layers=Int(1, 20), lr=Float(1e-5, 1.0, log=True), gamma=Float(0.0, 1.0), act=Categorical("relu", "tanh", "elu")
     )

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import optuna
 
-from hpo.past import Past
-from hpo.propagators import New, make
+from hpo.breeding.past import Past
+from hpo.breeding.propagators import New, make
+from hpo.breeding.upstream import Individual
 from hpo.space import SearchSpace
-from hpo.trials import Evaluation
-from hpo.upstream import Individual
+from hpo.store.trials import Evaluation
 
 WORKERS = 8
 _EXCHANGE = 0.9  # the default migration probability
@@ -27,14 +27,14 @@ class Searcher(Protocol):
     """Searches with several workers; what it is asked for by a worker, it is told the loss of later."""
 
     def ask(self, worker: int) -> dict[str, Any]:
-        """Give hyperparameters to evaluate."""
+        """Return hyperparameters to evaluate."""
 
     def tell(self, worker: int, loss: float) -> None:
         """Learn what became of them."""
 
 
 class SimulatedIslands:
-    """Islands as hpo.islands runs them, with the exchange of Propulate's pollination, which is instantaneous here."""
+    """Islands as hpo.breeding runs them, with the exchange of Propulate's pollination, which is instantaneous here."""
 
     def __init__(self, space: SearchSpace, names: Sequence[str], islands: int, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -124,7 +124,7 @@ def optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 def simulate(
     searcher: Searcher, evaluate: Callable[[dict[str, Any]], tuple[float, float]], evaluations: int
 ) -> npt.NDArray[np.float64]:
-    """Give the losses of evaluations, in the order in which they end; `evaluate` gives a loss and how long it takes."""
+    """Return the losses of evaluations, in the order in which they end; `evaluate` returns a loss and its seconds."""
     events: list[tuple[float, int, float]] = []
     losses: list[float] = []
     started = 0

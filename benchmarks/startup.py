@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpo import Float, SearchSpace
 
 if TYPE_CHECKING:
-    from hpo.worker import Worker
+    from hpo.evaluation.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[1]
 REPEAT = 5

@@ -34,7 +34,7 @@ class Table:
     seconds: npt.NDArray[np.float64]
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Give the regret of a network, and how long it takes."""
+        """Return the regret of a network, and how long it takes."""
         place = tuple(int(value) for value in params.values())
         return float(self.regrets[place]), float(self.seconds[place])
 

@@ -61,10 +61,10 @@ def main() -> None:
 def seconds_of_search(settings: list[str]) -> float:
     """Run the program on the networks, which wait in a study made for it; returns first start to last end."""
     from hpo.layout import Layout
-    from hpo.options import Options
-    from hpo.run_dir import RunDir
-    from hpo.search_file import load_search_file
-    from hpo.session import begin, enter
+    from hpo.problem import load_search_file
+    from hpo.run.options import Options
+    from hpo.run.session import begin, enter
+    from hpo.store.run_dir import RunDir
 
     with tempfile.TemporaryDirectory() as folder:
         run_dir = RunDir(Path(folder, "run"))
@@ -108,8 +108,8 @@ def bare(part: int, settings: list[str]) -> None:
     import torch
     from torch.optim import Adadelta
 
-    from hpo.group import keep_freed_memory
-    from hpo.search_file import load_search_file
+    from hpo.evaluation.group import keep_freed_memory
+    from hpo.problem import load_search_file
     from hpo.training import Net
     from hpo.training.fit import OnDevice, loss_and_hits, train_epoch
 

@@ -11,8 +11,8 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from typer.main import get_command
 
-from hpo.arguments import run_islands_app
-from hpo.commands import app as hpo_app
+from hpo.cli.arguments import run_islands_app
+from hpo.cli.commands import app as hpo_app
 
 PROGRAMS = {
     "run_islands.py": run_islands_app(Path("search_spaces/digits_cnn.py"), lambda _: None),
@@ -26,7 +26,7 @@ class CommandLine(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Give the nodes of the program that the directive names."""
+        """Return the nodes of the program that the directive names."""
         program = self.arguments[0]
         command = get_command(PROGRAMS[program])
         sections = [self._section(f"{program} {sub.name}", sub) for sub in getattr(command, "commands", {}).values()]

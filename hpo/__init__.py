@@ -1,6 +1,20 @@
 """Evolutionary hyperparameter search with multi-rank workers."""
 
+from typing import TYPE_CHECKING
+
 from hpo.prediction import Prediction
 from hpo.space import Categorical, Float, Int, SearchSpace
 
-__all__ = ["Categorical", "Float", "Int", "Prediction", "SearchSpace"]
+if TYPE_CHECKING:
+    from hpo.evaluation.worker import Worker
+
+__all__ = ["Categorical", "Float", "Int", "Prediction", "SearchSpace", "Worker"]
+
+
+def __getattr__(name: str) -> object:
+    """Import `Worker` when it is asked for: it needs torch, which a search space alone does not."""
+    if name != "Worker":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hpo.evaluation.worker import Worker
+
+    return Worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from hpo.report.text import printable_text
+from hpo.text import printable_text
 
 
 class UsageError(ValueError):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpo.errors import UsageError
-from hpo.report.text import counted
+from hpo.text import counted
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def check_launch(ranks: int, environment: Mapping[str, str]) -> None:
 
 
 def usable_cores() -> list[int]:
-    """Give the cores that this process may use."""
+    """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))  # macOS does not bind processes to cores

@@ -5,30 +5,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from hpo.space import Parameter
+Parameter = TypeVar("Parameter")
 
 _MANY = 100  # more choices than anybody writes one by one
 
 
 def meant(parameter: Parameter) -> Parameter | None:
-    """Give the parameter that one with values of other types may stand for, if there is such a one."""
-    candidate: Parameter
-    if hasattr(parameter, "choices"):
-        spread = [elements(choice) or [choice] for choice in parameter.choices]
-        candidate = type(parameter)(*(_plain(choice) for several in spread for choice in several))
+    """Return the parameter of a space that one with values of other types may stand for, if there is such a one."""
+    given: Any = parameter
+    if hasattr(given, "choices"):
+        spread = [elements(choice) or [choice] for choice in given.choices]
+        candidate = type(given)(*(_plain(choice) for several in spread for choice in several))
     else:
-        low, high = _number(parameter.low), _number(parameter.high)
+        low, high = _number(given.low), _number(given.high)
         if low is None or high is None:
             return None
-        candidate = dataclasses.replace(parameter, low=low, high=high)  # type: ignore[arg-type]
+        candidate = dataclasses.replace(given, low=low, high=high)
     return None if candidate.problem() else candidate
 
 
 def elements(value: object) -> list[Any] | None:
-    """Give the elements of a collection, a set's in order, and none of very many; None where a value is none."""
+    """Return the elements of a collection, a set's in order, and none of very many; None where a value is none."""
     value = _plain(value)
     if not isinstance(value, Collection) or isinstance(value, (str, bytes)):
         return None
@@ -49,12 +48,12 @@ def with_type(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Give a value of numpy's, or of a kind like it, as Python's own."""
+    """Return a value of numpy's, or of a kind like it, as Python's own."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _number(value: Any) -> int | float | None:
-    """Give the number that a value is or spells, an int where it is whole; None if it is none."""
+    """Return the number that a value is or spells, an int where it is whole; None if it is none."""
     value = _plain(value)
     if type(value) is int:
         return value

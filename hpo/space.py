@@ -70,15 +70,15 @@ class Int:
         return type(value) is int and self.low <= value <= self.high
 
     def encode(self, value: Value) -> Gene:
-        """Give the gene of a value."""
+        """Return the gene of a value."""
         return int(value)
 
     def decode(self, gene: Gene) -> int:
-        """Give the value of a gene; one outside of the limits counts as the nearest limit."""
+        """Return the value of a gene; one outside of the limits counts as the nearest limit."""
         return min(max(round(gene), self.low), self.high)
 
     def distribution(self) -> BaseDistribution:
-        """Give the Optuna distribution."""
+        """Return the Optuna distribution."""
         from optuna.distributions import IntDistribution
 
         return IntDistribution(self.low, self.high)
@@ -126,18 +126,18 @@ class Float:
         return type(value) is float and self.low <= value <= self.high and value == _round_float(value)
 
     def encode(self, value: Value) -> Gene:
-        """Give the gene of a value."""
+        """Return the gene of a value."""
         return math.log(float(value)) if self.log else float(value)
 
     def decode(self, gene: Gene) -> float:
-        """Give the value of a gene; one outside of the limits counts as the nearest limit."""
+        """Return the value of a gene; one outside of the limits counts as the nearest limit."""
         low, high = self.limits
         gene = min(max(gene, low), high)
         value = _round_float(math.exp(gene) if self.log else float(gene))
         return min(max(value, self.low), self.high)
 
     def distribution(self) -> BaseDistribution:
-        """Give the Optuna distribution."""
+        """Return the Optuna distribution."""
         from optuna.distributions import FloatDistribution
 
         return FloatDistribution(self.low, self.high, log=self.log)
@@ -183,15 +183,15 @@ class Categorical:
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
 
     def encode(self, value: Value) -> Gene:
-        """Give the gene of a value."""
+        """Return the gene of a value."""
         return self.choices.index(value)
 
     def decode(self, gene: Gene) -> Value:
-        """Give the value of a gene; one outside of the limits counts as the nearest limit."""
+        """Return the value of a gene; one outside of the limits counts as the nearest limit."""
         return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
 
     def distribution(self) -> BaseDistribution:
-        """Give the Optuna distribution."""
+        """Return the Optuna distribution."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.choices)
@@ -240,7 +240,7 @@ class SearchSpace:
         return f"SearchSpace({inside})"
 
     def limits(self) -> dict[str, tuple[Gene, Gene]]:
-        """Give the range of every gene, as Propulate takes it: two ints, or two floats."""
+        """Return the range of every gene, as Propulate takes it: two ints, or two floats."""
         return {name: parameter.limits for name, parameter in self.parameters.items()}
 
     def encode(self, params: Mapping[str, Value]) -> dict[str, Gene]:
@@ -253,7 +253,7 @@ class SearchSpace:
         return {name: parameter.decode(genes[name]) for name, parameter in self.parameters.items()}
 
     def nearest_genes(self, params: Mapping[str, Value]) -> dict[str, Gene]:
-        """Give the genes of the hyperparameters of this space that are nearest to some with more digits."""
+        """Return the genes of the hyperparameters of this space that are nearest to some with more digits."""
         genes = {name: parameter.encode(params[name]) for name, parameter in self.parameters.items()}
         return self.encode(self.decode(genes))
 
@@ -282,15 +282,15 @@ class SearchSpace:
         return math.inf if any(isinstance(p, Float) for p in self.parameters.values()) else math.prod(sizes)
 
     def everything(self) -> Iterator[dict[str, Value]]:
-        """Give all hyperparameters there are, of a space without floats."""
+        """Return all hyperparameters there are, of a space without floats."""
         ranges = [range(int(low), int(high) + 1) for low, high in self.limits().values()]
         for genes in itertools.product(*ranges):
             yield self.decode(dict(zip(self.parameters, genes, strict=True)))
 
     def describe(self) -> dict[str, str]:
-        """Give each parameter as text, to be kept with a run and compared on resuming it."""
+        """Return each parameter as text, to be kept with a run and compared on resuming it."""
         return {name: repr(parameter) for name, parameter in self.parameters.items()}
 
     def distributions(self) -> dict[str, BaseDistribution]:
-        """Give the Optuna distribution of every parameter."""
+        """Return the Optuna distribution of every parameter."""
         return {name: parameter.distribution() for name, parameter in self.parameters.items()}

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hpo import Categorical, Float, Int, Prediction, SearchSpace
+from hpo import Categorical, Float, Int, Prediction, SearchSpace, Worker
 from hpo.training import Dataset, check_positive, fit_net, load_data, load_test, test_net
-from hpo.worker import Worker
 
 space = SearchSpace(
     conv_layers=Int(2, 10),

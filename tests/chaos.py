@@ -36,11 +36,11 @@ class Victim:
             )
 
     def processes(self) -> dict[int, str]:
-        """Give the living processes of the job and their command lines."""
+        """Return the living processes of the job and their command lines."""
         return processes_marked(self.mark)
 
     def rank_processes(self) -> list[int]:
-        """Give the processes that are ranks, and not those that ranks have started."""
+        """Return the processes that are ranks, and not those that ranks have started."""
         pythons = [
             pid for pid, command in self.processes().items() if Path(command.split("\0")[0]).name[:6] == "python"
         ]
@@ -96,7 +96,7 @@ class Victim:
 
 
 def children(pid: int) -> list[int]:
-    """Give the processes that a process has started."""
+    """Return the processes that a process has started."""
     return [other for other in command_lines() if _parent(other) == pid]
 
 
@@ -107,7 +107,7 @@ def _parent(pid: int) -> int:
 
 
 def command_lines() -> dict[int, str]:
-    """Give the command lines of all processes, each word with a null behind it; empty for those that have ended."""
+    """Return the command lines of all processes, each word with a null behind it; empty for those that have ended."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -85,7 +85,7 @@ def _open_mpi() -> Mpi:
 
 
 def pytest_configure() -> None:
-    """Give tests an environment that is alike everywhere, before one of them imports MPI, which would join another job.
+    """Let tests have the same environment everywhere, before one of them imports MPI, which would join another job.
 
     GPUs are hidden: what the tests compare was computed on CPUs.
     """
@@ -97,14 +97,14 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give tests a home without anybody's accounts and settings."""
+    """Return tests a home without anybody's accounts and settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         yield
 
 
 def available_mpis() -> list[Mpi]:
-    """Give the MPIs that are installed here."""
+    """Return the MPIs that are installed here."""
     there = Path(sys.prefix + "-open-mpi", "bin", "mpirun").exists()
     return [Mpi(), *([_open_mpi()] if there else [])]
 

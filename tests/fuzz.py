@@ -22,22 +22,22 @@ from unittest import mock
 
 import typer
 
-from hpo.command_line import call
-from hpo.commands import app
+from hpo.cli.command_line import call
+from hpo.cli.commands import app
 from hpo.errors import UsageError
-from hpo.given import read_given
-from hpo.inheritance import read_inheritance
-from hpo.reader import RunReader
+from hpo.problem import load_search_file
 from hpo.report.live.lines import Pen
 from hpo.report.live.standing import standing
 from hpo.report.live.view import View
 from hpo.report.page import write
-from hpo.search_file import load_search_file
-from hpo.study import CONFIRMATIONS
+from hpo.results.reader import RunReader
+from hpo.run.given import read_given
+from hpo.run.inheritance import read_inheritance
+from hpo.store.study import CONFIRMATIONS
+from hpo.store.trials import Evaluation
+from hpo.store.weights import read_weights
 from hpo.trackers.follower import Follower
 from hpo.trackers.written import Written
-from hpo.trials import Evaluation
-from hpo.weights import read_weights
 from tests.recorded import QUICK, complete, run_of_everything, start, started
 
 SPACE = load_search_file(QUICK).space
@@ -299,7 +299,7 @@ def command(line: str, run_dir: Path, out: Path) -> str | None:
 
 
 def tree(folder: Path) -> dict[str, Any]:
-    """Give all there is in a folder."""
+    """Return all there is in a folder."""
     return {
         str(path): path.read_bytes() if path.is_file() else path.is_dir()
         for path in sorted(folder.rglob("*"))
@@ -348,7 +348,7 @@ def _evaluations(run_dir: Path) -> list[Evaluation] | None:
 
 
 def _lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[int]:
-    """Give the trials that are not shown as they were, though each of their lines is there; of our own journals."""
+    """Return the trials that are not shown as they were, though each of their lines is there; of our own journals."""
     journal, original = (run_dir / JOURNAL).read_bytes(), (whole / JOURNAL).read_bytes()
     if b'"crc"' not in journal:
         return []
@@ -358,7 +358,7 @@ def _lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[int]:
 
 
 def _lines_of_trials(journal: bytes) -> dict[int, set[bytes]]:
-    """Give the lines of each trial of a run's own study, which is the first in its journal."""
+    """Return the lines of each trial of a run's own study, which is the first in its journal."""
     numbers: dict[int, int] = {}
     lines: dict[int, set[bytes]] = {}
     created = 0

@@ -27,5 +27,5 @@ def trials_of(run_dir: Path, study: str = "") -> list[optuna.trial.FrozenTrial]:
 
 
 def finished(trials: list[optuna.trial.FrozenTrial]) -> dict[int, float]:
-    """Give the losses of the complete trials."""
+    """Return the losses of the complete trials."""
     return {trial.number: trial.values[0] for trial in trials if trial.state == optuna.trial.TrialState.COMPLETE}

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from hpo.layout import Layout
-from hpo.options import Options
-from hpo.record import Assignment, Record
-from hpo.search_file import load_search_file
-from hpo.session import Session, begin, enter, previous
-from hpo.trials import rank
+from hpo.problem import load_search_file
+from hpo.run.options import Options
+from hpo.run.session import Session, begin, enter, previous
+from hpo.store.record import Assignment, Record
+from hpo.store.trials import rank
 from tests.conftest import SEARCHES
 
 QUICK = SEARCHES / "quick.py"

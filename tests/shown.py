@@ -89,7 +89,7 @@ def in_mlflow(run_dir: Path) -> dict[str, Shown]:
 
 
 def search_in_mlflow(run_dir: Path) -> str:
-    """Give the status of the parent run."""
+    """Return the status of the parent run."""
     return str(_mlflow(run_dir)[2].info.status)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.record import Record
-from hpo.run_dir import RunDir
+from hpo.store.record import Record
+from hpo.store.run_dir import RunDir
 
 SPACE = SearchSpace(
     layers=Int(1, 5), activation=Categorical("relu", "tanh"), lr=Float(1e-4, 1.0, log=True), gamma=Float(0.5, 1.0)

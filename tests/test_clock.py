@@ -9,7 +9,6 @@ from pathlib import Path
 import optuna
 import pytest
 
-from hpo.reader import RunReader
 from hpo.report.details import as_json
 from hpo.report.evaluation import evaluation_lines
 from hpo.report.export import table_of
@@ -20,9 +19,10 @@ from hpo.report.lookup import Lookup
 from hpo.report.page.write import render
 from hpo.report.progress import Lines
 from hpo.report.tables import print_tables, print_times
-from hpo.report.text import duration
 from hpo.report.working_time import WorkingTime
-from hpo.summary import busy_fraction
+from hpo.results.reader import RunReader
+from hpo.results.summary import busy_fraction
+from hpo.text import duration
 from hpo.trackers.tracker import moment, results
 from tests.recorded import start
 from tests.studies import BEGAN, add, make_run

@@ -13,8 +13,8 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 
 from hpo.errors import RunError, UsageError
-from hpo.reader import RunReader
-from hpo.run_dir import RunDir
+from hpo.results.reader import RunReader
+from hpo.store.run_dir import RunDir
 from tests import fuzz
 from tests.recorded import complete, start, started
 from tests.studies import add, make_run

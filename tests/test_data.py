@@ -124,7 +124,7 @@ def test_data_that_is_nowhere_is_named_with_where_it_was_sought(
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Give the URL of a folder that a real web server on this machine serves, and the folder."""
+    """Return the URL of a folder that a real web server on this machine serves, and the folder."""
     folder = tmp_path / "served"
     folder.mkdir()
 

@@ -32,7 +32,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def example(page: str, name: str) -> str:
-    """Give the file that a page says to save under this name."""
+    """Return the file that a page says to save under this name."""
     (block,) = re.findall(
         rf"`{name}`[^`]*\n\n```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
@@ -40,7 +40,7 @@ def example(page: str, name: str) -> str:
 
 
 def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]]:
-    """Give the validation loss that a plain network has with the weights that a run has kept, and these."""
+    """Return the validation loss that a plain network has with the weights that a run has kept, and these."""
     with safe_open(run_dir / "best.safetensors", "pt") as file:
         params: dict[str, Any] = json.loads(file.metadata()["params"])
     module, weights = runpy.run_path(str(program)), load_file(run_dir / "best.safetensors")
@@ -118,7 +118,7 @@ def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_i
 
 
 def reported(run_dir: str, trial: int) -> list[float]:
-    """Give the losses that a trial has so far."""
+    """Return the losses that a trial has so far."""
     trials = trials_of(Path(run_dir))
     return list(trials[trial].intermediate_values.values()) if trial < len(trials) else []
 

@@ -17,8 +17,8 @@ import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
-from hpo.command_line import call
-from hpo.commands import app
+from hpo.cli.command_line import call
+from hpo.cli.commands import app
 from tests.conftest import ROOT, SEARCHES, Mpi, finish
 from tests.outcome import trials_of
 from tests.recorded import run_of_everything
@@ -92,7 +92,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def shown(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
-    """Give what the dashboard is to show of a trial."""
+    """Return what the dashboard is to show of a trial."""
     return {
         "number": trial.number,
         "state": trial.state.name.capitalize(),
@@ -104,7 +104,7 @@ def shown(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
 
 
 def seen(trial: dict[str, Any]) -> dict[str, Any]:
-    """Give what the dashboard shows of a trial."""
+    """Return what the dashboard shows of a trial."""
     return {
         **{name: trial.get(name) for name in ("number", "state", "values")},
         "params": {param["name"]: param["param_external_value"] for param in trial["params"]},
@@ -199,7 +199,7 @@ LOSSES = [1.0, 3.0, 4.0, 5.0, 6.0]
 
 
 def points(figure: Any, axis: str = "y", name: str | None = None) -> list[list[Any]]:
-    """Give what each trace of a figure shows, on one axis; only those of a name, if one is given."""
+    """Return what each trace of a figure shows, on one axis; only those of a name, if one is given."""
     traces = [trace for trace in figure.data if name is None or trace.name == name]
     return [list(trace[axis]) for trace in traces if axis in trace and trace[axis] is not None]
 

@@ -22,10 +22,10 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo import Categorical, SearchSpace
-from hpo.command_line import call
-from hpo.commands import app
-from hpo.run_dir import RunDir
-from hpo.search_file import load_search_file
+from hpo.cli.command_line import call
+from hpo.cli.commands import app
+from hpo.problem import load_search_file
+from hpo.store.run_dir import RunDir
 from tests.conftest import ROOT, SEARCHES
 from tests.outcome import trials_of
 from tests.recorded import complete, run_of_everything, start
@@ -372,7 +372,7 @@ def test_a_run_whose_standard_output_was_closed_comes_to_its_end(tmp_path: Path)
 
 
 def test_a_file_does_not_take_the_place_of_a_standard_stream_that_was_closed(tmp_path: Path) -> None:
-    code = "import os\nos.close(0)\nos.close(1)\nfrom hpo.printed import fill_closed_streams\n"
+    code = "import os\nos.close(0)\nos.close(1)\nfrom hpo.process.printed import fill_closed_streams\n"
     code += "fill_closed_streams()\nfile = open('study.log', 'w')\nassert file.fileno() > 2\n"
     code += "try:\n    os.write(1, b'x')\nexcept OSError as error:\n    assert error.errno == 9\nelse:\n    raise\n"
     shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=60)

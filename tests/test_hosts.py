@@ -86,7 +86,8 @@ def test_a_rank_ends_the_job_on_all_hosts_though_the_first_one_cannot_hear_of_it
 ) -> None:
     program = changed_program(
         tmp_path,
-        "import time\nfrom mpi4py import MPI\nfrom hpo.errors import RunError\nfrom hpo.group import Group\n\n\n"
+        "import time\nfrom mpi4py import MPI\n"
+        "from hpo.errors import RunError\nfrom hpo.evaluation.group import Group\n\n\n"
         "def connect(group, alone):\n"
         "    with alone:\n"
         "        time.sleep(0 if MPI.COMM_WORLD.rank == 3 else 600)\n"

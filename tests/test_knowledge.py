@@ -17,11 +17,11 @@ import pytest
 import torch
 from scipy.stats import ttest_ind
 
-from hpo.confirmation import Plan, compare
 from hpo.errors import UsageError
-from hpo.inheritance import read_inheritance
-from hpo.search_file import load_search_file
-from hpo.trials import Evaluation
+from hpo.problem import load_search_file
+from hpo.results.confirmation import Plan, compare
+from hpo.run.inheritance import read_inheritance
+from hpo.store.trials import Evaluation
 from tests.conftest import ROOT, SEARCHES, Mpi, finish
 from tests.outcome import finished, lines_of, trials_of
 from tests.recorded import start

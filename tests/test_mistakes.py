@@ -18,7 +18,7 @@ CARELESS = SEARCHES / "careless.py"
 
 
 def line_of(code: str) -> int:
-    """Give the number of the one line of the search space that holds this code."""
+    """Return the number of the one line of the search space that holds this code."""
     (number,) = [n for n, line in enumerate(CARELESS.read_text().splitlines(), 1) if code in line]
     return number
 

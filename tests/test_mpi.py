@@ -10,9 +10,9 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from hpo.communicator import SleepingComm
-from hpo.group import _threads
-from hpo.sharing import Shared
+from hpo.evaluation.group import _threads
+from hpo.ranks.communicator import SleepingComm
+from hpo.ranks.sharing import Shared
 from tests.conftest import PROGRAMS, SEARCHES, Mpi
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from hpo import Categorical, Float, SearchSpace
-from hpo.reader import RunReader
 from hpo.report.live.lines import Pen
 from hpo.report.live.standing import standing
 from hpo.report.live.view import View
-from hpo.report.names import metrics_shown
 from hpo.report.page.write import render
 from hpo.report.progress import Lines
 from hpo.report.tables import print_tables, print_winner
+from hpo.results.names import metrics_shown
+from hpo.results.reader import RunReader
 from hpo.trackers.tracker import params, results
 from tests.studies import BEGAN, add, make_run
 

@@ -8,10 +8,10 @@ import pytest
 
 from hpo import Float, Int, SearchSpace
 from hpo.errors import UsageError
-from hpo.given import read_given
-from hpo.options import Options
-from hpo.report.text import duration
-from hpo.run_dir import RunDir, write_json
+from hpo.run.given import read_given
+from hpo.run.options import Options
+from hpo.store.run_dir import RunDir, write_json
+from hpo.text import duration
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from hpo import Float, SearchSpace, outage
+from hpo import Float, SearchSpace
 from hpo.errors import OutageError
-from hpo.outage import Patience, patient
-from hpo.record import Record
-from hpo.storage import open_storage
+from hpo.store import outage
+from hpo.store.outage import Patience, patient
+from hpo.store.record import Record
+from hpo.store.storage import open_storage
 
 SPACE = SearchSpace(x=Float(0.0, 1.0))
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from hpo.report import progress
-from hpo.trials import Evaluation
+from hpo.store.trials import Evaluation
 from tests.outcome import lines_of
 
 

@@ -11,13 +11,14 @@ import pytest
 
 from benchmarks.simulation import SimulatedIslands, simulate
 from hpo import Categorical, Float, Int, SearchSpace
+from hpo.breeding.gaussian import GaussianProcess
+from hpo.breeding.names import PROPAGATORS
+from hpo.breeding.past import Past
+from hpo.breeding.propagators import make
+from hpo.breeding.upstream import Individual
 from hpo.errors import UsageError
-from hpo.gaussian import GaussianProcess
-from hpo.options import PROPAGATORS, Options
-from hpo.past import Past
-from hpo.propagators import make
-from hpo.trials import Evaluation
-from hpo.upstream import Individual
+from hpo.run.options import Options
+from hpo.store.trials import Evaluation
 
 NUMBERS = SearchSpace(depth=Int(1, 12), width=Float(0.0, 2.0), lr=Float(1e-5, 1.0, log=True))
 EVERYTHING = SearchSpace(
@@ -117,7 +118,7 @@ def test_a_search_of_numbers_refuses_categories() -> None:
         options.check_space(EVERYTHING, {})
 
 
-def test_the_model_foretells_and_knows_where_it_does_not_know() -> None:
+def test_the_model_predicts_and_knows_where_it_does_not_know() -> None:
     draws = np.random.default_rng(0)
 
     def draw(count: int) -> Any:
@@ -131,10 +132,10 @@ def test_the_model_foretells_and_knows_where_it_does_not_know() -> None:
     mean, deviation = values.mean(), values.std()
     model = GaussianProcess(np.array([0, 1, 2, 2, 2]))
     model.fit(points, (values - mean) / deviation, known=80)
-    foretold, sure = model.foretell(others)
-    assert np.abs(foretold * deviation + mean - truth(others)).max() < 0.2
+    predicted, sure = model.predict(others)
+    assert np.abs(predicted * deviation + mean - truth(others)).max() < 0.2
     far = others + np.array([5.0, 0.0, 0.0, 0.0, 0.0])
-    _, unsure = model.foretell(far)
+    _, unsure = model.predict(far)
     assert sure.max() < 0.5 < unsure.min()
     model.assume(far)
-    assert model.foretell(far)[1].max() < 0.5
+    assert model.predict(far)[1].max() < 0.5

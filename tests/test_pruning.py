@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpo.errors import UsageError
-from hpo.pruning import make_pruner
+from hpo.evaluation.pruning import make_pruner
 from tests.conftest import ROOT, SEARCHES, Mpi
 from tests.outcome import trials_of
 

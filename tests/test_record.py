@@ -13,10 +13,10 @@ from optuna.storages.journal import JournalFileBackend
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.errors import KnownError
-from hpo.record import Assignment, Record
-from hpo.storage import without_password
-from hpo.summary import busy_fraction, summarize
-from hpo.trials import rank
+from hpo.results.summary import busy_fraction, summarize
+from hpo.store.record import Assignment, Record
+from hpo.store.trials import rank
+from hpo.store.url import without_password
 
 SPACE = SearchSpace(layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True))
 DISTRIBUTIONS = SPACE.distributions()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.supervisor import pause_after
+from hpo.run.supervisor import pause_after
 from tests.chaos import Victim, children
 from tests.conftest import ROOT, SEARCHES, Mpi, changed_program, finish
 from tests.outcome import finished, lines_of, trials_of
@@ -46,7 +46,7 @@ def faulty(*options: object, **settings: object) -> list[object]:
 
 
 def hpo(*arguments: object) -> list[str]:
-    """Give the command line of hpo, which may not be installed."""
+    """Return the command line of hpo, which may not be installed."""
     return [sys.executable, "-c", "from hpo.cli import main; main()", *map(str, arguments)]
 
 
@@ -78,7 +78,7 @@ def test_whatever_fails_on_a_rank_costs_one_evaluation(mpi: Mpi, tmp_path: Path,
 
 
 def line_of(code: str, way: str) -> str:
-    """Give the place in faulty.py at which a way to fail waits."""
+    """Return the place in faulty.py at which a way to fail waits."""
     lines = FAULTY.read_text().splitlines()
     after = next(number for number, line in enumerate(lines) if ("def ignore" if way == "swallow" else "DONE") in line)
     return f"faulty.py:{next(n for n, line in enumerate(lines, 1) if n > after and code in line)}"
@@ -268,7 +268,7 @@ def test_a_run_with_a_stuck_rank_stops_all_the_same_and_at_once_if_asked_twice(m
 
 def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp_path: Path) -> None:
     program = changed_program(
-        tmp_path, "import hpo.record\nhpo.record.Record.complete = lambda *_: 1 / 0  # on all leaders\n"
+        tmp_path, "import hpo.store.record\nhpo.record.Record.complete = lambda *_: 1 / 0  # on all leaders\n"
     )
     layout = ["--ranks-per-worker", 1]
     victim = Victim(each_mpi, 2, [program, QUICK, "--run-dir", "run", *layout], tmp_path, tmp_path / "log")

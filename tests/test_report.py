@@ -23,12 +23,12 @@ from PIL import Image
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from hpo import Categorical, Float, SearchSpace
-from hpo.confirmation import plan_of
-from hpo.reader import RunReader
-from hpo.record import Record
 from hpo.report.page.write import render, write_report
-from hpo.report.text import number
-from hpo.run_dir import RunDir
+from hpo.results.confirmation import plan_of
+from hpo.results.reader import RunReader
+from hpo.store.record import Record
+from hpo.store.run_dir import RunDir
+from hpo.text import number
 from tests.studies import BEGAN, SPACE, add, add_search, make_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -227,7 +227,7 @@ LETTERS = """whole => {
 
 
 def boxes(page: Page, *selectors: str) -> list[list[float]]:
-    """Give the left, top, right and bottom of the first element of each."""
+    """Return the left, top, right and bottom of the first element of each."""
     return [page.locator(selector).first.evaluate(BOX) for selector in selectors]
 
 
@@ -240,7 +240,7 @@ def show_in(page: Page, width: int, font: str) -> None:
 
 @pytest.fixture(params=[(1000, ""), (1000, "serif"), (1000, "monospace"), (360, ""), (360, "monospace")], ids=str)
 def resized(page: Page, request: pytest.FixtureRequest) -> Iterator[tuple[Page, int]]:
-    """Give the page in a window of some width, and the width."""
+    """Return the page in a window of some width, and the width."""
     width, font = request.param
     show_in(page, width, font)
     yield page, width
@@ -387,7 +387,7 @@ def add_losses(run_dir: Path, losses: Sequence[float], first_epoch: float | None
 
 
 def usual_losses(count: int, low: float = 0.1, high: float = 1.0) -> list[float]:
-    """Give losses that get better."""
+    """Return losses that get better."""
     return [low + (high - low) * (1 - place / (count - 1)) for place in range(count)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpo.errors import UsageError
-from hpo.search_file import load_search_file
+from hpo.problem import load_search_file
 from tests.conftest import ROOT
 
 GOOD = """

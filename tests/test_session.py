@@ -19,14 +19,14 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from hpo.errors import UsageError
-from hpo.git import Commit, commit_of
-from hpo.options import Options
-from hpo.reader import RunReader
-from hpo.record import Record
-from hpo.run_dir import RunDir
-from hpo.search_file import load_search_file
-from hpo.session import Session
-from hpo.storage import without_password
+from hpo.problem import load_search_file
+from hpo.results.reader import RunReader
+from hpo.run.git import Commit, commit_of
+from hpo.run.options import Options
+from hpo.run.session import Session
+from hpo.store.record import Record
+from hpo.store.run_dir import RunDir
+from hpo.store.url import without_password
 from tests.recorded import QUICK, complete, start
 
 
@@ -248,7 +248,7 @@ def test_the_study_of_a_relative_sqlite_url_is_found_from_everywhere(
 def test_a_run_that_looks_whether_it_is_in_use_keeps_others_out(tmp_path: Path) -> None:
     start(tmp_path / "run")
     run_dir = RunDir(tmp_path / "run")
-    code = "import sys, pathlib, hpo.run_dir\nplace = hpo.run_dir.RunDir(pathlib.Path(sys.argv[1]))\n"
+    code = "import sys, pathlib, hpo.store.run_dir\nplace = hpo.store.run_dir.RunDir(pathlib.Path(sys.argv[1]))\n"
     code += "print(place.in_use)\nwith place.hold():\n    print('held')\n"
     asked = [sys.executable, "-c", code, str(run_dir.path)]
     with run_dir.hold():

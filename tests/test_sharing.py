@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpo import sharing
+from hpo.ranks import sharing
 
 
 def test_files_of_processes_that_were_killed_are_removed_and_no_others(

@@ -21,17 +21,17 @@ from optuna.trial import TrialState
 from rich.cells import cell_len
 
 from hpo import Categorical, Float, SearchSpace
-from hpo.command_line import call
-from hpo.commands import app
-from hpo.reader import Look, RunReader
-from hpo.record import Record
+from hpo.cli.command_line import call
+from hpo.cli.commands import app
+from hpo.problem import load_search_file
 from hpo.report.live.lines import Pen
 from hpo.report.live.listing import Listing
 from hpo.report.live.standing import standing
 from hpo.report.live.view import View
-from hpo.run_dir import RunDir
-from hpo.search_file import load_search_file
-from hpo.trials import rank
+from hpo.results.reader import Look, RunReader
+from hpo.store.record import Record
+from hpo.store.run_dir import RunDir
+from hpo.store.trials import rank
 from tests.conftest import ROOT, Mpi
 from tests.recorded import HOSTILE, QUICK, complete, run_of_everything, start, started
 from tests.soak import FAULTY, PROGRAM
@@ -263,7 +263,7 @@ def test_who_is_in_a_run_directory_moves_no_cursor(tmp_path: Path, hpo: Hpo) -> 
     with run_dir.lock.open("a") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         command_line = (
-            "import sys; from pathlib import Path; from hpo.run_dir import RunDir\n"
+            "import sys; from pathlib import Path; from hpo.store.run_dir import RunDir\n"
             "try: RunDir(Path(sys.argv[1])).hold().__enter__()\n"
             "except ValueError as error: print(error)"
         )
@@ -393,7 +393,7 @@ def test_failures_of_confirmations_are_marked(tmp_path: Path, hpo: Hpo) -> None:
 
 
 def in_terminal(columns: int, *arguments: object) -> str:
-    """Give what the command writes to a terminal of this width."""
+    """Return what the command writes to a terminal of this width."""
     terminal, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}

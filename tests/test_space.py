@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo import Categorical, Float, Int, SearchSpace
+from hpo.breeding.upstream import Individual
 from hpo.space import Parameter
-from hpo.upstream import Individual
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(
     lambda name: not __import__("keyword").iskeyword(name)

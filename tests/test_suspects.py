@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpo import Int, SearchSpace
-from hpo.record import Assignment, Record
-from hpo.trials import Evaluation
+from hpo.store.record import Assignment, Record
+from hpo.store.trials import Evaluation
 
 SPACE = SearchSpace(k=Int(0, 999))
 

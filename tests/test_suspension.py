@@ -9,14 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-from hpo.lock import FileLock
+from hpo.store.lock import FileLock
 from tests.conftest import ROOT
 
 WAITING = """
 import sys, threading, time
 from pathlib import Path
-from hpo import clock
-from hpo.lock import FileLock
+from hpo.process import clock
+from hpo.store.lock import FileLock
 
 def look():
     while True:

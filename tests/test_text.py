@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hpo.reader import Look
 from hpo.report.live.lines import Pen
 from hpo.report.live.standing import standing
 from hpo.report.live.view import View
 from hpo.report.progress import Lines
 from hpo.report.tables import print_tables
-from hpo.report.text import number
-from hpo.summary import summarize
-from hpo.trials import Evaluation
+from hpo.results.reader import Look
+from hpo.results.summary import summarize
+from hpo.store.trials import Evaluation
+from hpo.text import number
 
 
 @pytest.mark.parametrize(

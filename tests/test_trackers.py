@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from hpo.errors import UsageError
-from hpo.options import Options
-from hpo.record import Assignment, Record
-from hpo.search_file import load_search_file
-from hpo.session import Session
+from hpo.problem import load_search_file
+from hpo.run.options import Options
+from hpo.run.session import Session
+from hpo.store.record import Assignment, Record
+from hpo.store.trials import INTERRUPTED
 from hpo.trackers import TRACKERS
 from hpo.trackers.tracker import without_secrets
 from hpo.trackers.tracking import Tracking, track
 from hpo.trackers.written import Written
-from hpo.trials import INTERRUPTED
 from tests.chaos import command_lines
 from tests.conftest import ROOT, SEARCHES, Mpi
 from tests.outcome import trials_of
@@ -84,7 +84,7 @@ def assert_same(shown: dict[str, Shown], expected: dict[str, Shown]) -> None:
 
 
 def ended(run_dir: Path, name: str) -> set[int]:
-    """Give the trials that a tracker has been told of to their end; those before them have begun."""
+    """Return the trials that a tracker has been told of to their end; those before them have begun."""
     path = run_dir / name / "written.jsonl"
     lines = path.read_text().split("\n")[2:] if path.exists() else []
     return {json.loads(line)["trial"] for line in lines}
@@ -409,7 +409,7 @@ def test_a_tracker_does_not_outlive_its_job(tmp_path: Path, monkeypatch: pytest.
 
 
 def recorded(run_dir: Path) -> dict[str, Shown]:
-    """Give what a run without failures should be shown as, by its studies."""
+    """Return what a run without failures should be shown as, by its studies."""
     shown = {}
     for kind, study in (("trial-{0:04d}", ""), ("confirms-{1:04d}-{0:04d}", f"{run_dir.name}-confirm")):
         for trial in trials_of(run_dir, study):

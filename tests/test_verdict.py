@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpo.verdict import Step, Verdict, judge
+from hpo.evaluation.verdict import Step, Verdict, judge
 
 
 def fails(rank: int, text: str, at: float, **more: object) -> Step:

@@ -23,18 +23,18 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from hpo.confirmation import plan_of
-from hpo.reader import Look, RunReader
+from hpo.problem import load_search_file
 from hpo.report.live.lines import Pen
 from hpo.report.live.plot import Steps
 from hpo.report.live.standing import standing
 from hpo.report.live.view import View, shares
-from hpo.report.text import clock
 from hpo.report.working_time import WorkingTime
-from hpo.run_dir import RunDir
-from hpo.search_file import load_search_file
-from hpo.session import Session
-from hpo.trials import Evaluation
+from hpo.results.confirmation import plan_of
+from hpo.results.reader import Look, RunReader
+from hpo.run.session import Session
+from hpo.store.run_dir import RunDir
+from hpo.store.trials import Evaluation
+from hpo.text import clock
 from tests.conftest import ROOT, Mpi, finish
 from tests.outcome import lines_of
 from tests.recorded import QUICK, start
@@ -372,7 +372,7 @@ def test_looks_follow_the_record(tmp_path: Path, url: str | None) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from hpo.run_dir import RunDir
+from hpo.store.run_dir import RunDir
 with RunDir(Path(sys.argv[1])).hold():
     print("held", flush=True)
     sys.stdin.read()
@@ -520,7 +520,7 @@ class Screen:
         return not termios.tcgetattr(self.slave)[3] & (termios.ICANON | termios.ECHO)
 
     def drawings(self) -> list[list[str]]:
-        """Give the lines of each whole screen that was drawn."""
+        """Return the lines of each whole screen that was drawn."""
         text = re.sub(r"\x1b\[[\d;]*m", "", self.written)
         rows = re.findall(r"\x1b\[(\d+);1H([^\x1b]*)", text)
         screens: list[list[str]] = []

@@ -16,14 +16,14 @@ from optuna.trial import TrialState
 
 from hpo import Prediction
 from hpo.errors import UsageError
-from hpo.handover import hand_over
-from hpo.reader import RunReader
-from hpo.record import Assignment, Record
-from hpo.search_file import load_search_file
+from hpo.problem import load_search_file
+from hpo.results.reader import RunReader
+from hpo.results.winner import examine, examined, winner_of
+from hpo.run.handover import hand_over
+from hpo.store.record import Assignment, Record
+from hpo.store.trials import rank
+from hpo.store.weights import WeightsKeeper, read_weights
 from hpo.training import Net, load_data, load_test, test_net
-from hpo.trials import rank
-from hpo.weights import WeightsKeeper, read_weights
-from hpo.winner import examine, examined, winner_of
 from tests.conftest import ROOT, SEARCHES, Mpi
 from tests.studies import SPACE, add, make_run
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from hpo.failure import showable
-from hpo.log import LogEnd
-from hpo.trials import Evaluation
+from hpo.store.log import LogEnd
+from hpo.store.trials import Evaluation
+from hpo.text import showable
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Details:
 
 
 def as_json(details: Details) -> dict[str, Any]:
-    """Give everything about an evaluation as JSON can hold it, null where there is nothing."""
+    """Return everything about an evaluation as JSON can hold it, null where there is nothing."""
     one, printed = details.evaluation, details.printed
     placed = one.state != "waiting"
     bred = placed and not one.origin and one.confirms is None

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpo.log import LogEnd
 from hpo.report.details import Details
-from hpo.report.text import counted, day, duration, number, printable, printable_lines
-from hpo.trials import Evaluation
+from hpo.store.log import LogEnd
+from hpo.store.trials import Evaluation
+from hpo.text import counted, day, duration, number, printable, printable_lines
 
 _LABEL = 14  # columns
 _LOSSES_IN_A_LINE = 5
@@ -51,7 +51,7 @@ def _state(details: Details) -> str:
 
 
 def _facts(details: Details, now: float) -> Iterator[tuple[str, str]]:
-    """Give names and texts, one per line; a line without a name belongs to the one above it."""
+    """Return names and texts, one per line; a line without a name belongs to the one above it."""
     one = details.evaluation
     if one.state == "failed":
         yield "failure", one.failure or "no reason was recorded"

@@ -14,11 +14,10 @@ from types import ModuleType
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.failure import showable
-from hpo.reader import RunReader
-from hpo.report.names import METRIC, PARAM
-from hpo.report.text import escaped
-from hpo.trials import Evaluation
+from hpo.results.names import METRIC, PARAM
+from hpo.results.reader import RunReader
+from hpo.store.trials import Evaluation
+from hpo.text import escaped, showable
 
 FORMATS = ("csv", "json", "parquet")
 _FORMULAS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # OWASP, "CSV Injection"; the last four are full-width
@@ -111,7 +110,7 @@ def _plain(value: Any) -> Any:
 
 
 def writer(to: str) -> Callable[[Table], bytes]:
-    """Give what writes a table in one of FORMATS; UsageError where it is none of them, or a package is missing."""
+    """Return what writes a table in one of FORMATS; UsageError where it is none of them, or a package is missing."""
     if to == "csv":
         return _csv
     if to == "json":

@@ -13,10 +13,10 @@ from rich.table import Table
 from hpo.report.grid import filled_table, table_text
 from hpo.report.individuals import MOST_SHOWN
 from hpo.report.live.lines import Pen
-from hpo.report.names import params_shown
-from hpo.report.text import printable, short, show_command, tenths, value
-from hpo.summary import reason_of
-from hpo.trials import Evaluation
+from hpo.results.names import params_shown
+from hpo.results.summary import reason_of
+from hpo.store.trials import Evaluation
+from hpo.text import printable, short, show_command, tenths, value
 
 _NARROWEST = 40  # to which a failure is cut, however much room the columns before it leave
 _LONGEST_VALUE = 24

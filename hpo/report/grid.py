@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hpo.report.text import printable
+from hpo.text import printable
 
 
 def empty_table() -> Table:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpo.report.grid import empty_table, filled_table, table_text
-from hpo.report.names import params_shown
-from hpo.report.text import counted, short, value
+from hpo.results.names import params_shown
+from hpo.text import counted, short, value
 
 MOST_SHOWN = 12  # hyperparameters of an individual
 _ABREAST = 3  # individuals, each in a column, in a terminal of 80
@@ -42,7 +42,7 @@ def most_different(params: Sequence[Mapping[str, Any]], most: int = MOST_SHOWN) 
 
 
 def _difference(values: Sequence[Any]) -> float:
-    """Give how different values are, from 0 to 1: of numbers, how far apart they are beside how large they are."""
+    """Return how different values are, from 0 to 1: of numbers, how far apart they are beside how large they are."""
     if all(type(item) in (int, float) for item in values):
         largest = max(map(abs, values))
         return float(max(values) / largest - min(values) / largest) / 2 if largest else 0.0

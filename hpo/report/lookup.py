@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 
 from hpo.errors import UsageError
-from hpo.log import read_log
-from hpo.reader import RunReader
 from hpo.report.details import Details
-from hpo.trials import Evaluation
-from hpo.winner import winner_of
+from hpo.results.reader import RunReader
+from hpo.results.winner import winner_of
+from hpo.store.log import read_log
+from hpo.store.trials import Evaluation
 
 
 class Lookup:
@@ -24,7 +24,7 @@ class Lookup:
         self._confirming = reader.confirmations(all_plans=True)
 
     def named(self, name: str) -> Evaluation:
-        """Give the evaluation with this label; UsageError, saying which there are, where there is none."""
+        """Return the evaluation with this label; UsageError, saying which there are, where there is none."""
         if not re.fullmatch(r"(confirm-)?[0-9]{1,18}", name):
             raise UsageError(f"{name!r} is no trial: give a number, or confirm-0 for the first that confirms the best")
         place = int(name.removeprefix("confirm-"))
@@ -36,7 +36,7 @@ class Lookup:
         return found
 
     def chosen(self) -> tuple[Evaluation, str]:
-        """Give the winner, or else what failed last, and why it was chosen; UsageError where there is neither."""
+        """Return the winner, or else what failed last, and why it was chosen; UsageError where there is neither."""
         confirmations = self._reader.confirmations()
         winner = winner_of(self._search, confirmations)
         if winner is not None:
@@ -52,12 +52,12 @@ class Lookup:
         )
 
     def failed(self) -> list[Evaluation]:
-        """Give what failed, the latest first."""
+        """Return what failed, the latest first."""
         failed = [one for one in [*self._search, *self._confirming] if one.state == "failed"]
         return sorted(failed, key=lambda one: (one.ended, one.trial), reverse=True)
 
     def details(self, evaluation: Evaluation) -> Details:
-        """Give everything about an evaluation."""
+        """Return everything about an evaluation."""
         confirms = evaluation.confirms is not None
         own, about = self._confirming if confirms else self._search, self._reader.about
         run_seed = None if evaluation.origin else about["seed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpo.trials import Evaluation
+from hpo.store.trials import Evaluation
 
 _RECENT = 20  # evaluations from which the pace is told, or twice as many as are going on
 
@@ -38,7 +38,7 @@ def pace(evaluations: Sequence[Evaluation], to_do: int, since: float, now: float
     per_minute = 60 * len(recent) / seconds
     if now is None:
         return Pace(per_minute)
-    # What is running is partly done. Without it, the first of 100 workers to end would foretell 100 times too much.
+    # What is running is partly done. Without it, the first of 100 workers to end would predict 100 times too much.
     typical = sum(max(0.0, evaluation.ended - evaluation.started) for evaluation in recent) / len(recent)
     begun = (
         sum(min(1.0, max(0.0, now - evaluation.started) / typical) for evaluation in running) if typical > 0 else 0.0

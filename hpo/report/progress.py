@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from hpo.errors import OutageError, RunError
-from hpo.report.names import together
 from hpo.report.pace import pace
-from hpo.report.text import duration, named, number, printable, short, tenths, value
-from hpo.trials import Evaluation, rank
+from hpo.results.names import together
+from hpo.store.trials import Evaluation, rank
+from hpo.text import duration, named, number, printable, short, tenths, value
 
 _POLL_SECONDS = 0.5
 SECONDS_BETWEEN_ESTIMATES = 30.0

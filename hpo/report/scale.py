@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpo.trials import Evaluation
+from hpo.store.trials import Evaluation
 
 _WIDEST = 20.0  # the highest over the lowest: where losses are further apart, their scale is logarithmic
 _FAR = 100  # times the usual loss
@@ -33,7 +33,7 @@ class Scale:
         return loss > self.highest
 
     def share(self, loss: float) -> float:
-        """Give the place of a loss: 0 for the lowest, 1 for the highest."""
+        """Return the place of a loss: 0 for the lowest, 1 for the highest."""
         if self.logarithmic:
             lowest, highest = math.log10(self.lowest), math.log10(self.highest)
             return (math.log10(loss) - lowest) / (highest - lowest)
@@ -41,7 +41,7 @@ class Scale:
         return (loss / 2 - self.lowest / 2) / length if length else 0.0
 
     def at(self, share: float) -> float:
-        """Give the loss at a place, as far as floats go; a scale of one loss is as long as that is high."""
+        """Return the loss at a place, as far as floats go; a scale of one loss is as long as that is high."""
         if self.logarithmic:
             lowest, highest = math.log10(self.lowest), math.log10(self.highest)
             power = lowest + share * (highest - lowest)
@@ -52,7 +52,7 @@ class Scale:
 
 
 def scale_of(drawn: Sequence[float], losses: Sequence[float] = ()) -> Scale:
-    """Give the scale for the losses that are `drawn`, in a run whose complete evaluations have these `losses`.
+    """Return the scale for the losses that are `drawn`, in a run whose complete evaluations have these `losses`.
 
     The lower the better, so the lower end is the lowest loss of all, and only the upper end may leave some out:
 
@@ -74,7 +74,7 @@ def scale_of(drawn: Sequence[float], losses: Sequence[float] = ()) -> Scale:
 
 
 def complete_losses(evaluations: Sequence[Evaluation]) -> list[float]:
-    """Give the losses of what is complete, which say what is usual in a run."""
+    """Return the losses of what is complete, which say what is usual in a run."""
     return [one.loss for one in evaluations if one.state == "complete" and math.isfinite(one.loss)]
 
 
@@ -91,7 +91,7 @@ def _far(losses: Sequence[float]) -> float:
 
 
 def _quantile(losses: Sequence[float], share: float) -> float:
-    """Give the lowest loss that so many of those above the best do not exceed: equal ones would be no distance."""
+    """Return the lowest loss that so many of those above the best do not exceed: equal ones would be no distance."""
     best = min(losses)
     above = sorted(loss for loss in losses if loss > best) or [best]
     return above[math.ceil(share * len(above)) - 1]

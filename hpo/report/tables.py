@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpo.reader import RunReader
 from hpo.report.grid import empty_table, table_text
 from hpo.report.individuals import individuals_text
-from hpo.report.names import metrics_shown
-from hpo.report.text import duration, named, number, printable, short, show_command, tenths, value
-from hpo.trials import Evaluation, label
-from hpo.weights import trial_of_weights
-from hpo.winner import examined
+from hpo.results.names import metrics_shown
+from hpo.results.reader import RunReader
+from hpo.results.winner import examined
+from hpo.store.trials import Evaluation, label
+from hpo.store.weights import trial_of_weights
+from hpo.text import duration, named, number, printable, short, show_command, tenths, value
 
 _MOST_REASONS = 10
 _OWN = ("loss", "trial", "island", "worker", "generation", "seconds")  # columns

@@ -6,11 +6,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from hpo.trials import Evaluation
+from hpo.store.trials import Evaluation
 
 
 def ended(evaluation: Evaluation, now: float | None) -> float:
-    """Give when an evaluation ended, in seconds since the epoch; what runs has gone on until `now`.
+    """Return when an evaluation ended, in seconds since the epoch; what runs has gone on until `now`.
 
     One that died with its job is known to have begun, and no more; so is what runs, where `now` is None since nothing
     goes on, and what ended before it began, by a clock that was set meanwhile.
@@ -43,7 +43,7 @@ class WorkingTime:
             self.total += stop - start
 
     def at(self, moment: float) -> float:
-        """Give the working time up to a moment in which something was evaluated."""
+        """Return the working time up to a moment in which something was evaluated."""
         place = bisect_right(self.spans, (moment, math.inf)) - 1
         if place < 0:
             return 0.0

@@ -19,11 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpo.errors import UsageError
-from hpo.failure import message
-from hpo.report.text import printable, short
-from hpo.run_dir import RunDir
+from hpo.store.run_dir import RunDir
+from hpo.text import message, printable, short
 from hpo.trackers.follower import Follower
-from hpo.trackers.tracker import ShownRun, make, without_secrets
+from hpo.trackers.tracker import ShownRun, Tracker, without_secrets
 from hpo.trackers.written import Written
 
 _POLL_SECONDS = 2.0
@@ -67,7 +66,7 @@ def _follow(name: str, run_dir: Path, job: int, say: Callable[[str], None]) -> N
     """Show the run to the tracker until there is nothing more to come."""
     about = RunDir(run_dir).read()
     with Written(run_dir / name / "written.jsonl") as written, open(0, "rb", buffering=0) as orders:
-        tracker = make(name, ShownRun(written.id, about, run_dir / name, say))
+        tracker = _make(name, ShownRun(written.id, about, run_dir / name, say))
         follower = Follower(tracker, written)
         over, pause = False, _POLL_SECONDS
         while not over:
@@ -81,6 +80,21 @@ def _follow(name: str, run_dir: Path, job: int, say: Callable[[str], None]) -> N
             taken = time.process_time() - before
             pause = min(max(_POLL_SECONDS, taken / _SHARE_OF_A_CORE), _LONGEST_POLL_SECONDS)
         tracker.close(follower.evaluated(about["study"]) >= about["budget"])
+
+
+def _make(name: str, shown: ShownRun) -> Tracker:
+    """Import a tracker's package, which takes seconds, and begin to show a run there."""
+    if name == "tensorboard":
+        from hpo.trackers.tensorboard import TensorBoard
+
+        return TensorBoard(shown)
+    if name == "mlflow":
+        from hpo.trackers.mlflow import MLflow
+
+        return MLflow(shown)
+    from hpo.trackers.wandb import WandB
+
+    return WandB(shown)
 
 
 def _outlive(job: int) -> None:

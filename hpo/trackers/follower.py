@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hpo.record import Record
+from hpo.store.record import Record
+from hpo.store.trials import Evaluation
 from hpo.trackers.tracker import Tracker
 from hpo.trackers.written import Written
-from hpo.trials import Evaluation
 
 
 class Follower:

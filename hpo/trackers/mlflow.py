@@ -16,9 +16,9 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from hpo.errors import UsageError
-from hpo.storage import without_password
+from hpo.store.trials import Evaluation
+from hpo.store.url import without_password
 from hpo.trackers.tracker import CURVE, ShownRun, circumstances, moment, name_of, params, results, text, title
-from hpo.trials import Evaluation
 
 _STATUS = {"complete": "FINISHED", "failed": "FAILED"}
 

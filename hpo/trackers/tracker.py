@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpo.failure import showable
-from hpo.report.names import METRIC, PARAM, distinct
-from hpo.report.text import escaped, short
-from hpo.trials import Evaluation
+from hpo.results.names import METRIC, PARAM, distinct
+from hpo.store.trials import Evaluation
+from hpo.text import escaped, short, showable
 
 CURVE = "loss"  # after each epoch
 LOSS = "lowest_loss"  # of the evaluation
@@ -66,21 +65,6 @@ class Tracker(Protocol):
         """Write what is not written yet; `spent` is whether the budget of the run is."""
 
 
-def make(name: str, shown: ShownRun) -> Tracker:
-    """Import a tracker's package, which takes seconds, and begin to show a run there."""
-    if name == "tensorboard":
-        from hpo.trackers.tensorboard import TensorBoard
-
-        return TensorBoard(shown)
-    if name == "mlflow":
-        from hpo.trackers.mlflow import MLflow
-
-        return MLflow(shown)
-    from hpo.trackers.wandb import WandB
-
-    return WandB(shown)
-
-
 def title(evaluation: Evaluation) -> str:
     """Name an evaluation as no other of its run is named."""
     if evaluation.confirms is None:
@@ -89,7 +73,7 @@ def title(evaluation: Evaluation) -> str:
 
 
 def moment(evaluation: Evaluation) -> float:
-    """Give the time of what is shown now: the study does not say when an epoch ended.
+    """Return the time of what is shown now: the study does not say when an epoch ended.
 
     It is not before the beginning, which trackers would show, where the clock was set in between.
     """
@@ -98,13 +82,13 @@ def moment(evaluation: Evaluation) -> float:
 
 
 def params(evaluation: Evaluation, taken: Sequence[str] = ()) -> dict[str, Any]:
-    """Give hyperparameters that any tracker takes, beside what has the names that are taken."""
+    """Return hyperparameters that any tracker takes, beside what has the names that are taken."""
     names = distinct({name: name_of(name) for name in evaluation.params}, taken, PARAM)
     return {names[n]: text(v) if isinstance(v, str) else v for n, v in evaluation.params.items()}
 
 
 def results(evaluation: Evaluation) -> dict[str, float]:
-    """Give what came out of an evaluation; it has no loss if it has failed."""
+    """Return what came out of an evaluation; it has no loss if it has failed."""
     names = distinct({name: name_of(name) for name in evaluation.metrics}, (CURVE, LOSS, *_OTHERS), METRIC)
     metrics = {names[name]: value for name, value in evaluation.metrics.items()}
     own = {LOSS: evaluation.loss, "seconds": evaluation.seconds}
@@ -112,7 +96,7 @@ def results(evaluation: Evaluation) -> dict[str, float]:
 
 
 def circumstances(evaluation: Evaluation) -> dict[str, str | int]:
-    """Give where and how an evaluation was made."""
+    """Return where and how an evaluation was made."""
     given = {
         "kind": "evaluation" if evaluation.confirms is None else "confirmation",
         "trial": evaluation.trial,

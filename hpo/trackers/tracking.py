@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import hpo
-from hpo.report.text import printable
-from hpo.run_dir import RunDir
-from hpo.study import CONFIRMATIONS, confirmations_of, existing_study
+from hpo.store.run_dir import RunDir
+from hpo.store.study import CONFIRMATIONS, confirmations_of, existing_study
+from hpo.text import printable
 
 _ROOT = Path(hpo.__file__).parents[1]
 

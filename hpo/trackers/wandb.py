@@ -10,8 +10,8 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it asks its makers' s
 
 import wandb
 
+from hpo.store.trials import Evaluation
 from hpo.trackers.tracker import CURVE, ShownRun, circumstances, params, results, text, title
-from hpo.trials import Evaluation
 
 # What wandb looks for by itself in each run, 0.15 s each time, is of this process and not of those that train.
 _NOTHING_ELSE: dict[str, Any] = {

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.trials import Evaluation
+from hpo.store.trials import Evaluation
 
 _SECONDS_FOR_OTHERS = 20.0  # for what an earlier job has left behind to end
 _POLL_SECONDS = 0.2

@@ -109,7 +109,7 @@ def _take(arrays: Arrays, indices: npt.NDArray[np.int64]) -> Split:
 
 
 def _statistics(images: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Give the mean and the standard deviation of each channel, exactly, from counts of the 256 values."""
+    """Return the mean and the standard deviation of each channel, exactly, from counts of the 256 values."""
     values = np.arange(256)
     counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in images.swapaxes(0, 1)])
     weights = counts / counts.sum(axis=1, keepdims=True)

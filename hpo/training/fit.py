@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 from hpo.training.data import Dataset, Split
 
 if TYPE_CHECKING:
-    from hpo.worker import Worker
+    from hpo.evaluation.worker import Worker
 
 _VALIDATION_BATCH = 256
 
@@ -81,7 +81,7 @@ class OnDevice:
         return len(self._labels)
 
     def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give the normalised images (N, C, H, W) and the labels (N) at `indices`."""
+        """Return the normalised images (N, C, H, W) and the labels (N) at `indices`."""
         indices = indices.to(self.device)
         images = self._images[indices].to(torch.float32).sub_(self._mean).mul_(self._scale)
         return images.contiguous(memory_format=torch.channels_last), self._labels[indices]
@@ -109,7 +109,7 @@ def train_epoch(
 
 @torch.no_grad()
 def loss_and_hits(network: nn.Module, split: OnDevice, indices: torch.Tensor) -> torch.Tensor:
-    """Give the sum of the losses and the number of right predictions at `indices`, as a float64 tensor of two."""
+    """Return the sum of the losses and the number of right predictions at `indices`, as a float64 tensor of two."""
     network.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=split.device)
     for part in _split(indices, _VALIDATION_BATCH):

@@ -23,7 +23,7 @@ _SHOWN = 20  # images that it is right about, and as many that it is wrong about
 def test_net(
     params: Mapping[str, Any], weights: Mapping[str, torch.Tensor], data: Dataset, test: Split
 ) -> tuple[dict[str, float], list[Prediction]]:
-    """Judge a `Net` of conv_layers and activation, and of these weights; gives what `judge` gives."""
+    """Judge a `Net` of conv_layers and activation, and of these weights; returns what `judge` returns."""
     network = Net(data.image_shape, data.classes, params["conv_layers"], params["activation"])
     network.load_state_dict(dict(weights))
     return judge(network, data, test)
@@ -33,7 +33,7 @@ test_net.__test__ = False  # type: ignore[attr-defined]
 
 
 def judge(network: nn.Module, data: Dataset, test: Split) -> tuple[dict[str, float], list[Prediction]]:
-    """Give the loss and the accuracy of a network on test images, and some predictions.
+    """Return the loss and the accuracy of a network on test images, and some predictions.
 
     `network` gives log-probabilities. The predictions are those wrong ones of which it is surest, and as many right
     ones, taken evenly from the images.

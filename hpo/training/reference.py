@@ -9,7 +9,7 @@ from hpo.training.fit import fit
 from hpo.training.net import Net
 
 if TYPE_CHECKING:
-    from hpo.worker import Worker
+    from hpo.evaluation.worker import Worker
 
 
 class FitSettings(Protocol):

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from hpo.communicator import SleepingComm, same_host, world
-from hpo.sharing import Shared
+from hpo.ranks.communicator import SleepingComm, same_host, world
+from hpo.ranks.sharing import Shared
 from tests.programs.tell import tell
 
 WAIT = 2.0

@@ -11,8 +11,8 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as run_islands.py does
 import torch
 import torch.distributed as dist
 
-from hpo.communicator import same_host, world
-from hpo.group import Group
+from hpo.evaluation.group import Group
+from hpo.ranks.communicator import same_host, world
 from tests.programs.tell import tell
 
 KILOBYTES = [10, 16_000]

@@ -4,9 +4,9 @@ import os
 import signal
 import time
 
-from hpo.communicator import sleep_until, world
 from hpo.errors import Exit, Stop
-from hpo.watch import Watch
+from hpo.ranks.communicator import sleep_until, world
+from hpo.ranks.watch import Watch
 from tests.programs.tell import tell
 
 TARGET = Stop("the target is reached", Exit.BUDGET_SPENT)

@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from hpo.communicator import SleepingComm, same_host, world
-from hpo.group import Group
+from hpo.evaluation.group import Group
+from hpo.ranks.communicator import SleepingComm, same_host, world
 from hpo.training import Dataset, Net, Split, fit, load_data
 from tests.programs.tell import tell
 
@@ -48,7 +48,7 @@ def by_the_book(data: Dataset) -> list[float]:
     return losses
 
 
-with Group(subcommunicator, same_host(comm), index=0) as group:
+with Group(subcommunicator, same_host(comm), index=0, collective_timeout=60.0) as group:
     group.connect()
     group.connect()  # it is up already
     worker = group.worker(SEED)

@@ -43,7 +43,7 @@ def note(folder, worker, **event):
 
 
 def number_of(params, worker, folder):
-    """Give the number of this evaluation on its worker, from 0."""
+    """Return the number of this evaluation on its worker, from 0."""
     if not folder:
         counts["evaluations"] += 1
         return counts["evaluations"] - 1

@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from hpo.report.live.lines import GAP, Pen
-from hpo.report.names import params_shown
-from hpo.report.text import value
+from hpo.results.names import params_shown
+from hpo.text import value
 
 _NARROWEST = 5  # to which a name is cut, where its values are no wider, and no other begins like it
 _WIDEST = 16

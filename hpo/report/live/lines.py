@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from hpo.report.text import printable, short
+from hpo.text import printable, short
 
 _LONGEST = 500  # characters of one text that are looked at
 GAP = 2
@@ -27,7 +27,7 @@ class Pen:
         return not self.encoding.lower().startswith("utf")
 
     def text(self, text: str, style: str = "") -> Text:
-        """Give a text as it may be shown here."""
+        """Return a text as it may be shown here."""
         return Text(self.shown(short(text, _LONGEST)), style, no_wrap=True)
 
     def shown(self, text: str) -> str:

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpo.reader import Look
 from hpo.report.live.lines import Pen
 from hpo.report.live.standing import Standing
 from hpo.report.live.view import progress
 from hpo.report.progress import SECONDS_BETWEEN_ESTIMATES, Lines
-from hpo.report.text import named, number, show_command
-from hpo.trials import Evaluation
+from hpo.results.reader import Look
+from hpo.store.trials import Evaluation
+from hpo.text import named, number, show_command
 
 
 class Listing:

@@ -52,7 +52,7 @@ class Steps:
         return [self._line(dots, row, width, braille) for row in range(height)]
 
     def _level(self, share: float, rows: int) -> int | None:
-        """Give the row for a moment, counted from the top; None where no value is on the scale."""
+        """Return the row for a moment, counted from the top; None where no value is on the scale."""
         moment = share * self._end
         value = next((value for time, value in reversed(self._points) if time <= moment), None)
         if value is None or self.scale.beyond(value):

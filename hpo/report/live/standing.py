@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from hpo.confirmation import compare
-from hpo.reader import Look
 from hpo.report.pace import Pace, pace
 from hpo.report.scale import complete_losses
 from hpo.report.working_time import WorkingTime
-from hpo.trials import Evaluation
+from hpo.results.confirmation import compare
+from hpo.results.reader import Look
+from hpo.store.trials import Evaluation
 
 _LATEST = 50
 
@@ -43,7 +43,7 @@ class Standing:
     workers of this session; `latest` what has ended, the last one first. `improvements` are the seconds in which
     something was evaluated before a new best was found, and its loss; `worked` is all such seconds, and `losses` are
     those of all that is complete. `to_confirm` says that the best will be confirmed, and `confirmed` what came out of
-    it, as `hpo.confirmation.compare` gives it.
+    it, as `hpo.results.confirmation.compare` gives it.
     """
 
     at: float
@@ -127,7 +127,7 @@ def _phase(look: Look) -> tuple[str, str]:
 
 
 def _session_start(about: dict[str, Any]) -> float:
-    """Give when the last session began, to the second; minus infinity if run.json does not say it."""
+    """Return when the last session began, to the second; minus infinity if run.json does not say it."""
     try:
         return datetime.strptime(about["started"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -144,7 +144,7 @@ def _counts(evaluations: Iterable[Evaluation]) -> dict[str, int]:
 
 
 def _islands(evaluations: Sequence[Evaluation], about: dict[str, Any]) -> list[Island]:
-    """Give the islands on which something was evaluated; those of an earlier session that had more are dealt out."""
+    """Return the islands on which something was evaluated; those of an earlier session that had more are dealt out."""
     layout = about.get("layout")
     given = layout.get("islands") if isinstance(layout, dict) else None
     number = given if isinstance(given, int) and given > 0 else sys.maxsize
@@ -164,7 +164,7 @@ def _islands(evaluations: Sequence[Evaluation], about: dict[str, Any]) -> list[I
 
 
 def _running(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
-    """Give what each worker evaluates; where an earlier session has died, the last of what it has left counts."""
+    """Return what each worker evaluates; where an earlier session has died, the last of what it has left counts."""
     by_worker: dict[int, Evaluation] = {}
     for evaluation in sorted((e for e in evaluations if e.state == "running"), key=lambda e: e.started):
         by_worker[evaluation.worker] = evaluation
@@ -177,7 +177,7 @@ def _idle(evaluations: Iterable[Evaluation], running: Iterable[Evaluation], sinc
 
 
 def _improvements(evaluations: Iterable[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:
-    """Give when there was a new best; what was taken over was there from the beginning."""
+    """Return when there was a new best; what was taken over was there from the beginning."""
     found: list[tuple[float, float]] = []
     complete = [(0.0 if e.origin else time.at(e.ended), e.loss) for e in evaluations if e.state == "complete"]
     for seconds, loss in sorted(complete):

@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.screen import Screen
 from rich.text import Text
 
-from hpo.bell import Bell
+from hpo.process.wakeup import WakeupPipe
 
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -39,16 +39,16 @@ class Terminal:
         self._console = console
         self._keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
         self._before: list[Any] | None = None
-        self._bell = Bell((signal.SIGINT, signal.SIGTSTP, signal.SIGWINCH, *_ENDS))
+        self._wakeup = WakeupPipe((signal.SIGINT, signal.SIGTSTP, signal.SIGWINCH, *_ENDS))
 
     def __enter__(self) -> Terminal:
-        self._bell.__enter__()
+        self._wakeup.__enter__()
         self._take()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._give_back()
-        self._bell.__exit__()
+        self._wakeup.__exit__()
 
     def show(self, lines: Sequence[Text]) -> None:
         """Show lines on the whole screen."""
@@ -57,8 +57,8 @@ class Terminal:
     def wait(self, seconds: float) -> None:
         """Wait for so long at most, and less where the screen has to be drawn again; raises Left for q and Ctrl-C."""
         keys = [] if self._keys is None else [self._keys]
-        ready, _, _ = select.select([self._bell, *keys], [], [], max(0.0, seconds))
-        for number in self._bell.wait(0) if self._bell in ready else []:
+        ready, _, _ = select.select([self._wakeup, *keys], [], [], max(0.0, seconds))
+        for number in self._wakeup.wait(0) if self._wakeup in ready else []:
             if number == signal.SIGINT:
                 raise Left(0)
             if number in _ENDS:

@@ -15,10 +15,10 @@ from hpo.report.live.columns import Columns
 from hpo.report.live.lines import GAP, Pen
 from hpo.report.live.plot import Steps
 from hpo.report.live.standing import Island, Standing
-from hpo.report.names import together
-from hpo.report.text import clock, duration, number, printable, show_command, tenths, value
-from hpo.summary import reason_of
-from hpo.trials import Evaluation
+from hpo.results.names import together
+from hpo.results.summary import reason_of
+from hpo.store.trials import Evaluation
+from hpo.text import clock, duration, number, printable, show_command, tenths, value
 
 _PHASES = {
     "searching": ("searching", "bold"),
@@ -51,7 +51,7 @@ class View:
         self._braille = braille
 
     def draw(self, run: Standing, height: int, footer: str = "") -> list[Text]:
-        """Give the lines, `height` at most; the footer is on the last one of them."""
+        """Return the lines, `height` at most; the footer is on the last one of them."""
         head = self.head(run)
         drawers: list[tuple[int, Callable[[int], list[Text]]]] = [
             (self._rows_of_islands(run), lambda rows: self._middle(run, rows)),
@@ -71,7 +71,7 @@ class View:
         return [self._pen.cut(line) for line in lines]
 
     def head(self, run: Standing) -> list[Text]:
-        """Give the first lines: how far it is, and what is best."""
+        """Return the first lines: how far it is, and what is best."""
         return [self._pen.cut(line) for line in self._head(run)]
 
     def _head(self, run: Standing) -> Iterator[Text]:
@@ -263,7 +263,7 @@ def _island_row(name: str, islands: Sequence[Island]) -> tuple[str, ...]:
 
 
 def _worker_row(one: Evaluation | int, run: Standing) -> tuple[str, ...]:
-    """Give what a worker does, or did when the run ended: an evaluation, or nothing."""
+    """Return what a worker does, or did when the run ended: an evaluation, or nothing."""
     if isinstance(one, int):
         return str(one), "", "", "", "", ""
     return (

@@ -12,12 +12,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from hpo.reader import Look, RunReader
 from hpo.report.live.lines import Pen
 from hpo.report.live.listing import Listing
 from hpo.report.live.standing import Standing, standing
 from hpo.report.live.terminal import Left, Terminal
 from hpo.report.live.view import View
+from hpo.results.reader import Look, RunReader
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SHARE = 0.02  # of a core that looking may take: at 10,000 evaluations, it is this which makes looks rarer
@@ -25,7 +25,7 @@ _HEIGHT = 24  # where there is no terminal
 
 
 def watch(path: Path, storage: str | None = None) -> int:
-    """Show a run until it ends, or somebody leaves, and give the exit status. UsageError where there is no run."""
+    """Show a run until it ends, or somebody leaves, and return the exit status. UsageError where there is no run."""
     try:
         return _Watch(path, storage).run()
     except KeyboardInterrupt:
@@ -79,7 +79,7 @@ class _Watch:
         return 0
 
     def _list(self, look: Look, run: Standing) -> Standing:
-        """Print a line for each evaluation that ends, until the run does, and give how it stands then."""
+        """Print a line for each evaluation that ends, until the run does, and return how it stands then."""
         self._print(self._view().head(run))
         listing = Listing(look, self._pen(), self._path)
         while run.goes_on:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hpo.report.text import short, value
+from hpo.text import short, value
 
 _MOST_WHOLE_TICKS = 6
 _LARGEST_POWER = 308  # of ten, that a float can be
@@ -32,7 +32,7 @@ def axis(title: str, values: Sequence[float] = (), *, log: bool = False, whole: 
 
 
 def upright(values: Sequence[Any], distribution: Any, log: bool) -> tuple[list[float], list[tuple[float, str]]]:
-    """Give the heights of values, from 0 to 1, on an upright axis of their own, and its ticks: heights and texts."""
+    """Return the heights of values, from 0 to 1, on an upright axis of their own, and its ticks: heights and texts."""
     choices = getattr(distribution, "choices", None)
     if choices is not None:
         span = max(1, len(choices) - 1)
@@ -61,7 +61,7 @@ def upright(values: Sequence[Any], distribution: Any, log: bool) -> tuple[list[f
 
 
 def _log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
-    """Give round numbers between two others: powers of ten, with twos and fives where there are few."""
+    """Return round numbers between two others: powers of ten, with twos and fives where there are few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if len(powers) < 5 else (1,)
     least, most = math.log10(low), math.log10(high)
@@ -72,7 +72,7 @@ def _log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
 
 
 def linear_ticks(low: float, high: float) -> list[float]:
-    """Give a few round numbers between two others, which may be equal."""
+    """Return a few round numbers between two others, which may be equal."""
     if low == high:
         return [low]
     least = max(high / 8 - low / 8, sys.float_info.min)

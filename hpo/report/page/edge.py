@@ -8,7 +8,7 @@ from typing import Any
 
 from hpo.report.page.axes import axis, linear_ticks, short_number
 from hpo.report.scale import Scale
-from hpo.report.text import counted, number
+from hpo.text import counted, number
 
 EDGE = 1.08  # where the triangles are, if 0 is the lowest loss and 1 the highest that is not beyond the scale
 TRIANGLE = "triangle-up"
@@ -17,7 +17,7 @@ _BELOW_EDGE, _ABOVE_EDGE, _LOWEST = 1.04, 1.12, -0.06
 
 
 def loss_layout(losses: Iterable[float], scale: Scale) -> dict[str, Any]:
-    """Give the axis for losses and, where some are beyond the scale, a line that keeps them apart from all others."""
+    """Return the axis for losses and, where some are beyond the scale, a line that keeps them apart from all others."""
     yaxis = axis("loss", [scale.lowest, scale.highest], log=scale.logarithmic)
     if not any(map(scale.beyond, losses)):
         return {"yaxis": yaxis}
@@ -32,14 +32,14 @@ def loss_layout(losses: Iterable[float], scale: Scale) -> dict[str, Any]:
 
 
 def placed(losses: Iterable[float], scale: Scale) -> list[float]:
-    """Give the heights on an axis at which losses are drawn, with as many digits as tell them apart there."""
+    """Return the heights on an axis at which losses are drawn, with as many digits as tell them apart there."""
     largest, length = max(abs(scale.lowest), abs(scale.highest)), scale.highest / 2 - scale.lowest / 2
     more = math.floor(math.log10(largest / length / 2)) if length and largest > 2 * length else 0
     return [short_number(scale.at(EDGE) if scale.beyond(loss) else loss, min(17, 6 + more)) for loss in losses]
 
 
 def marked(losses: Sequence[float], scale: Scale, marker: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the heights of points at losses, and their marker, which is a triangle for those at the edge."""
+    """Return the heights of points at losses, and their marker, which is a triangle for those at the edge."""
     made = dict(marker)
     triangles = [scale.beyond(loss) for loss in losses]
     if any(triangles):
@@ -52,7 +52,7 @@ def marked(losses: Sequence[float], scale: Scale, marker: Mapping[str, Any]) -> 
 
 
 def _triangle(symbol: str) -> str:
-    """Give the triangle in the place of a symbol: open where that is."""
+    """Return the triangle in the place of a symbol: open where that is."""
     return f"{TRIANGLE}-open" if symbol.endswith("-open") else TRIANGLE
 
 

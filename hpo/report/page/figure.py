@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpo.report.page.axes import plain, short_number
-from hpo.report.text import number, value
-from hpo.trials import Evaluation
+from hpo.store.trials import Evaluation
+from hpo.text import number, value
 
 Trace = dict[str, Any]
 
@@ -79,12 +79,12 @@ def label(evaluation: Evaluation) -> str:
 
 
 def island_colour(island: int) -> str:
-    """Give an island's colour."""
+    """Return an island's colour."""
     return f"--island-{island % _ISLAND_COLOURS}"
 
 
 def island_symbol(island: int) -> str:
-    """Give an island's symbol, which tells it from others of its colour."""
+    """Return an island's symbol, which tells it from others of its colour."""
     return _SYMBOLS[island // _ISLAND_COLOURS % len(_SYMBOLS)]
 
 

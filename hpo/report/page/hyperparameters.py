@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpo.report.names import params_shown
 from hpo.report.page.axes import axis, is_log, plain, upright
 from hpo.report.page.edge import EDGE, TRIANGLE, TRIANGLE_SIZE, loss_layout, marked, said, told
 from hpo.report.page.figure import MOST_POINTS, Figure, Trace, drawn, joined, points, shortened
 from hpo.report.scale import Scale, complete_losses, scale_of
-from hpo.report.text import value
-from hpo.trials import Evaluation, rank
+from hpo.results.names import params_shown
+from hpo.store.trials import Evaluation, rank
+from hpo.text import value
 
 _LEAST_POINTS, _MOST_IN_ALL = 200, 40_000  # of slices
 
@@ -66,7 +66,7 @@ def parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mappi
 
 
 def _losses(shown: Sequence[Evaluation], scale: Scale) -> tuple[list[float], list[tuple[float, str]]]:
-    """Give the heights of losses on their upright axis, and its ticks."""
+    """Return the heights of losses on their upright axis, and its ticks."""
     heights, ticks = upright([min(one.loss, scale.highest) for one in shown], None, log=scale.logarithmic)
     return [EDGE if scale.beyond(one.loss) else at for one, at in zip(shown, heights, strict=True)], ticks
 
@@ -122,7 +122,7 @@ def slices(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], 
 
 
 def _spread(values: Sequence[Any], choices: Sequence[Any]) -> list[float]:
-    """Give the points of each category places around its number, so that they do not hide each other."""
+    """Return the points of each category places around its number, so that they do not hide each other."""
     golden = (math.sqrt(5) - 1) / 2  # steps of it fill an interval evenly
     places = {choice: place for place, choice in enumerate(choices)}
     return [round(places[item] + (count * golden % 1 - 0.5) * 0.5, 3) for count, item in enumerate(values)]

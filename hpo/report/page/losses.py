@@ -10,12 +10,12 @@ from hpo.report.page.axes import axis
 from hpo.report.page.edge import loss_layout, marked, placed, said, told
 from hpo.report.page.figure import STATES, Figure, Trace, drawn, island_colour, island_symbol, joined, points
 from hpo.report.scale import Scale, complete_losses, scale_of
-from hpo.report.text import number
-from hpo.trials import Evaluation, rank
+from hpo.store.trials import Evaluation, rank
+from hpo.text import number
 
 
 def runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Evaluation | None:
-    """Give the evaluation with the lowest loss but for the winner's."""
+    """Return the evaluation with the lowest loss but for the winner's."""
     return next((one for one in rank(evaluations, 2) if winner is None or one.trial != winner.trial), None)
 
 

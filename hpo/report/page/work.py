@@ -10,9 +10,9 @@ from typing import Any
 
 from hpo.report.page.axes import axis
 from hpo.report.page.figure import STATES, Figure, Trace, island_colour, joined
-from hpo.report.text import duration, number
 from hpo.report.working_time import WorkingTime, ended
-from hpo.trials import Evaluation
+from hpo.store.trials import Evaluation
+from hpo.text import duration, number
 
 _LEAST_HEIGHT = 220  # holds five rows of the legend, in a narrow window: Plotly never makes axes lower than 64 for it
 
@@ -58,13 +58,13 @@ def _told(evaluation: Evaluation) -> str:
 
 
 def _zone(at: float) -> float:
-    """Give the seconds that local time was ahead of UTC: plotly shows dates as they are given."""
+    """Return the seconds that local time was ahead of UTC: plotly shows dates as they are given."""
     offset = datetime.fromtimestamp(at).astimezone().utcoffset()
     return offset.total_seconds() if offset else 0.0
 
 
 def _pauses(time: WorkingTime, zone: float) -> list[dict[str, Any]]:
-    """Give the times in which no worker did anything, if they are longer than an idle worker explains."""
+    """Return the times in which no worker did anything, if they are longer than an idle worker explains."""
     longest = max(60.0, (time.spans[-1][1] - time.spans[0][0]) / 50)
     between = [(end, start) for (_, end), (start, _) in pairwise(time.spans) if start - end > longest]
     return [{"bounds": [round(1000 * (at + zone)) for at in (end + 1, start - 1)]} for end, start in between]

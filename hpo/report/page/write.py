@@ -15,17 +15,17 @@ import jinja2
 
 from hpo.errors import UsageError
 from hpo.layout import Layout
-from hpo.reader import RunReader
 from hpo.report.individuals import MOST_SHOWN, most_different
-from hpo.report.names import metrics_shown, params_shown
 from hpo.report.page import hyperparameters, losses, work
 from hpo.report.page.figure import Figure
-from hpo.report.text import day, duration, number, tenths, value
-from hpo.run_dir import write_whole
-from hpo.summary import by_reason, summarize
-from hpo.trials import Evaluation, rank
-from hpo.weights import trial_of_weights
-from hpo.winner import examined, winner_of
+from hpo.results.names import metrics_shown, params_shown
+from hpo.results.reader import RunReader
+from hpo.results.summary import by_reason, summarize
+from hpo.results.winner import examined, winner_of
+from hpo.store.run_dir import write_whole
+from hpo.store.trials import Evaluation, rank
+from hpo.store.weights import trial_of_weights
+from hpo.text import day, duration, number, tenths, value
 
 _LEAST_FOR_IMPORTANCES = 20
 _MOST_FAILURES = 50
@@ -39,12 +39,12 @@ def write_report(run: RunReader, path: Path) -> None:
 
 
 def report_of(run: RunReader, top_n: int) -> bytes:
-    """Give the content of the report of a run as it stands."""
+    """Return the content of the report of a run as it stands."""
     return render(run, top_n, time.time()).encode(errors="backslashreplace")
 
 
 def render(run: RunReader, top_n: int, now: float) -> str:
-    """Give the report of a run as HTML; `now`, in seconds since the epoch, is where what still runs is drawn to."""
+    """Return the report of a run as HTML; `now`, in seconds since the epoch, is where what still runs is drawn to."""
     goes_on = run.run_dir.in_use is not False
     evaluations, confirmations = run.evaluations(), run.confirmations()
     summary = summarize(evaluations, run.about["budget"], top_n, confirmations)
@@ -136,7 +136,7 @@ def _described(run: RunReader) -> list[tuple[str, str]]:
 
 
 def _confirmed(summary: Mapping[str, Any], best: Evaluation | None) -> dict[str, Any] | None:
-    """Give what the confirmation of the best came to, where that is why it is the best."""
+    """Return what the confirmation of the best came to, where that is why it is the best."""
     first: dict[str, Any] | None = next(iter(summary["confirmed"]), None)
     if first is None or best is None or summary["unconfirmed"] or first["mean"] is None:
         return None
@@ -148,7 +148,7 @@ def _by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:
 
 
 def _importances(run: RunReader, evaluations: Sequence[Evaluation]) -> dict[str, float]:
-    """Give how much of the differences between losses each hyperparameter explains; empty where too little is known."""
+    """Return how much of the variance of the losses each hyperparameter explains; empty where too little is known."""
     complete = [one for one in evaluations if one.state == "complete"]
     if len(complete) < _LEAST_FOR_IMPORTANCES or len({one.loss for one in complete}) < 2:
         return {}
@@ -165,7 +165,7 @@ def _most_telling(importances: Mapping[str, float], top: Sequence[Mapping[str, A
 
 
 def _islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Give what each island evaluated, its best, and the immigrants on it at its last evaluation."""
+    """Return what each island evaluated, its best, and the immigrants on it at its last evaluation."""
     found = []
     for island in sorted({one.island for one in evaluations if one.counts}):
         own = [one for one in evaluations if one.island == island and one.counts]

@@ -1,0 +1,1 @@
+"""How individuals are bred: propagators, the surrogate, what they know of the run, and Propulate's islands."""

@@ -1,0 +1,94 @@
+"""What the command lines of run_islands.py and hpo have in common: how values are read, and what a mistake prints."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from hpo.errors import Exit, RunError, UsageError
+from hpo.text import printable_text
+
+# typer brings its own copy of click since 0.20, and used the real one before: this is its base class in both.
+_Mistake: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+# Files have messages of their own: see write_whole.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
+
+
+def new_app(**options: Any) -> typer.Typer:
+    """Make an empty typer app."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options)
+
+
+def parser(kind: Callable[[str], Any], name: str) -> Callable[[str], Any]:
+    """Make a parser whose message shows the value, which typer's own does not."""
+
+    def parse(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not {name}") from None
+
+    return parse
+
+
+def _seconds(given: str | float) -> float:
+    """Read a duration: seconds, numbers with units, or hours, minutes and seconds as schedulers write them."""
+    text = str(given)  # typer gives defaults too
+    if re.fullmatch(r"\d+(:\d\d){1,2}", text):
+        parts = [int(part) for part in text.split(":")]
+        return float(sum(part * 60**place for place, part in enumerate(reversed(parts))))
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhd]?)+", text):
+        raise ValueError(text)
+    units = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+    return sum(float(number) * units[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd]?)", text))
+
+
+duration = parser(_seconds, "a duration, such as 90, 90s, 10m, 1h30m, 2d or 1:30:00")
+whole = parser(int, "a whole number")
+number = parser(float, "a number")
+
+
+def call(app: typer.Typer, program: str) -> int:
+    """Run a typer app on this process's command line and return its exit status; a mistake is one line on stderr.
+
+    So is a standard output that cannot be written; whoever read it and has had enough is told nothing.
+    """
+    try:
+        status = int(app(standalone_mode=False, prog_name=program) or 0)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return status
+    except (_Mistake, UsageError) as error:
+        message = error.format_message() if isinstance(error, _Mistake) else str(error)
+        print(
+            f"error: {printable_text(message).rstrip('.')}",
+            *([] if isinstance(error, UsageError) else [f"(see {program} --help)"]),
+            file=sys.stderr,
+        )
+        return Exit.MISTAKE
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.CRASHED
+    except typer.Abort:  # Ctrl-C
+        return Exit.CUT_SHORT
+    except BrokenPipeError:
+        _write_no_more()
+        return Exit.CRASHED
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        _write_no_more()
+        print(f"error: the standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return Exit.MISTAKE
+
+
+def _write_no_more() -> None:
+    """Keep Python from writing once more, when it ends, what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

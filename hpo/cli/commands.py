@@ -1,0 +1,259 @@
+"""The subcommands of hpo, as typer reads them: for what needs no MPI."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from hpo.cli.command_line import new_app, whole
+from hpo.errors import RunError, UsageError
+from hpo.store.run_dir import write_whole
+from hpo.text import printable
+from hpo.trackers import TRACKERS, check_trackers
+
+if TYPE_CHECKING:
+    from hpo.results.reader import RunReader
+
+app = new_app()
+
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, running or finished.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")]
+Storage = Annotated[Optional[str], typer.Option(metavar="URL", help="The study's storage, where it needs a password.")]
+
+
+@app.callback(invoke_without_command=True)
+def hpo(context: typer.Context) -> None:
+    """Look at runs of run_islands.py, and look after them."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def top(
+    run_dir: RunDirectory,
+    n: Annotated[int, typer.Option("-n", metavar="N", parser=whole, help="Individuals per table.")] = 3,
+    failed: Annotated[bool, typer.Option("--failed", help="What failed instead, the latest first.")] = False,
+    storage: Storage = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print JSON: summary.json without the times; of what failed, all there is."),
+    ] = False,
+) -> None:
+    """Print the best individuals of each island and of the whole run, or what failed."""
+    from hpo.results.reader import RunReader
+
+    if n < 1:
+        raise UsageError(f"-n must be at least 1, not {n}")
+    run = RunReader(run_dir, storage)
+    if failed:
+        _print_failed(run, n, as_json)
+    elif as_json:
+        print(json.dumps(run.summary(n), indent=2))
+    else:
+        from hpo.report.tables import print_tables
+
+        print_tables(run.summary(n), run_dir)
+
+
+@app.command()
+def show(
+    run_dir: RunDirectory,
+    trial: Annotated[
+        Optional[str],
+        typer.Argument(
+            metavar="TRIAL",
+            help="Its number; confirm-0, confirm-1... for those that confirm the best.  [default: the winner, or else "
+            "what failed last]",
+        ),
+    ] = None,
+    storage: Storage = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, with all losses.")] = False,
+) -> None:
+    """Print everything about one evaluation: how it ended, its losses, what it printed, its traceback."""
+    from hpo.report.details import as_json as content
+    from hpo.report.evaluation import evaluation_lines
+    from hpo.report.lookup import Lookup
+    from hpo.results.reader import RunReader
+
+    lookup = Lookup(RunReader(run_dir, storage))
+    evaluation, why = (lookup.named(trial), "") if trial is not None else lookup.chosen()
+    details = lookup.details(evaluation)
+    if as_json:
+        print(json.dumps(content(details), indent=2, allow_nan=False))
+    else:
+        print(*evaluation_lines(details, run_dir, why, time.time()), sep="\n")
+
+
+@app.command()
+def best(
+    run_dir: RunDirectory,
+    python: Annotated[bool, typer.Option("--python", help="Print a Python dict instead of JSON.")] = False,
+    storage: Storage = None,
+) -> None:
+    """Print the hyperparameters of the best individual, as JSON; and on stderr, how good it is."""
+    from hpo.report.tables import print_winner
+    from hpo.results.reader import RunReader
+
+    run = RunReader(run_dir, storage)
+    winner = run.winner()
+    if winner is None:
+        raise UsageError(f"{run_dir}: no evaluation has succeeded")
+    print(repr(winner.params) if python else json.dumps(winner.params, indent=2))
+    print_winner(run, winner)
+
+
+@app.command()
+def report(
+    run_dir: RunDirectory,
+    n: Annotated[int, typer.Option("-n", metavar="N", parser=whole, help="Individuals in the table of the best.")] = 10,
+    output: Annotated[
+        Optional[Path],
+        typer.Option("-o", "--output", metavar="FILE", help="Where to write it.  [default: RUN_DIR/report.html]"),
+    ] = None,
+    overwrite: Overwrite = False,
+    storage: Storage = None,
+) -> None:
+    """Write a report that opens in any browser: one HTML file that needs no network."""
+    from hpo.report.page.write import report_of
+    from hpo.results.reader import RunReader
+
+    if n < 1:
+        raise UsageError(f"-n must be at least 1, not {n}")
+    _check_free(output, overwrite)
+    run = RunReader(run_dir, storage)
+    path = output or run.run_dir.report_html
+    try:
+        _write(path, report_of(run, n))
+    except RunError as error:
+        raise UsageError(str(error)) from error
+    print(path)
+
+
+@app.command()
+def export(
+    run_dir: RunDirectory,
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="csv, json or parquet.")],
+    output: Annotated[
+        Optional[Path],
+        typer.Option("-o", "--output", metavar="FILE", help="Where to write it.  [default: standard output]"),
+    ] = None,
+    overwrite: Overwrite = False,
+    storage: Storage = None,
+) -> None:
+    """Write all evaluations of a run as a table, one row each."""
+    from hpo.report.export import table_of, writer
+    from hpo.results.reader import RunReader
+
+    written = writer(to)
+    if output is None and to == "parquet":
+        raise UsageError("--to parquet needs a file: add -o FILE")
+    _check_free(output, overwrite)
+    content = written(table_of(RunReader(run_dir, storage)))
+    try:
+        if output is not None:
+            _write(output, content)
+        else:
+            sys.stdout.buffer.write(content)
+    except RunError as error:
+        raise UsageError(f"-o {error}") from error
+
+
+@app.command()
+def watch(
+    context: typer.Context,
+    run_dir: RunDirectory,
+    storage: Storage = None,
+) -> None:
+    """Watch a run: how far it is, what is best, what its workers do. q or Ctrl-C leaves it alone."""
+    from hpo.report.live.watch import watch
+
+    context.exit(watch(run_dir, storage))
+
+
+@app.command()
+def track(
+    context: typer.Context,
+    run_dir: RunDirectory,
+    trackers: Annotated[list[str], typer.Option("--tracker", metavar="NAME", help=f"{', '.join(TRACKERS)}.")],
+    storage: Storage = None,
+) -> None:
+    """Show a run to trackers, as far as they have not been shown it."""
+    from hpo.trackers.tracking import track
+
+    check_trackers(trackers)
+    context.exit(0 if track(run_dir, tuple(dict.fromkeys(trackers)), storage) else 1)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    context: typer.Context,
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND...", help="mpirun -n 8 python run_islands.py --run-dir runs/NAME"),
+    ],
+    restarts: Annotated[
+        int, typer.Option(metavar="N", parser=whole, help="How often in a row to start again without progress.")
+    ] = 3,
+) -> None:
+    """Run a job, and start it again with --resume when it crashes."""
+    from hpo.run.supervisor import Supervisor
+
+    def say(text: str) -> None:
+        print(printable(f"hpo run: {text}"), flush=True)
+
+    context.exit(Supervisor(command, restarts, say).run())
+
+
+def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
+    from hpo.report.details import as_json as content
+    from hpo.report.failed import failed_lines
+    from hpo.report.lookup import Lookup
+
+    lookup = Lookup(run)
+    failed = lookup.failed()
+    if as_json:
+        print(json.dumps([content(lookup.details(one)) for one in failed[:n]], indent=2, allow_nan=False))
+    else:
+        print(*failed_lines(failed, n, run.run_dir.path), sep="\n")
+
+
+def _check_free(output: Path | None, overwrite: bool) -> None:
+    """Raise a UsageError where a file is in the way, or something that is none and cannot take a stream."""
+    if output is None or not os.path.lexists(output) or _is_stream(output):
+        return
+    if output.exists() and not output.is_file():
+        raise UsageError(f"-o {output}: it is no file: name a file, or a pipe")
+    if not overwrite:
+        raise UsageError(f"-o {output} exists: add --overwrite to replace it, or name another file")
+
+
+def _is_stream(path: Path) -> bool:
+    """Tell whether a path leads to a pipe, or a device such as a terminal; or to what a shell has opened."""
+    if str(path.parent) == "/dev/fd" or str(path) in ("/dev/stdout", "/dev/stderr"):
+        return True
+    with suppress(OSError):
+        mode = path.stat().st_mode
+        return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+    return False
+
+
+def _write(output: Path, content: bytes) -> None:
+    """Write a file whole or not at all, or to a stream, whose place no file is to take; RunError where that fails."""
+    if not _is_stream(output):
+        write_whole(output, content)
+        return
+    try:
+        with output.open("ab") as stream:
+            stream.write(content)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise RunError(f"{output} cannot be written: {error.strerror}") from error

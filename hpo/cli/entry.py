@@ -1,0 +1,114 @@
+"""Entry points: options read by one rank and told to all, one message for a mistake, and exit statuses."""
+
+from __future__ import annotations
+
+import gc
+import io
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpo.errors import AgreedError, Exit, OutageError, RunError, UsageError
+from hpo.layout import Layout, check_launch
+from hpo.run.options import Options
+from hpo.store.run_dir import RUNS, RunDir
+
+if TYPE_CHECKING:
+    from hpo.process.printed import Printed
+    from hpo.ranks.communicator import SleepingComm
+    from hpo.ranks.watch import Watch
+
+
+def main() -> None:
+    """Be the command hpo."""
+    from hpo.cli.command_line import call
+    from hpo.cli.commands import app
+    from hpo.process.printed import fill_closed_streams
+
+    fill_closed_streams()
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - nobody is to take it for written
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115 - print would take the other one
+    for stream in (sys.stdout, sys.stderr):  # hyperparameters and failures may hold what a terminal cannot show
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(call(app, "hpo"))
+
+
+def run_islands(default_search_space: Path) -> None:
+    """Be the command run_islands.py, on each rank of an MPI job."""
+    from hpo.process.printed import Printed, fill_closed_streams
+
+    fill_closed_streams()
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - a run goes on without
+    from hpo.process.leaving import leave
+    from hpo.ranks.communicator import finalize, world
+    from hpo.ranks.watch import Watch
+
+    # Imports make many objects that stay: without looking for garbage among them, 8 ranks on 2 cores import torch in
+    # 12.6 s instead of 15.5. It is looked for again once a worker is ready.
+    gc.disable()
+    # torch warns of hosts whose names it cannot look up, and works all the same; what it logs as an error, it raises.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    for stream in (sys.stdout, sys.stderr):  # objectives may say what a terminal cannot show
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    comm = world()
+    first = comm.rank == 0
+    printed = Printed(f"rank {comm.rank} of the job")
+    printed.install()
+    try:
+        with Watch(comm) as watch:
+            status = _run_islands(comm, watch, printed, default_search_space)
+    except AgreedError as error:
+        if first:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        status = Exit.MISTAKE
+    except OutageError as error:
+        watch.die(f"error: {error}", (watch.stopping.status if watch.stopping else 0) or Exit.CRASHED)
+    except (UsageError, RunError) as error:
+        watch.die(f"error: {error}")
+    except BaseException:
+        # A bug: other ranks wait for this one, so the whole job has to end.
+        watch.die(traceback.format_exc().rstrip())
+    # The interpreter looks for garbage once more when it ends: 3 s at 8 ranks on 2 cores, and 0.7 s so. triton, which
+    # torch.compile and torchvision's models import, takes what is not collected for leaks, and prints 50 lines a rank.
+    if "triton" not in sys.modules:
+        gc.freeze()
+    finalize()
+    leave(status, speaks=first)
+
+
+def _run_islands(comm: SleepingComm, watch: Watch, printed: Printed, default_search_space: Path) -> int:
+    options, layout, status = comm.bcast(_parse(default_search_space, comm.size) if comm.rank == 0 else None)
+    if status is not None:
+        return int(status)
+    from hpo.run.start import run
+
+    handler = logging.StreamHandler(printed.always_marked())
+    handler.setLevel(options.log_level.upper())  # for libraries whose loggers have levels of their own
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", handlers=[handler]
+    )
+    return run(options, layout, comm, watch, printed)
+
+
+def _parse(default_search_space: Path, ranks: int) -> tuple[Options | None, Layout | None, int | None]:
+    """Read and check the command line on one rank: options and layout, or the exit status to leave with."""
+    from hpo.cli.arguments import run_islands_app
+    from hpo.cli.command_line import call
+
+    chosen: list[tuple[Options, Layout]] = []
+
+    def check(options: Options) -> None:
+        check_launch(ranks, os.environ)
+        layout = Layout.fitting(ranks, options.ranks_per_worker, options.islands, options.propagators)
+        if not options.search_space.exists():
+            raise UsageError(f"{options.search_space}: no such file; give the path of a search space file")
+        RunDir(options.run_dir or RUNS / options.search_space.stem).check(options.resume)
+        chosen.append((options, layout))
+
+    status = call(run_islands_app(default_search_space, check), "run_islands.py")
+    return (*chosen[0], None) if chosen else (None, None, status)

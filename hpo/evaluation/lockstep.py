@@ -1,0 +1,137 @@
+"""An objective on all ranks of a worker: taken from loss to loss together, called off together, closed together."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+
+from hpo.errors import RunError
+from hpo.evaluation.collectives import collective_of
+from hpo.evaluation.group import Group
+from hpo.evaluation.objective import Objective
+from hpo.evaluation.verdict import Step, Verdict, judge
+from hpo.process import clock
+from hpo.process.failure import stack_of, traceback_of, with_hint
+from hpo.process.leaving import end_if_forked
+from hpo.process.place import Places, frames_of
+from hpo.process.printed import Printed
+from hpo.ranks.communicator import GAVE_UP, sleep_until
+from hpo.ranks.watch import STOPPED, CalledOff, Watch
+
+# What gloo says where a peer has ended the connection, or has died.
+_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+# What it says where a rank has waited in vain, in a collective or in the check before it.
+_TIMEOUTS = ("Timed out waiting", "Application timeout caused pair closure", "failed to pass monitoredBarrier", GAVE_UP)
+
+_SECONDS_TO_SAY_WHY = 5.0  # for a rank that is stuck, before its peers say so
+
+
+class Lockstep:
+    """Takes an objective on one rank from loss to loss, as all ranks of the worker do at the same time.
+
+    They wait for each other for `patience` seconds. `keep` gets what the objective prints on all ranks, step by step.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        group: Group,
+        watch: Watch,
+        places: Places,
+        printed: Printed,
+        patience: float,
+        keep: Callable[[str], None],
+    ) -> None:
+        self._objective = objective
+        self._group = group
+        self._watch = watch
+        self._places = places
+        self._printed = printed
+        self._patience = patience
+        self._keep = keep
+        self.leaves_messages = False  # on the communicator that objectives have
+
+    def step(self, decide: Callable[[Step, float], Step]) -> Verdict:
+        """Go on to the next loss on all ranks, and judge together; `decide` may change what this rank says of it."""
+        step = self._advance()
+        return self._meet(step if step.loss is None else decide(step, step.loss))
+
+    def close(self, patient: bool = False) -> None:
+        """Close an objective that has not ended by itself."""
+        try:
+            with self._watch.closing(patient):
+                self._objective.close()
+        except BaseException:
+            logging.getLogger(__name__).info("while an objective was closed:\n%s", traceback.format_exc())
+        self._printed.take()
+
+    def abandon(self) -> None:
+        """Close an objective in whose process group ranks may wait, and the group."""
+        self._group.cut()
+        self.close()
+        self._group.renew_comm()  # the ranks wait for each other in it: all are cut when the first one disconnects
+        self._group.disconnect()
+
+    def _advance(self) -> Step:
+        """Run the objective on this rank up to its next loss; nothing that it raises gets past this."""
+        rank, began, lost = self._group.rank, clock.now(), clock.lost()
+        try:
+            with self._group.descriptors.lent(), self._watch.interruptible():
+                yielded = self._objective.advance()
+        except BaseException as error:
+            end_if_forked(error)
+            return self._failed(error, clock.now() - began, clock.lost() > lost)
+        end_if_forked()
+        loss, metrics = yielded if yielded is not None else (None, {})
+        return Step(rank, loss, metrics, place=self._places.of(self._objective.frames()))
+
+    def _meet(self, step: Step) -> Verdict:
+        """Wait for the other ranks of the worker, and judge together; those that do not come are called off."""
+        here = self._group.own_comm.arrive()
+        if step.failure is None and not sleep_until(here, self._patience):
+            self._watch.call_off(f"a peer {self._waited}")
+            stack = stack_of(self._objective.frames())
+            step = replace(step, failure=self._waited, timeout=True, at=time.time(), traceback=stack)
+        if not sleep_until(here, self._patience + _SECONDS_TO_SAY_WHY):
+            raise RunError(
+                f"{self._watch.post.name} waits in vain for {self._watch.names_of_peers}: their evaluation was "
+                f"called off {self._patience:g} s ago (--collective-timeout), and one of them is gone"
+            )
+        step = replace(step, printed=self._printed.take(), unreceived=self._group.comm.has_unreceived)
+        steps = self._group.own_comm.allgather(step)
+        self.leaves_messages = any(step.unreceived for step in steps)
+        self._keep("".join(step.printed for step in steps))
+        return judge(steps)
+
+    def _failed(self, error: BaseException, waited: float, suspended: bool) -> Step:
+        """Make a failure of what the objective raised, and let the peers know, which may wait for this rank."""
+        cause, reason = self._watch.cause, f"{type(error).__name__}: {with_hint(error)}"
+        if cause is None:
+            self._watch.call_off(f"a peer failed: {reason}")
+        self._group.cut()
+        frames = frames_of(error) or self._objective.frames() or self._objective.definition()
+        gave_up = isinstance(error, (RuntimeError, TimeoutError)) and any(text in reason for text in _TIMEOUTS)
+        timeout = gave_up and waited >= self._patience
+        step = Step(
+            self._group.rank,
+            failure=cause or (self._waited if timeout else reason),
+            own=cause is None,
+            echo=any(text in reason for text in _ECHOES),
+            timeout=timeout,
+            suspended=gave_up and suspended,
+            collective=collective_of(reason),
+            stopped=cause == STOPPED,
+            at=time.time(),
+            place=self._places.of(frames),
+            traceback=stack_of(frames) if isinstance(error, CalledOff) else traceback_of(error, frames),
+        )
+        traceback.clear_frames(error.__traceback__)  # they hold the model
+        error.__traceback__ = None
+        return step
+
+    @property
+    def _waited(self) -> str:
+        return f"waited {self._patience:g} s (--collective-timeout)"

@@ -1,0 +1,96 @@
+"""An objective that is being evaluated: called on one rank, taken from loss to loss, and closed."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import traceback
+from collections.abc import Mapping
+from numbers import Real
+from types import GeneratorType
+from typing import Any
+
+from hpo.evaluation.worker import Worker
+from hpo.problem import SearchFile
+from hpo.process.place import frames_of_generator
+
+
+class Objective:
+    """The objective of a search space file for one individual; called when its first loss is asked for."""
+
+    def __init__(self, search: SearchFile, params: Mapping[str, Any], worker: Worker, settings: Any) -> None:
+        self._search = search
+        self._params = dict(params)
+        self._worker = worker
+        self._settings = settings
+        self._losses: GeneratorType[Any, Any, Any] | None = None
+        self._empty = True
+        self._ended = False
+
+    def advance(self) -> tuple[float, dict[str, float]] | None:
+        """Go on to the next validation loss, and return it with its metrics; None where there are no more."""
+        if self._ended:
+            return None
+        if self._losses is None:
+            result = self._search.call(self._search.objective, self._params, self._worker, settings=self._settings)
+            if not isinstance(result, GeneratorType):
+                self._ended = True
+                return checked(result)
+            self._losses = result
+        try:
+            value = next(self._losses)
+        except StopIteration as end:
+            self._ended = True
+            if not self._empty:
+                return None
+            value = end.value
+            lost = "" if value is None else f", but returned {reprlib.repr(value)}: it has a yield somewhere"
+            raise ValueError(f"the objective yielded no loss{lost}") from None
+        self._empty = False
+        return checked(value)
+
+    def frames(self) -> list[traceback.FrameSummary]:
+        """Return where it waits to go on; nothing where it does not, since it has returned."""
+        return frames_of_generator(self._losses) if self._losses is not None else []
+
+    def definition(self) -> list[traceback.FrameSummary]:
+        """Return where it is written, for what nothing in it is to blame for alone."""
+        code = getattr(self._losses, "gi_code", None) or getattr(self._search.objective, "__code__", None)
+        return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)] if code else []
+
+    def close(self) -> None:
+        """End it where it has not ended by itself."""
+        self._ended = True
+        if self._losses is not None:
+            self._losses.close()
+
+
+def checked(value: Any) -> tuple[float, dict[str, float]]:
+    """Take apart what an objective yielded: a loss, or a loss and metrics, of which those are kept that are finite."""
+    loss, metrics = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
+    loss = _plain(loss)
+    if not isinstance(loss, Real):
+        raise TypeError(f"an objective yields its validation loss, a number, not {reprlib.repr(value)}")
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics are a dict of numbers by name, not {reprlib.repr(metrics)}: yield loss, {{'accuracy': 0.9}}"
+        )
+    if not math.isfinite(loss):
+        raise ValueError(f"the validation loss is {float(loss)}")
+    numbers = {str(name): _number(name, metric) for name, metric in metrics.items()}
+    return float(loss), {name: metric for name, metric in numbers.items() if math.isfinite(metric)}
+
+
+def _number(name: object, metric: Any) -> float:
+    plain = _plain(metric)
+    if not isinstance(plain, Real):
+        raise TypeError(f"metric {str(name)!r} must be a number, not {reprlib.repr(metric)}")
+    return float(plain)
+
+
+def _plain(value: Any) -> Any:
+    """Return the number in a tensor or a numpy scalar; what holds several, or none, stays as it is, to be shown."""
+    try:
+        return value.item() if hasattr(value, "item") else value
+    except (RuntimeError, ValueError, TypeError):
+        return value

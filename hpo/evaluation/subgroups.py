@@ -1,0 +1,61 @@
+"""The process groups that objectives make of their worker's ranks, as device meshes do too."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from hpo.evaluation.connections import Connections
+
+
+class Subgroups:
+    """Knows all process groups that are made in this process beside the default one, while inside ``with``.
+
+    In each, a rank waits for its peers for `patience` at most, and not for torch's 30 minutes.
+    """
+
+    def __init__(self, patience: timedelta) -> None:
+        self.connections = Connections()
+        self._patience = patience
+        self._make = distributed_c10d._new_process_group_helper
+
+    def __enter__(self) -> Subgroups:
+        # All ways to make a group, new_group and device meshes among them, lead through it (torch 2.11 to 2.15).
+        distributed_c10d._new_process_group_helper = self._made
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        distributed_c10d._new_process_group_helper = self._make
+
+    def abort(self) -> None:
+        """Fail what waits in any group; any thread."""
+        for group in list(distributed_c10d._world.pg_map):
+            with suppress(Exception):  # it cannot be aborted
+                group.abort()  # for nccl; gloo's does nothing
+        self.connections.cut()
+
+    def destroy(self) -> None:
+        """Destroy the groups that an evaluation has made; the default group stays.
+
+        An objective that keeps one keeps its threads too, but not its connections.
+        """
+        made = [group for group in distributed_c10d._world.pg_map if group is not dist.group.WORLD]
+        if made:
+            for group in made:
+                dist.destroy_process_group(group)
+            del made, group
+            gc.collect()
+        self.connections.cut()
+        self.connections.close()
+
+    def _made(self, *arguments: Any, **options: Any) -> Any:
+        if not arguments[2]:  # the ranks of a group; none are given for the default one, which is whoever makes it's
+            return self._make(*arguments, **options)
+        options["timeout"] = min(options["timeout"], self._patience)
+        with self.connections.opening():
+            return self._make(*arguments, **options)

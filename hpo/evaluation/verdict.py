@@ -1,0 +1,140 @@
+"""How the ranks of a worker judge together what became of an evaluation's last step."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+# Losses of one network differ a little between devices; those of different shards of a validation set differ by more
+# than this unless there are millions of samples in each.
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rank says of its last step: a loss, its end (no loss and no failure), or a failure.
+
+    A failure is the rank's `own` if nobody had called the evaluation off before; `echo` if it came from a connection
+    that a peer had ended; a `timeout` if the rank had waited for others for as long as it may; a mismatch if it was in
+    a `collective` that did not fit to those of its peers. `at` is when, in seconds since the epoch, and `place` the
+    line of the objective that it was at, whatever it says. `suspended` says that the process was stopped while it
+    waited, `stopped` that the whole run stops. `ending` is the
+    state in which the leader ends the evaluation with this loss, and `reason` why it fails, if it does. `printed` is
+    what the objective has printed in this step; `unreceived` says that nobody has received all that it has sent.
+    """
+
+    rank: int
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: str | None = None
+    own: bool = True
+    echo: bool = False
+    timeout: bool = False
+    collective: str = ""
+    suspended: bool = False
+    stopped: bool = False
+    ending: str | None = None
+    reason: str = ""
+    at: float = math.inf
+    place: str = ""
+    traceback: str = ""
+    printed: str = ""
+    unreceived: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of an evaluation, the same on all ranks.
+
+    `state` is going, complete, failed or stopped; or again: it is right, but for torch's check of collectives, without
+    which it is to be evaluated; or suspended: a rank has waited in vain while the job was, and it is to be evaluated
+    anew.
+    """
+
+    state: str
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+    traceback: str = ""
+
+
+def judge(steps: Sequence[Step]) -> Verdict:
+    """Judge what the ranks of a worker say, one step each, in the order of the ranks."""
+    if any(step.stopped for step in steps):
+        return Verdict("stopped")
+    if any(step.failure is not None for step in steps):
+        return _failed(steps)
+    losses = [step.loss for step in steps if step.loss is not None]
+    if not losses:
+        return Verdict("complete")
+    if len(losses) < len(steps):
+        return _differ("the ranks do not yield equally many losses", steps)
+    if not all(math.isclose(loss, losses[0], rel_tol=_TOLERANCE, abs_tol=1e-12) for loss in losses):
+        return _differ("the ranks yielded different losses", steps, "; all_reduce it, for example")
+    return Verdict(steps[0].ending or "going", losses[0], steps[0].metrics, failure=steps[0].reason)
+
+
+def _differ(what: str, steps: Sequence[Step], advice: str = "") -> Verdict:
+    shown = ", ".join(f"rank {step.rank} {'ended' if step.loss is None else step.loss}{_at(step)}" for step in steps)
+    return Verdict("failed", failure=f"{what}: {shown}{advice}")
+
+
+def _failed(steps: Sequence[Step]) -> Verdict:
+    """Find the failure that came first and caused the others, or who waited for whom."""
+    failures = [step for step in steps if step.failure is not None]
+    first = min(failures, key=lambda step: (not step.own, step.echo, step.at))
+    if first.collective:
+        return _mismatch(steps)
+    if first.suspended:
+        return Verdict("suspended")
+    if first.timeout:
+        return _timeout(first, [step for step in steps if step is not first])
+    if first.own:
+        where = f", {first.place}" if first.place else ""
+        return Verdict("failed", failure=f"rank {first.rank}{where}: {first.failure}", traceback=first.traceback)
+    places = ", ".join(f"rank {step.rank} was{_at(step) or ' at an unknown place'}" for step in failures)
+    return Verdict("failed", failure=f"{first.failure}; {places}", traceback=_tracebacks(failures))
+
+
+def _timeout(waiting: Step, others: Sequence[Step]) -> Verdict:
+    """Say who waited where, and where those were that it waited for: the ones that were not waiting themselves."""
+    busy = [step for step in others if step.failure is not None and not step.own and not step.echo]
+    cut = [step for step in others if step.failure is not None and not step.own]
+    late = busy or cut or list(others)
+    whom = ", ".join(f"rank {step.rank}, which {_did(step)}" for step in late)
+    failure = f"timeout: rank {waiting.rank} {waiting.failure}{_at(waiting) or ' at its end'} for {whom}"
+    return Verdict("failed", failure=failure, traceback=_tracebacks([*late, waiting]))
+
+
+def _mismatch(steps: Sequence[Step]) -> Verdict:
+    """Say which collectives the ranks were in.
+
+    torch's check is stricter than collectives are: it compares shapes where only the number of elements matters, and
+    how many calls there were, of which each send and recv is one (torch 2.15), as in the stages of a pipeline.
+    """
+    shown = ", ".join(f"rank {step.rank} {step.collective}{_at(step)}" for step in steps if step.collective)
+    is_right = len({_essence(step.collective) for step in steps}) == 1
+    failure = f"the ranks are in different collectives: {shown}"
+    return Verdict("again" if is_right else "failed", failure=failure, traceback=_tracebacks(steps))
+
+
+def _essence(collective: str) -> tuple[str, int]:
+    """Return the kind and type of a collective, and its number of elements."""
+    kind, _, shape = collective.rpartition(" [")
+    return kind or collective, math.prod(map(int, re.findall(r"\d+", shape))) if kind else 0
+
+
+def _did(step: Step) -> str:
+    if step.failure is not None and not (step.timeout and not step.place):  # it waited for others at its end
+        return f"was{_at(step) or ' at an unknown place'}"
+    return f"had yielded{_at(step)}" if step.loss is not None else "had ended"
+
+
+def _at(step: Step) -> str:
+    return f" at {step.place}" if step.place else ""
+
+
+def _tracebacks(steps: Sequence[Step]) -> str:
+    return "\n\n".join(f"Rank {step.rank}:\n{step.traceback.rstrip()}" for step in steps if step.traceback)

@@ -1,0 +1,95 @@
+"""What an objective sees of the ranks that evaluate one individual together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from hpo.ranks.communicator import SleepingComm
+
+_SHARDED = (
+    "worker.offer takes whole tensors, and {name!r} is sharded: offer, on all ranks, get_model_state_dict(model, "
+    "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch.distributed.checkpoint.state_dict"
+)
+
+
+class Worker:
+    """The ranks that evaluate one individual together, as an objective sees them; made anew for each evaluation.
+
+    While an objective runs, torch.distributed's default process group spans exactly these ranks. A rank that waits for
+    its peers in a collective for `--collective-timeout` gives up with an error.
+
+    ::
+
+        def objective(params, worker):
+            loss = train(params, worker.data, worker.device, share=(worker.rank, worker.size))
+            torch.distributed.all_reduce(loss)  # over the worker's ranks
+            return loss.item() / worker.size
+    """
+
+    rank: int
+    """This rank's number in the worker, from 0, the leader."""
+    size: int
+    """The number of ranks in the worker."""
+    device: torch.device
+    """The `torch.device` that this rank computes on."""
+    seed: int
+    """The seed of weights and order: the run's, or another one where an individual is confirmed."""
+    comm: SleepingComm
+    """An MPI communicator of the worker's ranks, for objectives."""
+    index: int
+    """The worker's number in the run."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        comm: SleepingComm,
+        index: int,
+        seed: int,
+        data: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self.comm = comm
+        self.index = index
+        self.seed = seed
+        self._data = data
+        self._offered: Mapping[str, torch.Tensor] | None = None
+
+    @cached_property
+    def data(self) -> Any:
+        """What the search space's `prepare` returned, as it was then; None without one."""
+        return self._data()
+
+    def offer(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Offer the weights that have the loss which an objective is about to yield, as its network's `state_dict()`.
+
+        Those of the run's best are kept in RUN_DIR/best.safetensors. Only the leader's are looked at; they are copied
+        there if the loss is the best of the run so far, and the network may train on after the yield.
+        """
+        if isinstance(weights, torch.nn.Module):
+            raise TypeError("worker.offer takes a network's weights: worker.offer(model.state_dict())")
+        if not isinstance(weights, Mapping):
+            raise TypeError(f"worker.offer takes a dict of tensors by their names, not a {_name(weights)}")
+        for name, tensor in weights.items():
+            if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"worker.offer takes a dict of tensors by their names, not {name!r}: {_name(tensor)}")
+            if hasattr(tensor, "full_tensor"):  # a DTensor, without importing what defines it
+                raise TypeError(_SHARDED.format(name=name))
+        self._offered = weights
+
+    def take_offer(self) -> Mapping[str, torch.Tensor] | None:
+        """Return what was offered since this was asked for the last time, and hold it no longer."""
+        offered, self._offered = self._offered, None
+        return offered
+
+
+def _name(thing: object) -> str:
+    return type(thing).__name__

@@ -1,0 +1,60 @@
+"""What went wrong in an objective, in a way that can be kept and shown."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hpo.process.place import without_program
+from hpo.text import message, printable, short, showable
+
+# What torchrun would have set, and scripts that were started by it look for.
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_HINTS = {
+    "initialize the default process group twice": "leave init_process_group out: the worker's process group is up",
+    "is not initialized in the world group": "a process group ends with the evaluation that made it: make it in each",
+    "not compiled with CUDA": "worker.device is where this rank computes: use .to(worker.device)",
+    "No CUDA GPUs are available": "worker.device is where this rank computes: use .to(worker.device)",
+    "Found no NVIDIA driver": "worker.device is where this rank computes: use .to(worker.device)",
+    "all tensors to be on the same device": "worker.device is where this rank computes: use .to(worker.device)",
+}
+
+
+def with_hint(error: BaseException) -> str:
+    """Return an exception's message and, where it is one of the usual mistakes in an objective, what would work."""
+    text = message(error)
+    hint = next((hint for part, hint in _HINTS.items() if part in text), "")
+    if isinstance(error, KeyError) and text.strip("'") in _OF_TORCHRUN:
+        hint = "torchrun would have set it: use worker.rank, worker.size and worker.device"
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)):
+        with suppress(OSError):  # there is no such directory any more
+            relative = not Path(error.filename).is_absolute()
+            hint = f"a relative path, looked for in {printable(str(Path.cwd()))}" if relative else hint
+    return f"{short(text, 90)} ({hint})" if hint else text
+
+
+def traceback_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    """Write the traceback of an exception that has come out of an objective, from the objective's own frame on.
+
+    Of one that was raised about what the objective yielded, `frames` are where that was.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    seen: set[int] = set()
+
+    def shorten(one: traceback.TracebackException | None) -> None:
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.stack = traceback.StackSummary.from_list(without_program(one.stack))
+            shorten(one.__cause__)
+            shorten(one.__context__)
+
+    shorten(told)
+    told.stack = told.stack or traceback.StackSummary.from_list(frames)
+    return showable("".join(told.format()))
+
+
+def stack_of(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Write frames as a traceback does."""
+    return showable("".join(traceback.format_list(list(frames)))).rstrip()

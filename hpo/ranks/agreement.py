@@ -1,0 +1,30 @@
+"""Steps that ranks take together, or one for all, and a person's mistake that any of them finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from hpo.errors import AgreedError, UsageError
+from hpo.ranks.communicator import SleepingComm
+
+T = TypeVar("T")
+
+
+def together(comm: SleepingComm, step: Callable[[], T]) -> T:
+    """Take a step on every rank; where it finds a person's mistake on any, raise that one, AgreedError, on all."""
+    result, mistake = None, None
+    try:
+        result = step()
+    except UsageError as error:
+        mistake = str(error)
+    mistakes = [mistake for mistake in comm.allgather(mistake) if mistake is not None]
+    if mistakes:
+        raise AgreedError(mistakes[0])
+    return result  # type: ignore[return-value]
+
+
+def on_first(comm: SleepingComm, step: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
+    """Take a step on the first rank, and return its result on all; the others do something else meanwhile."""
+    result = together(comm, lambda: step() if comm.rank == 0 else meanwhile())
+    return comm.bcast(result if comm.rank == 0 else None)  # type: ignore[no-any-return]

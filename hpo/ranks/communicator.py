@@ -1,0 +1,245 @@
+"""MPI communicators whose waits sleep.
+
+A rank that waits in a blocking MPI call polls at 95% of a core (measured with MPICH), which it takes from the ranks
+that train wherever there are more ranks than cores. Here every wait tests a non-blocking call between short sleeps.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import pickle
+import re
+import time
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mpi4py import MPI
+
+from hpo.process import clock
+
+# Short enough that nobody notices, long enough that a wait costs about 1% of a core. A collective goes on when a rank
+# asks for it: with sleeps that doubled, ranks met each other's so late that a loss of two took 21 ms, and of four 55;
+# with a tenth of the wait so far, 1.4 and 2.9.
+_SHORTEST_SLEEP = 5e-5
+_LONGEST_SLEEP = 5e-3
+_SHARE_OF_WAIT = 0.1
+
+_TURN_TAG = 1
+
+GAVE_UP = "gave up after"  # how what is raised begins where a rank has waited for others in vain
+
+T = TypeVar("T")
+
+
+def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
+    """Wait until `done()` is true, asking it ever more slowly; false if it is not after `limit` seconds awake."""
+    began = clock.now()
+    while not done():
+        waited = clock.now() - began
+        if waited > limit:
+            return False
+        time.sleep(min(max(_SHORTEST_SLEEP, _SHARE_OF_WAIT * waited), _LONGEST_SLEEP))
+    return True
+
+
+class SleepingComm(MPI.Intracomm):
+    """An intracommunicator whose waits sleep, and can be interrupted, and whose sends never block.
+
+    ``SleepingComm(comm)`` is another handle on `comm`, not a copy. What is not overridden here blocks as usual. Who
+    has waited for others for ``patience`` seconds gives up with a TimeoutError.
+    """
+
+    _unreceived: list[MPI.Request]
+    patience = math.inf
+
+    def barrier(self) -> None:
+        """Wait until all ranks have arrived."""
+        self._complete(self.Ibarrier())
+
+    def copy(self) -> SleepingComm:
+        """Make another communicator of the same ranks; collective."""
+        comm, request = self.Idup()
+        self._complete(request)
+        return SleepingComm(comm)
+
+    def arrive(self) -> Callable[[], bool]:
+        """Say that this rank is here, and go on; what is returned tells whether all ranks are."""
+        return self.Ibarrier().Test
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """Return the object of `root` on every rank."""
+        payload = bytearray(pickle.dumps(obj) if self.rank == root else b"")
+        length = array("q", [len(payload)])
+        self._complete(self.Ibcast(length, root=root))
+        if self.rank != root:
+            payload = bytearray(length[0])
+        self._complete(self.Ibcast(payload, root=root))
+        return obj if self.rank == root else pickle.loads(payload)
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """Return the objects of all ranks, in their order."""
+        payload = pickle.dumps(sendobj)
+        lengths = array("q", [0] * self.size)
+        self._complete(self.Iallgather(array("q", [len(payload)]), lengths))
+        everything = bytearray(sum(lengths))
+        self._complete(self.Iallgatherv(payload, [everything, (list(lengths), None), MPI.BYTE]))
+        objects, start = [], 0
+        for length in lengths:
+            objects.append(pickle.loads(everything[start : start + length]))
+            start += length
+        return objects
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """Return `root` the objects of all ranks, in their order."""
+        objects = self.allgather(sendobj)
+        return objects if self.rank == root else None
+
+    def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        """Return the objects of all ranks, put together by an operation in the order of the ranks."""
+        return functools.reduce(op, self.allgather(sendobj))
+
+    def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
+        """Return `root` the objects of all ranks, put together by an operation in the order of the ranks."""
+        result = self.allreduce(sendobj, op)
+        return result if self.rank == root else None
+
+    def recv(
+        self,
+        buf: Any = None,  # noqa: ARG002 - mpi4py's first argument
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: Any = None,
+    ) -> Any:
+        """Receive an object."""
+        found: list[MPI.Message] = []
+
+        def came() -> bool:
+            message = self.improbe(source, tag, status)
+            found.extend([message] if message is not None else [])
+            return bool(found)
+
+        self._wait(came)
+        return found[0].recv()
+
+    def Barrier(self) -> None:  # noqa: N802 - MPI's name
+        """Wait until all ranks have arrived."""
+        self.barrier()
+
+    def Bcast(self, buf: Any, root: int = 0) -> None:  # noqa: N802
+        """Copy the buffer of `root` to every rank."""
+        self._complete(self.Ibcast(buf, root))
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:  # noqa: N802
+        """Put the buffers of all ranks together by an operation, for every rank."""
+        self._complete(self.Iallreduce(sendbuf, recvbuf, op))
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send without waiting for the receiver.
+
+        A blocking send of more than MPI's eager limit would wait until the receiver has finished its evaluation, and
+        for ever where the receiver is this rank or is itself sending to this rank.
+        """
+        self._unreceived = [request for request in self._pending() if not request.Test()]
+        self._unreceived.append(self.issend(obj, dest=dest, tag=tag))
+
+    def in_turns(self, at_once: int, step: Callable[[], T]) -> T:
+        """Take a step on every rank, on no more than `at_once` of them at the same time; collective."""
+        if self.rank >= at_once:
+            sleep_until(lambda: bool(self.iprobe(source=self.rank - at_once, tag=_TURN_TAG)))
+            self.recv(source=self.rank - at_once, tag=_TURN_TAG)
+        try:
+            return step()
+        finally:
+            if self.rank + at_once < self.size:
+                self.send(None, dest=self.rank + at_once, tag=_TURN_TAG)
+
+    def drain(self) -> None:
+        """Receive and drop what is on its way to this rank, until nothing is on its way to any; collective.
+
+        The non-blocking consensus of Hoefler, Siebert and Lumsdaine (2010), "Scalable communication protocols for
+        dynamic sparse data exchange", algorithm 2: synchronous sends, and a barrier entered when one's own have
+        arrived.
+        """
+        barrier: list[MPI.Request] = []
+
+        def silent() -> bool:
+            while self.iprobe():
+                self.recv()
+            if not barrier and all(request.Test() for request in self._pending()):
+                barrier.append(self.Ibarrier())
+            return bool(barrier) and barrier[0].Test()
+
+        sleep_until(silent)
+        self._unreceived = []
+
+    @property
+    def has_unreceived(self) -> bool:
+        """Whether this rank has sent what nobody has received."""
+        return not all(request.Test() for request in self._pending())
+
+    def _pending(self) -> list[MPI.Request]:
+        return getattr(self, "_unreceived", [])
+
+    def _complete(self, request: MPI.Request) -> None:
+        self._wait(request.Test)
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        if not sleep_until(lambda: not MPI.Is_finalized() and done(), self.patience):
+            raise TimeoutError(f"{GAVE_UP} {self.patience:g} s in a call of an MPI communicator")
+
+
+class LentComm(SleepingComm):
+    """A communicator for whom it does not belong to: it is not freed, but copies of it are."""
+
+    def Free(self) -> None:  # noqa: N802 - MPI's name
+        """Leave it to whom it belongs to."""
+
+    def Disconnect(self) -> None:  # noqa: N802
+        """Leave it to whom it belongs to."""
+
+    def Dup(self, info: Any = None) -> SleepingComm:  # type: ignore[override]  # noqa: N802
+        """Make a communicator of the same ranks that belongs to the caller."""
+        copy = SleepingComm(SleepingComm(self).Dup(info))
+        copy.patience = self.patience
+        return copy
+
+    def Clone(self) -> SleepingComm:  # type: ignore[override]  # noqa: N802
+        """Make a communicator of the same ranks that belongs to the caller."""
+        return self.Dup()
+
+
+def world() -> SleepingComm:
+    """All ranks of the job; the one place that names MPI's world."""
+    return SleepingComm(MPI.COMM_WORLD)
+
+
+def leave_no_segments(host: SleepingComm) -> None:
+    """Remove the name of the file through which MPICH's ranks of a host share memory, which all have open by now.
+
+    MPICH removes it when MPI ends, so that those of aborted jobs, 1 MB per rank, stay until the host is booted. (Its
+    5.0.2, with UCX, whose own files have no names from the beginning.)
+    """
+    if host.rank == 0:
+        with suppress(OSError):  # not Linux
+            mapped = re.findall(r" (/dev/shm/mpich_shm_\w+)$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+            for path in set(mapped):
+                Path(path).unlink(missing_ok=True)
+
+
+def finalize() -> None:
+    """End MPI, on all ranks of the job at the same time, while Python still waits for its threads."""
+    MPI.Finalize()
+
+
+def threads_may_communicate() -> bool:
+    """Tell whether any thread may use MPI at any time, which mpi4py asks for and an MPI may refuse."""
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+def same_host(comm: MPI.Intracomm) -> SleepingComm:
+    """The ranks of `comm` on this rank's host; collective."""
+    return SleepingComm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))

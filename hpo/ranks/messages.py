@@ -1,0 +1,91 @@
+"""Messages between the ranks of a job beside what they compute, and word from each that it is alive."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from hpo.process import clock
+from hpo.ranks.communicator import SleepingComm
+
+Message = tuple[Any, ...]
+
+_SECONDS_BETWEEN_PINGS = 1.0
+_PING = "alive"
+
+
+class Post:
+    """Sends and receives on a communicator of its own; made and left by all ranks of `world` together.
+
+    Any thread may send; one thread exchanges. ``name`` says to a person which rank this is.
+    """
+
+    def __init__(self, world: SleepingComm) -> None:
+        self.rank: int = world.rank
+        self.size: int = world.size
+        self._host = socket.gethostname()
+        self.name = f"rank {world.rank} of the job on {self._host}"
+        self.previous = f"rank {(world.rank - 1) % world.size} of the job"
+        self.alone = threading.Lock()  # held by the exchange, and by who must not be disturbed by MPI's connections
+        self._world = world
+        self._comm = world.copy()
+        self._outbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+        self._told_at = self._exchanged_at = self._heard_at = clock.now()
+
+    def name_in(self, rank: int, worker: int) -> None:
+        """Name this rank as those do who see its worker: in what objectives print, and in failures."""
+        self.name = f"rank {rank} of worker {worker} on {self._host}"
+
+    def send(self, rank: int, *message: Any) -> None:
+        """Let a message be sent at the next exchange."""
+        self._outbox.put((rank, message))
+
+    def send_now(self, rank: int, *message: Any) -> None:
+        """Send from the thread that exchanges, which may never do that again."""
+        with suppress(Exception):
+            self._comm.send(message, dest=rank)
+
+    def exchange(self) -> Iterator[Message]:
+        """Send what is to be sent, and yield what has come; nothing while somebody has ``alone``."""
+        if not self.alone.acquire(blocking=False):
+            return
+        try:
+            self._ping()
+            while not self._outbox.empty():
+                rank, message = self._outbox.get()
+                self._comm.send(message, dest=rank)
+            came = []
+            while self._comm.iprobe():
+                came.append(self._comm.recv())
+        finally:
+            self.alone.release()
+        for message in came:
+            if message[0] == _PING:
+                self._heard_at, self.previous = clock.now(), message[1]
+            else:
+                yield message
+
+    def silence(self) -> float:
+        """Return the seconds for which nothing has come from the previous rank, in the ring of all ranks."""
+        return clock.now() - self._heard_at if self.size > 1 else 0.0
+
+    def close(self) -> None:
+        """Drop what is on its way; collective, and after the last exchange."""
+        self._comm.drain()
+
+    def abort(self, status: int) -> None:
+        """End the job, on all hosts: on a copy of the world, MPICH (5.0.2) ends the caller's host alone."""
+        self._world.Abort(status)
+
+    def _ping(self) -> None:
+        now = clock.now()
+        if now > self._exchanged_at + 3 * _SECONDS_BETWEEN_PINGS:
+            self._heard_at = now  # this rank has not listened: it slept, perhaps with the whole job, or was connecting
+        self._exchanged_at = now
+        if now > self._told_at + _SECONDS_BETWEEN_PINGS and self.size > 1:
+            self._told_at = now
+            self._comm.send((_PING, self.name), dest=(self.rank + 1) % self.size)

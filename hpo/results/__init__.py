@@ -1,0 +1,1 @@
+"""What came out of a run: its summary, its winner, how sure that is. No MPI, no torch."""

@@ -1,0 +1,147 @@
+"""A winner one can trust: the best of a run trained again with other seeds, and whether they can be told apart.
+
+The loss by which an individual was chosen flatters it: it is the lowest of many. What confirms it is recorded in a
+study of its own beside the run's, and in no budget.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpo.store.trials import INTERRUPTED, Evaluation
+
+if TYPE_CHECKING:
+    from hpo.space import SearchSpace
+    from hpo.store.record import Record
+
+_SIGNIFICANT = 0.05
+_ROUNDING = 1e-12  # of losses that are the same but for the order in which they were added up
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the best are confirmed: with `count` seeds each, which follow from `basis`, the run's seed and settings.
+
+    Seeds are drawn, so that no run was started with them, and differ from individual to individual, so that their
+    losses are independent. Other settings make other seeds: losses under different settings are never put together.
+    """
+
+    count: int
+    basis: str
+
+    def seeds(self, trial: int) -> list[int]:
+        """Return the seeds for an individual, by its trial."""
+        rng = random.Random(f"confirm/{self.basis}/{trial}")
+        return [rng.getrandbits(31) for _ in range(self.count)]
+
+    def of(self, confirmations: Sequence[Evaluation]) -> list[Evaluation]:
+        """Choose those confirmations that are of this plan, of individuals that have or await all of theirs."""
+        chosen: dict[int, list[Evaluation]] = {}
+        for evaluation in filter(_counts, confirmations):
+            trial = evaluation.confirms
+            if trial is not None and evaluation.seed in self.seeds(trial):
+                chosen.setdefault(trial, []).append(evaluation)
+        return [evaluation for group in chosen.values() if len(group) >= self.count for evaluation in group]
+
+    def to_do(self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> int:
+        """Count what is still to be evaluated before each of the best is confirmed."""
+        return len(self._pairs(best).keys() - {(e.confirms, e.seed) for e in confirmations if e.finished})
+
+    def begin(self, record: Record, best: Sequence[Evaluation], space: SearchSpace) -> int:
+        """Let what is to do wait in the record, and nothing else; return how many are evaluated in the end."""
+        planned, distributions = self._pairs(best), space.distributions()
+        for waiting in [evaluation for evaluation in record.evaluations() if evaluation.state == "waiting"]:
+            if (waiting.confirms, waiting.seed) not in planned:
+                record.withdraw(waiting)
+        there = {(e.confirms, e.seed) for e in record.evaluations() if _counts(e)}
+        for (trial, seed), params in planned.items():
+            if (trial, seed) not in there:
+                record.enqueue(params, distributions, confirms=trial, seed=seed, propagator="--confirm")
+        return sum(map(_counts, record.evaluations()))
+
+    def _pairs(self, best: Sequence[Evaluation]) -> dict[tuple[int | None, int | None], dict[str, Any]]:
+        """Return each trial with each of its seeds, and the hyperparameters to train."""
+        return {(one.trial, seed): one.params for one in best for seed in self.seeds(one.trial)}
+
+
+def plan_of(count: int, seed: int, settings: Mapping[str, Any]) -> Plan:
+    """Return the plan of a run with this seed and these settings."""
+    return Plan(count, f"{seed}/{json.dumps(settings, sort_keys=True)}")
+
+
+def _counts(confirmation: Evaluation) -> bool:
+    return confirmation.state != INTERRUPTED
+
+
+def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Rank confirmed individuals by the mean of their losses, those that have failed behind all others.
+
+    Gives for each its trial, its losses, their mean and standard deviation (None where there are too few), how many
+    have failed, and `p`: how likely losses that differ as much from the first one's are where the means are the same
+    (Welch, The generalization of Student's problem, 1947). It is corrected for the number of pairs there are, of which
+    the first one's were picked by the same losses (Holm, A simple sequentially rejective multiple test procedure,
+    1979). `told_apart` is whether it is under 5%.
+    """
+    groups: dict[int, list[Evaluation]] = {}
+    for evaluation in confirmations:
+        if evaluation.confirms is not None and evaluation.finished:
+            groups.setdefault(evaluation.confirms, []).append(evaluation)
+    entries = [_entry(trial, group) for trial, group in groups.items()]
+    entries.sort(key=lambda entry: (entry["failed"], math.inf if entry["mean"] is None else entry["mean"]))
+    pairs = list(itertools.combinations(entries, 2))
+    corrected = _holm([_welch(one["losses"], other["losses"]) for one, other in pairs])
+    for entry, p in zip(entries, [None, *corrected], strict=False):  # the pairs with the first come first
+        entry["p"] = p
+        entry["told_apart"] = p is not None and p < _SIGNIFICANT
+    return entries
+
+
+def _entry(trial: int, group: Sequence[Evaluation]) -> dict[str, Any]:
+    losses = [evaluation.loss for evaluation in group if evaluation.state == "complete"]
+    scale = _scale(losses)
+    return {
+        "trial": trial,
+        "losses": losses,
+        "mean": scale * statistics.fmean(loss / scale for loss in losses) if losses else None,
+        "deviation": scale * statistics.stdev(loss / scale for loss in losses) if len(losses) > 1 else None,
+        "failed": len(group) - len(losses),
+    }
+
+
+def _scale(losses: Sequence[float]) -> float:
+    """Return what to divide losses by, so that their squares are numbers: networks diverge."""
+    return max(map(abs, losses), default=0.0) or 1.0
+
+
+def _welch(first: Sequence[float], other: Sequence[float]) -> float | None:
+    """Return the p-value of Welch's t-test; None where there are too few losses for one."""
+    if min(len(first), len(other)) < 2:
+        return None
+    scale = _scale([*first, *other])
+    samples = [[loss / scale for loss in losses] for losses in (first, other)]
+    shares = [statistics.variance(losses) / len(losses) for losses in samples]
+    difference = abs(statistics.fmean(samples[0]) - statistics.fmean(samples[1]))
+    if math.sqrt(sum(shares)) <= _ROUNDING:  # an objective without chance
+        return 1.0 if difference <= _ROUNDING else 0.0
+    from scipy.special import stdtr
+
+    freedom = sum(shares) ** 2 / sum(s**2 / (len(losses) - 1) for s, losses in zip(shares, samples, strict=True))
+    return float(2 * stdtr(freedom, -difference / math.sqrt(sum(shares))))
+
+
+def _holm(values: Sequence[float | None]) -> list[float | None]:
+    """Correct p-values for there being several; None stays None."""
+    given = sorted((value, place) for place, value in enumerate(values) if value is not None)
+    corrected: list[float | None] = [None] * len(values)
+    highest = 0.0
+    for rank, (value, place) in enumerate(given):
+        highest = max(highest, min(1.0, (len(given) - rank) * value))
+        corrected[place] = highest
+    return corrected

@@ -1,0 +1,121 @@
+"""What came out of a run: counts, the best individuals, and how busy the workers were."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from hpo.results.confirmation import compare
+from hpo.store.trials import Evaluation, rank
+
+
+def summarize(
+    evaluations: Sequence[Evaluation], budget: int, top_n: int, confirmations: Sequence[Evaluation] = ()
+) -> dict[str, Any]:
+    """Return what the record says of a run: the content of summary.json without its times."""
+    best = rank(evaluations, 1)
+    islands = sorted({evaluation.island for evaluation in evaluations if evaluation.finished})
+    return {
+        "evaluations": counts(evaluations, budget),
+        "waiting": sum(evaluation.state == "waiting" for evaluation in evaluations),
+        "failures": reasons([*evaluations, *confirmations]),
+        "propagators": propagators(evaluations),
+        "best": _entry(best[0]) if best else None,
+        "top": [_entry(evaluation) for evaluation in rank(evaluations, top_n)],
+        "islands": [
+            {"island": island, "top": [_entry(e) for e in rank([e for e in evaluations if e.island == island], top_n)]}
+            for island in islands
+        ],
+        "taken_over": sum(bool(evaluation.origin) for evaluation in evaluations),
+        "confirmed": [{**_entry(evaluations[confirmed["trial"]]), **confirmed} for confirmed in compare(confirmations)],
+        "unconfirmed": sum(evaluation.state in ("waiting", "running") for evaluation in confirmations),
+    }
+
+
+def spent(evaluations: Sequence[Evaluation], budget: int) -> bool:
+    """Tell whether the budget is spent."""
+    return sum(evaluation.counts for evaluation in evaluations) >= budget
+
+
+def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Count why evaluations failed, the most frequent reason first, with the latest trial that failed so.
+
+    `confirms` is the trial that this one confirms, with a number of its own then, and else None.
+    """
+    counted = []
+    for reason, group in by_reason(evaluations):
+        latest = max(group, key=lambda one: (one.ended, one.trial))
+        counted.append({"reason": reason, "count": len(group), "trial": latest.trial, "confirms": latest.confirms})
+    return counted
+
+
+def by_reason(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
+    """Group what failed by its reasons, the most frequent first."""
+    groups: dict[str, list[Evaluation]] = {}
+    for evaluation in evaluations:
+        if evaluation.state == "failed":
+            groups.setdefault(reason_of(evaluation), []).append(evaluation)
+    return sorted(groups.items(), key=lambda item: -len(item[1]))
+
+
+def reason_of(failed: Evaluation) -> str:
+    """Return where and why an evaluation failed, on whichever rank it was: the place first, if it is known."""
+    return re.sub(r"^rank \d+[:,] ", "", failed.failure or "")
+
+
+def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Return what each propagator bred: its evaluations, how many of them improved the best so far, its own best."""
+    found: dict[str, dict[str, Any]] = {}
+    best = math.inf
+    taken_over = [evaluation for evaluation in evaluations if evaluation.origin and evaluation.state == "complete"]
+    for evaluation in sorted((e for e in evaluations if e.counts), key=lambda e: (e.ended, e.trial)):
+        best = min([best, *(other.loss for other in taken_over if other.trial < evaluation.trial)])
+        entry = found.setdefault(
+            evaluation.propagator, {"propagator": evaluation.propagator, "evaluations": 0, "improved": 0, "best": None}
+        )
+        entry["evaluations"] += 1
+        if evaluation.state == "complete" and (entry["best"] is None or evaluation.loss < entry["best"]):
+            entry["best"] = evaluation.loss
+        if evaluation.state == "complete" and evaluation.loss < best:
+            best = evaluation.loss
+            entry["improved"] += 1
+    return list(found.values())
+
+
+def counts(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:
+    """Count evaluations by state; what was interrupted is repeated and not counted, nor is what was taken over."""
+    states = Counter(evaluation.state for evaluation in evaluations if not evaluation.origin)
+    return {**{state: states[state] for state in ("complete", "pruned", "failed", "running")}, "budget": budget}
+
+
+def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float) -> float | None:
+    """Return the share of the workers' time, from the first evaluation's start to the last one's end, in evaluations.
+
+    Only those count that were started at `since` (seconds since the epoch) or later, by this session of a run; None
+    where there are none, or the clock was set meanwhile.
+    """
+    ours = [evaluation for evaluation in evaluations if evaluation.counts and evaluation.started >= since]
+    if not ours:
+        return None
+    span = max(evaluation.ended for evaluation in ours) - min(evaluation.started for evaluation in ours)
+    if span < 0:
+        return None
+    busy = sum(evaluation.seconds for evaluation in ours if not math.isnan(evaluation.seconds))
+    return round(min(1.0, busy / (workers * span)), 4) if span else 1.0
+
+
+def _entry(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "trial": evaluation.trial,
+        "loss": evaluation.loss,
+        "params": evaluation.params,
+        "island": evaluation.island,
+        "worker": evaluation.worker,
+        "generation": evaluation.generation,
+        "seconds": None if math.isnan(evaluation.seconds) else evaluation.seconds,
+        "metrics": evaluation.metrics,
+        "origin": evaluation.origin,
+    }

@@ -1,0 +1,106 @@
+"""The winner of a run: which individual it recommends, and what its network does on data that no search has seen."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+from hpo.prediction import Prediction
+from hpo.problem import SearchFile
+from hpo.results.confirmation import compare
+from hpo.store.run_dir import RunDir, write_json
+from hpo.store.trials import Evaluation, rank
+from hpo.store.weights import read_weights
+
+_MOST_PREDICTIONS = 60
+_SHOWN: dict[str, type] = {"image": str, "label": str, "predicted": str, "confidence": float, "wrong": bool}
+
+
+def winner_of(evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> Evaluation | None:
+    """Return the evaluation that a run recommends.
+
+    It is the best by the mean over other seeds where the best were confirmed, all of them with all of their seeds, and
+    else the best by its loss.
+    """
+    confirmed = compare(confirmations) if all(one.finished for one in confirmations) else []
+    if confirmed and confirmed[0]["mean"] is not None:
+        return next(one for one in evaluations if one.trial == confirmed[0]["trial"])
+    return next(iter(rank(evaluations, 1)), None)
+
+
+def examine(run_dir: RunDir, search: SearchFile, settings: Any, winner: Evaluation) -> dict[str, Any] | None:
+    """Test the network of a run's winner and keep what comes out; None where nothing can be tested, or all was.
+
+    Test data is for this alone: a network that was chosen by it would need other data to be tested with. Weights that
+    were trained with other settings, before the run was resumed, are not tested with these.
+    """
+    if search.test is None or examined(run_dir, winner) is not None:
+        return None
+    weights = read_weights(run_dir.weights)
+    if weights is None or (weights.trial, weights.params) != (winner.trial, winner.params):
+        return None
+    if weights.settings != run_dir.read()["settings"]:
+        return None
+    before = _read(run_dir)  # of a winner that came second when the run was resumed
+    result = search.call(search.test, dict(winner.params), weights.state, settings=settings)
+    metrics, predictions = result if isinstance(result, tuple) else (result, ())
+    content: dict[str, Any] = {
+        "trial": winner.trial,
+        "times": 1 + (before["times"] if before is not None else 0),
+        "metrics": {str(name): _finite(name, value) for name, value in dict(metrics).items()},
+        "predictions": [],
+    }
+    write_json(run_dir.test_json, content)  # whatever the pictures are, this has been seen
+    content["predictions"] = [_shown(one) for one in itertools.islice(predictions, _MOST_PREDICTIONS)]
+    write_json(run_dir.test_json, content)
+    return content
+
+
+def examined(run_dir: RunDir, winner: Evaluation) -> dict[str, Any] | None:
+    """Return what came out when the winner was tested; None where it was not.
+
+    That is its metrics and predictions, and how many networks of this run had been tested by then.
+    """
+    content = _read(run_dir)
+    return content if content is not None and content["trial"] == winner.trial else None
+
+
+def _read(run_dir: RunDir) -> dict[str, Any] | None:
+    try:
+        content = json.loads(run_dir.test_json.read_text(encoding="utf-8"))
+        return {
+            "trial": int(content["trial"]),
+            "times": int(content["times"]),
+            "metrics": {str(name): float(metric) for name, metric in content["metrics"].items()},
+            "predictions": [{name: kind(one[name]) for name, kind in _SHOWN.items()} for one in content["predictions"]],
+        }
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+        return None  # there is none, or somebody has edited it
+
+
+def _finite(name: object, value: object) -> float:
+    value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"the test metric {name!r} must be a finite number, not {value!r}")
+    return float(value)
+
+
+def _shown(prediction: Prediction) -> dict[str, Any]:
+    """Write a prediction as JSON, its image as the URL of a PNG."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(prediction.image).save(file, "PNG")
+    return {
+        "image": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode(),
+        "label": str(prediction.label),
+        "predicted": str(prediction.predicted),
+        "confidence": float(prediction.confidence),
+        "wrong": not prediction.is_right,
+    }

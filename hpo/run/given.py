@@ -1,0 +1,61 @@
+"""Hyperparameters that a person gives a run to start with: a JSON list of objects, complete or partial."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpo.errors import UsageError
+from hpo.space import Categorical, Float, Int, SearchSpace, Value
+from hpo.text import short
+
+LONGEST_MISTAKE = 300  # characters of what is wrong with hyperparameters, which may be of any length
+
+
+def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
+    """Return the hyperparameters in a file, each once; what an entry leaves out is drawn, alike for the same seed.
+
+    Raises UsageError, naming the entry, where one is not of the space.
+    """
+    try:
+        entries = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"--start-with {path}: cannot be read: {error}") from error
+    if not isinstance(entries, list) or not entries:
+        example = json.dumps([space.draw(random.Random(0))])
+        raise UsageError(f"--start-with {path}: must be a list of objects, such as {example}")
+    given: list[dict[str, Value]] = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            params = _completed(entry, space, random.Random(f"{seed}/{number}"))
+        except ValueError as error:
+            raise UsageError(f"--start-with {path}: entry {number}: {short(str(error), LONGEST_MISTAKE)}") from error
+        if params not in given:
+            given.append(params)
+    return given
+
+
+def meant(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
+    """Return values as the space has them: floats may be written as integers, and integers as floats, to any digit."""
+    values = dict(params)
+    for name, value in params.items():
+        parameter = space.parameters.get(name)
+        if isinstance(parameter, Float) and type(value) in (int, float) and parameter.low <= value <= parameter.high:
+            values[name] = parameter.decode(parameter.encode(float(value)))
+        if isinstance(parameter, Int) and type(value) is float and value.is_integer():
+            values[name] = int(value)
+        if isinstance(parameter, Categorical) and type(value) in (int, float) and value in parameter.choices:
+            values[name] = parameter.choices[parameter.choices.index(value)]
+    return values
+
+
+def _completed(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
+    """Complete an entry by chance."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"must be an object, not {entry!r}")
+    params = {**space.draw(rng), **meant(entry, space)}
+    space.check(params)
+    return {name: params[name] for name in space.parameters}

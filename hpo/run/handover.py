@@ -1,0 +1,52 @@
+"""What a run leaves for a person when it has ended: its best network tested, and a page to look at."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hpo.errors import UsageError
+from hpo.problem import SearchFile
+from hpo.process.failure import with_hint
+from hpo.process.place import Places, frames_of
+from hpo.results.reader import RunReader
+from hpo.results.winner import examine
+from hpo.text import number, printable
+
+
+def hand_over(run_dir: Path, storage: str | None, search: SearchFile, settings: Any, to_test: bool) -> None:
+    """Test the winner's network, where the search space says how, and write the report.
+
+    The result is safe by now, and no worse without either: what goes wrong is a warning.
+    """
+    try:
+        run = RunReader(run_dir, storage)
+    except UsageError as error:  # somebody has edited or removed what describes the run
+        print(f"warning: no report was written: {error}", file=sys.stderr)
+        return
+    if to_test:
+        _test(run, search, settings)
+    try:
+        from hpo.report.page.write import write_report
+
+        write_report(run, run.run_dir.report_html)
+        print(printable(f"The report is {run.run_dir.report_html}"), flush=True)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {with_hint(error)}"
+        warning = f"warning: no report was written ({reason}): hpo report {run.run_dir.path} does it"
+        print(printable(warning), file=sys.stderr)
+
+
+def _test(run: RunReader, search: SearchFile, settings: Any) -> None:
+    winner = run.winner()
+    try:
+        content = examine(run.run_dir, search, settings, winner) if winner else None
+    except (Exception, SystemExit) as error:
+        place = Places(search.location).of(frames_of(error))
+        reason = f"{f'{place}: ' if place else ''}{type(error).__name__}: {with_hint(error)}"
+        print(printable(f"warning: the best network could not be tested ({reason})"), file=sys.stderr)
+        return
+    if content:
+        metrics = ", ".join(f"{printable(name)} {number(value)}" for name, value in content["metrics"].items())
+        print(f"On test data, which the search has not seen, the network of trial {content['trial']} has {metrics}")

@@ -1,0 +1,161 @@
+"""What a run takes over from another one: its finished evaluations, as the populations to start from."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna.study import StudyDirection
+
+from hpo.errors import UsageError
+from hpo.layout import Layout
+from hpo.run.given import LONGEST_MISTAKE, meant
+from hpo.space import SearchSpace
+from hpo.store.record import Record
+from hpo.store.run_dir import RunDir
+from hpo.store.storage import check_readable, studies
+from hpo.store.study import CONFIRMATIONS, existing_study, mistakes
+from hpo.store.trials import Evaluation, rank
+from hpo.store.url import is_hidden, is_remote, without_password
+from hpo.text import counted, number, printable, short
+
+_MANY = 1000  # evaluations take seconds to record
+
+
+@dataclass(frozen=True)
+class Inheritance:
+    """The evaluations of another run that are of the search space, the best first, and why the others are not.
+
+    `source` names the run, without a password; `settings` are those it had, empty where that is not known.
+    """
+
+    source: str
+    evaluations: list[Evaluation]
+    misfits: list[str]
+    settings: Mapping[str, Any]
+
+
+def read_inheritance(source: str, space: SearchSpace) -> Inheritance:
+    """Read what is complete or pruned in a run directory, or in a study: of a storage's URL, or of a journal file.
+
+    The study's name stands behind a #, where there are several.
+
+    Raises UsageError where there is no such study, or none of it is of this space.
+    """
+    shown = without_password(source)
+    try:
+        # Path.is_file raises where a folder is closed or a name too long.
+        is_storage = is_remote(source) or os.path.isfile(source.partition("#")[0])  # noqa: PTH113
+        record, settings = _of_storage(source) if is_storage else _of_run(RunDir(Path(source)))
+        evaluations = record.evaluations()
+    except UsageError as error:
+        raise UsageError(f"--start-from {shown}: {error}") from error
+    ended = [
+        _cleaned(evaluation, space)
+        for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.loss)
+        if evaluation.state in ("complete", "pruned")
+        and all(map(math.isfinite, (evaluation.loss, evaluation.started, evaluation.ended)))
+    ]
+    judged = [(evaluation, misfit(evaluation, space)) for evaluation in ended]
+    fitting = [evaluation for evaluation, misfit in judged if misfit is None]
+    misfits = [misfit for _, misfit in judged if misfit is not None]
+    if not fitting:
+        why = misfits[0] if misfits else "it has none"
+        raise UsageError(f"--start-from {shown}: no finished evaluation is of this search space: {why}")
+    return Inheritance(shown, fitting, misfits, settings)
+
+
+def take_over(
+    inheritance: Inheritance, record: Record, space: SearchSpace, layout: Layout, settings: Mapping[str, Any]
+) -> list[str]:
+    """Deal the evaluations to islands and their workers, as far as they are new, and say in lines what was done."""
+    if len(inheritance.evaluations) > _MANY:
+        source = printable(inheritance.source)
+        print(f"taking over {len(inheritance.evaluations)} evaluations of {source}", flush=True)
+
+    def attributes(evaluation: Evaluation, taken: int) -> dict[str, Any]:
+        island, place = taken % layout.islands, taken // layout.islands
+        return {
+            "origin": f"trial {evaluation.trial} of {inheritance.source}",
+            "propagator": "--start-from",
+            "island": island,
+            "worker": layout.first_worker(island) + place % layout.island_size(island),
+        }
+
+    taken = record.take_over(inheritance.evaluations, space.distributions(), attributes)
+    record.remember_source(inheritance.source)
+    if not taken:
+        return []
+    best = "".join(f", the best {number(evaluation.loss)}" for evaluation in rank(inheritance.evaluations, 1))
+    lines = [printable(f"with {counted(taken, 'evaluation')} of {inheritance.source}{best}")]
+    if misfits := inheritance.misfits:
+        are = "is" if len(misfits) == 1 else "are"
+        such = short(printable(misfits[0]))
+        lines.append(f"without {len(misfits)} that {are} not of this search space, such as {such}")
+    return [*lines, *differences(inheritance.settings, "there", settings, "here")]
+
+
+def differences(before: Mapping[str, Any], then: str, settings: Mapping[str, Any], now: str) -> list[str]:
+    """Say in lines which settings were others before."""
+    return [
+        printable(f"{name} was {value} {then}, and is {settings[name]} {now}: losses may not compare")
+        for name, value in before.items()
+        if name in settings and settings[name] != value
+    ]
+
+
+def misfit(evaluation: Evaluation, space: SearchSpace) -> str | None:
+    """Say why an evaluation is not of a search space; None if it is."""
+    try:
+        space.check(evaluation.params)
+    except ValueError as error:
+        return f"trial {evaluation.trial}: {short(str(error), LONGEST_MISTAKE)}"
+    return None
+
+
+def _cleaned(evaluation: Evaluation, space: SearchSpace) -> Evaluation:
+    """Return an evaluation as this program would have recorded it; others use attributes of the same names."""
+    between = evaluation.ended - evaluation.started  # less than none where the clock was set
+    seconds = evaluation.seconds
+    return dataclasses.replace(
+        evaluation,
+        params=meant(evaluation.params, space),
+        seconds=seconds if math.isfinite(seconds) and seconds > 0 else between if between >= 0 else math.nan,
+        curve={epoch + (0 in evaluation.curve): loss for epoch, loss in evaluation.curve.items()},
+        metrics={name: float(metric) for name, metric in evaluation.metrics.items() if math.isfinite(metric)},
+    )
+
+
+def _of_run(run_dir: RunDir) -> tuple[Record, Mapping[str, Any]]:
+    content = run_dir.read()
+    storage = run_dir.locate(content["storage"])
+    if is_hidden(storage):
+        raise UsageError(f"its study is in {storage}: give that URL instead, with the password and #{content['study']}")
+    check_readable(storage)
+    return existing_study(run_dir, storage, content["study"]), content["settings"]
+
+
+def _of_storage(source: str) -> tuple[Record, Mapping[str, Any]]:
+    storage, _, name = source.partition("#")
+    if "@" in name:
+        raise UsageError("what is behind # is the name of a study: write %23 for a # in a password")
+    check_readable(storage)
+    with mistakes(storage):
+        found = studies(storage)
+    searches = [study for study in found if not study.endswith(CONFIRMATIONS)]
+    if not name and len(searches) == 1:
+        name = searches[0]
+    if name not in found:
+        if not searches:
+            raise UsageError("it holds no study: name the storage of one, or a run directory")
+        names = short(", ".join(map(repr, searches)))
+        raise UsageError(f"it holds {names}: name one, as in {without_password(storage)}#NAME")
+    if found[name] != [StudyDirection.MINIMIZE]:
+        raise UsageError(f"the study {name!r} does not minimise one loss, as a search does: name another")
+    with mistakes(storage):
+        return Record(storage, name), {}

@@ -1,0 +1,121 @@
+"""The options of a run, checked against each other and against the ranks there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpo.breeding.names import OF_NUMBERS, PROPAGATORS
+from hpo.errors import UsageError
+from hpo.space import Categorical, SearchSpace
+from hpo.store.url import is_remote
+from hpo.trackers import check_trackers
+
+DEFAULT_EVALUATIONS = 64
+DEFAULT_COLLECTIVE_TIMEOUT = 600.0  # seconds
+DEFAULT_PRUNER = "none"
+LONGEST = 365 * 86400.0  # seconds; operating systems do not wait for longer
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person asks of a run; None where they leave it to the default or, on resuming, to the run itself."""
+
+    search_space: Path
+    evaluations: int | None = None
+    generations: int | None = None
+    islands: int | None = None
+    ranks_per_worker: int | None = None
+    propagators: tuple[str, ...] = ()
+    migration_probability: float = 0.9
+    pollination: bool = True
+    seed: int | None = None
+    run_dir: Path | None = None
+    resume: bool = False
+    top_n: int = 3
+    start_with: Path | None = None
+    start_from: str | None = None
+    confirm: int | None = None
+    settings: tuple[str, ...] = ()
+    storage: str | None = None
+    collective_timeout: float = DEFAULT_COLLECTIVE_TIMEOUT
+    evaluation_timeout: float | None = None
+    time_limit: float | None = None
+    max_failures: int | None = None
+    target_loss: float | None = None
+    pruner: str | None = None
+    trackers: tuple[str, ...] = ()
+    log_level: str = "warning"
+
+    def __post_init__(self) -> None:
+        if self.evaluations is not None and self.generations is not None:
+            raise UsageError(
+                f"--evaluations {self.evaluations} and --generations {self.generations}: give one of them; "
+                "--generations G is G evaluations per worker"
+            )
+        for option, number, least in (
+            ("--evaluations", self.evaluations, 1),
+            ("--generations", self.generations, 1),
+            ("--top-n", self.top_n, 1),
+            ("--seed", self.seed, 0),
+            ("--max-failures", self.max_failures, 1),
+            ("--confirm", self.confirm, 0),
+        ):
+            if number is not None and not least <= number < 2**63:
+                raise UsageError(f"{option} must be at least {least} and less than 2**63, not {number}")
+        for option, seconds in (
+            ("--collective-timeout", self.collective_timeout),
+            ("--evaluation-timeout", self.evaluation_timeout),
+            ("--time-limit", self.time_limit),
+        ):
+            if seconds is not None and not 1 <= seconds <= LONGEST:
+                raise UsageError(f"{option} must be from 1 second to 365 days, not {seconds:g} s")
+        if self.storage is not None and not is_remote(self.storage):
+            raise UsageError(  # without the value, in which a password may be
+                "--storage must be the URL of an Optuna storage, e.g. sqlite:///study.db or postgresql://me:word@host/db"
+            )
+        self._check_search()
+        if not 0 <= self.migration_probability <= 1:
+            raise UsageError(f"--migration-probability must be from 0 to 1, not {self.migration_probability}")
+        if self.log_level not in LOG_LEVELS:
+            raise UsageError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level}")
+        check_trackers(self.trackers)
+        if self.resume and self.run_dir is None:
+            raise UsageError("--resume needs the run to go on with: --run-dir runs/NAME")
+
+    def _check_search(self) -> None:
+        if self.start_from == "":
+            raise UsageError("--start-from '': must be the directory of a run, or the URL of an Optuna storage")
+        for name in self.propagators:
+            if name not in PROPAGATORS:
+                raise UsageError(f"--propagators: there is no propagator {name!r}; there are {', '.join(PROPAGATORS)}")
+        if self.islands is not None and len(self.propagators) > self.islands:
+            raise UsageError(
+                f"--propagators {','.join(self.propagators)}: each is for an island of its own, and --islands is "
+                f"{self.islands}"
+            )
+        if self.target_loss is not None and not math.isfinite(self.target_loss):
+            raise UsageError(f"--target-loss must be a finite number, not {self.target_loss}")
+
+    def check_space(self, space: SearchSpace, before: Mapping[str, Any]) -> None:
+        """Raise a UsageError where the propagators, of here or of earlier sessions, cannot search a space."""
+        for propagator in self.propagators or before.get("propagators", ()):
+            for name, parameter in space.parameters.items():
+                if propagator in OF_NUMBERS and isinstance(parameter, Categorical):
+                    raise UsageError(
+                        f"--propagators {propagator}: it searches numbers, and parameter {name!r} is {parameter!r}; "
+                        "ga and tpe search any space"
+                    )
+
+    def assignments(self, before: Mapping[str, Any]) -> list[str]:
+        """Return NAME=VALUE for all settings that are set here or, by the run.json `before`, in earlier sessions."""
+        here = dict(assignment.split("=", 1) for assignment in self.settings)
+        return [f"{name}={text}" for name, text in {**before.get("set", {}), **here}.items()]
+
+    def budget(self, workers: int) -> int | None:
+        """Return the number of evaluations in the whole run, where one was asked for."""
+        return self.generations * workers if self.generations is not None else self.evaluations

@@ -1,0 +1,127 @@
+"""The lines of a journal file: each vouches for all that stands before it, and is an operation of Optuna's."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpo.text import quoted
+
+# Whoever else writes to the file, such as Optuna's dashboard, leaves it out: the next line with one vouches for both.
+_CRC = re.compile(rb',"crc":(\d{1,10})\}\n')
+
+
+class Sum:
+    """The checksum of a journal's first `offset` bytes."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self._crc = 0
+
+    def add(self, content: bytes) -> None:
+        """Go on over what stands next."""
+        self.offset += len(content)
+        self._crc = zlib.crc32(content, self._crc)
+
+    def line(self, entry: Mapping[str, Any]) -> bytes:
+        """Write an entry as the next line."""
+        text = json.dumps(entry, separators=(",", ":")).encode()
+        return text[:-1] + b',"crc":%d}\n' % zlib.crc32(text, self._crc)
+
+    def vouches_for(self, line: bytes) -> bool:
+        """Tell whether the next line is as it was written, behind what it was written, as far as it tells that."""
+        place = line.rfind(b',"crc":')
+        said = _CRC.fullmatch(line, place) if place >= 0 else None
+        return said is None or int(said[1]) == zlib.crc32(line[:place] + b"}", self._crc)
+
+
+def entry_of(line: bytes) -> dict[str, Any]:
+    """Take a line for an entry; ValueError, saying why, where it is none that Optuna has written."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError(f"is not JSON: {line[:40]!r}") from None
+    operation = entry.get("op_code") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or type(operation) is not int or not 0 <= operation < len(_FIELDS):
+        raise ValueError(f"is not an entry of a journal: {line[:40]!r}")
+    for name, fits in _FIELDS[operation].items():
+        if name not in entry or not fits(entry[name]):
+            raise ValueError(f"is not an entry of a journal: {name!r} is {_shown(entry, name)}")
+    for name, fits in _MAYBE.items():
+        if name in entry and not fits(entry[name]):
+            raise ValueError(f"is not an entry of a journal: {name!r} is {_shown(entry, name)}")
+    return entry
+
+
+def _shown(entry: Mapping[str, Any], name: str) -> str:
+    return quoted(entry[name])[:40] if name in entry else "missing"
+
+
+def is_number(value: object) -> bool:
+    """Tell whether a value is a number, of a size that floats have."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**1023)
+
+
+def is_whole(value: object) -> bool:
+    """Tell whether a value is a whole number from 0."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_one(value: object) -> bool:
+    return type(value) is dict and len(value) == 1
+
+
+def is_text(value: object) -> bool:
+    """Tell whether a value is a text."""
+    return type(value) is str
+
+
+def is_mapping(value: object) -> bool:
+    """Tell whether a value is an object of JSON, of any names and values."""
+    return type(value) is dict
+
+
+def _are(fits: Callable[[Any], bool]) -> Callable[[object], bool]:
+    return lambda value: type(value) is dict and all(map(fits, value.values()))
+
+
+def _is_finite(value: Any) -> bool:
+    return is_number(value) and math.isfinite(value)
+
+
+def _or_null(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or fits(value)
+
+
+_Fields = dict[str, Callable[[object], bool]]
+_STUDY: _Fields = {"study_id": is_whole}
+_TRIAL: _Fields = {"trial_id": is_whole}
+# By op_code: what has to be there, and what it has to be.
+_FIELDS: tuple[_Fields, ...] = (
+    {"study_name": is_text, "directions": lambda value: type(value) is list},
+    _STUDY,
+    {**_STUDY, "user_attr": _is_one},
+    {**_STUDY, "system_attr": _is_one},
+    {**_STUDY, "datetime_start": _or_null(is_text)},
+    {**_TRIAL, "param_name": is_text, "param_value_internal": _is_finite, "distribution": is_text},
+    {**_TRIAL, "state": is_whole, "values": lambda _: True},
+    {**_TRIAL, "step": is_whole, "intermediate_value": is_number},
+    {**_TRIAL, "user_attr": _is_one},
+    {**_TRIAL, "system_attr": _is_one},
+    {},
+)
+_MAYBE: _Fields = {
+    "worker_id": is_text,
+    "state": is_whole,
+    "value": _or_null(is_number),
+    "values": _or_null(lambda value: type(value) is list and all(map(is_number, value))),
+    "params": _are(_is_finite),
+    "intermediate_values": _are(is_number),
+    "distributions": _are(is_text),
+    "user_attrs": is_mapping,
+    "system_attrs": is_mapping,
+}

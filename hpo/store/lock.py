@@ -1,0 +1,60 @@
+"""A lock that hosts share through a file system, as Optuna's journals have it: a link that one of them can make."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from optuna.storages.journal import JournalFileSymlinkLock
+
+from hpo.process import clock
+
+_SHORTEST_SLEEP = 0.001
+_LONGEST_SLEEP = 1.0
+
+
+class FileLock(JournalFileSymlinkLock):
+    """The lock of the file at a path, which is the symbolic link PATH.lock, as everybody makes it who uses Optuna.
+
+    Where nothing was written to the file for `stale_after` seconds, who has the lock is taken to be dead. Optuna's own
+    counts those in which a job was suspended, after which its ranks took each other's locks away.
+    """
+
+    def __init__(self, path: Path, stale_after: float = math.inf) -> None:
+        super().__init__(str(path.absolute()))
+        self._path = path.absolute()
+        self._link = self._path.with_name(self._path.name + ".lock")
+        self._stale_after = stale_after
+
+    def acquire(self) -> bool:
+        """Wait for the lock, and take it; OSError where it cannot be made."""
+        pause, seen, since = _SHORTEST_SLEEP, -1.0, clock.now()
+        while True:
+            with suppress(FileExistsError):
+                self._link.symlink_to(self._path)
+                return True
+            if (written := self._written()) != seen:
+                seen, since = written, clock.now()
+            elif clock.now() - since > self._stale_after:
+                with suppress(RuntimeError):  # another rank was first
+                    self.release()
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_SLEEP)
+
+    def release(self) -> None:
+        """Return the lock back; RuntimeError where somebody has taken it away."""
+        mine = self._link.with_name(f"{self._link.name}.{os.getpid()}.rename")
+        try:
+            self._link.rename(mine)  # of several who release it, as stale, one does
+            mine.unlink()
+        except OSError as error:
+            raise RuntimeError(f"{self._link} was taken away") from error
+
+    def _written(self) -> float:
+        try:
+            return self._path.stat().st_mtime
+        except OSError:
+            return math.nan  # and so never the same as before

@@ -1,0 +1,307 @@
+"""The record of a run: an Optuna study with one trial per evaluation.
+
+Every evaluation is in it, durably, from the moment it starts; what else a run knows is rebuilt from it. Pure: Optuna
+only, no MPI, no torch. Several processes may hold records of one study at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from hpo.errors import KnownError, RunError
+from hpo.store.lock import FileLock
+from hpo.store.storage import open_storage
+from hpo.store.suspects import MOST_DEATHS, deaths_of, explains, next_of
+from hpo.store.trials import INTERRUPTED, Evaluation, evaluation_of, kept, trial_of
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.pruners import BasePruner
+    from optuna.storages import BaseStorage
+
+    from hpo.store.outage import Patience
+
+_REPEATED = ("propagator", "confirms", "seed")  # attributes that the repeat of a trial has too
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A trial that has been started: its number in the study, its hyperparameters, its seed if it is not the run's."""
+
+    trial_id: int
+    number: int
+    params: dict[str, Any]
+    seed: int | None = None
+
+
+class Record:
+    """An open study.
+
+    `storage` is the path of a journal file or any Optuna storage URL; `lock` the path of the lock under which trials
+    are started, for a budget that several processes share; a record that is only read needs none. With `patience`, a
+    database that is away is waited for.
+    """
+
+    def __init__(
+        self,
+        storage: str | Path | BaseStorage,
+        study_name: str,
+        lock: str | Path = "",
+        patience: Patience | None = None,
+    ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._storage = open_storage(storage, patience)
+        self._study_id = self._storage.get_study_id_from_name(study_name)
+        self._study = optuna.load_study(study_name=study_name, storage=self._storage)
+        self._lock_path = Path(lock).absolute()
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+        self._finished_before = {trial.number for trial in trials if trial.state.is_finished()}
+        self._interrupted = sum(evaluation_of(trial).state == INTERRUPTED for trial in trials)
+        self._taken_over = sum("origin" in trial.user_attrs for trial in trials)
+        self._some_may_wait = True
+        self._tried: set[frozenset[tuple[str, Any]]] = set()
+        self._counted = 0
+        self._told: dict[int, TrialState] = {}
+        self._over = 0
+
+    @classmethod
+    def create(
+        cls, storage: str | Path, study_name: str, lock: str | Path, space: Mapping[str, str], confirms: str = ""
+    ) -> Record:
+        """Make a new study that remembers its search space, a text per parameter, and which study it confirms.
+
+        One that was begun, and has neither a space nor trials, is completed; ValueError if the name is taken else.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        opened = open_storage(storage)
+        try:
+            study_id = opened.create_new_study([optuna.study.StudyDirection.MINIMIZE], study_name)
+        except optuna.exceptions.DuplicatedStudyError as error:
+            study_id = opened.get_study_id_from_name(study_name)
+            if "space" in opened.get_study_user_attrs(study_id) or opened.get_n_trials(study_id):
+                raise ValueError(f"the storage already holds a study named {study_name!r}") from error
+        if confirms:
+            opened.set_study_user_attr(study_id, "confirms", confirms)
+        opened.set_study_user_attr(study_id, "space", dict(space))
+        return cls(storage, study_name, lock)
+
+    @property
+    def study(self) -> optuna.Study:
+        """The study, for Optuna's own analyses."""
+        return self._study
+
+    def about(self) -> dict[str, Any]:
+        """Return what the study knows of itself: its `space`, the study it `confirms`, what it has `taken_over`."""
+        return self._storage.get_study_user_attrs(self._study_id)
+
+    def beside(self, study_name: str) -> Record | None:
+        """Open another study of the same storage, to be read, without reading it all again; None if there is none."""
+        try:
+            return Record(self._storage, study_name)
+        except KeyError:
+            return None
+
+    def remember_source(self, source: str) -> None:
+        """Remember that everything of another run has been taken over."""
+        sources = {*self.about().get("taken_over", []), source}
+        self._storage.set_study_user_attr(self._study_id, "taken_over", sorted(sources))
+
+    def start(
+        self,
+        params: Mapping[str, Any] | None,
+        distributions: Mapping[str, BaseDistribution],
+        budget: int,
+        **attributes: Any,
+    ) -> Assignment | None:
+        """Start a trial with these hyperparameters, or with those of a trial that waits; None where there is neither.
+
+        No more than `budget` evaluations are ever started, however many processes ask at once; interrupted ones do not
+        count, since they are repeated, nor does what was taken over before this record was opened. Raises KnownError if
+        these hyperparameters have been started before.
+        """
+        with self._lock():
+            waiting = self._waiting() if self._some_may_wait else []
+            self._some_may_wait = bool(waiting)
+            trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+            claimed = len(trials) - self._interrupted - self._taken_over
+            if claimed - len(waiting) >= budget:
+                return None
+            is_last = params is None or claimed >= budget
+            if waiting and (trial := next_of(waiting, trials, is_last)):
+                return self._start_waiting(trial, attributes)
+            if params is None or is_last:
+                return None
+            if self._is_known(params, trials):
+                raise KnownError
+            template = create_trial(
+                state=TrialState.RUNNING,
+                params=dict(params),
+                distributions=dict(distributions),
+                user_attrs=dict(attributes),
+            )
+            trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
+            return Assignment(trial_id, self._storage.get_trial_number_from_id(trial_id), dict(params))
+
+    def report(self, assignment: Assignment, step: int, loss: float) -> None:
+        """Record an intermediate value."""
+        self._storage.set_trial_intermediate_value(assignment.trial_id, step, loss)
+
+    def complete(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
+        """Record that an evaluation succeeded; durable when this returns."""
+        self._end(assignment, TrialState.COMPLETE, [loss], seconds=seconds, **kept(metrics))
+
+    def prune(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
+        """Record that an evaluation was given up as hopeless, with its lowest loss; durable when this returns."""
+        self._end(assignment, TrialState.PRUNED, [loss], seconds=seconds, **kept(metrics))
+
+    def is_hopeless(self, assignment: Assignment, pruner: BasePruner) -> bool:
+        """Ask a pruner whether an evaluation is to be given up, after what was reported of it and of the others."""
+        return pruner.prune(self._study, self._storage.get_trial(assignment.trial_id))
+
+    def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float, **attributes: Any) -> None:
+        """Record that an evaluation failed, with the reason in one line; durable when this returns."""
+        self._end(assignment, TrialState.FAIL, None, seconds=seconds, failure=reason, traceback=traceback, **attributes)
+
+    def enqueue(
+        self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], **attributes: Any
+    ) -> None:
+        """Let an evaluation wait for the next worker that is free, before anything that is bred."""
+        template = create_trial(
+            state=TrialState.WAITING, params=dict(params), distributions=dict(distributions), user_attrs=attributes
+        )
+        self._storage.create_new_trial(self._study_id, template_trial=template)
+
+    def take_over(
+        self,
+        evaluations: Iterable[Evaluation],
+        distributions: Mapping[str, BaseDistribution],
+        attributes_of: Callable[[Evaluation, int], Mapping[str, Any]],
+    ) -> int:
+        """Add what another run has complete or pruned and is not known here, outside of the budget; return how many.
+
+        Only while nobody starts trials. `attributes_of` gives the attributes of an evaluation, before which some were
+        taken.
+        """
+        taken, trials = 0, self._storage.get_all_trials(self._study_id, deepcopy=False)
+        for evaluation in evaluations:
+            if self._is_known(evaluation.params, trials):
+                continue
+            trial = trial_of(evaluation, distributions, attributes_of(evaluation, taken))
+            self._storage.create_new_trial(self._study_id, template_trial=trial)
+            self._tried.add(frozenset(evaluation.params.items()))
+            taken += 1
+        return taken
+
+    def withdraw(self, waiting: Evaluation) -> None:
+        """Let what waits be evaluated no more; only while nobody starts trials."""
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, waiting.trial)
+        self._end(Assignment(trial_id, waiting.trial, waiting.params), TrialState.FAIL, None, failure=INTERRUPTED)
+        self._interrupted += 1
+
+    def interrupt(self, assignment: Assignment, died: bool = False) -> None:
+        """End a trial that could not end by itself, perhaps since the job died; let its repeat wait to be evaluated.
+
+        What waits is recorded before what ends, so that a crash in between loses nothing.
+        """
+        trial = self._storage.get_trial(assignment.trial_id)
+        deaths = deaths_of(trial) + died
+        if assignment.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
+            kept = {name: trial.user_attrs[name] for name in _REPEATED if name in trial.user_attrs}
+            self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths, **kept)
+        self._end(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
+        self._interrupted += 1
+        self._some_may_wait = True
+
+    def requeue_interrupted(self, died: bool = True) -> int:
+        """Interrupt all that was running when a run ended, or died; only for a study that no run is working on.
+
+        What has killed it may be among them, and is found (`hpo.store.suspects`) and fails, unless it is known already,
+        since it was recorded as what `killed` the job.
+        """
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+        for trial in running:
+            assignment = Assignment(trial._trial_id, trial.number, trial.params)
+            suspected = died and not any(explains(other, trial) for other in trials)
+            deaths = deaths_of(trial) + suspected
+            if suspected and deaths >= MOST_DEATHS:
+                reason = f"the job died {deaths} times while this was evaluated, the last time while nothing else was"
+                self._end(assignment, TrialState.FAIL, None, failure=reason)
+            else:
+                self.interrupt(assignment, suspected)
+        return len(running)
+
+    def failures_before_any_success(self) -> int:
+        """Count what failed since this record was opened; 0 as soon as any evaluation has succeeded, ever."""
+        evaluations = self.evaluations()
+        if any(evaluation.counts and evaluation.state != "failed" for evaluation in evaluations):
+            return 0
+        return sum(e.state == "failed" and e.trial not in self._finished_before for e in evaluations)
+
+    def best(self) -> tuple[float, int]:
+        """Return the lowest loss of the complete evaluations and the trial that has it; infinity and -1 without any."""
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.COMPLETE,))
+        own = ((trial.values[0], trial.number) for trial in trials if "origin" not in trial.user_attrs)
+        return min(own, default=(math.inf, -1))
+
+    def evaluations(self) -> list[Evaluation]:
+        """Return all evaluations in the order in which they were started."""
+        return [evaluation_of(trial) for trial in self._storage.get_all_trials(self._study_id, deepcopy=False)]
+
+    def news(self) -> list[Evaluation]:
+        """Return the evaluations that have started, or that have ended, since this was asked for the last time."""
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+        fresh = [trials[number] for number in [*self._told, *range(self._over, len(trials))]]
+        changed = [trial for trial in fresh if self._told.get(trial.number) != trial.state]
+        self._told.update((trial.number, trial.state) for trial in changed)
+        for trial in changed:
+            if trial.state.is_finished():
+                del self._told[trial.number]
+        self._over = len(trials)
+        return [evaluation_of(trial) for trial in changed]
+
+    def running(self) -> list[Evaluation]:
+        """Return the evaluations that go on now, each with its losses so far."""
+        trials = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
+        return [evaluation_of(trial) for trial in trials]
+
+    def _is_known(self, params: Mapping[str, Any], trials: Sequence[FrozenTrial]) -> bool:
+        self._tried.update(frozenset(trial.params.items()) for trial in trials[self._counted :])
+        self._counted = len(trials)
+        return frozenset(params.items()) in self._tried
+
+    def _start_waiting(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> Assignment:
+        for name in attributes.keys() - trial.user_attrs.keys():
+            self._storage.set_trial_user_attr(trial._trial_id, name, attributes[name])
+        self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+        return Assignment(trial._trial_id, trial.number, trial.params, trial.user_attrs.get("seed"))
+
+    def _waiting(self) -> list[FrozenTrial]:
+        return self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.WAITING,))
+
+    def _end(
+        self, assignment: Assignment, state: TrialState, values: Sequence[float] | None, **attributes: Any
+    ) -> None:
+        for name, value in attributes.items():
+            self._storage.set_trial_user_attr(assignment.trial_id, name, value)
+        self._storage.set_trial_state_values(assignment.trial_id, state, values)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        lock = FileLock(self._lock_path)  # of the ranks of one job, which ends when one of them dies
+        try:
+            lock.acquire()
+        except OSError as error:
+            raise RunError(f"{self._lock_path}.lock cannot be made: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            lock.release()

@@ -1,0 +1,84 @@
+"""Finding the study of a run in its storage, with one message for whatever may be wrong there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hpo.errors import OutageError, RunError, UsageError
+from hpo.store.record import Record
+from hpo.store.run_dir import RunDir
+from hpo.store.storage import check_readable, studies
+from hpo.store.url import file_of, without_password
+from hpo.text import message, short
+
+CONFIRMATIONS = "-confirm"  # behind the name of a run's study, for the study of what confirms it
+
+
+def open_study(run_dir: RunDir, storage: str, study_name: str) -> Record | None:
+    """Open the record of a run; None where its storage has no such study."""
+    with mistakes(storage):
+        try:
+            return Record(storage, study_name, run_dir.claims)
+        except KeyError:
+            return None
+
+
+def confirmations_of(run_dir: RunDir, storage: str, study_name: str) -> Record | None:
+    """Open the record of what confirms the best of a run; None where that has not begun.
+
+    Raises UsageError where the study that would hold it is another run's.
+    """
+    name = study_name + CONFIRMATIONS
+    if is_missing(storage):
+        return None
+    record = open_study(run_dir, storage, name)
+    if record is None or record.about().get("confirms") == study_name:
+        return record
+    if "space" in record.about() or record.evaluations():
+        raise UsageError(
+            f"--confirm: {without_password(storage)} already holds a study named {name!r}, which is another run's: "
+            "name another --run-dir, since a study has the name of its run directory"
+        )
+    return None
+
+
+def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
+    """Open the record of a run that is known to have one; UsageError where its storage has no such study."""
+    if is_missing(storage):
+        raise UsageError(f"{file_of(storage)}, the study of this run, is missing: restore it")
+    check_readable(storage)
+    record = open_study(run_dir, storage, study_name)
+    if record is None:
+        with mistakes(storage):
+            names = short(", ".join(map(repr, studies(storage))) or "none")
+        raise UsageError(
+            f"{run_dir.path}: there is no study {study_name!r} in {without_password(storage)}, which holds {names}"
+        )
+    return record
+
+
+def is_missing(storage: str) -> bool:
+    """Tell whether the file that should hold a storage is not there."""
+    path = file_of(storage)
+    return path is not None and not path.is_file()
+
+
+@contextmanager
+def mistakes(storage: str) -> Iterator[None]:
+    """Turn what a storage raises, and each kind has exceptions of its own, into one message."""
+    try:
+        yield
+    except (UsageError, OutageError):
+        raise
+    except RunError as error:
+        raise UsageError(str(error)) from error
+    except Exception as error:
+        shown = without_password(storage)
+        if shown.endswith("://..."):
+            raise UsageError(
+                f"the storage {shown}: {type(error).__name__}: it is no URL that can be read; in user names and "
+                "passwords, write %40 for @, %3A for : and %2F for /"
+            ) from None
+        reason = short(message(error))
+        raise UsageError(f"the storage {shown}: {type(error).__name__}: {reason}") from error

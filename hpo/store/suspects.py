@@ -1,0 +1,44 @@
+"""Which individual kills the job: what was in flight at a death is tried again so that it is found, and no other fails.
+
+Group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943). Of n that were
+in flight at a death, the square root of n at a time are evaluated again, beside what is new. What was in flight at two
+waits for the end of the run, and is evaluated alone: what the job dies of then is what kills it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.store.lines import is_whole
+
+MOST_DEATHS = 3  # of the job, in a row, the last one with nothing else in flight
+
+
+def next_of(waiting: Sequence[FrozenTrial], trials: Sequence[FrozenTrial], is_last: bool) -> FrozenTrial | None:
+    """Choose what is evaluated again; None where all that waits is better left for later.
+
+    `is_last` says that there is nothing new to evaluate.
+    """
+    running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+    if innocent := [trial for trial in waiting if not deaths_of(trial)]:
+        return innocent[0]
+    suspects = [trial for trial in waiting if deaths_of(trial) == 1]
+    in_flight = sum(deaths_of(trial) > 0 for trial in running)
+    if suspects:
+        return suspects[0] if in_flight < math.isqrt(len(suspects) + in_flight) else None
+    return waiting[0] if is_last and not running else None
+
+
+def deaths_of(trial: FrozenTrial) -> int:
+    """Return how often in a row the job has died while this was evaluated."""
+    deaths = trial.user_attrs.get("deaths", 0)
+    return deaths if is_whole(deaths) else 0
+
+
+def explains(other: FrozenTrial, running: FrozenTrial) -> bool:
+    """Tell whether a trial is known to have ended the job in which another was running."""
+    ended, began = other.datetime_complete, running.datetime_start
+    return "killed" in other.user_attrs and bool(ended and began and ended >= began)

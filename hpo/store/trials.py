@@ -1,0 +1,148 @@
+"""The trials of a study as evaluations: what the record knows of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.store.lines import is_mapping, is_number, is_text, is_whole
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+INTERRUPTED = "interrupted"
+
+_STATES = {
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "waiting",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
+_KINDS: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("island", "worker", "generation", "confirms", "seed", "repeats", "deaths"), is_whole),
+    **dict.fromkeys(("failure", "traceback", "propagator", "origin"), is_text),
+    **dict.fromkeys(("metrics", "immigrants"), is_mapping),
+    "seconds": lambda value: is_number(value) and float(value) >= 0,  # type: ignore[arg-type]
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation as the record knows it.
+
+    `state` is running, waiting (to be repeated), complete, pruned, failed or interrupted; `loss` is infinite unless the
+    evaluation is complete or pruned; `seconds`, of what is finished, is NaN where it is not known how long that took;
+    `started` and `ended` are seconds since the epoch, of clocks that may have been set in between; `curve` holds the
+    loss after each epoch, counted from 1. `origin` says where it was taken over from, if another run has made it;
+    `confirms` and `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island that
+    bred them, the individuals of other islands that lived on its own when it began. `repeats` is the interrupted trial
+    that it evaluates again, and `deaths` how often in a row the job has died on them.
+    """
+
+    trial: int
+    state: str
+    loss: float
+    params: dict[str, Any]
+    island: int
+    worker: int
+    generation: int
+    seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: str | None = None
+    traceback: str = ""
+    propagator: str = ""
+    started: float = math.nan
+    ended: float = math.nan
+    curve: Mapping[int, float] = field(default_factory=dict)
+    origin: str = ""
+    confirms: int | None = None
+    seed: int | None = None
+    immigrants: Mapping[str, int] = field(default_factory=dict)
+    repeats: int | None = None
+    deaths: int = 0
+
+    @property
+    def label(self) -> str:
+        """What it is called where evaluations of the search stand beside those that confirm the best."""
+        return label(self.trial, self.confirms is not None)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ended by itself: complete, pruned or failed."""
+        return self.state in ("complete", "pruned", "failed")
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is finished, and one of those that the run's budget is for."""
+        return self.finished and not self.origin
+
+
+def label(trial: int, confirms: bool) -> str:
+    """Name a trial of the search, or of the study that confirms the best, whose trials have numbers of their own."""
+    return f"confirm-{trial}" if confirms else str(trial)
+
+
+def evaluation_of(trial: FrozenTrial) -> Evaluation:
+    """Read a trial; an attribute that is none of this program's, whoever has written it, counts as missing."""
+    ended = trial.state.is_finished()
+    state = INTERRUPTED if ended and trial.user_attrs.get("failure") == INTERRUPTED else _STATES[trial.state]
+    attributes = {name: value for name, value in trial.user_attrs.items() if name in _KINDS and _KINDS[name](value)}
+    for name in ("metrics", "immigrants"):
+        if name in attributes:
+            attributes[name] = {key: value for key, value in attributes[name].items() if is_number(value)}
+    return Evaluation(
+        trial=trial.number,
+        state=state,
+        loss=trial.values[0] if trial.values else math.inf,
+        params=trial.params,
+        started=trial.datetime_start.timestamp() if trial.datetime_start else math.nan,
+        ended=trial.datetime_complete.timestamp() if trial.datetime_complete else math.nan,
+        curve=trial.intermediate_values,
+        **{
+            "island": 0,
+            "worker": 0,
+            "generation": 0,
+            **attributes,
+            "seconds": float(attributes.get("seconds", math.nan)) if ended else 0.0,
+        },
+    )
+
+
+def trial_of(
+    evaluation: Evaluation, distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
+) -> FrozenTrial:
+    """Make a trial of an evaluation that is complete or pruned, with a number that the storage has still to choose."""
+    return FrozenTrial(
+        number=-1,
+        trial_id=-1,
+        state=TrialState.COMPLETE if evaluation.state == "complete" else TrialState.PRUNED,
+        value=evaluation.loss,
+        datetime_start=datetime.fromtimestamp(evaluation.started),
+        datetime_complete=datetime.fromtimestamp(evaluation.ended),
+        params=dict(evaluation.params),
+        distributions=dict(distributions),
+        user_attrs={**attributes, **_known(evaluation.seconds), **kept(evaluation.metrics)},
+        system_attrs={},
+        intermediate_values=dict(evaluation.curve),
+    )
+
+
+def _known(seconds: float) -> dict[str, float]:
+    return {} if math.isnan(seconds) else {"seconds": seconds}
+
+
+def kept(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return the attribute that holds metrics, where there are any."""
+    return {"metrics": dict(metrics)} if metrics else {}
+
+
+def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
+    """Return the n best complete evaluations, best first."""
+    return sorted((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial))[:n]

@@ -1,0 +1,68 @@
+"""Where a study is: the path of a file, or the URL of an Optuna storage, which may have a password in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+
+_SECRETS = ("pass", "pwd", "secret", "token", "key")
+
+
+def is_hidden(storage: str) -> bool:
+    """Tell whether `without_password` has left something out of a storage URL."""
+    return "***" in storage or storage.endswith("://...")
+
+
+def is_remote(storage: str) -> bool:
+    """Tell whether a storage is none of a run's own files, and may be away for a while."""
+    return "://" in storage
+
+
+def file_of(storage: str) -> Path | None:
+    """Return the file that holds a storage; None where a server does, or no file of its own."""
+    if not is_remote(storage):
+        return Path(storage)
+    url = _parsed(storage)
+    if url is None or url.get_backend_name() != "sqlite" or not url.database:
+        return None
+    return None if url.database == ":memory:" or url.database.startswith("file:") else Path(url.database)
+
+
+def from_anywhere(storage: str) -> str:
+    """Return a storage's URL such that it means the same in all folders; a path stays as it is."""
+    if not is_remote(storage):
+        return storage
+    path, url = file_of(storage), _parsed(storage)
+    if path is None or url is None or path.is_absolute():
+        return storage
+    return url.set(database=str(path.absolute())).render_as_string(hide_password=False)
+
+
+def without_password(storage: str) -> str:
+    """Replace the password in a storage URL, or URL#STUDY, by asterisks; a path stays as it is."""
+    if not is_remote(storage):
+        return storage
+    before, mark, study = storage.partition("#")
+    if mark:
+        return before.split("://")[0] + "://..." if "@" in study else without_password(before) + mark + study
+    url = _parsed(storage)
+    # An @ in a host or a database is of a password that is not percent-encoded.
+    if url is None or "@" in (url.host or "") or "@" in (url.database or ""):
+        return storage.split("://")[0] + "://..."
+    secret = [name for name in url.query if any(word in name.lower() for word in _SECRETS)]
+    hidden = url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
+    return hidden.replace("%2A%2A%2A", "***")
+
+
+def _parsed(storage: str) -> URL | None:
+    """Take a storage URL apart; None where it is none."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        return make_url(storage)
+    except (ArgumentError, ValueError):
+        return None

@@ -1,0 +1,114 @@
+"""The weights of the best individual of a run: one file, never half-written, and never of a worse one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optuna.storages.journal import JournalFileOpenLock
+from safetensors import SafetensorError, safe_open
+
+from hpo.errors import UsageError
+from hpo.process.printed import warn
+from hpo.text import message
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpo.store.record import Assignment, Record
+
+
+class WeightsKeeper:
+    """What a leader does for the file of a run's best weights, which all leaders share; `settings` are the run's."""
+
+    def __init__(self, path: Path, record: Record, settings: Mapping[str, Any]) -> None:
+        self._path = path
+        self._record = record
+        self._settings = settings
+
+    def copy(
+        self, assignment: Assignment, offered: Mapping[str, Tensor] | None, loss: float
+    ) -> dict[str, Tensor] | None:
+        """Copy what an objective offers before it trains on; None where the run has something better already."""
+        if offered is None or (loss, assignment.number) >= self._record.best():
+            return None
+        try:
+            return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in offered.items()}
+        except Exception as error:  # of any kind of tensor, a sharded one say, or no memory
+            self._warn(error)
+            return None
+
+    def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
+        """Put weights into the place of the others, if their evaluation, which is recorded, is the best of the run."""
+        number = assignment.number
+        if weights is None or self._record.best()[1] != number:
+            return
+        draft = self._path.with_name(f".{self._path.name}.{number}")  # leaders on several hosts may have one pid
+        try:
+            self._write(draft, weights, {"trial": number, "params": assignment.params, "settings": self._settings})
+            self._publish(draft, number)
+        except Exception as error:  # the evaluation is safe, and worth more than this file
+            self._warn(error)
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+    def _write(self, draft: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        from safetensors.torch import save_file
+
+        draft.touch()
+        mode = draft.stat().st_mode  # as the user asks for; safetensors lets nobody else read
+        save_file(dict(weights), draft, {name: json.dumps(value) for name, value in about.items()})
+        draft.chmod(mode)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+
+    def _publish(self, draft: Path, number: int) -> None:
+        lock = JournalFileOpenLock(str(self._path))
+        lock.acquire()
+        try:
+            if self._record.best()[1] == number:
+                draft.replace(self._path)
+        finally:
+            lock.release()
+
+    def _warn(self, error: Exception) -> None:
+        text = f"warning: the weights of the best so far cannot be kept in {self._path}: {message(error)}"
+        warn(text)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a trial, as `load_state_dict` takes them, and what they were trained with."""
+
+    trial: int
+    params: dict[str, Any]
+    settings: dict[str, Any]
+    state: dict[str, Tensor]
+
+
+def read_weights(path: Path) -> Weights | None:
+    """Read the weights of a run's best; None where none were kept, UsageError where the file is damaged."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            about = {name: json.loads(file.metadata()[name]) for name in ("trial", "params", "settings")}
+            return Weights(**about, state=state)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {message(error)}") from error
+
+
+def trial_of_weights(path: Path) -> int | None:
+    """Return whose weights are kept, without reading them; None where there are none that can be read."""
+    try:
+        with safe_open(path, "np") as file:
+            return int(file.metadata()["trial"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
