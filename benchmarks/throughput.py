@@ -61,23 +61,21 @@ def main() -> None:
 def seconds_of_search(settings: list[str]) -> float:
     """Run the program on the networks, which wait in a study made for it; returns first start to last end."""
     from hpo.layout import Layout
-    from hpo.problem import load_search_file
     from hpo.run.options import Options
+    from hpo.run.request import resolve
     from hpo.run.session import begin, enter
-    from hpo.store.run_dir import RunDir
 
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = RunDir(Path(folder, "run"))
-        search = load_search_file(SEARCH)
-        options = Options(SEARCH, evaluations=len(NETWORKS), run_dir=run_dir.path, settings=tuple(settings))
+        path = Path(folder, "run")
+        options = Options(SEARCH, evaluations=len(NETWORKS), run_dir=path, settings=tuple(settings))
+        request = resolve(options, Layout(8, 2, 2))
         with ExitStack() as held:
-            enter(options, search, held)
-            session = begin(run_dir, options, Layout(8, 2, 2), search, search.settings(settings), {}, hosts=["here"])
+            session = begin(enter(path, "", resume=False, held=held), request, hosts=["here"])
         record = session.open_record()
         networks = [{"conv_layers": layers, "activation": name, "lr": LR, "gamma": 0.9} for layers, name in NETWORKS]
         for network in networks:
-            record.enqueue(network, search.space.distributions())
-        program = [str(ROOT / "run_islands.py"), str(SEARCH), "--resume", "--run-dir", str(run_dir.path)]
+            record.enqueue(network, request.problem.space.distributions())
+        program = [str(ROOT / "run_islands.py"), str(SEARCH), "--resume", "--run-dir", str(path)]
         command = ["mpirun", "-n", "8", sys.executable, *program]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
         evaluations = record.evaluations()
@@ -115,8 +113,7 @@ def bare(part: int, settings: list[str]) -> None:
 
     torch.set_num_threads(1)
     keep_freed_memory()
-    search = load_search_file(SEARCH)
-    data = search.prepared(search.settings(settings))
+    data = load_search_file(SEARCH).bound(settings).prepared()
     cpu = torch.device("cpu")
     train, validation = OnDevice(data.train, data, cpu), OnDevice(data.validation, data, cpu)
     print("ready", flush=True)

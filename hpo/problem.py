@@ -1,4 +1,4 @@
-"""Search space files: Python files that hold a `space` and an `objective`, named by path."""
+"""The problem of a run: a search space file, which holds a `space` and an `objective`, and its settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import linecache
 import sys
 import traceback
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -65,10 +65,6 @@ class SearchFile:
         except (Exception, SystemExit) as error:
             raise UsageError(f"the settings of {self.path}: {type(error).__name__}: {error}") from error
 
-    def call(self, function: Callable[..., Any], *arguments: Any, settings: Any) -> Any:
-        """Call a function of the file, with settings of its own where the file has Settings."""
-        return function(*arguments) if self.settings_type is None else function(*arguments, copy.deepcopy(settings))
-
     def check_call(self, name: str, function: Callable[..., Any], *arguments: str) -> None:
         """Raise a UsageError unless a function of the file takes what it will be called with."""
         expected = [*arguments, *(["settings"] if self.settings_type else [])]
@@ -79,18 +75,9 @@ class SearchFile:
         except ValueError:  # a builtin has no signature to look at
             return
 
-    def prepared(self, settings: Any) -> Any:
-        """Return what the file's `prepare` returns, None without one; what it raises is a person's mistake."""
-        if self.prepare is None:
-            return None
-        try:
-            return self.call(self.prepare, settings=settings)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{self.path}: {error}") from error
-        except SystemExit as error:
-            raise UsageError(f"{self.path}: prepare called sys.exit({error.code!r})") from error
-        except Exception as error:
-            raise UsageError(f"{self.path}: prepare failed:\n{traceback.format_exc().rstrip()}") from error
+    def bound(self, assignments: Sequence[str]) -> Problem:
+        """Return the problem that this file and its settings, NAME=VALUE texts, make."""
+        return Problem(self, self.settings(assignments))
 
     def check_setting(self, assignment: str) -> None:
         """Raise a UsageError unless the file's Settings can have this NAME=VALUE."""
@@ -117,6 +104,54 @@ class SearchFile:
             return name, _parse(text, types[name])
         except ValueError as error:
             raise UsageError(f"--set {assignment}: {name} takes {error}, not {text!r}") from None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a run searches: a search space file and its settings, which each call of its functions gets a copy of."""
+
+    file: SearchFile
+    settings: Any
+
+    @property
+    def space(self) -> SearchSpace:
+        """The search space."""
+        return self.file.space
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values of the settings, as JSON can hold them."""
+        values = dataclasses.asdict(self.settings) if self.settings is not None else {}
+        return {n: v if isinstance(v, (bool, int, float, str, type(None))) else str(v) for n, v in values.items()}
+
+    def objective(self, params: dict[str, Any], worker: Any) -> Any:
+        """Call the objective."""
+        return self._call(self.file.objective, params, worker)
+
+    def test(self, params: dict[str, Any], weights: Mapping[str, Any]) -> Any:
+        """Call the file's `test`, which it must have."""
+        assert self.file.test is not None
+        return self._call(self.file.test, params, weights)
+
+    def prepared(self) -> Any:
+        """Return what the file's `prepare` returns, None without one; what it raises is a person's mistake."""
+        file = self.file
+        if file.prepare is None:
+            return None
+        try:
+            return self._call(file.prepare)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{file.path}: {error}") from error
+        except SystemExit as error:
+            raise UsageError(f"{file.path}: prepare called sys.exit({error.code!r})") from error
+        except Exception as error:
+            raise UsageError(f"{file.path}: prepare failed:\n{traceback.format_exc().rstrip()}") from error
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the file, with settings of its own where the file has Settings."""
+        if self.file.settings_type is None:
+            return function(*arguments)
+        return function(*arguments, copy.deepcopy(self.settings))
 
 
 @functools.cache

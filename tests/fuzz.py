@@ -33,12 +33,12 @@ from hpo.report.page import write
 from hpo.results.reader import RunReader
 from hpo.run.given import read_given
 from hpo.run.inheritance import read_inheritance
-from hpo.store.study import CONFIRMATIONS
 from hpo.store.trials import Evaluation
 from hpo.store.weights import read_weights
 from hpo.trackers.follower import Follower
 from hpo.trackers.written import Written
 from tests.recorded import QUICK, complete, run_of_everything, start, started
+from tests.support.claiming import claim
 
 SPACE = load_search_file(QUICK).space
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -74,7 +74,7 @@ def _leave_the_rest(run_dir: Path) -> None:
     run = RunReader(run_dir)
     winner = run.winner()
     assert winner is not None
-    about = {"trial": winner.trial, "params": winner.params, "settings": run.about["settings"]}
+    about = {"trial": winner.trial, "params": winner.params, "settings": dict(run.manifest.settings)}
     save_file(
         {"weight": torch.ones(3)}, run_dir / "best.safetensors", {name: json.dumps(it) for name, it in about.items()}
     )
@@ -251,12 +251,12 @@ def _track(run_dir: Path, out: Path) -> None:
     run = RunReader(run_dir)
     with Written(out / "written" / "written.jsonl") as written:
         follower = Follower(_Shown(), written)
-        located = run.run_dir.locate(run.about["storage"])
-        follower.follow(located, run.about["study"])
+        located = run.run_dir.locate(run.manifest.storage)
+        follower.follow(located, run.manifest.study)
         if run.confirmations():
-            follower.follow(located, run.about["study"] + CONFIRMATIONS)
+            follower.follow(located, run.manifest.confirming_study)
         follower.look(running=False)
-        follower.evaluated(run.about["study"])
+        follower.is_spent(run.manifest.study, 1)
     shutil.rmtree(out / "written")
 
 
@@ -334,7 +334,7 @@ def _is_a_message(mistake: str, run_dir: Path) -> bool:
 def _resume(run_dir: Path) -> None:
     session = start(run_dir, resume=True)
     record = session.open_record()
-    record.start(SPACE.draw(random.Random(7)), SPACE.distributions(), 10**6, island=0, worker=0)
+    claim(record, SPACE.draw(random.Random(7)), SPACE.distributions(), 10**6, island=0, worker=0)
     if session.plan.count:
         session.create_confirmations(SPACE)
         session.plan.begin(session.open_confirmations(), [], SPACE)

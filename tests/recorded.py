@@ -9,10 +9,12 @@ from typing import Any
 from hpo.layout import Layout
 from hpo.problem import load_search_file
 from hpo.run.options import Options
-from hpo.run.session import Session, begin, enter, previous
+from hpo.run.request import resolve
+from hpo.run.session import Session, begin, enter
 from hpo.store.record import Assignment, Record
 from hpo.store.trials import rank
 from tests.conftest import SEARCHES
+from tests.support.claiming import claim
 
 QUICK = SEARCHES / "quick.py"
 HOSTILE = "rank 1: ValueError: =1+1, \x1b[31m\0<b>[red]\N{PILE OF POO}\udcff" + "x" * 10_000
@@ -20,14 +22,10 @@ HOSTILE = "rank 1: ValueError: =1+1, \x1b[31m\0<b>[red]\N{PILE OF POO}\udcff" + 
 
 def start(run_dir: Path, search_file: Path = QUICK, **options: Any) -> Session:
     """Begin or resume a session as run_islands.py does, on two workers of two ranks."""
-    search = load_search_file(search_file)
     given = Options(search_file, run_dir=run_dir, **options)
-    before = previous(given, search)
+    request = resolve(given, Layout(4, 2, 2))
     with ExitStack() as held:
-        place = enter(given, search, held)
-        return begin(
-            place, given, Layout(4, 2, 2), search, search.settings(given.assignments(before)), before, ["host"]
-        )
+        return begin(enter(given.run_dir, search_file.stem, given.resume, held), request, ["host"])
 
 
 def started(record: Record, depth: int, **others: Any) -> Assignment:
@@ -36,8 +34,7 @@ def started(record: Record, depth: int, **others: Any) -> Assignment:
     params = {"depth": depth, "act": act, "flag": depth % 2 == 0, "lr": depth / 10, **others}
     distributions = load_search_file(QUICK).space.distributions()
     place = {"island": 1, "worker": 1, "generation": depth, "propagator": "ga"}
-    assignment = record.start(params, distributions, 99, **place)
-    assert assignment is not None
+    assignment = claim(record, params, distributions, 99, **place)
     for epoch in (1, 2, 3):
         record.report(assignment, epoch, depth + 1 / epoch)
     return assignment
@@ -69,7 +66,6 @@ def run_of_everything(folder: Path) -> Path:
     session.create_confirmations(space)
     confirmations = session.open_confirmations()
     total = session.plan.begin(confirmations, rank(record.evaluations(), 1), space)
-    assignment = confirmations.start({}, {}, total, island=0, worker=0)
-    assert assignment is not None
+    assignment = claim(confirmations, None, {}, total, island=0, worker=0)
     confirmations.complete(assignment, 1.25, 2.0, {})
     return folder / "run"

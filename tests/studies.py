@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
+from tests.support.manifests import CONTENT
 
 SPACE = SearchSpace(
     layers=Int(1, 5), activation=Categorical("relu", "tanh"), lr=Float(1e-4, 1.0, log=True), gamma=Float(0.5, 1.0)
@@ -25,27 +26,10 @@ BEGAN = 1_800_000_000.0  # seconds since the epoch: 2027-01-15 08:00:00 UTC
 def make_run(path: Path, space: SearchSpace = SPACE, **about: Any) -> Record:
     """Make a run directory whose study is empty."""
     path.mkdir(parents=True)
-    content = {
-        "space": space.describe(),
-        "layout": {"ranks": 8, "ranks_per_worker": 2, "islands": 2},
-        "hosts": ["node1"],
-        "budget": 64,
-        "seed": 0,
-        "propagators": ["ga"],
-        "pruner": "none",
-        "confirm": 0,
-        "settings": {"epochs": 4},
-        "set": {},
-        "storage": "study.log",
-        "study": path.name,
-        "command": "run_islands.py --run-dir run",
-        "versions": {"python": "3.11"},
-        "sessions": [{"file": "search_space-1.py", "sha256": "0" * 64, "commit": None, "dirty": None}],
-        **about,
-    }
+    content = {**CONTENT, "space": space.describe(), "study": path.name, **about}
     run_dir = RunDir(path)
     run_dir.run_json.write_text(json.dumps(content))
-    return Record.create(run_dir.journal, path.name, run_dir.claims, space.describe())
+    return Record.create(run_dir.journal, path.name, space.describe())
 
 
 def add(

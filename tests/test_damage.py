@@ -143,7 +143,7 @@ def test_a_study_that_vanishes_is_one_message(run_dir: Path) -> None:
 def test_a_lock_that_is_no_text_or_no_file_is_one_message(run_dir: Path) -> None:
     lock = RunDir(run_dir).lock
     lock.write_bytes(b"\xff\x1b[31m\n")
-    assert start(run_dir, resume=True).budget
+    assert start(run_dir, resume=True).manifest.budget
     lock.unlink()
     lock.mkdir()
     with pytest.raises(UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Is a directory"):

@@ -30,6 +30,7 @@ from tests.conftest import ROOT, SEARCHES
 from tests.outcome import trials_of
 from tests.recorded import complete, run_of_everything, start
 from tests.studies import add, make_run
+from tests.support.claiming import claim
 
 Export = Callable[..., tuple[int, bytes, str]]
 
@@ -122,6 +123,7 @@ def test_every_evaluation_is_a_row_of_the_same_columns_in_each_format(tmp_path: 
 
 HOSTILE_SEARCH = r"""
 from hpo import Categorical, Float, Int, SearchSpace
+from tests.support.claiming import claim
 
 space = SearchSpace(
     trial=Int(0, 5),
@@ -153,8 +155,7 @@ def test_names_and_texts_may_be_anything(tmp_path: Path, export: Export) -> None
     for number, params in enumerate(given):
         params.update(trial=number, param_trial=number / 4, λ="x")
         island = "of another program" if number == 0 else number
-        assignment = record.start(params, distributions, 9, island=island, worker=0, generation=0)
-        assert assignment is not None
+        assignment = claim(record, params, distributions, 9, island=island, worker=0, generation=0)
         metrics = {"a": float("nan"), "trial": 7.0, "": 8.0, 'b,"\n': 9.0}
         record.report(assignment, 1, float("nan"))
         record.complete(assignment, 0.5, 1.0, metrics)

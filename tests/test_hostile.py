@@ -131,9 +131,9 @@ def changed_report(folder: Path, body: str) -> Path:
     """Write run_islands.py with another way to report, which the first rank alone does."""
     return changed_program(
         folder,
-        "import hpo.run.stages\nfrom pathlib import Path\nfrom hpo.errors import UsageError\n\n"
-        f"report = hpo.run.stages.Stages.report\n\n\ndef changed(stages):\n{body}\n\n"
-        "hpo.run.stages.Stages.report = changed\n",
+        "import hpo.run.conclusion\nfrom pathlib import Path\nfrom hpo.errors import UsageError\n\n"
+        f"report = hpo.run.conclusion.Conclusion.say\n\n\ndef changed(stages):\n{body}\n\n"
+        "hpo.run.conclusion.Conclusion.say = changed\n",
     )
 
 

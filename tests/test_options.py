@@ -104,13 +104,15 @@ def test_a_run_directory_is_checked_before_it_is_made(tmp_path: Path) -> None:
     used.check(resume=True)
     with pytest.raises(UsageError, match=r"already holds a run: add --resume .*, or name another directory"):
         used.check(resume=False)
-    with pytest.raises(UsageError, match=r"is not as a run has written it: 'space' is {}, and must be an object"):
-        used.read()
+    with pytest.raises(
+        UsageError, match=r"is not as a run has written it: 'space' is {}, and must be an object of texts"
+    ):
+        used.manifest()
     used.run_json.write_text("{")
     with pytest.raises(UsageError, match=r"run.json cannot be read"):
-        used.read()
+        used.manifest()
     with pytest.raises(UsageError, match="holds no run"):
-        RunDir(tmp_path / "none").read()
+        RunDir(tmp_path / "none").manifest()
 
 
 def test_json_is_replaced_whole(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hpo.store import outage
 from hpo.store.outage import Patience, patient
 from hpo.store.record import Record
 from hpo.store.storage import open_storage
+from tests.support.claiming import claim
 
 SPACE = SearchSpace(x=Float(0.0, 1.0))
 
@@ -27,8 +28,8 @@ def url(folder: Path) -> str:
 
 
 def made(folder: Path, said: list[str], is_over: Callable[[], bool] = lambda: False) -> Record:
-    Record.create(url(folder), "run", folder / "claims", SPACE.describe())
-    return Record(url(folder), "run", folder / "claims", Patience("the database", said.append, is_over))
+    Record.create(url(folder), "run", SPACE.describe())
+    return Record(url(folder), "run", Patience("the database", said.append, is_over))
 
 
 def away(folder: Path, seconds: float, lock: str = "EXCLUSIVE") -> threading.Thread:
@@ -54,8 +55,7 @@ def test_what_is_recorded_while_a_database_is_away_is_recorded_once(tmp_path: Pa
     record = made(tmp_path, said)
     for number in range(2):
         holder = away(tmp_path, 1.0)
-        assignment = record.start({"x": number / 2}, SPACE.distributions(), 9, island=0, worker=0, generation=0)
-        assert assignment is not None
+        assignment = claim(record, {"x": number / 2}, SPACE.distributions(), 9, island=0, worker=0, generation=0)
         record.report(assignment, 1, 0.5)
         holder.join()
         holder = away(tmp_path, 1.0)
@@ -71,7 +71,7 @@ def test_what_is_recorded_while_a_database_is_away_is_recorded_once(tmp_path: Pa
 
 
 def test_what_was_recorded_though_no_answer_came_is_not_recorded_again(tmp_path: Path) -> None:
-    Record.create(url(tmp_path), "run", tmp_path / "claims", SPACE.describe())
+    Record.create(url(tmp_path), "run", SPACE.describe())
     storage = open_storage(url(tmp_path))
     study, lost = storage.get_study_id_from_name("run"), 0
 
@@ -94,11 +94,10 @@ def test_what_was_recorded_though_no_answer_came_is_not_recorded_again(tmp_path:
     for name in ("create_new_trial", "set_trial_state_values"):
         setattr(storage, name, losing_first_answers(getattr(storage, name)))
     said: list[str] = []
-    record = Record(patient(storage, Patience("the database", said.append)), "run", tmp_path / "claims")
+    record = Record(patient(storage, Patience("the database", said.append)), "run")
     for _ in range(2):  # the second time beside an ended one of the same hyperparameters
         record.enqueue({"x": 0.5}, SPACE.distributions())
-        assignment = record.start(None, SPACE.distributions(), 9, island=0, worker=0, generation=0)
-        assert assignment is not None
+        assignment = claim(record, None, SPACE.distributions(), 9, island=0, worker=0, generation=0)
         record.complete(assignment, 0.5, 1.0, {})
     assert lost == 6, "two are enqueued, begun and ended"
     evaluations = Record(url(tmp_path), "run").evaluations()
@@ -110,8 +109,7 @@ def test_who_may_read_does_not_hide_that_nobody_may_write(tmp_path: Path, monkey
     monkeypatch.setattr(outage, "_PATIENCE", 1.0)
     said: list[str] = []
     record = made(tmp_path, said)
-    assignment = record.start({"x": 0.5}, SPACE.distributions(), 9, island=0, worker=0, generation=0)
-    assert assignment is not None
+    assignment = claim(record, {"x": 0.5}, SPACE.distributions(), 9, island=0, worker=0, generation=0)
     holder = away(tmp_path, 3.0, "IMMEDIATE")
     ended: list[BaseException] = []
 

@@ -17,7 +17,7 @@ from hpo.breeding.past import Past
 from hpo.breeding.propagators import make
 from hpo.breeding.upstream import Individual
 from hpo.errors import UsageError
-from hpo.run.options import Options
+from hpo.run.request import check_space
 from hpo.store.trials import Evaluation
 
 NUMBERS = SearchSpace(depth=Int(1, 12), width=Float(0.0, 2.0), lr=Float(1e-5, 1.0, log=True))
@@ -112,10 +112,9 @@ def test_failures_do_not_keep_the_search_from_learning() -> None:
 
 
 def test_a_search_of_numbers_refuses_categories() -> None:
-    options = Options(search_space=__file__, propagators=("ga", "cmaes"))  # type: ignore[arg-type]
-    options.check_space(NUMBERS, {})
+    check_space(("ga", "cmaes"), NUMBERS)
     with pytest.raises(UsageError, match=r"cmaes: it searches numbers, and parameter 'act' is Categorical\('relu'"):
-        options.check_space(EVERYTHING, {})
+        check_space(("ga", "cmaes"), EVERYTHING)
 
 
 def test_the_model_predicts_and_knows_where_it_does_not_know() -> None:

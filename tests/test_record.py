@@ -14,9 +14,11 @@ from optuna.storages.journal import JournalFileBackend
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.errors import KnownError
 from hpo.results.summary import busy_fraction, summarize
+from hpo.store.claims import Claims
 from hpo.store.record import Assignment, Record
 from hpo.store.trials import rank
 from hpo.store.url import without_password
+from tests.support.claiming import LOCK, claim
 
 SPACE = SearchSpace(layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True))
 DISTRIBUTIONS = SPACE.distributions()
@@ -24,15 +26,16 @@ PARAMS: dict[str, Any] = {"layers": 2, "act": "relu", "lr": 0.01}
 
 
 def make(folder: Path) -> Record:
-    return Record.create(folder / "study.log", "run", folder / "claims", SPACE.describe())
+    return Record.create(folder / "study.log", "run", SPACE.describe())
 
 
 def reopen(folder: Path) -> Record:
-    return Record(folder / "study.log", "run", folder / "claims")
+    return Record(folder / "study.log", "run")
 
 
-def start(record: Record, budget: int = 10, **params: Any) -> Assignment | None:
-    return record.start({**PARAMS, **params}, DISTRIBUTIONS, budget, island=1, worker=2, generation=3)
+def start(record: Record, budget: int = 10, lock: Path = LOCK, **params: Any) -> Assignment | None:
+    claims = Claims(record, lock, DISTRIBUTIONS, budget)
+    return claims.claim({**PARAMS, **params}, island=1, worker=2, generation=3)
 
 
 def started(record: Record, **params: Any) -> Assignment:
@@ -76,7 +79,7 @@ def _spend(folder: Path) -> None:
     record = reopen(folder)
     for number in range(1, 100):  # the same ones as the other processes
         with suppress(KnownError):
-            if (assignment := start(record, budget=30, lr=number / 100)) is None:
+            if (assignment := start(record, 30, folder / "claims", lr=number / 100)) is None:
                 return
             record.complete(assignment, 1.0, 0.0, {})
 
@@ -188,10 +191,10 @@ def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
 
 def test_other_storages_work_alike(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
-    record = Record.create(url, "run", tmp_path / "claims", SPACE.describe())
+    record = Record.create(url, "run", SPACE.describe())
     record.complete(started(record), 0.5, 1.0, {"accuracy": 1.0})
     assert start(record, budget=1) is None
-    (evaluation,) = Record(url, "run", tmp_path / "claims").evaluations()
+    (evaluation,) = Record(url, "run").evaluations()
     assert (evaluation.params, evaluation.loss, evaluation.metrics) == (PARAMS, 0.5, {"accuracy": 1.0})
 
 
@@ -222,7 +225,9 @@ def test_ranking_shows_only_complete_evaluations(tmp_path: Path) -> None:
 def test_the_summary_says_which_propagator_improved_the_best(tmp_path: Path) -> None:
     record = make(tmp_path)
     assignments = [
-        record.start({**PARAMS, "layers": layers}, DISTRIBUTIONS, 10, island=0, worker=0, generation=0, propagator=name)
+        claim(
+            record, {**PARAMS, "layers": layers}, DISTRIBUTIONS, 10, island=0, worker=0, generation=0, propagator=name
+        )
         for layers, name in ((1, "ga"), (2, "tpe"), (3, "ga"), (4, "tpe"))
     ]
     for place, loss in ((1, 0.5), (0, 0.6), (3, 0.4), (2, None)):

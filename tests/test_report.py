@@ -30,6 +30,8 @@ from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.text import number
 from tests.studies import BEGAN, SPACE, add, add_search, make_run
+from tests.support.claiming import claim
+from tests.support.manifests import manifest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -489,9 +491,9 @@ def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_pat
     record = make_run(tmp_path / "run", confirm=2)
     for loss in (0.1, 0.2):
         add(record, curve={1: 2 * loss, 2: loss}, params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9})
-    plan, best = plan_of(2, 0, {"epochs": 4}), record.evaluations()
+    plan, best = plan_of(manifest(confirm=2)), record.evaluations()
     run_dir = RunDir(tmp_path / "run")
-    confirming = Record.create(run_dir.journal, "run-confirm", run_dir.claims, SPACE.describe(), confirms="run")
+    confirming = Record.create(run_dir.journal, "run-confirm", SPACE.describe(), confirms="run")
     total = plan.begin(confirming, best, SPACE)
     losses = iter([0.5, 0.6, 0.2, 0.3])
     for ended in range(total):
@@ -499,8 +501,7 @@ def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_pat
             answer = page.locator("#answer").inner_text()
             assert "Trial 0, by worker 0" in answer
             assert ("still to come" in answer) == (ended > 0)
-        assignment = confirming.start({}, {}, total)
-        assert assignment is not None
+        assignment = claim(confirming, None, {}, total)
         confirming.complete(assignment, next(losses), 1.0, {})
     with show(tmp_path / "run") as page:
         answer = page.locator("#answer").inner_text()

@@ -73,7 +73,7 @@ def test_a_file_without_settings_takes_none(tmp_path: Path) -> None:
     text = "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\ndef objective(params, worker): return 1.0\n"
     search = load_search_file(write(tmp_path, text))
     assert search.settings([]) is None
-    assert search.call(search.objective, {}, None, settings=None) == 1.0
+    assert search.bound([]).objective({}, None) == 1.0
     with pytest.raises(UsageError, match="has no Settings"):
         search.settings(["epochs=3"])
 
@@ -212,5 +212,5 @@ def test_a_file_is_found_by_its_name_where_no_module_has_it(tmp_path: Path) -> N
 def test_a_prepare_that_exits_is_one_message(tmp_path: Path, code: str, message: str) -> None:
     search = load_search_file(write(tmp_path, f"{GOOD}\ndef prepare(settings):\n    raise SystemExit({code})\n"))
     with pytest.raises(UsageError) as raised:
-        search.prepared(search.settings([]))
+        search.bound([]).prepared()
     assert str(raised.value) == f"{search.path}: prepare called sys.exit({message})"

@@ -28,6 +28,7 @@ from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.url import without_password
 from tests.recorded import QUICK, complete, start
+from tests.support.claiming import claim
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])
@@ -39,7 +40,7 @@ def test_a_run_that_was_killed_while_it_began_can_begin(tmp_path: Path, url: str
     record = session.open_record()
     space = load_search_file(QUICK).space
     params = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
-    assert record.start(params, space.distributions(), session.budget) is not None
+    assert claim(record, params, space.distributions(), session.manifest.budget) is not None
     (run_dir / "run.json").unlink()
     with pytest.raises(UsageError, match="already holds a study named 'run'"):
         start(run_dir, resume=True, storage=storage)
@@ -73,7 +74,7 @@ def test_no_password_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_looking_at_a_run_needs_its_study(tmp_path: Path) -> None:
     session = start(tmp_path / "run")
-    assert RunReader(tmp_path / "run").summary(3)["evaluations"]["budget"] == session.budget
+    assert RunReader(tmp_path / "run").summary(3)["evaluations"]["budget"] == session.manifest.budget
     (tmp_path / "run" / "study.log").unlink()
     with pytest.raises(UsageError, match=r"study.log, the study of this run, is missing: restore it"):
         RunReader(tmp_path / "run").summary(3)
@@ -89,8 +90,7 @@ def a_run(path: Path, evaluations: int = 3) -> Session:
     session = start(path)
     record, distributions = session.open_record(), load_search_file(QUICK).space.distributions()
     for number in range(evaluations + 1):
-        assignment = record.start({**PARAMS, "depth": number + 1}, distributions, 9, island=0, worker=0, generation=0)
-        assert assignment is not None
+        assignment = claim(record, {**PARAMS, "depth": number + 1}, distributions, 9, island=0, worker=0, generation=0)
         if number < evaluations:
             record.complete(assignment, 0.5, 1.0, {})
     return session
@@ -148,7 +148,7 @@ def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
         journal.unlink()
         space = load_search_file(QUICK).space.describe()
         name, parameters = ("theirs", space) if content == "study" else ("run", {"x": "Int(low=1, high=2)"})
-        Record.create(journal, name, tmp_path / "claims", parameters)
+        Record.create(journal, name, parameters)
     before = {path: path.read_bytes() for path in sorted((tmp_path / "run").iterdir()) if path.name != "lock"}
     with pytest.raises(UsageError, match=message) as raised:
         start(tmp_path / "run", resume=True)

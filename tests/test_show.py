@@ -36,6 +36,8 @@ from tests.conftest import ROOT, Mpi
 from tests.recorded import HOSTILE, QUICK, complete, run_of_everything, start, started
 from tests.soak import FAULTY, PROGRAM
 from tests.studies import BEGAN, add, make_run
+from tests.support.claiming import claim
+from tests.support.manifests import CONTENT
 
 PLACED = "rank 1, my_search.py:33: ValueError: injected"
 LATE = "timeout: rank 0 waited 15 s at my_search.py:20 for rank 1, which was at my_search.py:15"
@@ -138,8 +140,7 @@ def test_the_winner_is_the_one_that_was_confirmed(tmp_path: Path, hpo: Hpo) -> N
     total = session.plan.begin(confirmations, rank(record.evaluations(), 2), space)
     for loss in (9.0, 8.0):
         assert hpo("show", tmp_path / "run")[1].splitlines()[0].endswith("complete (the winner: the lowest loss)")
-        assignment = confirmations.start({}, {}, total, island=0, worker=0)
-        assert assignment is not None
+        assignment = claim(confirmations, None, {}, total, island=0, worker=0)
         confirmations.complete(assignment, loss, 1.0, {})
     first = hpo("show", tmp_path / "run")[1].splitlines()[0]
     assert first.endswith("run: complete (the winner: the lowest mean loss over other seeds)")
@@ -194,7 +195,7 @@ def test_deaths_and_repeats_are_told(tmp_path: Path, hpo: Hpo) -> None:
     started(record, 3)
     for _ in range(2):
         assert record.requeue_interrupted() == 1
-        assert record.start(None, {}, 9, island=0, worker=0, generation=0)
+        assert claim(record, None, {}, 9, island=0, worker=0, generation=0)
     facts = facts_of(hpo("show", tmp_path / "run", 2)[1])
     assert facts["repeats"] == "trial 1, which was interrupted"
     assert facts["deaths"] == "the job had died 2 times in a row on it before this"
@@ -270,7 +271,7 @@ def test_who_is_in_a_run_directory_moves_no_cursor(tmp_path: Path, hpo: Hpo) -> 
         given = [sys.executable, "-c", command_line, str(tmp_path)]
         said = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
     assert said.startswith(rf"{tmp_path} is in use by process 1 on \x1b[31m\u202e since 2026: wait for it")
-    (tmp_path / "run.json").write_text(json.dumps({"space": {"\x1b[31m": "x"}, "budget": "\x1b[31m"}))
+    (tmp_path / "run.json").write_text(json.dumps({**CONTENT, "space": {"\x1b[31m": "x"}, "budget": "\x1b[31m"}))
     (tmp_path / "\x1b[31m").mkdir()
     for path in (tmp_path, tmp_path / "\x1b[31m"):
         assert r"\x1b[31m" in (said := hpo("top", path)[2])
@@ -378,8 +379,7 @@ def test_failures_of_confirmations_are_marked(tmp_path: Path, hpo: Hpo) -> None:
     run_dir = run_of_everything(tmp_path)
     session = start(run_dir, resume=True)
     confirmations = session.open_confirmations()
-    assignment = confirmations.start({}, {}, 2, island=0, worker=1)
-    assert assignment is not None
+    assignment = claim(confirmations, None, {}, 2, island=0, worker=1)
     confirmations.fail(assignment, PLACED, TRACEBACK, 3.0)
     out = hpo("top", run_dir, "--failed")[1]
     assert [row[:4] for row in rows_of(out)] == [["confirm-1", "0", "1", "3.0"], ["7", "1", "1", "0.8"]]

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from hpo import Int, SearchSpace
+from hpo.store.claims import Claims
 from hpo.store.record import Assignment, Record
 from hpo.store.trials import Evaluation
+from tests.support.claiming import claim
 
 SPACE = SearchSpace(k=Int(0, 999))
 
@@ -23,10 +25,10 @@ class Job:
         self._budget = budget
         self._guilty = guilty
         self._chance = random.Random(seed)
-        Record.create(folder / "study.log", "run", folder / "claims", SPACE.describe())
+        Record.create(folder / "study.log", "run", SPACE.describe())
 
     def opened(self) -> Record:
-        return Record(self._folder / "study.log", "run", self._folder / "claims")
+        return Record(self._folder / "study.log", "run")
 
     def session(self, killed_after: int = 10**9) -> bool:
         """Evaluate until the job dies, which it tells, or until no worker has anything to do."""
@@ -49,7 +51,9 @@ class Job:
 
     def _start(self, record: Record) -> Assignment | None:
         new = max((evaluation.params["k"] for evaluation in record.evaluations()), default=-1) + 1
-        return record.start({"k": new}, SPACE.distributions(), self._budget, island=0, worker=0, generation=0)
+        return Claims(record, self._folder / "claims", SPACE.distributions(), self._budget).claim(
+            {"k": new}, island=0, worker=0, generation=0
+        )
 
     def ended(self) -> list[Evaluation]:
         return [evaluation for evaluation in self.opened().evaluations() if evaluation.finished]
@@ -82,10 +86,10 @@ def test_deaths_that_no_individual_has_caused_cost_none(tmp_path: Path) -> None:
 
 
 def test_who_was_in_flight_when_something_else_is_known_to_have_killed_the_job_is_not_suspected(tmp_path: Path) -> None:
-    Record.create(tmp_path / "study.log", "run", tmp_path / "claims", SPACE.describe())
-    record = Record(tmp_path / "study.log", "run", tmp_path / "claims")
+    Record.create(tmp_path / "study.log", "run", SPACE.describe())
+    record = Record(tmp_path / "study.log", "run")
     guilty, innocent = (
-        record.start({"k": k}, SPACE.distributions(), 9, island=0, worker=k, generation=0) for k in (0, 1)
+        claim(record, {"k": k}, SPACE.distributions(), 9, island=0, worker=k, generation=0) for k in (0, 1)
     )
     assert guilty is not None
     assert innocent is not None

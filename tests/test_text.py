@@ -16,6 +16,7 @@ from hpo.results.reader import Look
 from hpo.results.summary import summarize
 from hpo.store.trials import Evaluation
 from hpo.text import number
+from tests.support.manifests import manifest
 
 
 @pytest.mark.parametrize(
@@ -61,16 +62,14 @@ def test_the_parameters_of_a_network_are_counted_in_lines_tables_and_the_live_vi
     assert table[3].split()[:4] == ["1", "0.25", "0.5", "110300"]
     end = table[1].index("parameters") + len("parameters")
     assert [line[:end].split()[-1] for line in table[3:6]] == ["110300", "9007199254740991", "8"]
-    about = {"budget": 3, "confirm": 0, "layout": {"islands": 1}}
-    run = standing(Look(9.0, about, evaluations, [], in_use=False))
+    run = standing(Look(9.0, manifest(budget=3), evaluations, [], in_use=False))
     shown = [line.plain for line in View(Path("run"), Pen(80), braille=True).draw(run, 24)]
     assert "lr=0.1  parameters=110300  accuracy=0.5" in shown
 
 
 @pytest.mark.parametrize("loss", [2.0**53 - 1, 1 - 2.0**53])
 def test_losses_of_all_their_digits_fit_into_the_live_view(loss: float) -> None:
-    about = {"budget": 3, "confirm": 0, "layout": {"islands": 1}}
-    run = standing(Look(9.0, about, [ended(0, loss + 1000, 1.0), ended(1, loss, 1.0)], [], in_use=False))
+    run = standing(Look(9.0, manifest(budget=3), [ended(0, loss + 1000, 1.0), ended(1, loss, 1.0)], [], in_use=False))
     for width in range(60, 90):
         lines = View(Path("run"), Pen(width), braille=True).draw(run, 24)
         assert max(line.cell_len for line in lines) <= width

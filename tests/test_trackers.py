@@ -30,6 +30,7 @@ from tests.conftest import ROOT, SEARCHES, Mpi
 from tests.outcome import trials_of
 from tests.recorded import start as session_of
 from tests.shown import READERS, Shown, search_in_mlflow
+from tests.support.claiming import claim
 
 QUICK = SEARCHES / "quick.py"
 PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
@@ -53,15 +54,13 @@ def begin_run(run_dir: Path, resume: bool = False, evaluations: int = 6) -> Sess
 def start(record: Record, depth: int) -> Assignment:
     distributions = load_search_file(QUICK).space.distributions()
     made = {"island": 1, "worker": 2, "generation": 3, "propagator": "ga"}
-    assignment = record.start({**PARAMS, "depth": depth}, distributions, 99, **made)
-    assert assignment is not None
-    return assignment
+    return claim(record, {**PARAMS, "depth": depth}, distributions, 99, **made)
 
 
 def follow(session: Session, *names: str) -> tuple[Tracking, list[str]]:
     said: list[str] = []
     tracking = Tracking(names, session.run_dir.path, tell=said.append)
-    tracking.follow(session.storage, session.study_name)
+    tracking.follow(session.storage, session.manifest.study)
     return tracking, said
 
 
@@ -400,7 +399,7 @@ def test_a_tracker_does_not_outlive_its_job(tmp_path: Path, monkeypatch: pytest.
     )
     with Server("runs/create", 2, hangs=True) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-        arguments = [str(session.run_dir.path), session.storage, session.study_name]
+        arguments = [str(session.run_dir.path), session.storage, session.manifest.study]
         with subprocess.Popen([sys.executable, "-c", job, *arguments], cwd=ROOT) as process:
             wait_until(lambda: server.requests.count("runs/create") == 2)
             tracker = process_of(session.run_dir.path, "mlflow")
@@ -463,6 +462,7 @@ class Nowhere:
 sys.meta_path.insert(0, Nowhere)
 
 from hpo.cli import main
+from tests.support.claiming import claim
 
 main()
 """

@@ -24,7 +24,6 @@ def test_equal_losses_go_on_and_a_common_end_is_complete() -> None:
         ),
         ([Step(0, 1e-3), Step(1, 0.0)], "different losses"),
         ([Step(0), Step(1, 1.0)], "the ranks do not yield equally many losses: rank 0 ended, rank 1 1.0"),
-        ([Step(0, 1.0, ending="failed", reason="timeout: late"), Step(1, 1.0)], "timeout: late"),
         ([fails(0, "b", 2.0), fails(1, "a", 1.0), Step(2, 1.0)], "rank 1: a"),
         ([fails(0, "Connection closed by peer", 1.0, echo=True), fails(1, "cause", 2.0)], "rank 1: cause"),
         ([fails(0, "a peer failed", 1.0, own=False, place="x.py:3"), fails(1, "cause", 2.0)], "rank 1: cause"),

@@ -26,6 +26,7 @@ from hpo.store.weights import WeightsKeeper, read_weights
 from hpo.training import Net, load_data, load_test, test_net
 from tests.conftest import ROOT, SEARCHES, Mpi
 from tests.studies import SPACE, add, make_run
+from tests.support.claiming import claim
 
 PROGRAM = ROOT / "run_islands.py"
 WEIGHING = SEARCHES / "weighing.py"
@@ -33,20 +34,18 @@ WEIGHING = SEARCHES / "weighing.py"
 
 def begin(record: Record, lr: float) -> Assignment:
     params = {"layers": 1, "activation": "relu", "lr": lr, "gamma": 0.9}
-    assignment = record.start(params, SPACE.distributions(), 99, island=0, worker=0, generation=0)
-    assert assignment is not None
-    return assignment
+    return claim(record, params, SPACE.distributions(), 99)
 
 
 def keeper_of(folder: Path) -> tuple[WeightsKeeper, Record]:
     """Make what each leader has: a record of its own, and a keeper."""
-    record = Record(folder / "study.log", folder.name, folder / "claims")
+    record = Record(folder / "study.log", folder.name)
     return WeightsKeeper(folder / "best.safetensors", record, {"epochs": 4}), record
 
 
 def complete(leader: tuple[WeightsKeeper, Record], assignment: Assignment, loss: float, weights: Any) -> None:
     keeper, record = leader
-    copied = keeper.copy(assignment, weights, loss)
+    copied = keeper.copy(weights) if keeper.wants(assignment, loss) else None
     record.complete(assignment, loss, 1.0, {})
     keeper.keep(assignment, copied)
 
@@ -66,12 +65,13 @@ def test_only_the_weights_of_the_best_of_all_leaders_are_kept(tmp_path: Path) ->
     complete(one, assignments[2], 0.5, {"w": torch.tensor([1.0])})
     assert kept(folder) == (2, 1.0)
     # Both are better than what there is; another one completes between the copy of the first and its end.
-    better = one[0].copy(assignments[0], {"w": torch.tensor([3.0])}, 0.4)
+    assert one[0].wants(assignments[0], 0.4)
+    better = one[0].copy({"w": torch.tensor([3.0])})
     complete(other, assignments[1], 0.3, {"w": torch.tensor([4.0])})
     one[1].complete(assignments[0], 0.4, 1.0, {})
     one[0].keep(assignments[0], better)
     assert kept(folder) == (1, 4.0)
-    assert one[0].copy(assignments[3], {"w": torch.ones(1)}, 0.3) is None, "what is no better is not even copied"
+    assert not one[0].wants(assignments[3], 0.3), "it is no better"
     assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "run.json", "study.log"]
 
 
@@ -88,9 +88,9 @@ def test_of_equal_losses_the_weights_are_of_the_trial_that_is_the_best(tmp_path:
 
 def test_what_is_copied_are_the_weights_of_that_moment(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
-    keeper, record = keeper_of(tmp_path / "run")
+    keeper, _ = keeper_of(tmp_path / "run")
     weights = torch.ones(2, 3).t()
-    copied = keeper.copy(begin(record, 0.1), {"w": weights}, 0.5)
+    copied = keeper.copy({"w": weights})
     weights += 1  # the network trains on
     assert copied is not None
     assert copied["w"].tolist() == [[1.0, 1.0]] * 3
@@ -208,23 +208,25 @@ def test_results_that_somebody_has_edited_are_as_if_there_were_none(tmp_path: Pa
 def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trained_with(tmp_path: Path) -> None:
     params = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
     make_run(tmp_path / "run")
-    leader, search = keeper_of(tmp_path / "run"), load_search_file(WEIGHING)
+    leader, problem = keeper_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
     complete(leader, begin(leader[1], 0.1), 0.5, {"epoch": torch.tensor([3.0])})
-    run, settings = RunReader(tmp_path / "run"), search.settings([])
+    run = RunReader(tmp_path / "run")
     (winner,) = run.evaluations()
     assert winner.params == params
-    testable = replace(search, test=lambda _, weights, __: {"epoch": weights["epoch"].item()})
+    testable = replace(
+        problem, file=replace(problem.file, test=lambda _, weights, __: {"epoch": weights["epoch"].item()})
+    )
     run_json = json.loads(run.run_dir.run_json.read_text())
     run.run_dir.run_json.write_text(json.dumps({**run_json, "settings": {"epochs": 5}}))
-    assert examine(run.run_dir, testable, settings, winner) is None, "it was trained with other settings"
+    assert examine(run.run_dir, testable, winner) is None, "it was trained with other settings"
     run.run_dir.run_json.write_text(json.dumps(run_json))
-    assert examine(run.run_dir, testable, settings, replace(winner, trial=7)) is None, "these weights are another's"
+    assert examine(run.run_dir, testable, replace(winner, trial=7)) is None, "these weights are another's"
     tested = {"trial": 0, "times": 1, "metrics": {"epoch": 3.0}, "predictions": []}
-    assert examine(run.run_dir, testable, settings, winner) == examined(run.run_dir, winner) == tested
-    assert examine(run.run_dir, testable, settings, winner) is None, "once"
+    assert examine(run.run_dir, testable, winner) == examined(run.run_dir, winner) == tested
+    assert examine(run.run_dir, testable, winner) is None, "once"
     complete(leader, begin(leader[1], 0.2), 0.4, {"epoch": torch.tensor([4.0])})
     better = rank(run.evaluations(), 1)[0]
-    again = examine(run.run_dir, testable, settings, better)
+    again = examine(run.run_dir, testable, better)
     assert again is not None
     assert (again["trial"], again["times"]) == (1, 2)
 
@@ -239,22 +241,22 @@ def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trai
 )
 def test_a_test_must_give_numbers_and_predictions(tmp_path: Path, result: Any, message: str) -> None:
     make_run(tmp_path / "run")
-    leader, search = keeper_of(tmp_path / "run"), load_search_file(WEIGHING)
+    leader, problem = keeper_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
     complete(leader, begin(leader[1], 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
-    wrong = replace(search, test=lambda *_: result)
+    wrong = replace(problem, file=replace(problem.file, test=lambda *_: result))
     with pytest.raises((ValueError, AttributeError), match=message):
-        examine(run.run_dir, wrong, search.settings([]), run.evaluations()[0])
+        examine(run.run_dir, wrong, run.evaluations()[0])
 
 
 def test_what_is_said_of_a_test_is_one_line_whatever_its_metrics_are_called(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path / "run")
-    leader, search = keeper_of(tmp_path / "run"), load_search_file(WEIGHING)
+    leader, problem = keeper_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
     complete(leader, begin(leader[1], 0.1), 0.5, {"w": torch.ones(1)})
-    testable = replace(search, test=lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25})
-    hand_over(tmp_path / "run", None, testable, search.settings([]), to_test=True)
+    testable = replace(problem, file=replace(problem.file, test=lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25}))
+    hand_over(tmp_path / "run", None, testable, to_test=True)
     said = capsys.readouterr().out.splitlines()[0]
     assert said.endswith(r"the network of trial 0 has \x1b[31m loss 3, loss 0.25")
 

@@ -8,106 +8,126 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpo.breeding.upstream import Individual, Islands
+from hpo.errors import KnownError
 from hpo.layout import Layout
 from hpo.ranks.communicator import SleepingComm
 from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
-    from hpo.store.record import Record
+    from hpo.breeding.propagators import New
+    from hpo.store.claims import Claims
+    from hpo.store.record import Assignment
     from hpo.store.trials import Evaluation
 
-# Evaluates hyperparameters on a worker: what was evaluated and its loss, or None where the budget is spent.
-Evaluate = Callable[..., "tuple[dict[str, Any], float] | None"]
+# Evaluates on all ranks of a worker what its leader has claimed: returns hyperparameters and loss, or None at the end.
+Evaluate = Callable[["Assignment | None"], "tuple[dict[str, Any], float] | None"]
 
 
 class _BudgetSpent(Exception):  # noqa: N818 - the end, and no error
     """Ends Propulate's loop on all ranks of a worker; it has no other end than a number of generations per worker."""
 
 
-def run_islands(
-    space: SearchSpace,
-    evaluate: Evaluate,
-    layout: Layout,
-    world: SleepingComm,
-    *,
-    worker: int,
-    propagators: Sequence[str],
-    record: Record | None,
-    migration_probability: float = 0.9,
-    pollination: bool = True,
-    seed: int = 0,
-) -> None:
-    """Breed and evaluate individuals on all islands until `evaluate` says that the budget is spent; collective.
+@dataclass(frozen=True)
+class Archipelago:
+    """The islands of a run: which workers they have, how they breed, and how they exchange individuals.
 
-    The islands take the propagators in turn. `record` is needed on leaders; the individuals of the evaluations that it
-    already holds are put back on their islands. Returns on all ranks at the same time.
+    They take the propagators in turn.
     """
-    island = layout.island_of(worker)
-    bred_by = propagators[island % len(propagators)]
-    past = record.evaluations() if record else []
-    rng = random.Random(f"{seed}/{worker}/{len(past)}")
-    propagator = None
-    if record:  # the other ranks do not breed, and spare the imports
-        from hpo.breeding.past import Past
+
+    space: SearchSpace
+    layout: Layout
+    propagators: Sequence[str]
+    migration_probability: float = 0.9
+    pollination: bool = True
+    seed: int = 0
+
+    def evolve(self, world: SleepingComm, worker: int, claims: Claims | None, evaluate: Evaluate) -> None:
+        """Breed, claim and evaluate individuals on all islands until there is nothing more to claim; collective.
+
+        `worker` is the one that this rank belongs to, and `claims` are needed on leaders. The individuals of the
+        evaluations that the record already holds are put back on their islands. Returns on all ranks at the same time.
+        """
+        island = self.layout.island_of(worker)
+        past = claims.record.evaluations() if claims else []
+        rng = random.Random(f"{self.seed}/{worker}/{len(past)}")
+        breeder = Breeder(self, worker, claims, rng) if claims else None
+
+        def loss_of(individual: Individual, _: Any = None) -> float:
+            evaluated = evaluate(breeder.claim(individual, propulator) if breeder else None)
+            if evaluated is None:
+                raise _BudgetSpent
+            if breeder:
+                # What was replaced breeds no more; Propulate would look through it several times in every generation.
+                propulator.population = [one for one in propulator.population if one.active]
+            params, loss = evaluated
+            for name, gene in self.space.encode(params).items():
+                individual[name] = gene
+            return loss
+
+        propulator = _build(
+            loss_fn=loss_of,
+            propagator=breeder.propagator if breeder else None,
+            rng=rng,
+            generations=-1,
+            num_islands=self.layout.islands,
+            migration_probability=self.migration_probability,
+            pollination=self.pollination,
+            ranks_per_worker=self.layout.ranks_per_worker,
+        )
+        if propulator.propulate_comm is not None:
+            _restore(propulator, self.space, self.layout, past, island)
+        world.barrier()
+        with suppress(_BudgetSpent):
+            propulator.propulate(logging_interval=1000, debug=0)
+        if propulator.propulate_comm is not None:
+            propulator.propulate_comm.drain()
+            propulator.island_comm.drain()
+        world.barrier()
+
+
+class Breeder:
+    """Breeds on a worker's leader, and claims what it has bred."""
+
+    def __init__(self, islands: Archipelago, worker: int, claims: Claims, rng: random.Random) -> None:
+        from hpo.breeding.past import Past  # other ranks spare the imports
         from hpo.breeding.propagators import New, make
 
-        known = Past(space, record.news)
-        place = worker - layout.first_worker(island)
-        propagator = New(make(bred_by, known, rng, layout.island_size(island), place), known, rng)
+        layout = islands.layout
+        self._space = islands.space
+        self._worker = worker
+        self._island = layout.island_of(worker)
+        self._name = islands.propagators[self._island % len(islands.propagators)]
+        self._claims = claims
+        self._past = Past(islands.space, claims.record.news)
+        place = worker - layout.first_worker(self._island)
+        bred_by = make(self._name, self._past, rng, layout.island_size(self._island), place)
+        self.propagator: New = New(bred_by, self._past, rng)
 
-    def breed_again() -> dict[str, Any] | None:
-        assert propagator is not None
-        population, _ = propulator._get_active_individuals()
-        params = space.decode(propagator(population))
-        return None if known.knows(params) else params
+    def claim(self, individual: Individual, propulator: Any) -> Assignment | None:
+        """Claim an individual that Propulate has bred, or another one where some worker was first; None at the end."""
+        attributes = {
+            "island": self._island,
+            "worker": self._worker,
+            "generation": int(individual.generation),
+            "propagator": self._name,
+            "immigrants": self._immigrants(propulator),
+        }
+        params = self._space.decode(individual)
+        while True:
+            with suppress(KnownError):
+                return self._claims.claim(params, **attributes)
+            population, _ = propulator._get_active_individuals()
+            params = self._space.decode(self.propagator(population))
+            if self._past.knows(params):  # there is nothing new to breed
+                return self._claims.claim_waiting(**attributes)
 
-    def loss_of(individual: Individual, _: Any = None) -> float:
-        evaluated = evaluate(
-            space.decode(individual),
-            breed_again,
-            island=island,
-            worker=worker,
-            generation=int(individual.generation),
-            propagator=bred_by,
-            immigrants=_immigrants(propulator, island) if record else {},
-        )
-        if evaluated is None:
-            raise _BudgetSpent
-        if record:
-            # What was replaced breeds no more; Propulate would look through it several times in every generation.
-            propulator.population = [one for one in propulator.population if one.active]
-        params, loss = evaluated
-        for name, gene in space.encode(params).items():
-            individual[name] = gene
-        return loss
-
-    propulator = _build(
-        loss_fn=loss_of,
-        propagator=propagator,
-        rng=rng,
-        generations=-1,
-        num_islands=layout.islands,
-        migration_probability=migration_probability,
-        pollination=pollination,
-        ranks_per_worker=layout.ranks_per_worker,
-    )
-    if propulator.propulate_comm is not None:
-        _restore(propulator, space, layout, past, island)
-    world.barrier()
-    with suppress(_BudgetSpent):
-        propulator.propulate(logging_interval=1000, debug=0)
-    if propulator.propulate_comm is not None:
-        propulator.propulate_comm.drain()
-        propulator.island_comm.drain()
-    world.barrier()
-
-
-def _immigrants(propulator: Any, island: int) -> dict[str, int]:
-    """Count the individuals of other islands that live on this one, by the island that bred them."""
-    return Counter(str(one.island) for one in propulator.population if one.active and one.island != island)
+    def _immigrants(self, propulator: Any) -> dict[str, int]:
+        """Count the individuals of other islands that live on this one, by the island that bred them."""
+        return Counter(str(one.island) for one in propulator.population if one.active and one.island != self._island)
 
 
 def _build(**arguments: Any) -> Any:

@@ -17,9 +17,7 @@ from hpo.run.options import Options
 from hpo.store.run_dir import RUNS, RunDir
 
 if TYPE_CHECKING:
-    from hpo.process.printed import Printed
-    from hpo.ranks.communicator import SleepingComm
-    from hpo.ranks.watch import Watch
+    from hpo.ranks.job import Job
 
 
 def main() -> None:
@@ -45,6 +43,7 @@ def run_islands(default_search_space: Path) -> None:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - a run goes on without
     from hpo.process.leaving import leave
     from hpo.ranks.communicator import finalize, world
+    from hpo.ranks.job import Job
     from hpo.ranks.watch import Watch
 
     # Imports make many objects that stay: without looking for garbage among them, 8 ranks on 2 cores import torch in
@@ -61,7 +60,7 @@ def run_islands(default_search_space: Path) -> None:
     printed.install()
     try:
         with Watch(comm) as watch:
-            status = _run_islands(comm, watch, printed, default_search_space)
+            status = _search(Job(comm, watch, printed), default_search_space)
     except AgreedError as error:
         if first:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -81,18 +80,19 @@ def run_islands(default_search_space: Path) -> None:
     leave(status, speaks=first)
 
 
-def _run_islands(comm: SleepingComm, watch: Watch, printed: Printed, default_search_space: Path) -> int:
-    options, layout, status = comm.bcast(_parse(default_search_space, comm.size) if comm.rank == 0 else None)
+def _search(job: Job, default_search_space: Path) -> int:
+    parsed = _parse(default_search_space, job.world.size) if job.is_first else None
+    options, layout, status = job.world.bcast(parsed)
     if status is not None:
         return int(status)
     from hpo.run.start import run
 
-    handler = logging.StreamHandler(printed.always_marked())
+    handler = logging.StreamHandler(job.printed.always_marked())
     handler.setLevel(options.log_level.upper())  # for libraries whose loggers have levels of their own
     logging.basicConfig(
         level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", handlers=[handler]
     )
-    return run(options, layout, comm, watch, printed)
+    return run(options, layout, job)
 
 
 def _parse(default_search_space: Path, ranks: int) -> tuple[Options | None, Layout | None, int | None]:

@@ -100,12 +100,22 @@ class Group:
         self._subgroups.__exit__()
         gc.unfreeze()
 
-    def worker(self, seed: int, data: Callable[[], Any] = lambda: None) -> Worker:
-        """Make what one objective sees of these ranks, `data` when it asks for them; random numbers begin at `seed`."""
+    @property
+    def patience(self) -> float:
+        """The seconds for which ranks wait for each other."""
+        return self._collective_timeout.total_seconds()
+
+    def worker(
+        self, seed: int, data: Callable[[], Any] = lambda: None, offer: Callable[[Any], object] = lambda _: None
+    ) -> Worker:
+        """Make what one objective sees of these ranks; random numbers begin at `seed`.
+
+        `data` is called when it asks for them, and `offer` when it offers weights.
+        """
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
-        return Worker(self.rank, self.size, self.device, self.comm, self.index, seed, data)
+        return Worker(self.rank, self.size, self.device, seed, self.comm, self.index, data, offer)
 
     def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
         """Bring up the process group, unless it is up and whole on all ranks; collective.

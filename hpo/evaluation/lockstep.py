@@ -16,10 +16,11 @@ from hpo.evaluation.verdict import Step, Verdict, judge
 from hpo.process import clock
 from hpo.process.failure import stack_of, traceback_of, with_hint
 from hpo.process.leaving import end_if_forked
-from hpo.process.place import Places, frames_of
+from hpo.process.place import frames_of
 from hpo.process.printed import Printed
 from hpo.ranks.communicator import GAVE_UP, sleep_until
-from hpo.ranks.watch import STOPPED, CalledOff, Watch
+from hpo.ranks.watch import STOPPED, Watch
+from hpo.ranks.watched import CalledOff, Watched
 
 # What gloo says where a peer has ended the connection, or has died.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -29,40 +30,34 @@ _TIMEOUTS = ("Timed out waiting", "Application timeout caused pair closure", "fa
 _SECONDS_TO_SAY_WHY = 5.0  # for a rank that is stuck, before its peers say so
 
 
+# Decides on the leader what becomes of a step: what all ranks have said of it, and what they have printed in it.
+Decide = Callable[[Verdict, str], Verdict]
+
+
 class Lockstep:
-    """Takes an objective on one rank from loss to loss, as all ranks of the worker do at the same time.
+    """Takes an objective on one rank from loss to loss, as all ranks of the worker do at the same time."""
 
-    They wait for each other for `patience` seconds. `keep` gets what the objective prints on all ranks, step by step.
-    """
-
-    def __init__(
-        self,
-        objective: Objective,
-        group: Group,
-        watch: Watch,
-        places: Places,
-        printed: Printed,
-        patience: float,
-        keep: Callable[[str], None],
-    ) -> None:
+    def __init__(self, objective: Objective, group: Group, watch: Watch, watched: Watched, printed: Printed) -> None:
         self._objective = objective
         self._group = group
         self._watch = watch
-        self._places = places
+        self._watched = watched
         self._printed = printed
-        self._patience = patience
-        self._keep = keep
-        self.leaves_messages = False  # on the communicator that objectives have
 
-    def step(self, decide: Callable[[Step, float], Step]) -> Verdict:
-        """Go on to the next loss on all ranks, and judge together; `decide` may change what this rank says of it."""
-        step = self._advance()
-        return self._meet(step if step.loss is None else decide(step, step.loss))
+    def step(self, decide: Decide | None) -> Verdict:
+        """Go on to the next loss on all ranks, and judge together; `decide` has the leader's last word."""
+        steps = self._meet(self._advance())
+        verdict = None
+        if decide is not None:
+            judged = replace(judge(steps), leaves_messages=any(step.unreceived for step in steps))
+            verdict = decide(judged, "".join(step.printed for step in steps))
+        told: Verdict = self._group.own_comm.bcast(verdict)
+        return told
 
     def close(self, patient: bool = False) -> None:
         """Close an objective that has not ended by itself."""
         try:
-            with self._watch.closing(patient):
+            with self._watched.closing(patient):
                 self._objective.close()
         except BaseException:
             logging.getLogger(__name__).info("while an objective was closed:\n%s", traceback.format_exc())
@@ -79,42 +74,39 @@ class Lockstep:
         """Run the objective on this rank up to its next loss; nothing that it raises gets past this."""
         rank, began, lost = self._group.rank, clock.now(), clock.lost()
         try:
-            with self._group.descriptors.lent(), self._watch.interruptible():
+            with self._group.descriptors.lent(), self._watched.interruptible():
                 yielded = self._objective.advance()
         except BaseException as error:
             end_if_forked(error)
             return self._failed(error, clock.now() - began, clock.lost() > lost)
         end_if_forked()
         loss, metrics = yielded if yielded is not None else (None, {})
-        return Step(rank, loss, metrics, place=self._places.of(self._objective.frames()))
+        return Step(rank, loss, metrics, place=self._objective.place())
 
-    def _meet(self, step: Step) -> Verdict:
-        """Wait for the other ranks of the worker, and judge together; those that do not come are called off."""
-        here = self._group.own_comm.arrive()
-        if step.failure is None and not sleep_until(here, self._patience):
-            self._watch.call_off(f"a peer {self._waited}")
+    def _meet(self, step: Step) -> list[Step]:
+        """Wait for the other ranks of the worker, and tell the leader; those that do not come are called off."""
+        patience, here = self._group.patience, self._group.own_comm.arrive()
+        if step.failure is None and not sleep_until(here, patience):
+            self._watched.call_off(f"a peer {self._waited}")
             stack = stack_of(self._objective.frames())
             step = replace(step, failure=self._waited, timeout=True, at=time.time(), traceback=stack)
-        if not sleep_until(here, self._patience + _SECONDS_TO_SAY_WHY):
+        if not sleep_until(here, patience + _SECONDS_TO_SAY_WHY):
             raise RunError(
                 f"{self._watch.post.name} waits in vain for {self._watch.names_of_peers}: their evaluation was "
-                f"called off {self._patience:g} s ago (--collective-timeout), and one of them is gone"
+                f"called off {patience:g} s ago (--collective-timeout), and one of them is gone"
             )
         step = replace(step, printed=self._printed.take(), unreceived=self._group.comm.has_unreceived)
-        steps = self._group.own_comm.allgather(step)
-        self.leaves_messages = any(step.unreceived for step in steps)
-        self._keep("".join(step.printed for step in steps))
-        return judge(steps)
+        return self._group.own_comm.gather(step) or []
 
     def _failed(self, error: BaseException, waited: float, suspended: bool) -> Step:
         """Make a failure of what the objective raised, and let the peers know, which may wait for this rank."""
-        cause, reason = self._watch.cause, f"{type(error).__name__}: {with_hint(error)}"
+        cause, reason = self._watched.cause, f"{type(error).__name__}: {with_hint(error)}"
         if cause is None:
-            self._watch.call_off(f"a peer failed: {reason}")
+            self._watched.call_off(f"a peer failed: {reason}")
         self._group.cut()
         frames = frames_of(error) or self._objective.frames() or self._objective.definition()
         gave_up = isinstance(error, (RuntimeError, TimeoutError)) and any(text in reason for text in _TIMEOUTS)
-        timeout = gave_up and waited >= self._patience
+        timeout = gave_up and waited >= self._group.patience
         step = Step(
             self._group.rank,
             failure=cause or (self._waited if timeout else reason),
@@ -125,7 +117,7 @@ class Lockstep:
             collective=collective_of(reason),
             stopped=cause == STOPPED,
             at=time.time(),
-            place=self._places.of(frames),
+            place=self._objective.place(frames),
             traceback=stack_of(frames) if isinstance(error, CalledOff) else traceback_of(error, frames),
         )
         traceback.clear_frames(error.__traceback__)  # they hold the model
@@ -134,4 +126,4 @@ class Lockstep:
 
     @property
     def _waited(self) -> str:
-        return f"waited {self._patience:g} s (--collective-timeout)"
+        return f"waited {self._group.patience:g} s (--collective-timeout)"

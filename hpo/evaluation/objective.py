@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 import reprlib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from types import GeneratorType
 from typing import Any
 
 from hpo.evaluation.worker import Worker
-from hpo.problem import SearchFile
-from hpo.process.place import frames_of_generator
+from hpo.problem import Problem
+from hpo.process.place import Places, frames_of_generator
 
 
 class Objective:
     """The objective of a search space file for one individual; called when its first loss is asked for."""
 
-    def __init__(self, search: SearchFile, params: Mapping[str, Any], worker: Worker, settings: Any) -> None:
-        self._search = search
+    def __init__(self, problem: Problem, params: Mapping[str, Any], worker: Worker) -> None:
+        self._problem = problem
         self._params = dict(params)
         self._worker = worker
-        self._settings = settings
+        self._places = Places(problem.file.location)
         self._losses: GeneratorType[Any, Any, Any] | None = None
         self._empty = True
         self._ended = False
@@ -32,7 +32,7 @@ class Objective:
         if self._ended:
             return None
         if self._losses is None:
-            result = self._search.call(self._search.objective, self._params, self._worker, settings=self._settings)
+            result = self._problem.objective(self._params, self._worker)
             if not isinstance(result, GeneratorType):
                 self._ended = True
                 return checked(result)
@@ -53,9 +53,13 @@ class Objective:
         """Return where it waits to go on; nothing where it does not, since it has returned."""
         return frames_of_generator(self._losses) if self._losses is not None else []
 
+    def place(self, frames: Sequence[traceback.FrameSummary] | None = None) -> str:
+        """Return the line of the user's code in these frames, or where it waits to go on; "" where there is none."""
+        return self._places.of(self.frames() if frames is None else frames)
+
     def definition(self) -> list[traceback.FrameSummary]:
         """Return where it is written, for what nothing in it is to blame for alone."""
-        code = getattr(self._losses, "gi_code", None) or getattr(self._search.objective, "__code__", None)
+        code = getattr(self._losses, "gi_code", None) or getattr(self._problem.file.objective, "__code__", None)
         return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)] if code else []
 
     def close(self) -> None:

@@ -20,9 +20,8 @@ class Step:
     that a peer had ended; a `timeout` if the rank had waited for others for as long as it may; a mismatch if it was in
     a `collective` that did not fit to those of its peers. `at` is when, in seconds since the epoch, and `place` the
     line of the objective that it was at, whatever it says. `suspended` says that the process was stopped while it
-    waited, `stopped` that the whole run stops. `ending` is the
-    state in which the leader ends the evaluation with this loss, and `reason` why it fails, if it does. `printed` is
-    what the objective has printed in this step; `unreceived` says that nobody has received all that it has sent.
+    waited, `stopped` that the whole run stops. `printed` is what the objective has printed in this step; `unreceived`
+    says that nobody has received all that it has sent.
     """
 
     rank: int
@@ -35,8 +34,6 @@ class Step:
     collective: str = ""
     suspended: bool = False
     stopped: bool = False
-    ending: str | None = None
-    reason: str = ""
     at: float = math.inf
     place: str = ""
     traceback: str = ""
@@ -48,9 +45,10 @@ class Step:
 class Verdict:
     """What becomes of an evaluation, the same on all ranks.
 
-    `state` is going, complete, failed or stopped; or again: it is right, but for torch's check of collectives, without
-    which it is to be evaluated; or suspended: a rank has waited in vain while the job was, and it is to be evaluated
-    anew.
+    `state` is going, complete, pruned, failed or stopped; or again: it is right, but for torch's check of collectives,
+    without which it is to be evaluated; or suspended: a rank has waited in vain while the job was, and it is to be
+    evaluated anew. `keep` says that the weights of this loss are to be kept, the best of the run; `leaves_messages`
+    that somebody has sent what nobody has received.
     """
 
     state: str
@@ -58,6 +56,11 @@ class Verdict:
     metrics: dict[str, float] = field(default_factory=dict)
     failure: str = ""
     traceback: str = ""
+    keep: bool = False
+    leaves_messages: bool = False
+
+
+GOING = Verdict("going")
 
 
 def judge(steps: Sequence[Step]) -> Verdict:
@@ -73,7 +76,7 @@ def judge(steps: Sequence[Step]) -> Verdict:
         return _differ("the ranks do not yield equally many losses", steps)
     if not all(math.isclose(loss, losses[0], rel_tol=_TOLERANCE, abs_tol=1e-12) for loss in losses):
         return _differ("the ranks yielded different losses", steps, "; all_reduce it, for example")
-    return Verdict(steps[0].ending or "going", losses[0], steps[0].metrics, failure=steps[0].reason)
+    return Verdict("going", losses[0], steps[0].metrics)
 
 
 def _differ(what: str, steps: Sequence[Step], advice: str = "") -> Verdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ _SHARDED = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class Worker:
     """The ranks that evaluate one individual together, as an objective sees them; made anew for each evaluation.
 
@@ -44,24 +46,8 @@ class Worker:
     index: int
     """The worker's number in the run."""
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        device: torch.device,
-        comm: SleepingComm,
-        index: int,
-        seed: int,
-        data: Callable[[], Any] = lambda: None,
-    ) -> None:
-        self.rank = rank
-        self.size = size
-        self.device = device
-        self.comm = comm
-        self.index = index
-        self.seed = seed
-        self._data = data
-        self._offered: Mapping[str, torch.Tensor] | None = None
+    _data: Callable[[], Any]
+    _offer: Callable[[Mapping[str, torch.Tensor]], object]
 
     @cached_property
     def data(self) -> Any:
@@ -83,12 +69,7 @@ class Worker:
                 raise TypeError(f"worker.offer takes a dict of tensors by their names, not {name!r}: {_name(tensor)}")
             if hasattr(tensor, "full_tensor"):  # a DTensor, without importing what defines it
                 raise TypeError(_SHARDED.format(name=name))
-        self._offered = weights
-
-    def take_offer(self) -> Mapping[str, torch.Tensor] | None:
-        """Return what was offered since this was asked for the last time, and hold it no longer."""
-        offered, self._offered = self._offered, None
-        return offered
+        self._offer(weights)
 
 
 def _name(thing: object) -> str:

@@ -12,7 +12,7 @@ import pickle
 import re
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,16 +87,17 @@ class SleepingComm(MPI.Intracomm):
         self._complete(self.Iallgather(array("q", [len(payload)]), lengths))
         everything = bytearray(sum(lengths))
         self._complete(self.Iallgatherv(payload, [everything, (list(lengths), None), MPI.BYTE]))
-        objects, start = [], 0
-        for length in lengths:
-            objects.append(pickle.loads(everything[start : start + length]))
-            start += length
-        return objects
+        return _unpickled(everything, lengths)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return `root` the objects of all ranks, in their order."""
-        objects = self.allgather(sendobj)
-        return objects if self.rank == root else None
+        payload, is_root = pickle.dumps(sendobj), self.rank == root
+        lengths = array("q", [0] * self.size) if is_root else None
+        self._complete(self.Igather(array("q", [len(payload)]), lengths, root=root))
+        everything = bytearray(sum(lengths or ()))
+        parts = [everything, (list(lengths), None), MPI.BYTE] if lengths is not None else None
+        self._complete(self.Igatherv(payload, parts, root=root))
+        return _unpickled(everything, lengths) if lengths is not None else None
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Return the objects of all ranks, put together by an operation in the order of the ranks."""
@@ -190,6 +191,15 @@ class SleepingComm(MPI.Intracomm):
     def _wait(self, done: Callable[[], bool]) -> None:
         if not sleep_until(lambda: not MPI.Is_finalized() and done(), self.patience):
             raise TimeoutError(f"{GAVE_UP} {self.patience:g} s in a call of an MPI communicator")
+
+
+def _unpickled(everything: bytearray, lengths: Iterable[int]) -> list[Any]:
+    """Return the objects whose pickles, of these lengths, stand behind each other."""
+    objects, start = [], 0
+    for length in lengths:
+        objects.append(pickle.loads(everything[start : start + length]))
+        start += length
+    return objects
 
 
 class LentComm(SleepingComm):

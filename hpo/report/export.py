@@ -59,9 +59,9 @@ def table_of(run: RunReader) -> Table:
 
     What the search space names is a column even where nothing has been evaluated.
     """
-    rows = [_row(run.about["study"], evaluation) for evaluation in run.evaluations()]
-    rows += [_row(run.confirming_study, evaluation) for evaluation in run.confirmations(all_plans=True)]
-    params = dict.fromkeys([showable(PARAM + name) for name in run.about["space"]] + _beginning(PARAM, rows), "any")
+    rows = [_row(run.manifest.study, evaluation) for evaluation in run.evaluations()]
+    rows += [_row(run.manifest.confirming_study, evaluation) for evaluation in run.confirmations(all_plans=True)]
+    params = dict.fromkeys([showable(PARAM + name) for name in run.manifest.space] + _beginning(PARAM, rows), "any")
     metrics = dict.fromkeys(sorted(_beginning(METRIC, rows)), "number")
     columns = {**_BEFORE, **params, **metrics, **_AFTER}
     return Table(columns, [[row.get(column) for column in columns] for row in rows])

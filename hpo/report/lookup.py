@@ -59,11 +59,11 @@ class Lookup:
     def details(self, evaluation: Evaluation) -> Details:
         """Return everything about an evaluation."""
         confirms = evaluation.confirms is not None
-        own, about = self._confirming if confirms else self._search, self._reader.about
-        run_seed = None if evaluation.origin else about["seed"]
+        own, run = self._confirming if confirms else self._search, self._reader.manifest
+        run_seed = None if evaluation.origin else run.seed
         return Details(
             evaluation,
-            self._reader.confirming_study if confirms else about["study"],
+            run.confirming_study if confirms else run.study,
             self._in_use,
             run_seed if evaluation.seed is None else evaluation.seed,
             next((one.trial for one in own if one.repeats == evaluation.trial), None),

@@ -11,7 +11,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from hpo.store.trials import INTERRUPTED, Evaluation
 
 if TYPE_CHECKING:
     from hpo.space import SearchSpace
+    from hpo.store.manifest import Manifest
     from hpo.store.record import Record
 
 _SIGNIFICANT = 0.05
@@ -71,9 +72,9 @@ class Plan:
         return {(one.trial, seed): one.params for one in best for seed in self.seeds(one.trial)}
 
 
-def plan_of(count: int, seed: int, settings: Mapping[str, Any]) -> Plan:
-    """Return the plan of a run with this seed and these settings."""
-    return Plan(count, f"{seed}/{json.dumps(settings, sort_keys=True)}")
+def plan_of(run: Manifest) -> Plan:
+    """Return the plan of a run."""
+    return Plan(run.confirm, f"{run.seed}/{json.dumps(run.settings, sort_keys=True)}")
 
 
 def _counts(confirmation: Evaluation) -> bool:
@@ -125,15 +126,13 @@ def _welch(first: Sequence[float], other: Sequence[float]) -> float | None:
     if min(len(first), len(other)) < 2:
         return None
     scale = _scale([*first, *other])
-    samples = [[loss / scale for loss in losses] for losses in (first, other)]
-    shares = [statistics.variance(losses) / len(losses) for losses in samples]
-    difference = abs(statistics.fmean(samples[0]) - statistics.fmean(samples[1]))
-    if math.sqrt(sum(shares)) <= _ROUNDING:  # an objective without chance
-        return 1.0 if difference <= _ROUNDING else 0.0
-    from scipy.special import stdtr
+    one, two = ([loss / scale for loss in losses] for losses in (first, other))
+    if max(statistics.stdev(one), statistics.stdev(two)) <= _ROUNDING:  # an objective without chance
+        return 1.0 if abs(statistics.fmean(one) - statistics.fmean(two)) <= _ROUNDING else 0.0
+    from scipy.stats import ttest_ind_from_stats  # takes 0.2 s; ttest_ind warns of samples without variance
 
-    freedom = sum(shares) ** 2 / sum(s**2 / (len(losses) - 1) for s, losses in zip(shares, samples, strict=True))
-    return float(2 * stdtr(freedom, -difference / math.sqrt(sum(shares))))
+    samples = [(statistics.fmean(losses), statistics.stdev(losses), len(losses)) for losses in (one, two)]
+    return float(ttest_ind_from_stats(*samples[0], *samples[1], equal_var=False).pvalue)
 
 
 def _holm(values: Sequence[float | None]) -> list[float | None]:

@@ -13,8 +13,9 @@ from hpo.errors import UsageError
 from hpo.results.confirmation import plan_of
 from hpo.results.summary import summarize
 from hpo.results.winner import winner_of
+from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
-from hpo.store.study import CONFIRMATIONS, confirmations_of, existing_study, mistakes
+from hpo.store.study import confirmations_of, existing_study, mistakes
 from hpo.store.trials import Evaluation
 from hpo.store.url import without_password
 from hpo.text import short
@@ -27,17 +28,17 @@ if TYPE_CHECKING:
 
 
 class RunReader:
-    """The run in a directory: `about` is its run.json, and what the methods give is as the record has it now.
+    """The run in a directory: `manifest` is its run.json, and what the methods return is as the record has it now.
 
     Raises UsageError where there is no run, or none that can be read; `storage` is needed where it has a password.
     """
 
     def __init__(self, path: Path, storage: str | None = None) -> None:
         self.run_dir = RunDir(path)
-        self.about: dict[str, Any] = self.run_dir.read()
-        self._located = self.run_dir.locate(storage or self.about["storage"])
-        self._record = existing_study(self.run_dir, self._located, self.about["study"])
-        _check_trials(self._record.study.get_trials(deepcopy=False), self.about["space"], self._located)
+        self.manifest = self.run_dir.manifest()
+        self._located = self.run_dir.locate(storage or self.manifest.storage)
+        self._record = existing_study(self.run_dir, self._located, self.manifest.study)
+        _check_trials(self._record.trials(), self.manifest.space, self._located)
 
     @property
     def study(self) -> optuna.Study:
@@ -48,15 +49,10 @@ class RunReader:
         """Return all evaluations in the order in which they were started."""
         return self._record.evaluations()
 
-    @property
-    def confirming_study(self) -> str:
-        """The name of the study that holds the confirmations."""
-        return str(self.about["study"]) + CONFIRMATIONS
-
     def confirmations(self, all_plans: bool = False) -> list[Evaluation]:
         """Return the evaluations that confirm the best: those that the run's last session planned, or all of them."""
-        plan = plan_of(self.about["confirm"], self.about["seed"], self.about["settings"])
-        record = confirmations_of(self.run_dir, self._located, self.about["study"]) if plan.count else None
+        plan = plan_of(self.manifest)
+        record = confirmations_of(self._located, self.manifest.study) if plan.count else None
         evaluations = record.evaluations() if record else []
         return evaluations if all_plans else plan.of(evaluations)
 
@@ -66,7 +62,7 @@ class RunReader:
 
     def summary(self, top_n: int) -> dict[str, Any]:
         """Summarise the run as it stands: summary.json without the times."""
-        return summarize(self.evaluations(), self.about["budget"], top_n, self.confirmations())
+        return summarize(self.evaluations(), self.manifest.budget, top_n, self.confirmations())
 
     def follow(self) -> Follower:
         """Read the run again and again, each time at the cost of what is new."""
@@ -101,12 +97,12 @@ def _fits(trial: FrozenTrial, name: str, distributions: Mapping[str, Any]) -> bo
 class Look:
     """What there was of a run at a moment.
 
-    `about` is its run.json; `in_use` tells whether it goes on, None where this cannot be told from this host, and
+    `manifest` is its run.json; `in_use` tells whether it goes on, None where this cannot be told from this host, and
     `holder` who is or was at it; `stopped` is why it has ended by itself before it was done, if it has.
     """
 
     at: float
-    about: dict[str, Any]
+    manifest: Manifest
     evaluations: list[Evaluation]
     confirmations: list[Evaluation]
     in_use: bool | None
@@ -126,18 +122,18 @@ class Follower:
     def look(self) -> Look:
         """Read what is new. Raises UsageError where the run cannot be read any more."""
         in_use = self._run_dir.in_use  # first: what has ended by then is in the record
-        about = self._run_dir.read()  # anew: a session that resumes the run writes another one
-        plan = plan_of(about["confirm"], about["seed"], about["settings"])
+        manifest = self._run_dir.manifest()  # anew: a session that resumes the run writes another one
+        plan = plan_of(manifest)
         with mistakes(self._located):
             evaluations = self._search.read()
-            confirmations = plan.of(self._confirming(about["study"])) if plan.count else []
+            confirmations = plan.of(self._confirming(manifest)) if plan.count else []
         stopped = "" if in_use else self._stopped()
-        return Look(time.time(), about, evaluations, confirmations, in_use, self._run_dir.holder, stopped)
+        return Look(time.time(), manifest, evaluations, confirmations, in_use, self._run_dir.holder, stopped)
 
-    def _confirming(self, study_name: str) -> list[Evaluation]:
+    def _confirming(self, manifest: Manifest) -> list[Evaluation]:
         if self._confirmations is None:
-            record = self._search.record.beside(study_name + CONFIRMATIONS)
-            if record is None or record.about().get("confirms") != study_name:
+            record = self._search.record.beside(manifest.confirming_study)
+            if record is None or record.about().get("confirms") != manifest.study:
                 return []
             self._confirmations = _Known(record)
         return self._confirmations.read()

@@ -9,21 +9,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpo.results.confirmation import compare
-from hpo.store.trials import Evaluation, rank
+from hpo.store.trials import Evaluation, best, rank
 
 
 def summarize(
     evaluations: Sequence[Evaluation], budget: int, top_n: int, confirmations: Sequence[Evaluation] = ()
 ) -> dict[str, Any]:
     """Return what the record says of a run: the content of summary.json without its times."""
-    best = rank(evaluations, 1)
+    first = best(evaluations)
     islands = sorted({evaluation.island for evaluation in evaluations if evaluation.finished})
     return {
         "evaluations": counts(evaluations, budget),
         "waiting": sum(evaluation.state == "waiting" for evaluation in evaluations),
         "failures": reasons([*evaluations, *confirmations]),
         "propagators": propagators(evaluations),
-        "best": _entry(best[0]) if best else None,
+        "best": _entry(first) if first else None,
         "top": [_entry(evaluation) for evaluation in rank(evaluations, top_n)],
         "islands": [
             {"island": island, "top": [_entry(e) for e in rank([e for e in evaluations if e.island == island], top_n)]}
@@ -33,11 +33,6 @@ def summarize(
         "confirmed": [{**_entry(evaluations[confirmed["trial"]]), **confirmed} for confirmed in compare(confirmations)],
         "unconfirmed": sum(evaluation.state in ("waiting", "running") for evaluation in confirmations),
     }
-
-
-def spent(evaluations: Sequence[Evaluation], budget: int) -> bool:
-    """Tell whether the budget is spent."""
-    return sum(evaluation.counts for evaluation in evaluations) >= budget
 
 
 def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
@@ -69,18 +64,18 @@ def reason_of(failed: Evaluation) -> str:
 def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return what each propagator bred: its evaluations, how many of them improved the best so far, its own best."""
     found: dict[str, dict[str, Any]] = {}
-    best = math.inf
+    lowest = math.inf
     taken_over = [evaluation for evaluation in evaluations if evaluation.origin and evaluation.state == "complete"]
     for evaluation in sorted((e for e in evaluations if e.counts), key=lambda e: (e.ended, e.trial)):
-        best = min([best, *(other.loss for other in taken_over if other.trial < evaluation.trial)])
+        lowest = min([lowest, *(other.loss for other in taken_over if other.trial < evaluation.trial)])
         entry = found.setdefault(
             evaluation.propagator, {"propagator": evaluation.propagator, "evaluations": 0, "improved": 0, "best": None}
         )
         entry["evaluations"] += 1
         if evaluation.state == "complete" and (entry["best"] is None or evaluation.loss < entry["best"]):
             entry["best"] = evaluation.loss
-        if evaluation.state == "complete" and evaluation.loss < best:
-            best = evaluation.loss
+        if evaluation.state == "complete" and evaluation.loss < lowest:
+            lowest = evaluation.loss
             entry["improved"] += 1
     return list(found.values())
 

@@ -12,10 +12,10 @@ from numbers import Real
 from typing import Any
 
 from hpo.prediction import Prediction
-from hpo.problem import SearchFile
+from hpo.problem import Problem
 from hpo.results.confirmation import compare
 from hpo.store.run_dir import RunDir, write_json
-from hpo.store.trials import Evaluation, rank
+from hpo.store.trials import Evaluation, best
 from hpo.store.weights import read_weights
 
 _MOST_PREDICTIONS = 60
@@ -31,24 +31,24 @@ def winner_of(evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluat
     confirmed = compare(confirmations) if all(one.finished for one in confirmations) else []
     if confirmed and confirmed[0]["mean"] is not None:
         return next(one for one in evaluations if one.trial == confirmed[0]["trial"])
-    return next(iter(rank(evaluations, 1)), None)
+    return best(evaluations)
 
 
-def examine(run_dir: RunDir, search: SearchFile, settings: Any, winner: Evaluation) -> dict[str, Any] | None:
+def examine(run_dir: RunDir, problem: Problem, winner: Evaluation) -> dict[str, Any] | None:
     """Test the network of a run's winner and keep what comes out; None where nothing can be tested, or all was.
 
     Test data is for this alone: a network that was chosen by it would need other data to be tested with. Weights that
     were trained with other settings, before the run was resumed, are not tested with these.
     """
-    if search.test is None or examined(run_dir, winner) is not None:
+    if problem.file.test is None or examined(run_dir, winner) is not None:
         return None
     weights = read_weights(run_dir.weights)
     if weights is None or (weights.trial, weights.params) != (winner.trial, winner.params):
         return None
-    if weights.settings != run_dir.read()["settings"]:
+    if weights.settings != run_dir.manifest().settings:
         return None
     before = _read(run_dir)  # of a winner that came second when the run was resumed
-    result = search.call(search.test, dict(winner.params), weights.state, settings=settings)
+    result = problem.test(dict(winner.params), weights.state)
     metrics, predictions = result if isinstance(result, tuple) else (result, ())
     content: dict[str, Any] = {
         "trial": winner.trial,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from hpo.errors import UsageError
-from hpo.problem import SearchFile
+from hpo.problem import Problem
 from hpo.process.failure import with_hint
 from hpo.process.place import Places, frames_of
 from hpo.results.reader import RunReader
@@ -15,7 +14,7 @@ from hpo.results.winner import examine
 from hpo.text import number, printable
 
 
-def hand_over(run_dir: Path, storage: str | None, search: SearchFile, settings: Any, to_test: bool) -> None:
+def hand_over(run_dir: Path, storage: str | None, problem: Problem, to_test: bool) -> None:
     """Test the winner's network, where the search space says how, and write the report.
 
     The result is safe by now, and no worse without either: what goes wrong is a warning.
@@ -26,7 +25,7 @@ def hand_over(run_dir: Path, storage: str | None, search: SearchFile, settings: 
         print(f"warning: no report was written: {error}", file=sys.stderr)
         return
     if to_test:
-        _test(run, search, settings)
+        _test(run, problem)
     try:
         from hpo.report.page.write import write_report
 
@@ -38,12 +37,12 @@ def hand_over(run_dir: Path, storage: str | None, search: SearchFile, settings: 
         print(printable(warning), file=sys.stderr)
 
 
-def _test(run: RunReader, search: SearchFile, settings: Any) -> None:
+def _test(run: RunReader, problem: Problem) -> None:
     winner = run.winner()
     try:
-        content = examine(run.run_dir, search, settings, winner) if winner else None
+        content = examine(run.run_dir, problem, winner) if winner else None
     except (Exception, SystemExit) as error:
-        place = Places(search.location).of(frames_of(error))
+        place = Places(problem.file.location).of(frames_of(error))
         reason = f"{f'{place}: ' if place else ''}{type(error).__name__}: {with_hint(error)}"
         print(printable(f"warning: the best network could not be tested ({reason})"), file=sys.stderr)
         return

@@ -16,10 +16,11 @@ from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.run.given import LONGEST_MISTAKE, meant
 from hpo.space import SearchSpace
+from hpo.store.manifest import confirming
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.storage import check_readable, studies
-from hpo.store.study import CONFIRMATIONS, existing_study, mistakes
+from hpo.store.study import existing_study, mistakes
 from hpo.store.trials import Evaluation, rank
 from hpo.store.url import is_hidden, is_remote, without_password
 from hpo.text import counted, number, printable, short
@@ -132,12 +133,12 @@ def _cleaned(evaluation: Evaluation, space: SearchSpace) -> Evaluation:
 
 
 def _of_run(run_dir: RunDir) -> tuple[Record, Mapping[str, Any]]:
-    content = run_dir.read()
-    storage = run_dir.locate(content["storage"])
+    manifest = run_dir.manifest()
+    storage = run_dir.locate(manifest.storage)
     if is_hidden(storage):
-        raise UsageError(f"its study is in {storage}: give that URL instead, with the password and #{content['study']}")
+        raise UsageError(f"its study is in {storage}: give that URL instead, with the password and #{manifest.study}")
     check_readable(storage)
-    return existing_study(run_dir, storage, content["study"]), content["settings"]
+    return existing_study(run_dir, storage, manifest.study), manifest.settings
 
 
 def _of_storage(source: str) -> tuple[Record, Mapping[str, Any]]:
@@ -147,7 +148,7 @@ def _of_storage(source: str) -> tuple[Record, Mapping[str, Any]]:
     check_readable(storage)
     with mistakes(storage):
         found = studies(storage)
-    searches = [study for study in found if not study.endswith(CONFIRMATIONS)]
+    searches = [study for study in found if not study.endswith(confirming(""))]
     if not name and len(searches) == 1:
         name = searches[0]
     if name not in found:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hpo.breeding.names import OF_NUMBERS, PROPAGATORS
+from hpo.breeding.names import PROPAGATORS
 from hpo.errors import UsageError
-from hpo.space import Categorical, SearchSpace
 from hpo.store.url import is_remote
 from hpo.trackers import check_trackers
 
@@ -90,9 +88,7 @@ class Options:
     def _check_search(self) -> None:
         if self.start_from == "":
             raise UsageError("--start-from '': must be the directory of a run, or the URL of an Optuna storage")
-        for name in self.propagators:
-            if name not in PROPAGATORS:
-                raise UsageError(f"--propagators: there is no propagator {name!r}; there are {', '.join(PROPAGATORS)}")
+        check_propagators(self.propagators)
         if self.islands is not None and len(self.propagators) > self.islands:
             raise UsageError(
                 f"--propagators {','.join(self.propagators)}: each is for an island of its own, and --islands is "
@@ -101,21 +97,13 @@ class Options:
         if self.target_loss is not None and not math.isfinite(self.target_loss):
             raise UsageError(f"--target-loss must be a finite number, not {self.target_loss}")
 
-    def check_space(self, space: SearchSpace, before: Mapping[str, Any]) -> None:
-        """Raise a UsageError where the propagators, of here or of earlier sessions, cannot search a space."""
-        for propagator in self.propagators or before.get("propagators", ()):
-            for name, parameter in space.parameters.items():
-                if propagator in OF_NUMBERS and isinstance(parameter, Categorical):
-                    raise UsageError(
-                        f"--propagators {propagator}: it searches numbers, and parameter {name!r} is {parameter!r}; "
-                        "ga and tpe search any space"
-                    )
-
-    def assignments(self, before: Mapping[str, Any]) -> list[str]:
-        """Return NAME=VALUE for all settings that are set here or, by the run.json `before`, in earlier sessions."""
-        here = dict(assignment.split("=", 1) for assignment in self.settings)
-        return [f"{name}={text}" for name, text in {**before.get("set", {}), **here}.items()]
-
     def budget(self, workers: int) -> int | None:
         """Return the number of evaluations in the whole run, where one was asked for."""
         return self.generations * workers if self.generations is not None else self.evaluations
+
+
+def check_propagators(names: Sequence[str]) -> None:
+    """Raise a UsageError unless there are propagators of these names."""
+    for name in names:
+        if name not in PROPAGATORS:
+            raise UsageError(f"--propagators: there is no propagator {name!r}; there are {', '.join(PROPAGATORS)}")

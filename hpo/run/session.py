@@ -7,31 +7,29 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from pathlib import Path
 
-from hpo.breeding.names import DEFAULT_PROPAGATORS
 from hpo.errors import UsageError
-from hpo.layout import Layout
-from hpo.problem import SearchFile
 from hpo.process.printed import warn
 from hpo.results.confirmation import Plan, plan_of
-from hpo.run.given import read_given
-from hpo.run.inheritance import differences, misfit, read_inheritance, take_over
-from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, Options
+from hpo.run.inheritance import differences, misfit, take_over
+from hpo.run.request import Request
 from hpo.run.source import changes, keep
 from hpo.space import SearchSpace
+from hpo.store.claims import Claims
 from hpo.store.journal import is_begun
+from hpo.store.manifest import Manifest
 from hpo.store.outage import Patience
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.store.storage import studies
-from hpo.store.study import CONFIRMATIONS, confirmations_of, existing_study, is_missing, mistakes, open_study
-from hpo.store.url import from_anywhere, is_hidden, is_remote, without_password
+from hpo.store.study import confirmations_of, existing_study, is_missing, mistakes, open_study
+from hpo.store.url import is_hidden, is_remote, without_password
 from hpo.text import counted
 
 _PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optuna", "scikit-learn")
@@ -46,209 +44,156 @@ class Session:
 
     run_dir: RunDir
     storage: str
-    study_name: str
-    budget: int
-    seed: int
-    propagators: tuple[str, ...]
-    pruner: str
-    plan: Plan
-    settings: dict[str, Any]
-    headline: str
+    manifest: Manifest
+    headline: str = ""
     patience: Patience | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """How the best are confirmed."""
+        return plan_of(self.manifest)
 
     def open_record(self) -> Record:
         """Open the record; each process and thread needs one of its own."""
-        return Record(self.storage, self.study_name, self.run_dir.claims, self.patience)
+        return Record(self.storage, self.manifest.study, self.patience)
 
     def open_confirmations(self) -> Record:
         """Open the record of what confirms the best, which `create_confirmations` has made."""
-        return Record(self.storage, self.study_name + CONFIRMATIONS, self.run_dir.claims, self.patience)
+        return Record(self.storage, self.manifest.confirming_study, self.patience)
+
+    def claims(self, record: Record, space: SearchSpace, budget: int, is_stopping: Callable[[], bool]) -> Claims:
+        """Return what a leader claims evaluations from."""
+        return Claims(record, self.run_dir.claims, space.distributions(), budget, is_stopping)
 
     def has_confirmations(self) -> bool:
         """Tell whether `create_confirmations` has been here."""
-        return self.study_name + CONFIRMATIONS in studies(self.storage, self.patience)
+        return self.manifest.confirming_study in studies(self.storage, self.patience)
 
     def create_confirmations(self, space: SearchSpace) -> None:
         """Make the study of what confirms the best, unless it is there."""
-        name = self.study_name + CONFIRMATIONS
+        name = self.manifest.confirming_study
         if not self.has_confirmations() or "space" not in self.open_confirmations().about():
-            Record.create(self.storage, name, self.run_dir.claims, space.describe(), confirms=self.study_name)
+            Record.create(self.storage, name, space.describe(), confirms=self.manifest.study)
 
 
-def previous(options: Options, search: SearchFile) -> dict[str, Any]:
-    """Read the run.json of the run to resume, empty if there is none; UsageError if it is of another search space."""
-    if not options.resume or options.run_dir is None or not RunDir(options.run_dir).run_json.exists():
-        return {}
-    run_dir = RunDir(options.run_dir)
-    content = run_dir.read()
-    before, now = content["space"], search.space.describe()
-    _check_settings(content["set"], options, search, run_dir)
-    for name in [*before, *now]:
-        if before.get(name) != now.get(name):
-            raise UsageError(
-                f"--resume: the run in {run_dir.path} has another search space: parameter {name!r} was "
-                f"{before.get(name, 'not in it')}, and is {now.get(name, 'not in it')} in {search.path}"
-            )
-    return content
+def enter(run_dir: Path | None, name: str, resume: bool, held: ExitStack) -> RunDir:
+    """Make or find the run directory, and keep other runs out of it for as long as `held` is open.
 
-
-def _check_settings(before: Mapping[str, str], options: Options, search: SearchFile, run_dir: RunDir) -> None:
-    """Raise a UsageError where the search space file takes no more what was set in earlier sessions."""
-    here = {assignment.split("=", 1)[0] for assignment in options.settings}
+    A new one has the name of the search space file.
+    """
+    entered = RunDir(run_dir) if run_dir else fresh_run_dir(name)
     try:
-        for name, text in before.items():
-            if name not in here:
-                search.check_setting(f"{name}={text}")
-    except UsageError as error:
-        raise UsageError(
-            f"--resume: {error}; an earlier session was given it: change it in 'set' of {run_dir.run_json}, or what "
-            f"{search.path} takes"
-        ) from error
-
-
-def enter(options: Options, search: SearchFile, held: ExitStack) -> RunDir:
-    """Make or find the run directory, and keep other runs out of it for as long as `held` is open."""
-    run_dir = RunDir(options.run_dir) if options.run_dir else fresh_run_dir(search.path.stem)
-    try:
-        run_dir.path.mkdir(parents=True, exist_ok=True)
-        held.enter_context(run_dir.hold())
+        entered.path.mkdir(parents=True, exist_ok=True)
+        held.enter_context(entered.hold())
     except OSError as error:
-        place = error.filename or run_dir.path
-        raise UsageError(f"--run-dir {run_dir.path}: {place} cannot be used: {error.strerror}") from error
-    run_dir.check(options.resume)  # another run may have been there since
-    return run_dir
+        place = error.filename or entered.path
+        raise UsageError(f"--run-dir {entered.path}: {place} cannot be used: {error.strerror}") from error
+    entered.check(resume)  # another run may have been there since
+    return entered
 
 
-def begin(
-    run_dir: RunDir,
-    options: Options,
-    layout: Layout,
-    search: SearchFile,
-    settings: Any,
-    before: Mapping[str, Any],
-    hosts: Sequence[str],
-) -> Session:
-    """Make the run's study, or take up the one that `before`, an earlier run.json, describes; needs `enter` first."""
-    values = _values(settings)
-    session = _session(run_dir, options, layout, values, before)
-    if before and is_remote(session.storage) and not is_missing(session.storage):
-        with mistakes(session.storage):
-            Patience(without_password(session.storage), warn).call(partial(studies, session.storage))
-    inheritance = read_inheritance(options.start_from, search.space) if options.start_from is not None else None
-    given = read_given(options.start_with, search.space, session.seed) if options.start_with is not None else []
-    if session.plan.count:
-        confirmations_of(run_dir, session.storage, session.study_name)  # or say that it is not this run's
-    taken_up = _take_up(session, search) if before else _create(session, search)
-    sessions = before.get("sessions", [])
-    this = keep(run_dir, search, sessions, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
+    """Make the run's study, or take up the one that was there before; needs `enter` first."""
+    problem, before = request.problem, request.before
+    manifest = _manifest(run_dir, request, hosts)
+    session = Session(run_dir, _located(run_dir, request), manifest)
+    _check_storage(session, resumes=before is not None)
+    taken_up = _take_up(session, problem.space) if before else _create(session, problem.space)
+    earlier = before.sessions if before else ()
+    this = keep(run_dir, problem.file, earlier, manifest.started)
+    manifest = dataclasses.replace(manifest, sessions=(*earlier, this))
+    session = dataclasses.replace(session, manifest=manifest)
     lines = [
-        f"{search.path.stem}: {session.budget} evaluations on {layout}, {counted(len(hosts), 'host')}; "
-        f"{', '.join(session.propagators[: layout.islands])}; seed {session.seed}",
+        f"{problem.file.path.stem}: {manifest.budget} evaluations on {request.layout}, {counted(len(hosts), 'host')}; "
+        f"{', '.join(manifest.propagators[: request.layout.islands])}; seed {manifest.seed}",
         f"in {run_dir.path}{taken_up}",
-        *changes(run_dir, search, sessions, this),
-        *differences(before.get("settings", {}), "before", values, "now"),
+        *changes(run_dir, problem.file, earlier, this),
+        *differences(before.settings if before else {}, "before", manifest.settings, "now"),
     ]
-    source = inheritance.source if inheritance is not None else before.get("start_from")
-    content = {
-        **_how(search, layout, hosts),
-        "started": this["started"],
-        "settings": values,
-        "set": dict(assignment.split("=", 1) for assignment in options.assignments(before)),
-        "budget": session.budget,
-        "seed": session.seed,
-        "propagators": list(session.propagators),
-        "pruner": session.pruner,
-        "confirm": session.plan.count,
-        "start_from": source,
-        "storage": without_password(_storage(options, before, run_dir)),
-        "study": session.study_name,
-        "sessions": [*sessions, this],
-        "command": shlex.join(_without_passwords(sys.argv, options.storage, options.start_from)),
-    }
     with mistakes(session.storage):
-        write_json(run_dir.run_json, content)
-        record = session.open_record()
-        if inheritance is not None:
-            lines += take_over(inheritance, record, search.space, layout, values)
-        elif source is not None and source not in record.about().get("taken_over", []):
-            lines.append(f"only a part of {source} was taken over: give --start-from again for the rest")
-        _give(record, given, search.space)
+        write_json(run_dir.run_json, manifest.content())
+        lines += _start_with(session, request)
     return dataclasses.replace(session, headline="\n".join(lines))
 
 
-def _session(
-    run_dir: RunDir, options: Options, layout: Layout, values: Mapping[str, Any], before: Mapping[str, Any]
-) -> Session:
-    """Decide what the options leave open: as it was before, or the default."""
-    storage = _storage(options, before, run_dir)
+def _located(run_dir: RunDir, request: Request) -> str:
+    """Return where the study is, with the password that is needed to open it."""
+    storage = request.storage or run_dir.journal.name
     if is_hidden(storage):
         raise UsageError(f"{run_dir.path} keeps its study in {storage}: give --storage URL again, with the password")
-    seed = options.seed if options.seed is not None else before.get("seed", 0)
-    confirm = options.confirm if options.confirm is not None else before.get("confirm", 0)
-    return Session(
-        run_dir,
-        run_dir.locate(storage),
-        before.get("study", run_dir.study_name),
-        options.budget(layout.workers) or before.get("budget", DEFAULT_EVALUATIONS),
-        seed,
-        options.propagators or tuple(before.get("propagators", DEFAULT_PROPAGATORS)),
-        options.pruner if options.pruner is not None else before.get("pruner", DEFAULT_PRUNER),
-        plan_of(confirm, seed, values),
-        dict(values),
-        headline="",
+    return run_dir.locate(storage)
+
+
+def _manifest(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Manifest:
+    """Say what is run, where and with what, but for the version of the search space file."""
+    problem, before, source = request.problem, request.before, request.inheritance
+    storages = (request.options.storage, request.options.start_from)
+    return Manifest(
+        search_space=str(problem.file.path),
+        space=problem.space.describe(),
+        layout=request.layout,
+        hosts=tuple(hosts),
+        versions={"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}},
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        settings=problem.values,
+        set=request.set,
+        budget=request.budget,
+        seed=request.seed,
+        propagators=request.propagators,
+        pruner=request.pruner,
+        confirm=request.confirm,
+        start_from=source.source if source is not None else before.start_from if before else None,
+        storage=without_password(request.storage or run_dir.journal.name),
+        study=before.study if before else run_dir.study_name,
+        sessions=(),
+        command=shlex.join(_without_passwords(sys.argv, *storages)),
     )
 
 
-def _storage(options: Options, before: Mapping[str, Any], run_dir: RunDir) -> str:
-    storage: str = options.storage or before.get("storage", run_dir.journal.name)
-    return from_anywhere(storage)
+def _check_storage(session: Session, resumes: bool) -> None:
+    """Raise a UsageError where the storage cannot be used; one that is away is waited for, on resuming."""
+    storage, study = session.storage, session.manifest.study
+    if resumes and is_remote(storage) and not is_missing(storage):
+        with mistakes(storage):
+            Patience(without_password(storage), warn).call(partial(studies, storage))
+    if session.manifest.confirm:
+        confirmations_of(storage, study)  # or say that it is not this run's
 
 
-def _how(search: SearchFile, layout: Layout, hosts: Sequence[str]) -> dict[str, Any]:
-    """Say what is run, where and with what."""
-    return {
-        "search_space": str(search.path),
-        "space": search.space.describe(),
-        "layout": dataclasses.asdict(layout),
-        "hosts": list(hosts),
-        "versions": {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}},
-    }
-
-
-def _create(session: Session, search: SearchFile) -> str:
+def _create(session: Session, space: SearchSpace) -> str:
     """Make the study of a new run, unless a session that was killed before it wrote run.json has made it."""
-    run_dir, space = session.run_dir, search.space.describe()
+    run_dir, storage, study = session.run_dir, session.storage, session.manifest.study
     run_dir.clear_locks()
-    record = open_study(run_dir, session.storage, session.study_name)
+    record = open_study(storage, study)
     if record is None and not is_begun(run_dir.journal):
         raise UsageError(f"{run_dir.journal} is not the study of a run: name another --run-dir")
     if record is None or not (record.about().get("space") or record.evaluations()):
-        with mistakes(session.storage):
-            Record.create(session.storage, session.study_name, run_dir.claims, space)
-    elif record.evaluations() or record.about().get("space") != space:
+        with mistakes(storage):
+            Record.create(storage, study, space.describe())
+    elif record.evaluations() or record.about().get("space") != space.describe():
         missing = f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
         raise UsageError(
-            f"{without_password(session.storage)} already holds a study named {session.study_name!r}: {missing}"
+            f"{without_password(storage)} already holds a study named {study!r}: {missing}"
             "name another --run-dir, since a study has the name of its run directory"
         )
     return ""
 
 
-def _take_up(session: Session, search: SearchFile) -> str:
+def _take_up(session: Session, space: SearchSpace) -> str:
     """Prepare the record of an earlier session for going on, and say what is in it."""
-    run_dir = session.run_dir
+    run_dir, storage, study = session.run_dir, session.storage, session.manifest.study
     run_dir.clear_locks()
-    record = existing_study(run_dir, session.storage, session.study_name)
-    if record.about().get("space") != search.space.describe():
+    record = existing_study(run_dir, storage, study)
+    if record.about().get("space") != space.describe():
         raise UsageError(
-            f"the study {session.study_name!r} in {without_password(session.storage)} is of another search space than "
+            f"the study {study!r} in {without_password(storage)} is of another search space than "
             f"{run_dir.run_json} says: one of them is not this run's"
         )
-    _check_trials(record, session.storage, search.space)
-    with mistakes(session.storage):
+    _check_trials(record, storage, space)
+    with mistakes(storage):
         record.requeue_interrupted(run_dir.died)
-        confirmations = open_study(run_dir, session.storage, session.study_name + CONFIRMATIONS)
-        if confirmations and confirmations.about().get("confirms") == session.study_name:
+        confirmations = open_study(storage, session.manifest.confirming_study)
+        if confirmations and confirmations.about().get("confirms") == study:
             confirmations.requeue_interrupted(run_dir.died)
     own = [evaluation for evaluation in record.evaluations() if not evaluation.origin]
     waiting = [evaluation for evaluation in own if evaluation.state == "waiting"]
@@ -268,24 +213,25 @@ def _check_trials(record: Record, storage: str, space: SearchSpace) -> None:
             raise UsageError(f"{without_password(storage)}: {problem}")
 
 
-def _give(record: Record, given: Sequence[Mapping[str, Any]], space: SearchSpace) -> None:
-    """Let hyperparameters wait to be evaluated, as far as they are new to the run."""
-    known = [evaluation.params for evaluation in record.evaluations()] if given else []
-    for params in given:
+def _start_with(session: Session, request: Request) -> list[str]:
+    """Put into the record what a person gives the run to start with, as far as it is new, and say it in lines."""
+    record, space, manifest = session.open_record(), request.problem.space, session.manifest
+    lines: list[str] = []
+    if request.inheritance is not None:
+        lines = take_over(request.inheritance, record, space, request.layout, manifest.settings)
+    elif manifest.start_from is not None and manifest.start_from not in record.about().get("taken_over", []):
+        lines = [f"only a part of {manifest.start_from} was taken over: give --start-from again for the rest"]
+    known = [evaluation.params for evaluation in record.evaluations()] if request.given else []
+    for params in request.given:
         if params not in known:
             record.enqueue(params, space.distributions(), propagator="--start-with")
+    return lines
 
 
 def _without_passwords(arguments: Sequence[str], *storages: str | None) -> list[str]:
     for storage in filter(None, storages):
         arguments = [argument.replace(storage, without_password(storage)) for argument in arguments]
     return list(arguments)
-
-
-def _values(settings: Any) -> dict[str, Any]:
-    """Return settings as JSON can hold them."""
-    values = dataclasses.asdict(settings) if settings is not None else {}
-    return {n: v if isinstance(v, (bool, int, float, str, type(None))) else str(v) for n, v in values.items()}
 
 
 def _version(package: str) -> str:

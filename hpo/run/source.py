@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import hashlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hpo.errors import UsageError
 from hpo.problem import SearchFile
 from hpo.run.git import Commit, commit_of
-from hpo.store.run_dir import VERSION, RunDir, write_whole
+from hpo.store.manifest import VERSION, SessionEntry
+from hpo.store.run_dir import RunDir, write_whole
 from hpo.text import counted, printable, short
 
 _MOST_LINES = 10  # of a difference, which a person is to notice and not to review
@@ -27,28 +27,21 @@ def check_same(search: SearchFile, sha256: str) -> None:
         )
 
 
-def keep(run_dir: RunDir, search: SearchFile, earlier: Sequence[Mapping[str, Any]], started: str) -> dict[str, Any]:
+def keep(run_dir: RunDir, search: SearchFile, earlier: Sequence[SessionEntry], started: str) -> SessionEntry:
     """Keep the file in the run directory as it was imported, and return what run.json is to say of this session."""
-    commit = commit_of(search.location)
-    return {
-        "started": started,
-        "file": _kept(run_dir, search.source, earlier).name,
-        "sha256": search.sha256,
-        "commit": commit.id if commit else None,
-        "dirty": commit.dirty if commit else None,
-    }
+    commit, kept = commit_of(search.location), _kept(run_dir, search.source, earlier)
+    version = (commit.id, commit.dirty) if commit else (None, None)
+    return SessionEntry(started, kept.name, search.sha256, *version)
 
 
-def changes(
-    run_dir: RunDir, search: SearchFile, earlier: Sequence[Mapping[str, Any]], now: Mapping[str, Any]
-) -> list[str]:
-    """Say in lines what is different from the session before; sessions are as `keep` returns them."""
+def changes(run_dir: RunDir, search: SearchFile, earlier: Sequence[SessionEntry], now: SessionEntry) -> list[str]:
+    """Say in lines what is different from the session before."""
     if not earlier:
         return []
     before = earlier[-1]
-    if before["sha256"] != now["sha256"]:
-        files = ", ".join(dict.fromkeys(session["file"] for session in earlier))
-        difference, lines = _difference(search, before["sha256"], run_dir.path / before["file"], now["file"])
+    if before.sha256 != now.sha256:
+        files = ", ".join(dict.fromkeys(session.file for session in earlier))
+        difference, lines = _difference(search, before.sha256, run_dir.path / before.file, now.file)
         return [
             f"{search.path} is not what ran before{difference}; evaluations from before were made by {files} in "
             f"{run_dir.path}: losses may not compare",
@@ -63,13 +56,13 @@ def changes(
     ]
 
 
-def _kept(run_dir: RunDir, source: bytes, earlier: Sequence[Mapping[str, Any]]) -> Path:
+def _kept(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) -> Path:
     """Find the copy of the file, or make one, under a number that no session and no other file has had."""
     there = [path for path in run_dir.path.iterdir() if VERSION.fullmatch(path.name)]
     for path in there:
         if _bytes(path) == source:
             return path
-    names = [*(path.name for path in there), *(session["file"] for session in earlier)]
+    names = [*(path.name for path in there), *(session.file for session in earlier)]
     number = 1 + max((int(match[1]) for match in map(VERSION.fullmatch, names) if match), default=0)
     path = run_dir.path / f"search_space-{number}.py"
     write_whole(path, source)
@@ -101,5 +94,5 @@ def _bytes(path: Path) -> bytes | None:
         return None
 
 
-def _commit(session: Mapping[str, Any]) -> Commit | None:
-    return Commit(session["commit"], bool(session.get("dirty"))) if session.get("commit") else None
+def _commit(session: SessionEntry) -> Commit | None:
+    return Commit(session.commit, bool(session.dirty)) if session.commit else None

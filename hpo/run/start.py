@@ -6,35 +6,37 @@ import os
 import socket
 import time
 from contextlib import ExitStack
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpo.layout import Layout, usable_cores
-from hpo.problem import SearchFile, load_search_file
-from hpo.process.printed import Printed
+from hpo.problem import Problem, load_search_file
+from hpo.process.place import Places
 from hpo.ranks.agreement import on_first, together
 from hpo.ranks.communicator import SleepingComm, leave_no_segments, same_host
+from hpo.ranks.job import Job
 from hpo.ranks.sharing import Shared
 from hpo.ranks.watch import Watch
-from hpo.run.given import read_given
-from hpo.run.options import DEFAULT_PRUNER, Options
+from hpo.run.options import Options
 from hpo.run.source import check_same
 from hpo.text import duration
+
+if TYPE_CHECKING:
+    from hpo.run.request import Request
 
 _SECONDS_BEFORE_JOB_ENDS = 60.0
 
 
-def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch, printed: Printed) -> int:
-    """Run a search to its end, and return the exit status; collective over `world`, which the layout divides.
+def run(options: Options, layout: Layout, job: Job) -> int:
+    """Run a search to its end, and return the exit status; collective over the job's ranks, which the layout divides.
 
     Raises UsageError, on all ranks alike, before anything starts where a person has to mend something first.
     """
-    started = time.time()
-    host = same_host(world)
+    world, host = job.world, same_host(job.world)
     leave_no_segments(host)
-    if world.rank == 0:
-        _limit_time(options, watch)
-    search, settings, before, data = _prepare(options, world, host)
+    if job.is_first:
+        _limit_time(options, job.watch)
+    request, problem, shared = _prepare(options, layout, world, host)
+    from hpo.evaluation.evaluator import Task
     from hpo.evaluation.group import Group
     from hpo.run import session
     from hpo.run.stages import Stages
@@ -42,17 +44,20 @@ def run(options: Options, layout: Layout, world: SleepingComm, watch: Watch, pri
 
     hosts = [name for name in world.allgather(socket.gethostname() if host.rank == 0 else None) if name]
     with ExitStack() as held:
-        held.enter_context(data)
+        data = held.enter_context(shared)
         held.enter_context(opened_once())
-        run_dir = on_first(world, lambda: session.enter(options, search, held))
-        this = on_first(world, lambda: session.begin(run_dir, options, layout, search, settings, before, hosts))
+        run_dir = on_first(world, lambda: session.enter(options.run_dir, problem.file.path.stem, options.resume, held))
+        this = on_first(world, lambda: session.begin(run_dir, request, hosts) if request else None)
+        assert this is not None
         index = layout.worker_of(world.rank)
-        subcommunicator = SleepingComm(world.Split(index, world.rank))
-        group = held.enter_context(Group(subcommunicator, host, index, options.collective_timeout))
-        stages = Stages(options, layout, world, watch, printed, search, settings, data, this, group, started)
+        worker = SleepingComm(world.Split(index, world.rank))
+        group = held.enter_context(Group(worker, host, index, options.collective_timeout))
+        job.watch.join(worker, index, Places(problem.file.location), options.collective_timeout)
+        job.printed.join(index, group.rank)
+        stages = Stages(options, job, this, Task(problem, data, this.manifest.seed), group)
         stages.search()
         stages.confirm()
-        return int(world.bcast(stages.end() if world.rank == 0 else None))
+        return int(world.bcast(stages.end() if job.is_first else None))
 
 
 def _limit_time(options: Options, watch: Watch) -> None:
@@ -65,55 +70,40 @@ def _limit_time(options: Options, watch: Watch) -> None:
 
 
 def _prepare(
-    options: Options, world: SleepingComm, host: SleepingComm
-) -> tuple[SearchFile, Any, dict[str, Any], Shared]:
+    options: Options, layout: Layout, world: SleepingComm, host: SleepingComm
+) -> tuple[Request | None, Problem, Shared]:
     """Load the search space on all ranks and its data once per host, and import what takes long.
 
     Where ranks share cores, they take turns: 8 ranks on 2 cores import torch in 15 s at once, and in 11 s two at a
-    time. The job's first rank looks at everything before it lets the others begin, so that a mistake shows in 3 s, and
-    prepares its data before those of other hosts do: where hosts share a file system, they find what it downloaded.
+    time. The job's first rank, which alone has the request, looks at everything before it lets the others begin, so
+    that a mistake shows in 3 s, and prepares its data before those of other hosts do: where hosts share a file system,
+    they find what it downloaded.
     """
-    cores = len(usable_cores())
-    before, sha256 = on_first(
-        world,
-        lambda: (_checked(options), load_search_file(options.search_space).sha256),
-        meanwhile=lambda: _load(options) if host.rank < cores else None,
-    )
+    cores, resolved = len(usable_cores()), []
 
-    def turn() -> tuple[SearchFile, Any, Any]:
-        search = load_search_file(options.search_space)
-        check_same(search, sha256)
-        settings = search.settings(options.assignments(before))
-        data = search.prepared(settings) if world.rank == 0 else None
+    def resolve() -> tuple[str, list[str]]:
+        from hpo.run import request
+
+        resolved.append(request.resolve(options, layout))
+        return resolved[0].problem.file.sha256, [f"{name}={text}" for name, text in resolved[0].set.items()]
+
+    sha256, assignments = on_first(world, resolve, meanwhile=lambda: _load(options) if host.rank < cores else None)
+
+    def turn() -> tuple[Problem, Any]:
+        file = load_search_file(options.search_space)
+        check_same(file, sha256)
+        problem = resolved[0].problem if resolved else file.bound(assignments)
+        data = problem.prepared() if world.rank == 0 else None
         _load(options)
-        return search, settings, data
+        return problem, data
 
-    search, settings, data = together(world, lambda: host.in_turns(cores, turn))
-    data = together(world, lambda: search.prepared(settings) if host.rank == 0 and world.rank != 0 else data)
-    return search, settings, before, together(world, lambda: Shared(data, host))
-
-
-def _checked(options: Options) -> dict[str, Any]:
-    """Check the search space, its settings and the run to be resumed, and return that run's run.json."""
-    from hpo.evaluation.pruning import make_pruner
-    from hpo.run.inheritance import read_inheritance
-    from hpo.run.session import previous
-
-    search = load_search_file(options.search_space)
-    before = previous(options, search)
-    options.check_space(search.space, before)
-    make_pruner(options.pruner if options.pruner is not None else before.get("pruner", DEFAULT_PRUNER))
-    if options.start_with is not None:
-        read_given(options.start_with, search.space, 0)
-    if options.start_from is not None:
-        read_inheritance(options.start_from, search.space)
-    search.settings(options.settings)
-    search.settings(options.assignments(before))
-    return before
+    problem, data = together(world, lambda: host.in_turns(cores, turn))
+    data = together(world, lambda: problem.prepared() if host.rank == 0 and world.rank != 0 else data)
+    return (resolved[0] if resolved else None), problem, together(world, lambda: Shared(data, host))
 
 
 def _load(options: Options) -> None:
     """Import the search space, and the modules that import torch and Propulate."""
     load_search_file(options.search_space)
-    for module in ("hpo.evaluation.group", "hpo.breeding.islands"):
-        import_module(module)
+    from hpo.breeding import islands  # noqa: F401 - Propulate
+    from hpo.evaluation import group  # noqa: F401 - torch

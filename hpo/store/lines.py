@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hpo.store.values import are, is_mapping, is_number, is_text, is_whole
 from hpo.text import quoted
 
 # Whoever else writes to the file, such as Optuna's dashboard, leaves it out: the next line with one vouches for both.
@@ -61,32 +62,8 @@ def _shown(entry: Mapping[str, Any], name: str) -> str:
     return quoted(entry[name])[:40] if name in entry else "missing"
 
 
-def is_number(value: object) -> bool:
-    """Tell whether a value is a number, of a size that floats have."""
-    return type(value) is float or (type(value) is int and abs(value) < 2**1023)
-
-
-def is_whole(value: object) -> bool:
-    """Tell whether a value is a whole number from 0."""
-    return type(value) is int and 0 <= value < 2**63
-
-
 def _is_one(value: object) -> bool:
     return type(value) is dict and len(value) == 1
-
-
-def is_text(value: object) -> bool:
-    """Tell whether a value is a text."""
-    return type(value) is str
-
-
-def is_mapping(value: object) -> bool:
-    """Tell whether a value is an object of JSON, of any names and values."""
-    return type(value) is dict
-
-
-def _are(fits: Callable[[Any], bool]) -> Callable[[object], bool]:
-    return lambda value: type(value) is dict and all(map(fits, value.values()))
 
 
 def _is_finite(value: Any) -> bool:
@@ -119,9 +96,9 @@ _MAYBE: _Fields = {
     "state": is_whole,
     "value": _or_null(is_number),
     "values": _or_null(lambda value: type(value) is list and all(map(is_number, value))),
-    "params": _are(_is_finite),
-    "intermediate_values": _are(is_number),
-    "distributions": _are(is_text),
+    "params": are(_is_finite),
+    "intermediate_values": are(is_number),
+    "distributions": are(is_text),
     "user_attrs": is_mapping,
     "system_attrs": is_mapping,
 }

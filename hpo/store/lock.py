@@ -45,13 +45,20 @@ class FileLock(JournalFileSymlinkLock):
             pause = min(2 * pause, _LONGEST_SLEEP)
 
     def release(self) -> None:
-        """Return the lock back; RuntimeError where somebody has taken it away."""
+        """Give the lock back; RuntimeError where somebody has taken it away."""
         mine = self._link.with_name(f"{self._link.name}.{os.getpid()}.rename")
         try:
             self._link.rename(mine)  # of several who release it, as stale, one does
             mine.unlink()
         except OSError as error:
             raise RuntimeError(f"{self._link} was taken away") from error
+
+    def __enter__(self) -> FileLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def _written(self) -> float:
         try:

@@ -7,8 +7,7 @@ only, no MPI, no torch. Several processes may hold records of one study at the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from hpo.errors import KnownError, RunError
-from hpo.store.lock import FileLock
 from hpo.store.storage import open_storage
-from hpo.store.suspects import MOST_DEATHS, deaths_of, explains, next_of
+from hpo.store.suspects import MOST_DEATHS, deaths_of, explains
 from hpo.store.trials import INTERRUPTED, Evaluation, evaluation_of, kept, trial_of
 
 if TYPE_CHECKING:
@@ -43,39 +40,22 @@ class Assignment:
 
 
 class Record:
-    """An open study.
+    """An open study: `storage` is the path of a journal file, or the URL of any Optuna storage.
 
-    `storage` is the path of a journal file or any Optuna storage URL; `lock` the path of the lock under which trials
-    are started, for a budget that several processes share; a record that is only read needs none. With `patience`, a
-    database that is away is waited for.
+    With `patience`, a database that is away is waited for.
     """
 
-    def __init__(
-        self,
-        storage: str | Path | BaseStorage,
-        study_name: str,
-        lock: str | Path = "",
-        patience: Patience | None = None,
-    ) -> None:
+    def __init__(self, storage: str | Path | BaseStorage, study_name: str, patience: Patience | None = None) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._storage = open_storage(storage, patience)
         self._study_id = self._storage.get_study_id_from_name(study_name)
         self._study = optuna.load_study(study_name=study_name, storage=self._storage)
-        self._lock_path = Path(lock).absolute()
-        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
-        self._finished_before = {trial.number for trial in trials if trial.state.is_finished()}
-        self._interrupted = sum(evaluation_of(trial).state == INTERRUPTED for trial in trials)
-        self._taken_over = sum("origin" in trial.user_attrs for trial in trials)
-        self._some_may_wait = True
-        self._tried: set[frozenset[tuple[str, Any]]] = set()
-        self._counted = 0
+        self._finished_before = {trial.number for trial in self.trials() if trial.state.is_finished()}
         self._told: dict[int, TrialState] = {}
         self._over = 0
 
     @classmethod
-    def create(
-        cls, storage: str | Path, study_name: str, lock: str | Path, space: Mapping[str, str], confirms: str = ""
-    ) -> Record:
+    def create(cls, storage: str | Path, study_name: str, space: Mapping[str, str], confirms: str = "") -> Record:
         """Make a new study that remembers its search space, a text per parameter, and which study it confirms.
 
         One that was begun, and has neither a space nor trials, is completed; ValueError if the name is taken else.
@@ -91,7 +71,7 @@ class Record:
         if confirms:
             opened.set_study_user_attr(study_id, "confirms", confirms)
         opened.set_study_user_attr(study_id, "space", dict(space))
-        return cls(storage, study_name, lock)
+        return cls(storage, study_name)
 
     @property
     def study(self) -> optuna.Study:
@@ -114,41 +94,29 @@ class Record:
         sources = {*self.about().get("taken_over", []), source}
         self._storage.set_study_user_attr(self._study_id, "taken_over", sorted(sources))
 
-    def start(
-        self,
-        params: Mapping[str, Any] | None,
-        distributions: Mapping[str, BaseDistribution],
-        budget: int,
-        **attributes: Any,
-    ) -> Assignment | None:
-        """Start a trial with these hyperparameters, or with those of a trial that waits; None where there is neither.
+    def trials(self) -> Sequence[FrozenTrial]:
+        """Return all trials in the order of their numbers; not to be changed."""
+        return self._storage.get_all_trials(self._study_id, deepcopy=False)
 
-        No more than `budget` evaluations are ever started, however many processes ask at once; interrupted ones do not
-        count, since they are repeated, nor does what was taken over before this record was opened. Raises KnownError if
-        these hyperparameters have been started before.
-        """
-        with self._lock():
-            waiting = self._waiting() if self._some_may_wait else []
-            self._some_may_wait = bool(waiting)
-            trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
-            claimed = len(trials) - self._interrupted - self._taken_over
-            if claimed - len(waiting) >= budget:
-                return None
-            is_last = params is None or claimed >= budget
-            if waiting and (trial := next_of(waiting, trials, is_last)):
-                return self._start_waiting(trial, attributes)
-            if params is None or is_last:
-                return None
-            if self._is_known(params, trials):
-                raise KnownError
-            template = create_trial(
-                state=TrialState.RUNNING,
-                params=dict(params),
-                distributions=dict(distributions),
-                user_attrs=dict(attributes),
-            )
-            trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
-            return Assignment(trial_id, self._storage.get_trial_number_from_id(trial_id), dict(params))
+    def start(
+        self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
+    ) -> Assignment:
+        """Start a trial; who claims it (`hpo.store.claims`) has made sure that it is new, and that there is budget."""
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params=dict(params),
+            distributions=dict(distributions),
+            user_attrs=dict(attributes),
+        )
+        trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
+        return Assignment(trial_id, self._storage.get_trial_number_from_id(trial_id), dict(params))
+
+    def start_waiting(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> Assignment:
+        """Start a trial that has waited; attributes that it has already stay as they are."""
+        for name in attributes.keys() - trial.user_attrs.keys():
+            self._storage.set_trial_user_attr(trial._trial_id, name, attributes[name])
+        self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+        return Assignment(trial._trial_id, trial.number, trial.params, trial.user_attrs.get("seed"))
 
     def report(self, assignment: Assignment, step: int, loss: float) -> None:
         """Record an intermediate value."""
@@ -190,13 +158,13 @@ class Record:
         Only while nobody starts trials. `attributes_of` gives the attributes of an evaluation, before which some were
         taken.
         """
-        taken, trials = 0, self._storage.get_all_trials(self._study_id, deepcopy=False)
+        taken, known = 0, {frozenset(trial.params.items()) for trial in self.trials()}
         for evaluation in evaluations:
-            if self._is_known(evaluation.params, trials):
+            if (params := frozenset(evaluation.params.items())) in known:
                 continue
             trial = trial_of(evaluation, distributions, attributes_of(evaluation, taken))
             self._storage.create_new_trial(self._study_id, template_trial=trial)
-            self._tried.add(frozenset(evaluation.params.items()))
+            known.add(params)
             taken += 1
         return taken
 
@@ -204,7 +172,6 @@ class Record:
         """Let what waits be evaluated no more; only while nobody starts trials."""
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, waiting.trial)
         self._end(Assignment(trial_id, waiting.trial, waiting.params), TrialState.FAIL, None, failure=INTERRUPTED)
-        self._interrupted += 1
 
     def interrupt(self, assignment: Assignment, died: bool = False) -> None:
         """End a trial that could not end by itself, perhaps since the job died; let its repeat wait to be evaluated.
@@ -217,8 +184,6 @@ class Record:
             kept = {name: trial.user_attrs[name] for name in _REPEATED if name in trial.user_attrs}
             self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths, **kept)
         self._end(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
-        self._interrupted += 1
-        self._some_may_wait = True
 
     def requeue_interrupted(self, died: bool = True) -> int:
         """Interrupt all that was running when a run ended, or died; only for a study that no run is working on.
@@ -226,7 +191,7 @@ class Record:
         What has killed it may be among them, and is found (`hpo.store.suspects`) and fails, unless it is known already,
         since it was recorded as what `killed` the job.
         """
-        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+        trials = self.trials()
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         for trial in running:
             assignment = Assignment(trial._trial_id, trial.number, trial.params)
@@ -254,11 +219,11 @@ class Record:
 
     def evaluations(self) -> list[Evaluation]:
         """Return all evaluations in the order in which they were started."""
-        return [evaluation_of(trial) for trial in self._storage.get_all_trials(self._study_id, deepcopy=False)]
+        return [evaluation_of(trial) for trial in self.trials()]
 
     def news(self) -> list[Evaluation]:
         """Return the evaluations that have started, or that have ended, since this was asked for the last time."""
-        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
+        trials = self.trials()
         fresh = [trials[number] for number in [*self._told, *range(self._over, len(trials))]]
         changed = [trial for trial in fresh if self._told.get(trial.number) != trial.state]
         self._told.update((trial.number, trial.state) for trial in changed)
@@ -273,17 +238,6 @@ class Record:
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
         return [evaluation_of(trial) for trial in trials]
 
-    def _is_known(self, params: Mapping[str, Any], trials: Sequence[FrozenTrial]) -> bool:
-        self._tried.update(frozenset(trial.params.items()) for trial in trials[self._counted :])
-        self._counted = len(trials)
-        return frozenset(params.items()) in self._tried
-
-    def _start_waiting(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> Assignment:
-        for name in attributes.keys() - trial.user_attrs.keys():
-            self._storage.set_trial_user_attr(trial._trial_id, name, attributes[name])
-        self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-        return Assignment(trial._trial_id, trial.number, trial.params, trial.user_attrs.get("seed"))
-
     def _waiting(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.WAITING,))
 
@@ -293,15 +247,3 @@ class Record:
         for name, value in attributes.items():
             self._storage.set_trial_user_attr(assignment.trial_id, name, value)
         self._storage.set_trial_state_values(assignment.trial_id, state, values)
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        lock = FileLock(self._lock_path)  # of the ranks of one job, which ends when one of them dies
-        try:
-            lock.acquire()
-        except OSError as error:
-            raise RunError(f"{self._lock_path}.lock cannot be made: {error.strerror}") from error
-        try:
-            yield
-        finally:
-            lock.release()

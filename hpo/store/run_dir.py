@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from hpo.errors import RunError, UsageError
 from hpo.process.leaving import is_alive
+from hpo.store.manifest import Manifest, manifest_of
+from hpo.store.system_lock import try_system_lock
 from hpo.store.url import is_remote
-from hpo.text import printable, quoted
+from hpo.text import printable
 
 RUNS = Path("runs")
 _held: set[tuple[int, int]] = set()  # the locks of this process: it would lose one that it opens and closes to look
-VERSION = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")  # a search space file as a session has run it
 
 
 class RunDir:
@@ -81,17 +81,17 @@ class RunDir:
             if _identity(self.lock) in _held:
                 return True
             with self.lock.open() as file:
-                locked = _is_locked(file)
+                free = try_system_lock(file, shared=True)
         except FileNotFoundError:
             return False
         except OSError:
             return None
         holder = re.match(r"process (\d{1,9}) on (.*) since ", self.holder)
-        if locked or not holder:
-            return bool(locked)
+        if free is False or not holder:
+            return free is False
         if holder[2] != socket.gethostname():
             return None
-        return locked is None and is_alive(int(holder[1]))
+        return free is None and is_alive(int(holder[1]))
 
     @property
     def holder(self) -> str:
@@ -108,20 +108,12 @@ class RunDir:
         """
         with self.lock.open("a+", errors="replace") as file:
             file.seek(0)
-            try:
-                _lock(file)
-            except (BlockingIOError, PermissionError):
+            if (locked := _lock(file)) is False:
                 holder = printable(file.read(200).strip()) or "another run"
-                raise UsageError(
-                    f"{self.path} is in use by {holder}: wait for it, end it, or name another --run-dir"
-                ) from None
-            except OSError as error:
-                print(
-                    f"warning: {self.lock} cannot be locked ({error.strerror}): a second run in {self.path} would not "
-                    "be noticed",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                raise UsageError(f"{self.path} is in use by {holder}: wait for it, end it, or name another --run-dir")
+            if locked is None:
+                text = f"warning: {self.lock} cannot be locked: a second run in {self.path} would not be noticed"
+                print(text, file=sys.stderr, flush=True)
             self.died = bool(file.read(1))
             file.truncate(0)
             since = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -162,7 +154,7 @@ class RunDir:
         for draft in self.path.glob(f".{self.weights.name}.*"):
             draft.unlink(missing_ok=True)
 
-    def read(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         """Read run.json; raises UsageError where it is missing or is not what a run has written."""
         try:
             content = json.loads(self.run_json.read_text())
@@ -170,8 +162,7 @@ class RunDir:
             raise UsageError(f"{self.path} holds no run: there is no {self.run_json}") from None
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{self.run_json} cannot be read: {error}") from error
-        _check_content(content, self.run_json)
-        return dict(content)
+        return manifest_of(content, self.run_json)
 
     def summary(self) -> dict[str, Any]:
         """Return what summary.json holds; nothing where there is none, or somebody has edited it."""
@@ -187,68 +178,13 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _is_locked(file: IO[str]) -> bool | None:
-    """Tell whether somebody has locked a file; None where it cannot be locked at all.
-
-    Those who ask do not keep each other from it, and need no leave to write.
-    """
-    try:
-        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return True
-    except OSError:
-        return None
-    return False
-
-
-def _lock(file: IO[str]) -> None:
+def _lock(file: IO[str]) -> bool | None:
     """Lock a file; one that asks whether a run is there (`in_use`) has it for a moment too."""
     for _ in range(3):
-        with suppress(BlockingIOError, PermissionError):
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+        if (locked := try_system_lock(file)) is not False:
+            return locked
         time.sleep(0.1)
-    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _check_content(content: Any, path: Path) -> None:
-    """Raise a UsageError unless run.json holds what a resume relies on; people edit it."""
-    expected: dict[str, tuple[type, str, Callable[[Any], bool]]] = {
-        "space": (dict, "an object", bool),
-        "budget": (int, "a whole number from 1", lambda budget: budget >= 1),
-        "seed": (int, "a whole number from 0", lambda seed: seed >= 0),
-        "propagators": (list, "a list of propagators", lambda names: names and all(isinstance(n, str) for n in names)),
-        "pruner": (str, "the name of a pruner", bool),
-        "confirm": (int, "a whole number from 0", lambda seeds: seeds >= 0),
-        "settings": (dict, "an object", lambda _: True),
-        "set": (dict, "an object of texts", lambda texts: all(isinstance(text, str) for text in texts.values())),
-        "storage": (str, "a text", bool),
-        "study": (str, "a text", bool),
-        "sessions": (
-            list,
-            "a list of sessions with a file and its sha256",
-            lambda sessions: sessions and all(map(_is_session, sessions)),
-        ),
-    }
-    for key, (kind, name, fits) in expected.items():
-        value = content.get(key) if isinstance(content, dict) else None
-        if type(value) is not kind or not fits(value):
-            shown = "is missing" if value is None else f"is {quoted(value)}"
-            raise UsageError(f"{path} is not as a run has written it: {key!r} {shown}, and must be {name}")
-
-
-def _is_session(session: Any) -> bool:
-    """Tell whether an entry of run.json says which search space file a session has run."""
-
-    def fits(key: str, pattern: str) -> bool:
-        return isinstance(session.get(key), str) and re.fullmatch(pattern, session[key]) is not None
-
-    return (
-        isinstance(session, dict)
-        and fits("file", VERSION.pattern)
-        and fits("sha256", "[0-9a-f]{64}")
-        and (session.get("commit") is None or fits("commit", "[0-9a-f]{40,64}"))
-    )
+    return try_system_lock(file)
 
 
 def fresh_run_dir(name: str) -> RunDir:

@@ -6,33 +6,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hpo.errors import OutageError, RunError, UsageError
+from hpo.store.manifest import confirming
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.storage import check_readable, studies
 from hpo.store.url import file_of, without_password
 from hpo.text import message, short
 
-CONFIRMATIONS = "-confirm"  # behind the name of a run's study, for the study of what confirms it
 
-
-def open_study(run_dir: RunDir, storage: str, study_name: str) -> Record | None:
+def open_study(storage: str, study_name: str) -> Record | None:
     """Open the record of a run; None where its storage has no such study."""
     with mistakes(storage):
         try:
-            return Record(storage, study_name, run_dir.claims)
+            return Record(storage, study_name)
         except KeyError:
             return None
 
 
-def confirmations_of(run_dir: RunDir, storage: str, study_name: str) -> Record | None:
+def confirmations_of(storage: str, study_name: str) -> Record | None:
     """Open the record of what confirms the best of a run; None where that has not begun.
 
     Raises UsageError where the study that would hold it is another run's.
     """
-    name = study_name + CONFIRMATIONS
+    name = confirming(study_name)
     if is_missing(storage):
         return None
-    record = open_study(run_dir, storage, name)
+    record = open_study(storage, name)
     if record is None or record.about().get("confirms") == study_name:
         return record
     if "space" in record.about() or record.evaluations():
@@ -48,7 +47,7 @@ def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
     if is_missing(storage):
         raise UsageError(f"{file_of(storage)}, the study of this run, is missing: restore it")
     check_readable(storage)
-    record = open_study(run_dir, storage, study_name)
+    record = open_study(storage, study_name)
     if record is None:
         with mistakes(storage):
             names = short(", ".join(map(repr, studies(storage))) or "none")

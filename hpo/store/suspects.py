@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.store.lines import is_whole
+from hpo.store.values import is_whole
 
 MOST_DEATHS = 3  # of the job, in a row, the last one with nothing else in flight
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.store.lines import is_mapping, is_number, is_text, is_whole
+from hpo.store.values import is_mapping, is_number, is_text, is_whole
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -89,10 +89,15 @@ def label(trial: int, confirms: bool) -> str:
     return f"confirm-{trial}" if confirms else str(trial)
 
 
+def is_interrupted(trial: FrozenTrial) -> bool:
+    """Tell whether a trial has ended because its job did, and is repeated by another one."""
+    return trial.state.is_finished() and trial.user_attrs.get("failure") == INTERRUPTED
+
+
 def evaluation_of(trial: FrozenTrial) -> Evaluation:
     """Read a trial; an attribute that is none of this program's, whoever has written it, counts as missing."""
     ended = trial.state.is_finished()
-    state = INTERRUPTED if ended and trial.user_attrs.get("failure") == INTERRUPTED else _STATES[trial.state]
+    state = INTERRUPTED if is_interrupted(trial) else _STATES[trial.state]
     attributes = {name: value for name, value in trial.user_attrs.items() if name in _KINDS and _KINDS[name](value)}
     for name in ("metrics", "immigrants"):
         if name in attributes:
@@ -146,3 +151,13 @@ def kept(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
     """Return the n best complete evaluations, best first."""
     return sorted((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial))[:n]
+
+
+def best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
+    """Return the best complete evaluation; None while none is complete."""
+    return min((one for one in evaluations if one.state == "complete"), key=lambda e: (e.loss, e.trial), default=None)
+
+
+def is_spent(evaluations: Iterable[Evaluation], budget: int) -> bool:
+    """Tell whether a run's budget is spent."""
+    return sum(evaluation.counts for evaluation in evaluations) >= budget

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optuna.storages.journal import JournalFileOpenLock
 from safetensors import SafetensorError, safe_open
 
 from hpo.errors import UsageError
 from hpo.process.printed import warn
+from hpo.store.lock import FileLock
 from hpo.text import message
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ class WeightsKeeper:
         self._record = record
         self._settings = settings
 
-    def copy(
-        self, assignment: Assignment, offered: Mapping[str, Tensor] | None, loss: float
-    ) -> dict[str, Tensor] | None:
-        """Copy what an objective offers before it trains on; None where the run has something better already."""
-        if offered is None or (loss, assignment.number) >= self._record.best():
-            return None
+    def wants(self, assignment: Assignment, loss: float) -> bool:
+        """Tell whether an evaluation with this loss is the best of the run so far."""
+        return (loss, assignment.number) < self._record.best()
+
+    def copy(self, offered: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Copy what an objective offers, before it trains on; None where that cannot be done."""
         try:
             return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in offered.items()}
         except Exception as error:  # of any kind of tensor, a sharded one say, or no memory
@@ -69,13 +69,9 @@ class WeightsKeeper:
             os.fsync(file.fileno())
 
     def _publish(self, draft: Path, number: int) -> None:
-        lock = JournalFileOpenLock(str(self._path))
-        lock.acquire()
-        try:
+        with FileLock(self._path):
             if self._record.best()[1] == number:
                 draft.replace(self._path)
-        finally:
-            lock.release()
 
     def _warn(self, error: Exception) -> None:
         text = f"warning: the weights of the best so far cannot be kept in {self._path}: {message(error)}"

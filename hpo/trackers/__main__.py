@@ -64,9 +64,9 @@ def main() -> None:
 
 def _follow(name: str, run_dir: Path, job: int, say: Callable[[str], None]) -> None:
     """Show the run to the tracker until there is nothing more to come."""
-    about = RunDir(run_dir).read()
+    run = RunDir(run_dir).manifest()
     with Written(run_dir / name / "written.jsonl") as written, open(0, "rb", buffering=0) as orders:
-        tracker = _make(name, ShownRun(written.id, about, run_dir / name, say))
+        tracker = _make(name, ShownRun(written.id, run, run_dir / name, say))
         follower = Follower(tracker, written)
         over, pause = False, _POLL_SECONDS
         while not over:
@@ -79,7 +79,7 @@ def _follow(name: str, run_dir: Path, job: int, say: Callable[[str], None]) -> N
             follower.look(running=not over)
             taken = time.process_time() - before
             pause = min(max(_POLL_SECONDS, taken / _SHARE_OF_A_CORE), _LONGEST_POLL_SECONDS)
-        tracker.close(follower.evaluated(about["study"]) >= about["budget"])
+        tracker.close(follower.is_spent(run.study, run.budget))
 
 
 def _make(name: str, shown: ShownRun) -> Tracker:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpo.store.record import Record
-from hpo.store.trials import Evaluation
+from hpo.store.trials import Evaluation, is_spent
 from hpo.trackers.tracker import Tracker
 from hpo.trackers.written import Written
 
@@ -24,9 +24,9 @@ class Follower:
         """Follow a study, too."""
         self._records[study] = Record(storage, study)
 
-    def evaluated(self, study: str) -> int:
-        """Count what has been evaluated of a budget."""
-        return sum(evaluation.counts for evaluation in self._records[study].evaluations())
+    def is_spent(self, study: str, budget: int) -> bool:
+        """Tell whether the budget of a study is spent."""
+        return is_spent(self._records[study].evaluations(), budget)
 
     def look(self, running: bool = True) -> None:
         """Show what is new; what is still running only if there will be another look at it."""

@@ -92,16 +92,16 @@ class MLflow:
         return parent
 
     def _make_parent(self, shown: ShownRun) -> str:
-        about = shown.about
-        tags = {"hpo_run": shown.id, "kind": "search", "mlflow.source.name": text(str(about.get("command", "")))}
-        run = str(self._client.create_run(self._experiment, tags=tags, run_name=shown.name).info.run_id)
+        run = shown.manifest
+        tags = {"hpo_run": shown.id, "kind": "search", "mlflow.source.name": text(run.command)}
+        made = str(self._client.create_run(self._experiment, tags=tags, run_name=shown.name).info.run_id)
         values = {
-            **{name_of(name): value for name, value in about["settings"].items()},
-            **{f"search.{name}": about[name] for name in ("budget", "seed", "pruner", "confirm")},
-            "search.propagators": ",".join(about["propagators"]),
+            **{name_of(name): value for name, value in run.settings.items()},
+            **{f"search.{name}": getattr(run, name) for name in ("budget", "seed", "pruner", "confirm")},
+            "search.propagators": ",".join(run.propagators),
         }
-        self._log(run, [], [Param(name, text(str(value))) for name, value in values.items()], [])
-        return run
+        self._log(made, [], [Param(name, text(str(value))) for name, value in values.items()], [])
+        return made
 
     def _make_run(self, evaluation: Evaluation) -> str:
         if left := self._left.pop(title(evaluation), None):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpo.results.names import METRIC, PARAM, distinct
+from hpo.store.manifest import Manifest
 from hpo.store.trials import Evaluation
 from hpo.text import escaped, short, showable
 
@@ -34,19 +35,19 @@ class ShownRun:
     """
 
     id: str
-    about: Mapping[str, Any]
+    manifest: Manifest
     folder: Path
     say: Callable[[str], None]
 
     @property
     def name(self) -> str:
         """The name of the run."""
-        return text(self.about["study"], _LONGEST_NAME)
+        return text(self.manifest.study, _LONGEST_NAME)
 
     @property
     def search(self) -> str:
         """The name of the search space, under which trackers put the runs of it together."""
-        return name_of(Path(str(self.about.get("search_space", "hpo"))).stem)
+        return name_of(Path(self.manifest.search_space or "hpo").stem)
 
 
 class Tracker(Protocol):

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import hpo
+import hpo.trackers
 from hpo.store.run_dir import RunDir
-from hpo.store.study import CONFIRMATIONS, confirmations_of, existing_study
+from hpo.store.study import confirmations_of, existing_study
 from hpo.text import printable
 
 _ROOT = Path(hpo.__file__).parents[1]
@@ -64,7 +64,7 @@ class _Process:
         self._has_said_why = False
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "hpo.trackers", name, str(run_dir)],
+            [sys.executable, "-m", hpo.trackers.__name__, name, str(run_dir)],
             env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -133,12 +133,12 @@ def _to_stderr(line: str) -> None:
 def track(run_dir: Path, names: Sequence[str], storage: str | None) -> bool:
     """Show a run to trackers, as far as it is not shown there already; give whether all has been shown."""
     place = RunDir(run_dir)
-    about = place.read()
-    located = place.locate(storage or about["storage"])
-    existing_study(place, located, about["study"])  # or say what is wrong with it
+    run = place.manifest()
+    located = place.locate(storage or run.storage)
+    existing_study(place, located, run.study)  # or say what is wrong with it
     tracking = Tracking(names, run_dir)
-    tracking.follow(located, about["study"])
-    if confirmations_of(place, located, about["study"]) is not None:
-        tracking.follow(located, about["study"] + CONFIRMATIONS)
+    tracking.follow(located, run.study)
+    if confirmations_of(located, run.study) is not None:
+        tracking.follow(located, run.confirming_study)
     tracking.finish()
     return tracking.wait()

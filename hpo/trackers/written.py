@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
 import uuid
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from hpo.errors import UsageError
+from hpo.store.system_lock import try_system_lock
 from hpo.store.trials import Evaluation
 
 _SECONDS_FOR_OTHERS = 20.0  # for what an earlier job has left behind to end
@@ -66,16 +66,7 @@ class Written:
 
     def _lock(self) -> None:
         end = time.monotonic() + _SECONDS_FOR_OTHERS
-        while self._is_in_use():
+        while try_system_lock(self._file) is False:
             if time.monotonic() > end:
                 raise UsageError(f"another process writes there, and has {self._path}")
             time.sleep(_POLL_SECONDS)
-
-    def _is_in_use(self) -> bool:
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return True
-        except OSError:  # a file system without locks
-            return False
-        return False

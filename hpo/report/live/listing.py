@@ -26,7 +26,7 @@ class Listing:
 
     def tell(self, look: Look, run: Standing) -> None:
         """Print a line for each evaluation that has ended, and now and then the time left."""
-        lines = self._search.lines(look.evaluations, look.about["budget"])
+        lines = self._search.lines(look.evaluations, look.manifest.budget)
         lines += self._confirmation.lines(look.confirmations, len(look.confirmations))
         if time.monotonic() - self._estimated > SECONDS_BETWEEN_ESTIMATES and run.done < run.total:
             self._estimated = time.monotonic()

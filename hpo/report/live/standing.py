@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from hpo.report.scale import complete_losses
 from hpo.report.working_time import WorkingTime
 from hpo.results.confirmation import compare
 from hpo.results.reader import Look
-from hpo.store.trials import Evaluation
+from hpo.store.manifest import Manifest
+from hpo.store.trials import Evaluation, best, is_spent
 
 _LATEST = 50
 
@@ -81,11 +81,11 @@ def standing(look: Look) -> Standing:
     everything = [*evaluations, *confirmations]
     phase, why = _phase(look)
     shown = confirmations if phase == "confirming" else evaluations
-    total = len(confirmations) if phase == "confirming" else look.about["budget"]
+    total = len(confirmations) if phase == "confirming" else look.manifest.budget
     done = sum(evaluation.counts for evaluation in shown)
     goes_on = phase in GOING_ON
     running = _running(everything)
-    since = _session_start(look.about)
+    since = _session_start(look.manifest)
     time = WorkingTime(everything, look.at if goes_on else None)
     return Standing(
         at=look.at,
@@ -95,15 +95,15 @@ def standing(look: Look) -> Standing:
         total=total,
         pace=pace(shown, total - done, since, look.at if goes_on else None),
         counts=_counts(evaluations),
-        best=_best(evaluations),
-        islands=_islands(evaluations, look.about),
+        best=best(evaluations),
+        islands=_islands(evaluations, look.manifest.layout.islands),
         running=running,
         idle=_idle(everything, running, since) if goes_on else [],
         latest=heapq.nlargest(_LATEST, (e for e in everything if e.counts), key=lambda e: (e.ended, e.trial)),
         improvements=_improvements(evaluations, time),
         worked=time.total,
         losses=complete_losses(evaluations),
-        to_confirm=phase == "searching" and look.about["confirm"] > 0,
+        to_confirm=phase == "searching" and look.manifest.confirm > 0,
         confirmed=compare(confirmations) if confirmations else [],
     )
 
@@ -113,8 +113,8 @@ def _phase(look: Look) -> tuple[str, str]:
     confirming = any(evaluation.state == "running" for evaluation in look.confirmations)
     unconfirmed = confirming or any(evaluation.state == "waiting" for evaluation in look.confirmations)
     searching = any(evaluation.state == "running" for evaluation in look.evaluations)
-    spent = sum(evaluation.counts for evaluation in look.evaluations) >= look.about["budget"]
-    to_confirm = look.about["confirm"] and not look.confirmations and _best(look.evaluations) is not None
+    spent = is_spent(look.evaluations, look.manifest.budget)
+    to_confirm = look.manifest.confirm and not look.confirmations and best(look.evaluations) is not None
     finished = spent and not searching and not unconfirmed and not to_confirm
     if look.in_use:
         confirming = confirming or (unconfirmed and spent and not searching)
@@ -126,16 +126,12 @@ def _phase(look: Look) -> tuple[str, str]:
     return ("died", look.holder.split(" since ")[0]) if look.holder else ("stopped", look.stopped)
 
 
-def _session_start(about: dict[str, Any]) -> float:
+def _session_start(run: Manifest) -> float:
     """Return when the last session began, to the second; minus infinity if run.json does not say it."""
     try:
-        return datetime.strptime(about["started"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except (KeyError, TypeError, ValueError, OverflowError):
+        return datetime.strptime(run.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (ValueError, OverflowError):
         return -math.inf
-
-
-def _best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
-    return min((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial), default=None)
 
 
 def _counts(evaluations: Iterable[Evaluation]) -> dict[str, int]:
@@ -143,11 +139,8 @@ def _counts(evaluations: Iterable[Evaluation]) -> dict[str, int]:
     return dict(Counter("taken over" if evaluation.origin else evaluation.state for evaluation in evaluations))
 
 
-def _islands(evaluations: Sequence[Evaluation], about: dict[str, Any]) -> list[Island]:
+def _islands(evaluations: Sequence[Evaluation], number: int) -> list[Island]:
     """Return the islands on which something was evaluated; those of an earlier session that had more are dealt out."""
-    layout = about.get("layout")
-    given = layout.get("islands") if isinstance(layout, dict) else None
-    number = given if isinstance(given, int) and given > 0 else sys.maxsize
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in evaluations:
         if evaluation.finished or evaluation.state == "running":
@@ -156,7 +149,7 @@ def _islands(evaluations: Sequence[Evaluation], about: dict[str, Any]) -> list[I
         Island(
             index,
             sum(evaluation.finished for evaluation in group),
-            _best(group),
+            best(group),
             sum(evaluation.state == "failed" for evaluation in group),
         )
         for index, group in sorted(groups.items())

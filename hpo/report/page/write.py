@@ -14,7 +14,6 @@ from typing import Any
 import jinja2
 
 from hpo.errors import UsageError
-from hpo.layout import Layout
 from hpo.report.individuals import MOST_SHOWN, most_different
 from hpo.report.page import hyperparameters, losses, work
 from hpo.report.page.figure import Figure
@@ -22,8 +21,10 @@ from hpo.results.names import metrics_shown, params_shown
 from hpo.results.reader import RunReader
 from hpo.results.summary import by_reason, summarize
 from hpo.results.winner import examined, winner_of
+from hpo.store.manifest import Manifest
 from hpo.store.run_dir import write_whole
-from hpo.store.trials import Evaluation, rank
+from hpo.store.trials import Evaluation
+from hpo.store.trials import best as best_of
 from hpo.store.weights import trial_of_weights
 from hpo.text import day, duration, number, tenths, value
 
@@ -47,14 +48,14 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     """Return the report of a run as HTML; `now`, in seconds since the epoch, is where what still runs is drawn to."""
     goes_on = run.run_dir.in_use is not False
     evaluations, confirmations = run.evaluations(), run.confirmations()
-    summary = summarize(evaluations, run.about["budget"], top_n, confirmations)
+    summary = summarize(evaluations, run.manifest.budget, top_n, confirmations)
     trials = run.study.get_trials(deepcopy=False)
     distributions = next((trial.distributions for trial in trials if trial.distributions), {})
     importances = _importances(run, evaluations)
     order = list(importances) or list(distributions)
     shown = _most_telling(importances, [entry["params"] for entry in summary["top"]])
     metrics = sorted({name for entry in summary["top"] for name in entry["metrics"]})
-    layout, best = _layout(run), winner_of(evaluations, confirmations)
+    layout, best = run.manifest.layout, winner_of(evaluations, confirmations)
     drawn = {
         "best": losses.best_and_runner_up(evaluations, best),
         "history": losses.history(evaluations),
@@ -75,8 +76,8 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     )
     template.filters |= {"number": number, "value": value, "duration": duration, "tenths": tenths, "day": day}
     return template.get_template("page.html").render(
-        about=_about(run),
-        space=run.about["space"],
+        about=_about(run.manifest),
+        space=run.manifest.space,
         name=run.run_dir.study_name,
         made=now,
         goes_on=goes_on,
@@ -102,36 +103,21 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     )
 
 
-def _layout(run: RunReader) -> Layout:
-    try:
-        return Layout(**run.about["layout"])
-    except (KeyError, TypeError, UsageError) as error:
-        raise UsageError(f"{run.run_dir.run_json} is not as a run has written it: 'layout': {error}") from error
-
-
-def _about(run: RunReader) -> list[tuple[str, str]]:
+def _about(run: Manifest) -> list[tuple[str, str]]:
     """Say what was run, in the last session, as pairs of names and texts."""
-    try:
-        return _described(run)
-    except (TypeError, AttributeError) as error:
-        raise UsageError(f"{run.run_dir.run_json} is not as a run has written it: {error}") from error
-
-
-def _described(run: RunReader) -> list[tuple[str, str]]:
-    about = run.about
     return [
-        ("command", about.get("command", "")),
-        ("search space", about.get("search_space", "")),
-        ("started", about.get("started", "")),
-        ("layout", f"{_layout(run)}"),
-        ("hosts", ", ".join(map(str, about.get("hosts", [])))),
-        ("budget", f"{about['budget']} evaluations"),
-        ("seed", str(about["seed"])),
-        ("propagators", ", ".join(about["propagators"])),
-        ("pruner", about["pruner"]),
-        ("settings", ", ".join(f"{name} = {value}" for name, value in about["settings"].items())),
-        ("study", f"{about['study']} in {about['storage']}"),
-        ("versions", ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())),
+        ("command", run.command),
+        ("search space", run.search_space),
+        ("started", run.started),
+        ("layout", str(run.layout)),
+        ("hosts", ", ".join(run.hosts)),
+        ("budget", f"{run.budget} evaluations"),
+        ("seed", str(run.seed)),
+        ("propagators", ", ".join(run.propagators)),
+        ("pruner", run.pruner),
+        ("settings", ", ".join(f"{name} = {value}" for name, value in run.settings.items())),
+        ("study", f"{run.study} in {run.storage}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
     ]
 
 
@@ -169,9 +155,8 @@ def _islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     found = []
     for island in sorted({one.island for one in evaluations if one.counts}):
         own = [one for one in evaluations if one.island == island and one.counts]
-        best = next(iter(rank(own, 1)), None)
         last = max(own, key=lambda one: one.started)
-        found.append({"island": island, "evaluations": len(own), "best": best, "immigrants": last.immigrants})
+        found.append({"island": island, "evaluations": len(own), "best": best_of(own), "immigrants": last.immigrants})
     return found
 
 

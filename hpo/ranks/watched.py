@@ -1,0 +1,131 @@
+"""The evaluation that a rank is in, as its watch sees it: it can be called off by any thread, at any moment."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from hpo.process import clock
+
+# Go's runtime interrupts its threads with it for the same reasons: it does nothing to who does not expect it, and
+# neither libraries nor debuggers care (golang.org/design/24543-non-cooperative-preemption).
+INTERRUPT = signal.SIGURG
+
+_SECONDS_BETWEEN_INTERRUPTS = 3.0  # for objectives that catch even what is no Exception
+
+
+class CalledOff(BaseException):
+    """Raised in an objective that is to end; not an Exception, so that what an objective catches lets it pass."""
+
+
+@dataclass(frozen=True)
+class Details:
+    """What a watch needs to know of an evaluation.
+
+    `cut` ends its connections, from any thread. It is called off when it still goes on after `overdue_after` seconds.
+    Where a process dies in it, `about` says to a person what it was and, on the leader, `give_up` records that it has
+    failed: it takes the failure in a line, and the stack.
+    """
+
+    cut: Callable[[], None]
+    overdue_after: float
+    about: str
+    give_up: Callable[[str, str], None] | None = None
+
+
+class Watched:
+    """An evaluation; `number` counts those of the worker, alike on all its ranks.
+
+    ``cause`` is why it was called off, None while it was not. An objective that is called off has `patience` seconds to
+    come to an end; `tell` gets the cause that peers are to hear of.
+    """
+
+    def __init__(self, number: int, details: Details, patience: float, tell: Callable[[int, str], None]) -> None:
+        self.number = number
+        self.details = details
+        self.cause: str | None = None
+        self._patience = patience
+        self._tell = tell
+        self._overdue_at = clock.now() + details.overdue_after
+        self._called_off_at = self._interrupted_at = 0.0
+        self._inside = False
+        self._pressing = threading.Lock()
+
+    # What the main thread says
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let CalledOff be raised in the main thread: around an objective, and nothing else."""
+        try:
+            self._inside = True
+            if self.cause is not None:
+                raise CalledOff
+            yield
+        finally:
+            self._inside = False
+
+    @contextmanager
+    def closing(self, patient: bool) -> Iterator[None]:
+        """Let an objective clean up, for a while undisturbed if `patient`, and for no longer than it may take."""
+        with self._pressing:
+            self.cause = self.cause or "it is being closed"
+            self._called_off_at = clock.now()
+            self._interrupted_at = self._called_off_at + (self._patience / 2 if patient else 0.0)
+        try:
+            self._inside = True
+            yield
+        finally:
+            self._inside = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take no time from the evaluation."""
+        left, self._overdue_at = self._overdue_at - clock.now(), float("inf")
+        try:
+            yield
+        finally:
+            self._overdue_at = clock.now() + left
+
+    def call_off(self, cause: str) -> None:
+        """Call the evaluation off on all ranks of the worker."""
+        self.be_called_off(cause)
+        self._tell(self.number, cause)
+
+    def end(self) -> None:
+        """Say that it has ended on all ranks; its connections are not cut any more when this returns."""
+        with self._pressing:
+            self._inside = False
+
+    def interrupt(self) -> None:
+        """Raise CalledOff, in the main thread, where that is in an objective that was called off."""
+        if self._inside and self.cause is not None:
+            raise CalledOff
+
+    # What the watch's thread does
+
+    def be_called_off(self, cause: str) -> None:
+        """Be called off on this rank."""
+        if self.cause is None:
+            self._called_off_at, self._interrupted_at = clock.now(), float("-inf")
+            self.cause = cause
+
+    def is_overdue(self, now: float) -> bool:
+        """Tell whether it goes on for longer than it may, and has not been called off."""
+        return now > self._overdue_at and self.cause is None
+
+    def press(self, now: float) -> str:
+        """Get the main thread out of an objective that was called off; returns why it is stuck, once it is."""
+        with self._pressing:
+            if self.cause is None or not self._inside:
+                return ""
+            if now > self._called_off_at + self._patience:
+                when = f"its evaluation was called off {self._patience:g} s ago (--collective-timeout)"
+                return f"it is stuck: {when}, because {self.cause}"
+            if now > self._interrupted_at + _SECONDS_BETWEEN_INTERRUPTS:
+                self._interrupted_at = now
+                signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)
+                self.details.cut()
+            return ""

@@ -1,0 +1,113 @@
+"""What a run says when it ends: its tables, summary.json, why it stopped if it did, and its exit status."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from hpo.errors import Exit, Stop
+from hpo.evaluation.leader import target_reached
+from hpo.results.summary import busy_fraction, summarize
+from hpo.run.session import Session
+from hpo.store.run_dir import RunDir, write_json
+from hpo.store.trials import Evaluation, best, is_spent, rank
+from hpo.store.url import without_password
+
+
+class Conclusion:
+    """Sums a run up, on its first rank; `stopping` tells why the run stops, and `started` is when this session did.
+
+    `top_n` individuals are listed; the run ends where a loss is `target` or lower; its space has `size` individuals.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        stopping: Callable[[], Stop | None],
+        started: float,
+        top_n: int,
+        target: float,
+        size: float,
+    ) -> None:
+        self._session = session
+        self._files = RunDir(session.run_dir.path.absolute())  # objectives may be in a directory of their own
+        self._stopping = stopping
+        self._started = started
+        self._top_n = top_n
+        self._target = target
+        self._size = size
+        self._status: int | None = None
+
+    def last_words(self) -> int:
+        """Say it, unless it has been said, and return the exit status."""
+        return self.say() if self._status is None else self._status
+
+    def say(self) -> int:
+        """Print and write the summary as the record has it, and return the exit status that goes with it."""
+        from hpo.report.tables import print_tables, print_times  # take 0.1 s, on the first rank only
+
+        session, run_dir = self._session, self._session.run_dir
+        evaluations, confirmations = session.open_record().evaluations(), self._confirmations()
+        stopped = self._stopped(evaluations, confirmations)
+        summary = summarize(evaluations, session.manifest.budget, self._top_n, confirmations)
+        summary["stopped"] = stopped.reason if stopped else None
+        summary["exhausted"] = sum(evaluation.finished for evaluation in evaluations) >= self._size
+        summary["wall_seconds"] = round(time.time() - self._started, 3)
+        workers = session.manifest.layout.workers
+        summary["worker_busy_fraction"] = busy_fraction([*evaluations, *confirmations], workers, since=self._started)
+        print_tables(summary, run_dir.path)
+        if summary["worker_busy_fraction"] is not None:
+            print_times(summary)
+        write_json(self._files.summary_json, {**summary, **self._times_before(summary)})
+        if summary["exhausted"]:
+            print(f"The search space is exhausted: it has {self._size:.0f} individuals, and all were evaluated")
+        print(f"The study is {without_password(session.storage)}, the summary {run_dir.summary_json}")
+        if stopped:
+            print(f"Stopped: {stopped.reason}. To go on: --run-dir {run_dir.path} --resume")
+        sys.stdout.flush()
+        self._status = stopped.status if stopped else _status(summary)
+        return self._status
+
+    def is_search_over(self) -> bool:
+        """Tell whether there is nothing more to search: the budget is spent, or the target reached."""
+        evaluations = self._session.open_record().evaluations()
+        return is_spent(evaluations, self._session.manifest.budget) or self._is_target_reached(evaluations)
+
+    def _is_target_reached(self, evaluations: Sequence[Evaluation]) -> bool:
+        found = best(evaluations)
+        return found is not None and found.loss <= self._target
+
+    def _stopped(self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> Stop | None:
+        """Say why the run has stopped before it was done, if it has: the budget spent, and the best confirmed."""
+        session, stopping = self._session, self._stopping()
+        if self._is_target_reached(evaluations) and (stopping is None or not session.plan.count):
+            stopping = target_reached(self._target)
+        unconfirmed = session.plan.to_do(rank(evaluations, self._top_n), confirmations)
+        if stopping and unconfirmed and stopping.status == Exit.BUDGET_SPENT:
+            return replace(stopping, status=Exit.MORE_TO_DO)
+        return None if is_spent(evaluations, session.manifest.budget) and not unconfirmed else stopping
+
+    def _confirmations(self) -> list[Evaluation]:
+        session = self._session
+        if not session.plan.count or not session.has_confirmations():
+            return []
+        return session.plan.of(session.open_confirmations().evaluations())
+
+    def _times_before(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Return the times in the summary of an earlier session, where this one has evaluated nothing."""
+        if summary["worker_busy_fraction"] is not None:
+            return {}
+        before = self._files.summary()
+        with suppress(KeyError):
+            return {name: before[name] for name in ("wall_seconds", "worker_busy_fraction")}
+        return {}
+
+
+def _status(summary: dict[str, Any]) -> int:
+    """Return the exit status of a run that was not stopped."""
+    succeeded = summary["best"] and (summary["evaluations"]["complete"] or not summary["evaluations"]["failed"])
+    return Exit.BUDGET_SPENT if succeeded else Exit.NOTHING_SUCCEEDED

@@ -1,0 +1,122 @@
+"""What a person asks of a run, resolved once: what options leave open is as in earlier sessions, or the default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hpo.breeding.names import DEFAULT_PROPAGATORS, OF_NUMBERS
+from hpo.errors import UsageError
+from hpo.layout import Layout
+from hpo.problem import Problem, SearchFile, load_search_file
+from hpo.run.given import read_given
+from hpo.run.inheritance import Inheritance, read_inheritance
+from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, Options, check_propagators
+from hpo.space import Categorical, SearchSpace
+from hpo.store.manifest import Manifest
+from hpo.store.run_dir import RunDir
+from hpo.store.url import from_anywhere
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run as it is to be, on the first rank; `before` is the run.json of the run to resume, if there is one.
+
+    `storage` is None where the study is in the run directory; `set` has all settings that were given as texts, now or
+    in earlier sessions. `given` are hyperparameters to start with, `inheritance` is what is taken over.
+    """
+
+    options: Options
+    layout: Layout
+    problem: Problem
+    before: Manifest | None
+    budget: int
+    seed: int
+    propagators: tuple[str, ...]
+    pruner: str
+    confirm: int
+    storage: str | None
+    set: Mapping[str, str]
+    given: list[dict[str, Any]]
+    inheritance: Inheritance | None
+
+
+def resolve(options: Options, layout: Layout) -> Request:
+    """Read all that a run is started with. Raises UsageError where a person has to mend something first."""
+    from hpo.evaluation.pruning import make_pruner  # Optuna, which takes 0.3 s
+
+    file = load_search_file(options.search_space)
+    before = _before(options, file)
+    file.settings(options.settings)
+    assignments = {**(before.set if before else {}), **dict(text.split("=", 1) for text in options.settings)}
+    seed = _chosen(options.seed, before.seed if before else None, 0)
+    propagators = options.propagators or (before.propagators if before else DEFAULT_PROPAGATORS)
+    check_propagators(propagators)
+    check_space(propagators, file.space)
+    pruner = _chosen(options.pruner, before.pruner if before else None, DEFAULT_PRUNER)
+    make_pruner(pruner)
+    storage = _chosen(options.storage, before.storage if before else None, None)
+    return Request(
+        options=options,
+        layout=layout,
+        problem=file.bound([f"{name}={text}" for name, text in assignments.items()]),
+        before=before,
+        budget=_chosen(options.budget(layout.workers), before.budget if before else None, DEFAULT_EVALUATIONS),
+        seed=seed,
+        propagators=propagators,
+        pruner=pruner,
+        confirm=_chosen(options.confirm, before.confirm if before else None, 0),
+        storage=from_anywhere(storage) if storage is not None else None,
+        set=assignments,
+        given=read_given(options.start_with, file.space, seed) if options.start_with is not None else [],
+        inheritance=read_inheritance(options.start_from, file.space) if options.start_from is not None else None,
+    )
+
+
+def _chosen(now: T | None, before: T | None, default: T) -> T:
+    return now if now is not None else before if before is not None else default
+
+
+def _before(options: Options, file: SearchFile) -> Manifest | None:
+    """Read the run.json of the run to resume, if there is one; UsageError if it is of another search space."""
+    if not options.resume or options.run_dir is None or not RunDir(options.run_dir).run_json.exists():
+        return None
+    run_dir = RunDir(options.run_dir)
+    manifest = run_dir.manifest()
+    _check_settings(manifest, options, file, run_dir)
+    before, now = manifest.space, file.space.describe()
+    for name in [*before, *now]:
+        if before.get(name) != now.get(name):
+            raise UsageError(
+                f"--resume: the run in {run_dir.path} has another search space: parameter {name!r} was "
+                f"{before.get(name, 'not in it')}, and is {now.get(name, 'not in it')} in {file.path}"
+            )
+    return manifest
+
+
+def _check_settings(manifest: Manifest, options: Options, file: SearchFile, run_dir: RunDir) -> None:
+    """Raise a UsageError where the search space file takes no more what was set in earlier sessions."""
+    here = {assignment.split("=", 1)[0] for assignment in options.settings}
+    try:
+        for name, text in manifest.set.items():
+            if name not in here:
+                file.check_setting(f"{name}={text}")
+    except UsageError as error:
+        raise UsageError(
+            f"--resume: {error}; an earlier session was given it: change it in 'set' of {run_dir.run_json}, or what "
+            f"{file.path} takes"
+        ) from error
+
+
+def check_space(propagators: Sequence[str], space: SearchSpace) -> None:
+    """Raise a UsageError where one of the propagators cannot search the space."""
+    for propagator in propagators:
+        for name, parameter in space.parameters.items():
+            if propagator in OF_NUMBERS and isinstance(parameter, Categorical):
+                raise UsageError(
+                    f"--propagators {propagator}: it searches numbers, and parameter {name!r} is {parameter!r}; "
+                    "ga and tpe search any space"
+                )

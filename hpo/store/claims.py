@@ -1,0 +1,90 @@
+"""Claiming evaluations from a run's budget: each claim is a trial that starts, and no two processes get the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.errors import KnownError, RunError
+from hpo.store.lock import FileLock
+from hpo.store.record import Assignment, Record
+from hpo.store.suspects import next_of
+from hpo.store.trials import is_interrupted
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+
+class Claims:
+    """The budget of a run, from which a leader claims one evaluation after the other.
+
+    No more than `budget` evaluations are ever started, however many processes claim at once; what was interrupted does
+    not count, since it is repeated, nor does what was taken over. `lock` is the path of the lock that these processes
+    share. There is nothing to claim once the run `is_stopping`.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        lock: Path,
+        distributions: Mapping[str, BaseDistribution],
+        budget: int,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.record = record
+        self._lock_path = lock.absolute()
+        self._distributions = dict(distributions)
+        self._budget = budget
+        self._is_stopping = is_stopping
+        self._tried: set[frozenset[tuple[str, Any]]] = set()
+        self._counted = 0
+
+    def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
+        """Start a trial that has waited, or else one with these hyperparameters; None where the budget is spent.
+
+        Raises KnownError if these hyperparameters have been started before.
+        """
+        return self._claim(params, attributes)
+
+    def claim_waiting(self, **attributes: Any) -> Assignment | None:
+        """Start a trial that has waited; None where none does."""
+        return self._claim(None, attributes)
+
+    def _claim(self, params: Mapping[str, Any] | None, attributes: Mapping[str, Any]) -> Assignment | None:
+        if self._is_stopping():
+            return None
+        with self._locked():
+            trials = self.record.trials()
+            waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
+            claimed = sum("origin" not in trial.user_attrs and not is_interrupted(trial) for trial in trials)
+            if claimed - len(waiting) >= self._budget:
+                return None
+            is_last = params is None or claimed >= self._budget
+            if waiting and (trial := next_of(waiting, trials, is_last)):
+                return self.record.start_waiting(trial, attributes)
+            if params is None or is_last:
+                return None
+            if self._is_known(params, trials):
+                raise KnownError
+            return self.record.start(params, self._distributions, attributes)
+
+    def _is_known(self, params: Mapping[str, Any], trials: Sequence[FrozenTrial]) -> bool:
+        self._tried.update(frozenset(trial.params.items()) for trial in trials[self._counted :])
+        self._counted = len(trials)
+        return frozenset(params.items()) in self._tried
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = FileLock(self._lock_path)  # of the ranks of one job, which ends when one of them dies
+        try:
+            lock.acquire()
+        except OSError as error:
+            raise RunError(f"{self._lock_path}.lock cannot be made: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            lock.release()

@@ -1,0 +1,155 @@
+"""What run.json says of a run: what it searches, how, and which sessions it has had; checked when it is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpo.errors import UsageError
+from hpo.layout import Layout
+from hpo.store.values import are, is_mapping, is_text, is_whole
+from hpo.text import quoted
+
+VERSION = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")  # a search space file as a session has run it
+
+
+@dataclass(frozen=True)
+class SessionEntry:
+    """One session of a run: when it started, and the version of the search space file that it ran.
+
+    `file` is the name of the copy in the run directory, `commit` that of the file's git repository, None without one.
+    """
+
+    started: str
+    file: str
+    sha256: str
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The content of run.json.
+
+    `space` has a text per parameter; `settings` has their values as JSON has them, and `set` the texts that were given
+    with --set in any session. `storage` is a URL without its password, or the name of a file in the run directory;
+    `start_from` is the run that was taken over. What has a default is for people, and tells of the last session.
+    """
+
+    search_space: str = ""
+    space: Mapping[str, str]
+    layout: Layout
+    hosts: tuple[str, ...] = ()
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    started: str = ""
+    settings: Mapping[str, Any]
+    set: Mapping[str, str]
+    budget: int
+    seed: int
+    propagators: tuple[str, ...]
+    pruner: str
+    confirm: int
+    start_from: str | None = None
+    storage: str
+    study: str
+    sessions: tuple[SessionEntry, ...]
+    command: str = ""
+
+    @property
+    def confirming_study(self) -> str:
+        """The name of the study that holds what confirms the best."""
+        return confirming(self.study)
+
+    def content(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return dataclasses.asdict(self)
+
+
+def confirming(study: str) -> str:
+    """Name the study of what confirms the best of a study."""
+    return f"{study}-confirm"
+
+
+def manifest_of(content: object, path: Path) -> Manifest:
+    """Read the content of run.json; UsageError, naming the first culprit, where it is not what a run has written."""
+    values = content if isinstance(content, dict) else {}
+    read: dict[str, Any] = {}
+    for field in dataclasses.fields(Manifest):
+        name, is_needed = field.name, field.default is field.default_factory is dataclasses.MISSING
+        if name in values or is_needed:
+            read[name] = _read(name, values.get(name), path)
+    return Manifest(**read)
+
+
+def _read(name: str, value: object, path: Path) -> Any:
+    kind, fits, make = _FIELDS[name]
+    try:
+        if not fits(value):
+            raise UsageError(f"must be {kind}")
+        return make(value)
+    except UsageError as error:
+        shown = "is missing" if value is None else f"is {quoted(value)}"
+        raise UsageError(f"{path} is not as a run has written it: {name!r} {shown}, and {error}") from error
+
+
+def _is_layout(value: object) -> bool:
+    return are(is_whole)(value) and isinstance(value, dict) and {*value} == {f.name for f in dataclasses.fields(Layout)}
+
+
+def _is_whole_from(least: int) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and value >= least
+
+
+def _is_list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: type(value) is list and all(map(fits, value))
+
+
+def _is_session(entry: object) -> bool:
+    """Tell whether an entry says which search space file a session has run."""
+
+    def fits(key: str, pattern: str) -> bool:
+        return isinstance(entry, dict) and is_text(entry.get(key)) and bool(re.fullmatch(pattern, entry[key]))
+
+    if not (isinstance(entry, dict) and fits("file", VERSION.pattern) and fits("sha256", "[0-9a-f]{64}")):
+        return False
+    return entry.get("commit") is None or fits("commit", "[0-9a-f]{40,64}")
+
+
+def _session(entry: Mapping[str, Any]) -> SessionEntry:
+    commit = entry.get("commit")
+    dirty = bool(entry.get("dirty")) if commit else None
+    return SessionEntry(str(entry.get("started", "")), entry["file"], entry["sha256"], commit, dirty)
+
+
+_Field = tuple[str, Callable[[Any], bool], Callable[[Any], Any]]
+_TEXT: _Field = ("a text", is_text, str)
+_TEXTS: _Field = ("an object of texts", are(is_text), dict)
+# By name: what it must be, whether a value is that, and how it is read.
+_FIELDS: dict[str, _Field] = {
+    "space": ("an object of texts", lambda value: bool(value) and are(is_text)(value), dict),
+    "budget": ("a whole number from 1", _is_whole_from(1), int),
+    "seed": ("a whole number from 0", _is_whole_from(0), int),
+    "propagators": ("a list of propagators", lambda value: bool(value) and _is_list_of(is_text)(value), tuple),
+    "pruner": ("the name of a pruner", lambda value: is_text(value) and value != "", str),
+    "confirm": ("a whole number from 0", _is_whole_from(0), int),
+    "settings": ("an object", is_mapping, dict),
+    "set": _TEXTS,
+    "storage": ("a text", lambda value: is_text(value) and value != "", str),
+    "study": ("a text", lambda value: is_text(value) and value != "", str),
+    "sessions": (
+        "a list of sessions with a file and its sha256",
+        lambda value: bool(value) and _is_list_of(_is_session)(value),
+        lambda value: tuple(map(_session, value)),
+    ),
+    "layout": ("an object of ranks, ranks_per_worker and islands", _is_layout, lambda value: Layout(**value)),
+    "start_from": ("a text or null", lambda value: value is None or is_text(value), lambda value: value),
+    "started": _TEXT,
+    "search_space": _TEXT,
+    "hosts": ("a list of texts", _is_list_of(is_text), tuple),
+    "versions": _TEXTS,
+    "command": _TEXT,
+}
