@@ -1,8 +1,10 @@
 """Search hyperparameters with islands of multi-rank workers: mpirun -n 8 python run_islands.py."""
 
+import sys
 from pathlib import Path
 
-from hpo.cli import run_islands
+from hpo.cli import search
 
 if __name__ == "__main__":
-    run_islands(default_search_space=Path(__file__).parent / "search_spaces" / "digits_cnn.py")
+    default = Path(__file__).parent / "search_spaces" / "digits_cnn.py"
+    search("run_islands.py", sys.argv[1:], default)

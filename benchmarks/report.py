@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from hpo.report.page.write import write_report
 from hpo.results.reader import RunReader
-from tests.studies import add_search, make_run
+from tests.support.runs import add_search, make_run
 
 _REPEATS = 5
 _FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run"]

@@ -11,11 +11,11 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from typer.main import get_command
 
-from hpo.cli.arguments import run_islands_app
 from hpo.cli.commands import app as hpo_app
+from hpo.cli.search import search_app
 
 PROGRAMS = {
-    "run_islands.py": run_islands_app(Path("search_spaces/digits_cnn.py"), lambda _: None),
+    "run_islands.py": search_app(Path("search_spaces/digits_cnn.py"), lambda _: None),
     "hpo": hpo_app,
 }
 

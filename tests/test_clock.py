@@ -24,8 +24,7 @@ from hpo.results.reader import RunReader
 from hpo.results.summary import busy_fraction
 from hpo.text import duration
 from hpo.trackers.tracker import moment, results
-from tests.recorded import start
-from tests.studies import BEGAN, add, make_run
+from tests.support.runs import BEGAN, add, make_run, start
 
 BACK = -7184.1  # seconds from the beginning of an evaluation to its end
 

@@ -15,9 +15,8 @@ from optuna.storages.journal import JournalFileBackend
 from hpo.errors import RunError, UsageError
 from hpo.results.reader import RunReader
 from hpo.store.run_dir import RunDir
-from tests import fuzz
-from tests.recorded import complete, start, started
-from tests.studies import add, make_run
+from tests.support import fuzz
+from tests.support.runs import add, complete, make_run, start, started
 
 
 def test_whatever_is_damaged_is_read_or_refused_with_one_message(tmp_path: Path) -> None:

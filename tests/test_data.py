@@ -20,7 +20,7 @@ import pytest
 
 from hpo.training import load_data, load_test
 from hpo.training.sources import Cifar10
-from tests.conftest import FASHION_MNIST, needs_fashion_mnist
+from tests.support.launch import FASHION_MNIST, needs_fashion_mnist
 
 SAMPLES = 10_300
 

@@ -20,11 +20,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from tests.chaos import Victim
-from tests.conftest import ROOT, Mpi
-from tests.outcome import finished, trials_of
-
-PROGRAM = ROOT / "run_islands.py"
+from tests.support.chaos import Victim
+from tests.support.launch import PROGRAM, ROOT, Mpi
+from tests.support.outcome import finished, trials_of
 
 
 def blocks(page: str, language: str) -> list[str]:

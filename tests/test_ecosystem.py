@@ -17,11 +17,9 @@ import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
-from hpo.cli.command_line import call
-from hpo.cli.commands import app
-from tests.conftest import ROOT, SEARCHES, Mpi, finish
-from tests.outcome import trials_of
-from tests.recorded import run_of_everything
+from tests.support.launch import ROOT, SEARCHES, Mpi, call_hpo, finish
+from tests.support.outcome import trials_of
+from tests.support.runs import run_of_everything
 
 SECONDS = 100.0  # for anything that is waited for, on a machine that has much else to do
 
@@ -131,7 +129,7 @@ def plain_objective(trial: optuna.Trial) -> float:
 
 
 def test_a_run_from_a_plain_study_is_in_the_dashboard_while_it_goes_on_and_afterwards(
-    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    mpi: Mpi, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(tmp_path / "plain.log")))
     plain = optuna.create_study(study_name="plain", storage=storage, sampler=optuna.samplers.RandomSampler(seed=1))
@@ -174,9 +172,8 @@ def test_a_run_from_a_plain_study_is_in_the_dashboard_while_it_goes_on_and_after
         assert list(trial.intermediate_values.values()) == list(original.intermediate_values.values())
         assert trial.user_attrs["origin"] == f"trial {original.number} of plain.log#plain"
 
-    monkeypatch.setattr(sys, "argv", ["hpo", "export", str(tmp_path / "run"), "--to", "json"])
     capfdbinary.readouterr()
-    assert call(app, "hpo") == 0
+    assert call_hpo("export", tmp_path / "run", "--to", "json") == 0
     rows = json.loads(capfdbinary.readouterr().out)
     assert [(row["trial"], row["loss"], row["metric_accuracy"]) for row in rows] == [
         (trial.number, trial.values[0], trial.user_attrs.get("metrics", {}).get("accuracy")) for trial in after

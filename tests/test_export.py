@@ -22,24 +22,19 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo import Categorical, SearchSpace
-from hpo.cli.command_line import call
-from hpo.cli.commands import app
 from hpo.problem import load_search_file
 from hpo.store.run_dir import RunDir
-from tests.conftest import ROOT, SEARCHES
-from tests.outcome import trials_of
-from tests.recorded import complete, run_of_everything, start
-from tests.studies import add, make_run
-from tests.support.claiming import claim
+from tests.support.launch import ROOT, SEARCHES, call_hpo, hpo_line
+from tests.support.outcome import trials_of
+from tests.support.runs import add, claim, complete, make_run, run_of_everything, start
 
 Export = Callable[..., tuple[int, bytes, str]]
 
 
 @pytest.fixture
-def export(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Export:
+def export(capfdbinary: pytest.CaptureFixture[bytes]) -> Export:
     def run(*arguments: object) -> tuple[int, bytes, str]:
-        monkeypatch.setattr(sys, "argv", ["hpo", "export", *map(str, arguments)])
-        status = call(app, "hpo")
+        status = call_hpo("export", *arguments)
         out, err = capfdbinary.readouterr()
         return status, out, err.decode()
 
@@ -123,7 +118,7 @@ def test_every_evaluation_is_a_row_of_the_same_columns_in_each_format(tmp_path: 
 
 HOSTILE_SEARCH = r"""
 from hpo import Categorical, Float, Int, SearchSpace
-from tests.support.claiming import claim
+from tests.support.runs import claim
 
 space = SearchSpace(
     trial=Int(0, 5),
@@ -290,7 +285,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(
     tmp_path: Path, command: list[str], variables: dict[str, str], reader: str, status: int, message: str
 ) -> None:
     complete(start(tmp_path / "run").open_record(), 1)
-    line = [sys.executable, "-c", "from hpo.cli import main; main()", *command, str(tmp_path / "run")]
+    line = hpo_line(*command, tmp_path / "run")
     here, there = os.pipe()
     os.close(here)
     with os.fdopen(there, "w") as closed, Path("/dev/full").open("w") as full:
@@ -356,7 +351,7 @@ def test_a_standard_output_that_was_closed_is_said_and_takes_nothing(tmp_path: P
     start(tmp_path / "run")
     before = (tmp_path / "run" / "study.log").read_bytes()
     name, *options = command.split()
-    line = [sys.executable, "-c", "from hpo.cli import main; main()", name, "run", *options]
+    line = hpo_line(name, "run", *options)
     closed = partial(os.close, 1)  # as a shell does for >&-
     job = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, preexec_fn=closed)
     assert (job.returncode, job.stderr) == (2, "error: the standard output cannot be written: Bad file descriptor\n")

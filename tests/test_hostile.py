@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import Victim
-from tests.conftest import ROOT, SEARCHES, Mpi, changed_program
-from tests.outcome import finished, trials_of
-from tests.soak import ENDLESS, PROGRAM
-from tests.test_reliability import ALONE, QUICK, hpo
+from tests.support.chaos import Victim
+from tests.support.endurance import ENDLESS
+from tests.support.launch import ALONE, PROGRAM, ROOT, SEARCHES, Mpi, changed_program, hpo_line
+from tests.support.outcome import finished, trials_of
+from tests.support.runs import QUICK
 
 KILLING = SEARCHES / "killing.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -75,7 +75,7 @@ def test_what_an_objective_changes_of_its_process_or_leaves_there_is_gone_after_
 
 
 def supervise(folder: Path, *command: object, restarts: int = 3) -> subprocess.CompletedProcess[str]:
-    line = hpo("run", "--restarts", restarts, "mpirun", *command)
+    line = hpo_line("run", "--restarts", restarts, "mpirun", *command)
     return subprocess.run(line, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Mpi, changed_program
+from tests.support.launch import ROOT, Mpi, changed_program
 
 # TEST-NET-2 of RFC 5737: nobody's network.
 NETWORK = "198.51.100."

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.support.launch import ROOT
 
 WRONG = {
     "hpo/store/run_dir.py": ("from hpo.run import options", "rooms import only what stands below them"),

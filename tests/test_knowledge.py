@@ -22,14 +22,12 @@ from hpo.problem import load_search_file
 from hpo.results.confirmation import Plan, compare
 from hpo.run.inheritance import read_inheritance
 from hpo.store.trials import Evaluation
-from tests.conftest import ROOT, SEARCHES, Mpi, finish
-from tests.outcome import finished, lines_of, trials_of
-from tests.recorded import start
+from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, finish
+from tests.support.outcome import finished, lines_of, trials_of
+from tests.support.runs import start
 
-PROGRAM = ROOT / "run_islands.py"
 TINY = SEARCHES / "tiny.py"
 NOISY = SEARCHES / "noisy.py"
-ALONE = ["--ranks-per-worker", 1, "--islands", 1]
 
 
 @pytest.mark.parametrize("probability", [1, 0])

@@ -15,7 +15,7 @@ from hpo.report.lookup import Lookup
 from hpo.report.page.write import render
 from hpo.report.tables import print_tables
 from hpo.results.reader import RunReader
-from tests.studies import BEGAN, add, make_run
+from tests.support.runs import BEGAN, add, make_run
 
 SPACE = SearchSpace(**{f"parameter_{n}": Float(0.0, 1.0) for n in range(150)})
 DIFFERENT = [f"parameter_{n}" for n in range(5, 150, 12)][:12]

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, SEARCHES, Mpi
-from tests.outcome import trials_of
+from tests.support.launch import PROGRAM, ROOT, SEARCHES, Mpi, hpo_line
+from tests.support.outcome import trials_of
 
-PROGRAM = ROOT / "run_islands.py"
 CARELESS = SEARCHES / "careless.py"
 
 
@@ -135,7 +134,7 @@ def test_an_evaluation_that_ends_the_process_is_told_given_up_and_not_repeated(t
     search.write_bytes(CARELESS.read_bytes())
     arguments = ["--evaluations", "5", "--collective-timeout", "30", "--set", "ways=none,none,number,none,none"]
     command = ["mpirun", "-n", "2", sys.executable, str(PROGRAM), str(search), "--run-dir", "run", *arguments]
-    supervisor = [sys.executable, "-c", "from hpo.cli import main; main()", "run", "--restarts", "1", *command]
+    supervisor = hpo_line("run", "--restarts", 1, *command)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     job = subprocess.run(supervisor, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150)
     assert job.returncode == 0, job.stderr

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from hpo.evaluation.group import _threads
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.sharing import Shared
-from tests.conftest import PROGRAMS, SEARCHES, Mpi
+from tests.support.launch import PROGRAMS, SEARCHES, Mpi
 
 
 def results(mpi: Mpi, ranks: int, program: str, folder: Path) -> list[dict[str, Any]]:

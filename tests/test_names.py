@@ -17,7 +17,7 @@ from hpo.report.tables import print_tables, print_winner
 from hpo.results.names import metrics_shown
 from hpo.results.reader import RunReader
 from hpo.trackers.tracker import params, results
-from tests.studies import BEGAN, add, make_run
+from tests.support.runs import BEGAN, add, make_run
 
 SPACE = SearchSpace(lr=Float(0, 1), trial=Float(0, 1), search=Categorical("a"))
 METRICS = {"loss": 9.0, "metric_loss": 8.0, "lr": 7.0, "accuracy": 6.0}

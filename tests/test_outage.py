@@ -18,7 +18,7 @@ from hpo.store import outage
 from hpo.store.outage import Patience, patient
 from hpo.store.record import Record
 from hpo.store.storage import open_storage
-from tests.support.claiming import claim
+from tests.support.runs import claim
 
 SPACE = SearchSpace(x=Float(0.0, 1.0))
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpo.report import progress
 from hpo.store.trials import Evaluation
-from tests.outcome import lines_of
+from tests.support.outcome import lines_of
 
 
 def one(trial: int, began: float, ended: float | None = None) -> Evaluation:

@@ -9,10 +9,8 @@ import pytest
 
 from hpo.errors import UsageError
 from hpo.evaluation.pruning import make_pruner
-from tests.conftest import ROOT, SEARCHES, Mpi
-from tests.outcome import trials_of
-
-PROGRAM = ROOT / "run_islands.py"
+from tests.support.launch import PROGRAM, SEARCHES, Mpi
+from tests.support.outcome import trials_of
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hpo.store.claims import Claims
 from hpo.store.record import Assignment, Record
 from hpo.store.trials import rank
 from hpo.store.url import without_password
-from tests.support.claiming import LOCK, claim
+from tests.support.runs import LOCK, claim
 
 SPACE = SearchSpace(layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True))
 DISTRIBUTIONS = SPACE.distributions()

@@ -17,13 +17,12 @@ from pathlib import Path
 import pytest
 
 from hpo.run.supervisor import pause_after
-from tests.chaos import Victim, children
-from tests.conftest import ROOT, SEARCHES, Mpi, changed_program, finish
-from tests.outcome import finished, lines_of, trials_of
-from tests.soak import FAULTY, PROGRAM, WAYS, recovery_times, survive
+from tests.support.chaos import Victim, children
+from tests.support.endurance import FAULTY, WAYS, recovery_times, survive
+from tests.support.launch import ALONE, PROGRAM, ROOT, SEARCHES, Mpi, changed_program, finish, hpo_line
+from tests.support.outcome import finished, lines_of, trials_of
+from tests.support.runs import QUICK
 
-QUICK = SEARCHES / "quick.py"
-ALONE = ["--ranks-per-worker", 1, "--islands", 1]
 REASONS = {
     "memory": "OutOfMemoryError: injected: out of memory",
     "exit": "SystemExit: injected: exit",
@@ -43,11 +42,6 @@ REASONS = {
 def faulty(*options: object, **settings: object) -> list[object]:
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     return [PROGRAM, FAULTY, "--run-dir", "run", *options, *chosen]
-
-
-def hpo(*arguments: object) -> list[str]:
-    """Return the command line of hpo, which may not be installed."""
-    return [sys.executable, "-c", "from hpo.cli import main; main()", *map(str, arguments)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -338,7 +332,10 @@ def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("w") as out:
         supervisor = subprocess.Popen(
-            hpo("run", "--restarts", 1, *command), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=out
+            hpo_line("run", "--restarts", 1, *command),
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=out,
         )
     try:
         for crash in (1, 2):  # with progress in between
@@ -361,7 +358,7 @@ def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
 
 def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
     def supervise(*command: object, restarts: int = 2) -> subprocess.CompletedProcess[str]:
-        line = hpo("run", "--restarts", restarts, *command)
+        line = hpo_line("run", "--restarts", restarts, *command)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         return subprocess.run(
             line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -389,7 +386,7 @@ def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
 def test_a_supervisor_that_is_told_to_stop_while_it_starts_the_job_stops_it(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text("trap 'exit 75' USR1\ntouch started\nfor i in $(seq 600); do sleep 0.1; done\n")
-    command = hpo("run", "bash", "-c", "kill -TERM $PPID; source job.sh", "--run-dir", "run")
+    command = hpo_line("run", "bash", "-c", "kill -TERM $PPID; source job.sh", "--run-dir", "run")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     stopped = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=40)
     assert stopped.returncode == 75

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -29,9 +28,8 @@ from hpo.results.reader import RunReader
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.text import number
-from tests.studies import BEGAN, SPACE, add, add_search, make_run
-from tests.support.claiming import claim
-from tests.support.manifests import manifest
+from tests.support.launch import run_hpo
+from tests.support.runs import BEGAN, SPACE, add, add_search, claim, make_run, manifest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -514,8 +512,7 @@ def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_pat
 
 def test_the_command_writes_the_report_and_overwrites_nothing_else(run_dir: Path, tmp_path: Path) -> None:
     def report(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from hpo.cli import main; main()", "report", *map(str, arguments)]
-        return subprocess.run(command, cwd=run_dir.parent, capture_output=True, text=True, check=False, timeout=60)
+        return run_hpo("report", *arguments, cwd=run_dir.parent)
 
     for _ in range(2):
         made = report("run")

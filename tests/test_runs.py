@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,12 +16,20 @@ from pathlib import Path
 import optuna
 import pytest
 
-from tests.conftest import FASHION_MNIST, ROOT, SEARCHES, Mpi, available_mpis, finish, needs_fashion_mnist
-from tests.outcome import finished, lines_of, trials_of
-
-PROGRAM = ROOT / "run_islands.py"
-QUICK = SEARCHES / "quick.py"
-ALONE = ["--ranks-per-worker", 1, "--islands", 1]
+from tests.support.launch import (
+    ALONE,
+    FASHION_MNIST,
+    PROGRAM,
+    ROOT,
+    SEARCHES,
+    Mpi,
+    available_mpis,
+    finish,
+    hpo_line,
+    needs_fashion_mnist,
+)
+from tests.support.outcome import finished, lines_of, trials_of
+from tests.support.runs import QUICK
 
 
 def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
@@ -63,7 +70,7 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     assert (run["budget"], run["seed"], run["settings"]["epochs"], len(run["hosts"])) == (13, 3, 2, 1)
     assert run["space"]["conv_layers"] == "Int(low=1, high=6)"
 
-    top = [sys.executable, "-c", "from hpo.cli import main; main()", "top", str(run_dir), "-n", "1"]
+    top = hpo_line("top", run_dir, "-n", 1)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     as_json = subprocess.run([*top, "--json"], env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert json.loads(as_json.stdout)["top"] == [summary["best"]]

@@ -12,7 +12,7 @@ import pytest
 
 from hpo.errors import UsageError
 from hpo.problem import load_search_file
-from tests.conftest import ROOT
+from tests.support.launch import ROOT
 
 GOOD = """
 from dataclasses import dataclass

@@ -27,8 +27,7 @@ from hpo.run.session import Session
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.url import without_password
-from tests.recorded import QUICK, complete, start
-from tests.support.claiming import claim
+from tests.support.runs import QUICK, claim, complete, start
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])

@@ -21,8 +21,6 @@ from optuna.trial import TrialState
 from rich.cells import cell_len
 
 from hpo import Categorical, Float, SearchSpace
-from hpo.cli.command_line import call
-from hpo.cli.commands import app
 from hpo.problem import load_search_file
 from hpo.report.live.lines import Pen
 from hpo.report.live.listing import Listing
@@ -32,12 +30,21 @@ from hpo.results.reader import Look, RunReader
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import rank
-from tests.conftest import ROOT, Mpi
-from tests.recorded import HOSTILE, QUICK, complete, run_of_everything, start, started
-from tests.soak import FAULTY, PROGRAM
-from tests.studies import BEGAN, add, make_run
-from tests.support.claiming import claim
-from tests.support.manifests import CONTENT
+from tests.support.endurance import FAULTY
+from tests.support.launch import PROGRAM, ROOT, Mpi, call_hpo, hpo_line
+from tests.support.runs import (
+    BEGAN,
+    CONTENT,
+    HOSTILE,
+    QUICK,
+    add,
+    claim,
+    complete,
+    make_run,
+    run_of_everything,
+    start,
+    started,
+)
 
 PLACED = "rank 1, my_search.py:33: ValueError: injected"
 LATE = "timeout: rank 0 waited 15 s at my_search.py:20 for rank 1, which was at my_search.py:15"
@@ -47,19 +54,14 @@ Hpo = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def hpo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hpo:
+def hpo(capsys: pytest.CaptureFixture[str]) -> Hpo:
     """Run the command in this process."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hpo", *map(str, arguments)])
-        status = call(app, "hpo")
+        status = call_hpo(*arguments)
         return status, *capsys.readouterr()
 
     return run
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", "from hpo.cli import main; main()", *map(str, arguments)]
 
 
 def facts_of(text: str) -> dict[str, str]:
@@ -282,7 +284,7 @@ def test_what_cannot_be_encoded_does_not_end_it(tmp_path: Path) -> None:
     run_dir = run_of_everything(tmp_path)
     for arguments in (["show", run_dir, 7], ["top", run_dir, "--failed"], ["top", run_dir]):
         environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-        done = subprocess.run(command(*arguments), cwd=ROOT, env=environment, capture_output=True, timeout=60)
+        done = subprocess.run(hpo_line(*arguments), cwd=ROOT, env=environment, capture_output=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, b"")
         assert b"[red]\\U0001f4a9\\udcffxxx" in done.stdout
         assert done.stdout.isascii()
@@ -397,7 +399,7 @@ def in_terminal(columns: int, *arguments: object) -> str:
     terminal, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    with subprocess.Popen(command(*arguments), cwd=ROOT, env=environment, stdout=slave, stderr=slave) as process:
+    with subprocess.Popen(hpo_line(*arguments), cwd=ROOT, env=environment, stdout=slave, stderr=slave) as process:
         os.close(slave)
         written = b""
         with suppress(OSError):  # when nobody holds the other end any more
@@ -419,7 +421,7 @@ def test_failures_are_as_wide_as_the_terminal(tmp_path: Path) -> None:
     narrow = in_terminal(30, "top", tmp_path / "run", "--failed").split("\n\n")[0].splitlines()
     assert [cell_len(line[line.index("0.9   ") + 6 :]) for line in narrow[3:]] == [40, 40], "a readable part of it"
     piped = subprocess.run(
-        command("top", tmp_path / "run", "--failed"), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        hpo_line("top", tmp_path / "run", "--failed"), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert piped.stdout.split("\n\n")[0].endswith("so on end"), "nothing is cut where there is no terminal"
 
@@ -483,7 +485,7 @@ def test_a_real_failure_is_shown_with_its_traceback(mpi: Mpi, tmp_path: Path) ->
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def printed_by(line: str) -> str:
-        given = command(*line.split()[1:])
+        given = hpo_line(*line.split()[1:])
         done = subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout

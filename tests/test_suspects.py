@@ -11,7 +11,7 @@ from hpo import Int, SearchSpace
 from hpo.store.claims import Claims
 from hpo.store.record import Assignment, Record
 from hpo.store.trials import Evaluation
-from tests.support.claiming import claim
+from tests.support.runs import claim
 
 SPACE = SearchSpace(k=Int(0, 999))
 

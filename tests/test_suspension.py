@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from hpo.store.lock import FileLock
-from tests.conftest import ROOT
+from tests.support.launch import ROOT
 
 WAITING = """
 import sys, threading, time

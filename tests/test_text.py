@@ -16,7 +16,7 @@ from hpo.results.reader import Look
 from hpo.results.summary import summarize
 from hpo.store.trials import Evaluation
 from hpo.text import number
-from tests.support.manifests import manifest
+from tests.support.runs import manifest
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,13 @@ from hpo.trackers import TRACKERS
 from hpo.trackers.tracker import without_secrets
 from hpo.trackers.tracking import Tracking, track
 from hpo.trackers.written import Written
-from tests.chaos import command_lines
-from tests.conftest import ROOT, SEARCHES, Mpi
-from tests.outcome import trials_of
-from tests.recorded import start as session_of
-from tests.shown import READERS, Shown, search_in_mlflow
-from tests.support.claiming import claim
+from tests.support.chaos import command_lines
+from tests.support.launch import ROOT, Mpi
+from tests.support.outcome import trials_of
+from tests.support.runs import QUICK, claim
+from tests.support.runs import start as session_of
+from tests.support.shown import READERS, Shown, search_in_mlflow
 
-QUICK = SEARCHES / "quick.py"
 PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
 HOSTILE = "injected: [bold]\x1b[31m\x00 <script>\n\udcff" + "x" * 10_000
 
@@ -462,7 +461,6 @@ class Nowhere:
 sys.meta_path.insert(0, Nowhere)
 
 from hpo.cli import main
-from tests.support.claiming import claim
 
 main()
 """

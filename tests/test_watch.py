@@ -35,13 +35,10 @@ from hpo.run.session import Session
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import Evaluation
 from hpo.text import clock
-from tests.conftest import ROOT, Mpi, finish
-from tests.outcome import lines_of
-from tests.recorded import QUICK, start
-from tests.support.claiming import claim
-from tests.support.manifests import manifest
+from tests.support.launch import PROGRAM, ROOT, Mpi, finish
+from tests.support.outcome import lines_of
+from tests.support.runs import QUICK, claim, manifest, start
 
-PROGRAM = ROOT / "run_islands.py"
 DAY = 86400.0
 
 
@@ -375,7 +372,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from hpo.store.run_dir import RunDir
-from tests.support.claiming import claim
+from tests.support.runs import claim
 with RunDir(Path(sys.argv[1])).hold():
     print("held", flush=True)
     sys.stdin.read()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,9 @@ from hpo.store.record import Assignment, Record
 from hpo.store.trials import rank
 from hpo.store.weights import WeightsKeeper, read_weights
 from hpo.training import Net, load_data, load_test, test_net
-from tests.conftest import ROOT, SEARCHES, Mpi
-from tests.studies import SPACE, add, make_run
-from tests.support.claiming import claim
+from tests.support.launch import PROGRAM, SEARCHES, Mpi, run_hpo
+from tests.support.runs import SPACE, add, claim, make_run
 
-PROGRAM = ROOT / "run_islands.py"
 WEIGHING = SEARCHES / "weighing.py"
 
 
@@ -147,11 +143,11 @@ def test_a_run_keeps_the_weights_of_its_best_epoch_and_tests_them_once(mpi: Mpi,
     assert (again.returncode, again.stderr) == (0, ""), "what was tested is not tested again"
     assert "On test data" not in again.stdout
 
-    handed = hpo("best", tmp_path / "run")
+    handed = run_hpo("best", tmp_path / "run")
     assert json.loads(handed.stdout) == best.params
     assert f"trial {best.trial}" in handed.stderr
     assert "best.safetensors" in handed.stderr
-    assert eval(hpo("best", tmp_path / "run", "--python").stdout) == best.params
+    assert eval(run_hpo("best", tmp_path / "run", "--python").stdout) == best.params
 
 
 def test_what_an_objective_offers_wrong_costs_it_its_evaluation_and_a_test_that_fails_nothing(
@@ -288,11 +284,6 @@ def test_a_network_is_judged_by_images_that_no_search_has_seen() -> None:
 def test_there_is_no_winner_before_anything_has_succeeded(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
     add(record, TrialState.FAIL, failure="no")
-    handed = hpo("best", tmp_path / "run")
+    handed = run_hpo("best", tmp_path / "run")
     assert (handed.returncode, handed.stdout) == (2, "")
     assert handed.stderr == f"error: {tmp_path / 'run'}: no evaluation has succeeded\n"
-
-
-def hpo(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from hpo.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)

@@ -1,5 +1,5 @@
 """The command lines."""
 
-from hpo.cli.entry import main, run_islands
+from hpo.cli.entry import main, search
 
-__all__ = ["main", "run_islands"]
+__all__ = ["main", "search"]

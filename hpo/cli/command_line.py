@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -55,13 +55,13 @@ whole = parser(int, "a whole number")
 number = parser(float, "a number")
 
 
-def call(app: typer.Typer, program: str) -> int:
-    """Run a typer app on this process's command line and return its exit status; a mistake is one line on stderr.
+def call(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
+    """Run a typer app on the arguments of a command line and return its exit status; a mistake is one line on stderr.
 
     So is a standard output that cannot be written; whoever read it and has had enough is told nothing.
     """
     try:
-        status = int(app(standalone_mode=False, prog_name=program) or 0)
+        status = int(app(list(arguments), standalone_mode=False, prog_name=program) or 0)
         if sys.stdout is not None:
             sys.stdout.flush()
         return status

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from hpo.cli.command_line import new_app, whole
+from hpo.cli.search import search_command
 from hpo.errors import RunError, UsageError
 from hpo.store.run_dir import write_whole
 from hpo.text import printable
@@ -29,9 +30,13 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it
 Storage = Annotated[Optional[str], typer.Option(metavar="URL", help="The study's storage, where it needs a password.")]
 
 
+# For the list of commands: each rank of an MPI job takes another way (`hpo.cli.entry`).
+app.command()(search_command(None, lambda _: None))
+
+
 @app.callback(invoke_without_command=True)
 def hpo(context: typer.Context) -> None:
-    """Look at runs of run_islands.py, and look after them."""
+    """Search hyperparameters, look at runs, and look after them."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 

@@ -8,8 +8,10 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, Optional
 
 from hpo.errors import AgreedError, Exit, OutageError, RunError, UsageError
 from hpo.layout import Layout, check_launch
@@ -19,9 +21,13 @@ from hpo.store.run_dir import RUNS, RunDir
 if TYPE_CHECKING:
     from hpo.ranks.job import Job
 
+_Parsed = tuple[Optional[Options], Optional[Layout], Optional[int]]
+
 
 def main() -> None:
     """Be the command hpo."""
+    if sys.argv[1:2] == ["search"]:
+        search("hpo search", sys.argv[2:])
     from hpo.cli.command_line import call
     from hpo.cli.commands import app
     from hpo.process.printed import fill_closed_streams
@@ -32,11 +38,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # hyperparameters and failures may hold what a terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(call(app, "hpo"))
+    sys.exit(call(app, "hpo", sys.argv[1:]))
 
 
-def run_islands(default_search_space: Path) -> None:
-    """Be the command run_islands.py, on each rank of an MPI job."""
+def search(program: str, arguments: Sequence[str], default: Path | None = None) -> NoReturn:
+    """Search, on each rank of an MPI job: be run_islands.py, or hpo search; `default` is the search space."""
     from hpo.process.printed import Printed, fill_closed_streams
 
     fill_closed_streams()
@@ -60,7 +66,7 @@ def run_islands(default_search_space: Path) -> None:
     printed.install()
     try:
         with Watch(comm) as watch:
-            status = _search(Job(comm, watch, printed), default_search_space)
+            status = _run(Job(comm, watch, printed), partial(_parse, program, arguments, default, comm.size))
     except AgreedError as error:
         if first:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -80,9 +86,8 @@ def run_islands(default_search_space: Path) -> None:
     leave(status, speaks=first)
 
 
-def _search(job: Job, default_search_space: Path) -> int:
-    parsed = _parse(default_search_space, job.world.size) if job.is_first else None
-    options, layout, status = job.world.bcast(parsed)
+def _run(job: Job, parse: Callable[[], _Parsed]) -> int:
+    options, layout, status = job.world.bcast(parse() if job.is_first else None)
     if status is not None:
         return int(status)
     from hpo.run.start import run
@@ -95,10 +100,10 @@ def _search(job: Job, default_search_space: Path) -> int:
     return run(options, layout, job)
 
 
-def _parse(default_search_space: Path, ranks: int) -> tuple[Options | None, Layout | None, int | None]:
+def _parse(program: str, arguments: Sequence[str], default: Path | None, ranks: int) -> _Parsed:
     """Read and check the command line on one rank: options and layout, or the exit status to leave with."""
-    from hpo.cli.arguments import run_islands_app
     from hpo.cli.command_line import call
+    from hpo.cli.search import search_app
 
     chosen: list[tuple[Options, Layout]] = []
 
@@ -110,5 +115,5 @@ def _parse(default_search_space: Path, ranks: int) -> tuple[Options | None, Layo
         RunDir(options.run_dir or RUNS / options.search_space.stem).check(options.resume)
         chosen.append((options, layout))
 
-    status = call(run_islands_app(default_search_space, check), "run_islands.py")
+    status = call(search_app(default, check), program, arguments)
     return (*chosen[0], None) if chosen else (None, None, status)

@@ -1,9 +1,21 @@
 """What the shipped search spaces share: data sets, the reference network, and training on a worker's ranks."""
 
 from hpo.training.data import Dataset, Split, load_data, load_test
-from hpo.training.fit import check_positive, fit
+from hpo.training.fit import Schedule, check_positive, fit
 from hpo.training.judge import judge, test_net
 from hpo.training.net import Net
 from hpo.training.reference import fit_net
 
-__all__ = ["Dataset", "Net", "Split", "check_positive", "fit", "fit_net", "judge", "load_data", "load_test", "test_net"]
+__all__ = [
+    "Dataset",
+    "Net",
+    "Schedule",
+    "Split",
+    "check_positive",
+    "fit",
+    "fit_net",
+    "judge",
+    "load_data",
+    "load_test",
+    "test_net",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,42 +22,48 @@ if TYPE_CHECKING:
 _VALIDATION_BATCH = 256
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """How a network is trained.
+
+    `batch_size` is the global batch, divided among the ranks; `lr` is multiplied by `gamma` after every epoch; training
+    ends early after `patience` epochs in a row without a new best loss.
+    """
+
+    epochs: int
+    batch_size: int
+    patience: int
+    lr: float
+    gamma: float
+
+
 def fit(
-    network: nn.Module,
-    data: Dataset,
-    worker: Worker,
-    *,
-    epochs: int,
-    batch_size: int,
-    patience: int,
-    lr: float,
-    gamma: float,
+    network: nn.Module, data: Dataset, worker: Worker, schedule: Schedule
 ) -> Iterator[tuple[float, dict[str, float]]]:
     """Train with Adadelta (Zeiler 2012) and yield the validation loss and accuracy after each epoch.
 
-    `network` gives log-probabilities. `batch_size` is the global batch, divided among the ranks; `lr` is multiplied by
-    `gamma` after every epoch; training ends early after `patience` epochs in a row without a new best loss. The order
-    of the samples follows from the worker's seed and is the same on all ranks.
+    `network` gives log-probabilities. The order of the samples follows from the worker's seed and is the same on all
+    ranks.
     """
     network = network.to(worker.device).to(memory_format=torch.channels_last)
     model = DistributedDataParallel(network)
-    optimizer = Adadelta(model.parameters(), lr=lr)
-    scheduler = StepLR(optimizer, step_size=1, gamma=gamma)
+    optimizer = Adadelta(model.parameters(), lr=schedule.lr)
+    decay = StepLR(optimizer, step_size=1, gamma=schedule.gamma)
     generator = torch.Generator().manual_seed(worker.seed)
     train, validation = OnDevice(data.train, data, worker.device), OnDevice(data.validation, data, worker.device)
     ours = torch.arange(worker.rank, len(validation), worker.size)
     best, epochs_since_best = float("inf"), 0
-    for _ in range(epochs):
+    for _ in range(schedule.epochs):
         order = torch.randperm(len(train), generator=generator)
-        train_epoch(model, optimizer, train, _split(order, batch_size), worker.rank, worker.size)
-        scheduler.step()
+        train_epoch(model, optimizer, train, _split(order, schedule.batch_size), worker.rank, worker.size)
+        decay.step()
         sums = loss_and_hits(network, validation, ours)
         dist.all_reduce(sums)
         loss, accuracy = (sums / len(validation)).tolist()
         worker.offer(network.state_dict())
         yield loss, {"accuracy": accuracy}
         best, epochs_since_best = (loss, 0) if loss < best else (best, epochs_since_best + 1)
-        if epochs_since_best >= patience:
+        if epochs_since_best >= schedule.patience:
             return
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hpo.training.fit import fit
+from hpo.training.fit import Schedule, fit
 from hpo.training.net import Net
 
 if TYPE_CHECKING:
@@ -36,13 +36,6 @@ def fit_net(
 ) -> Iterator[tuple[float, dict[str, float]]]:
     """Train a `Net` of conv_layers, activation, lr and gamma on `worker.data`, a Dataset; yields what `fit` yields."""
     data = worker.data
-    return fit(
-        Net(data.image_shape, data.classes, params["conv_layers"], params["activation"]),
-        data,
-        worker,
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        patience=settings.patience,
-        lr=params["lr"],
-        gamma=params["gamma"],
-    )
+    network = Net(data.image_shape, data.classes, params["conv_layers"], params["activation"])
+    schedule = Schedule(settings.epochs, settings.batch_size, settings.patience, params["lr"], params["gamma"])
+    return fit(network, data, worker, schedule)

@@ -22,8 +22,6 @@ from unittest import mock
 
 import typer
 
-from hpo.cli.command_line import call
-from hpo.cli.commands import app
 from hpo.errors import UsageError
 from hpo.problem import load_search_file
 from hpo.report.live.lines import Pen
@@ -37,8 +35,8 @@ from hpo.store.trials import Evaluation
 from hpo.store.weights import read_weights
 from hpo.trackers.follower import Follower
 from hpo.trackers.written import Written
-from tests.recorded import QUICK, complete, run_of_everything, start, started
-from tests.support.claiming import claim
+from tests.support.launch import call_hpo
+from tests.support.runs import QUICK, claim, complete, run_of_everything, start, started
 
 SPACE = load_search_file(QUICK).space
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -283,9 +281,8 @@ def command(line: str, run_dir: Path, out: Path) -> str | None:
     """Run a subcommand of hpo, and give the mistake that it prints, if it prints one."""
     name, *arguments = line.format(out=out).split()
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2)]
-    arguments = ["hpo", name, str(run_dir), *arguments]
-    with mock.patch.object(sys, "argv", arguments), redirect_stdout(streams[0]), redirect_stderr(streams[1]):
-        status = call(app, "hpo")
+    with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+        status = call_hpo(name, run_dir, *arguments)
         sys.stdout.flush()
         sys.stderr.flush()
     texts = [stream.buffer.getvalue().decode() for stream in streams]

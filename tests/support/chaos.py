@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.conftest import Mpi
+from tests.support.launch import Mpi
 
 MARK = "HPO_TEST_JOB"
 

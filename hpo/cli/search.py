@@ -1,0 +1,198 @@
+"""The options of a search on the command line, as typer reads them: of run_islands.py, and of hpo search."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from hpo.breeding.names import DEFAULT_PROPAGATORS, PROPAGATORS
+from hpo.cli.command_line import duration, new_app, number, whole
+from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, LOG_LEVELS, Options
+from hpo.trackers import TRACKERS
+
+# By the fields of Options, whose defaults are those of the command line.
+_OPTIONS: dict[str, Any] = {
+    "search_space": Annotated[
+        Path, typer.Argument(metavar="SEARCH_SPACE", help="Python file with a `space` and an `objective`.")
+    ],
+    "evaluations": Annotated[
+        Optional[int],
+        typer.Option(
+            metavar="N",
+            parser=whole,
+            help=f"Evaluations in the whole run, shared by all workers.  [default: {DEFAULT_EVALUATIONS}]",
+        ),
+    ],
+    "generations": Annotated[
+        Optional[int],
+        typer.Option(metavar="G", parser=whole, help="Instead of --evaluations: G times the number of workers."),
+    ],
+    "islands": Annotated[
+        Optional[int],
+        typer.Option(
+            metavar="N",
+            parser=whole,
+            help="Islands to deal the workers to.  [default: 2, or as many as --propagators; 1 where there is one "
+            "worker]",
+        ),
+    ],
+    "ranks_per_worker": Annotated[
+        Optional[int],
+        typer.Option(
+            metavar="N",
+            parser=whole,
+            help="MPI ranks that train one network together.  [default: 2, or 1 where the ranks are odd in number]",
+        ),
+    ],
+    "propagators": Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="NAME,...",
+            help=f"How islands breed, dealt to them in turn: {', '.join(PROPAGATORS)}.  "
+            f"[default: {','.join(DEFAULT_PROPAGATORS)}]",
+        ),
+    ],
+    "migration_probability": Annotated[
+        float,
+        typer.Option(
+            metavar="P",
+            parser=number,
+            help="Chance that an island sends its best while its workers evaluate one each.",
+        ),
+    ],
+    "pollination": Annotated[
+        bool,
+        typer.Option("--pollination/--migration", help="Send copies to other islands, or the individuals themselves."),
+    ],
+    "seed": Annotated[
+        Optional[int],
+        typer.Option(metavar="N", parser=whole, help="Seed of weights, order and breeding.  [default: 0]"),
+    ],
+    "run_dir": Annotated[
+        Optional[Path],
+        typer.Option(metavar="DIR", help="Where the run is kept.  [default: a new runs/NAME-DATE-TIME]"),
+    ],
+    "resume": Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --run-dir; start it if there is none yet.")
+    ],
+    "top_n": Annotated[int, typer.Option(metavar="N", parser=whole, help="Individuals in the final tables.")],
+    "start_with": Annotated[
+        Optional[Path],
+        typer.Option(metavar="FILE", help="JSON list of hyperparameters, complete or partial, to evaluate first."),
+    ],
+    "start_from": Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="RUN_DIR|URL",
+            help="Take over what another run or any Optuna study of the same space has evaluated, outside of the "
+            "budget.",
+        ),
+    ],
+    "confirm": Annotated[
+        Optional[int],
+        typer.Option(
+            metavar="K",
+            parser=whole,
+            help="At the end, train the --top-n best with K other seeds, and rank them by mean.  [default: 0]",
+        ),
+    ],
+    "settings": Annotated[
+        Optional[list[str]],
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the search space; may be given many times."),
+    ],
+    "storage": Annotated[
+        Optional[str],
+        typer.Option(metavar="URL", help="Optuna storage for the study.  [default: the journal RUN_DIR/study.log]"),
+    ],
+    "collective_timeout": Annotated[
+        float,
+        typer.Option(
+            metavar="TIME",
+            parser=duration,
+            help="Give up on a rank that its worker's other ranks have waited for.  [default: 10m]",
+            show_default=False,
+        ),
+    ],
+    "evaluation_timeout": Annotated[
+        Optional[float],
+        typer.Option(metavar="TIME", parser=duration, help="Stop an evaluation at its next loss after this long."),
+    ],
+    "time_limit": Annotated[
+        Optional[float],
+        typer.Option(
+            metavar="TIME",
+            parser=duration,
+            help="Stop the run after this long; the end of a SLURM job is known without it.",
+        ),
+    ],
+    "max_failures": Annotated[
+        Optional[int],
+        typer.Option(metavar="N", parser=whole, help="Stop the run if its first N evaluations fail."),
+    ],
+    "pruner": Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="NAME",
+            help="When to give up an evaluation: none, median, percentile:P, asha or hyperband.  "
+            f"[default: {DEFAULT_PRUNER}]",
+        ),
+    ],
+    "target_loss": Annotated[
+        Optional[float],
+        typer.Option(metavar="X", parser=number, help="End the run when a loss is X or lower."),
+    ],
+    "trackers": Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--tracker",
+            metavar="NAME",
+            help=f"Show the run to {', '.join(TRACKERS)}, each its extra; may be given many times.",
+        ),
+    ],
+    "log_level": Annotated[str, typer.Option(metavar="LEVEL", help=f"What goes to stderr: {', '.join(LOG_LEVELS)}.")],
+}
+
+
+def search_app(default: Path | None, chosen: Callable[[Options], None]) -> typer.Typer:
+    """Make the command line of a search, which gives its options to `chosen`.
+
+    Without a `default`, a search space has to be named.
+    """
+    app = new_app()
+    app.command("search")(search_command(default, chosen))
+    return app
+
+
+def search_command(default: Path | None, chosen: Callable[[Options], None]) -> Callable[..., None]:
+    """Make the function that typer calls with what is on the command line, a parameter for each option."""
+
+    def search(**given: Any) -> None:
+        """Search the hyperparameters of a network with islands of multi-rank workers.
+
+        Start it under MPI: mpirun -n 8 python run_islands.py, or mpirun -n 8 hpo search SEARCH_SPACE
+        """
+        propagators = given.pop("propagators")
+        given["propagators"] = tuple(name.strip() for name in propagators.split(",")) if propagators is not None else ()
+        given["settings"] = tuple(given["settings"] or ())
+        given["trackers"] = tuple(dict.fromkeys(given["trackers"] or ()))
+        chosen(Options(**given))
+
+    defaults = {field.name: field.default for field in dataclasses.fields(Options)}
+    defaults |= {
+        "search_space": default or inspect.Parameter.empty,
+        "propagators": None,
+        "settings": None,
+        "trackers": None,
+    }
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
+        for name, annotation in _OPTIONS.items()
+    ]
+    search.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    search.__annotations__ = dict(_OPTIONS)
+    return search

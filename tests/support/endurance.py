@@ -1,0 +1,197 @@
+"""Runs that are killed, suspended, or fail in every way: what is lost, and how long they take to recover."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import re
+import time
+from collections import Counter
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import optuna
+
+from tests.support.chaos import Victim
+from tests.support.launch import PROGRAM, SEARCHES, Mpi
+from tests.support.outcome import lines_of, trials_of
+
+FAULTY = SEARCHES / "faulty.py"
+ENDLESS = SEARCHES / "endless.py"
+LAYOUTS = [(4, 2, 2), (4, 1, 2), (3, 3, 1), (6, 2, 1), (2, 2, 1)]  # ranks, ranks per worker, islands
+WAYS = [
+    *("raise@start", "raise@training", "raise", "raise@between", "backward", "keep@training", "memory", "exit"),
+    *("interrupt", "nan", "inf", "text", "nothing", "differs", "fewer", "comm@start", "speechless", "unspeakable"),
+]
+FOR_SEVERAL_RANKS = {"differs", "fewer"}
+
+Key = tuple[int, int, int, str, str]
+
+
+@dataclass
+class Tally:
+    """What happened to a run: kills and resumes, evaluations that were printed as finished, and those of them lost."""
+
+    kills: int = 0
+    resumes: int = 0
+    finished: int = 0
+    repeated: int = 0
+    lost: int = 0
+    readings: int = 0
+
+
+def read_all_the_while(journal: Path, stop: Event, readings: multiprocessing.Queue[int | str]) -> None:
+    """Read a journal as any tool of Optuna's would, over and over; says how often, or what went wrong."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    count = 0
+    try:
+        while not stop.is_set():
+            with suppress(KeyError) if count == 0 else nullcontext():  # it has not begun
+                if journal.exists():  # to open it would make it
+                    trials_of(journal.parent)
+                    count += 1
+            time.sleep(0.02)
+        readings.put(count)
+    except Exception as error:
+        readings.put(f"{type(error).__name__}: {error}")
+
+
+def survive(mpi: Mpi, folder: Path, chance: random.Random, budget: int, most_kills: int) -> Tally:
+    """Kill a run and resume it, up to `most_kills` times, then let it end; assert that nothing was lost."""
+    run_dir, tally, reported = folder / "run", Tally(), Counter[Key]()
+    run_dir.mkdir(parents=True)
+    stop = multiprocessing.Event()
+    readings: multiprocessing.Queue[int | str] = multiprocessing.Queue()
+    reader = multiprocessing.Process(target=read_all_the_while, args=(run_dir / "study.log", stop, readings))
+    reader.start()
+    try:
+        for session in range(1, 100):
+            status, killed, lines = _session(mpi, folder, chance, budget, session <= most_kills)
+            reported += lines
+            assert killed or status == 0
+            if status == 0:
+                break
+            tally.kills += 1
+            tally.resumes += 1
+        assert status == 0, "it does not end"
+    finally:
+        stop.set()
+        tally.readings = _reading(readings)
+        reader.join(10)
+    trials = [trial for trial in trials_of(run_dir) if trial.user_attrs.get("failure") != "interrupted"]
+    ended = Counter(_key_of_trial(trial) for trial in trials)
+    tally.finished, tally.repeated = len(trials), sum("repeats" in trial.user_attrs for trial in trials)
+    tally.lost = (reported - ended).total()
+    assert tally.lost == 0, f"printed, and not in the study: {reported - ended}"
+    assert {trial.state.name for trial in trials} <= {"COMPLETE", "FAIL"}
+    assert len(trials) == budget
+    return tally
+
+
+def _session(mpi: Mpi, folder: Path, chance: random.Random, budget: int, kill: bool) -> tuple[int, bool, Counter[Key]]:
+    ranks, ranks_per_worker, islands = chance.choice(LAYOUTS)
+    log = folder / f"log-{time.monotonic_ns()}"
+    layout = ["--ranks-per-worker", ranks_per_worker, "--islands", islands, "--evaluations", budget]
+    settings = ["--set", "seconds=0.1", "--set", "way=none,raise,none,none", "--set", "every=1"]
+    command: list[object] = [PROGRAM, FAULTY, "--run-dir", folder / "run", "--resume", *layout, *settings]
+    victim = Victim(mpi, ranks, command, folder, log)
+    what, killed = "left alone", False
+    if kill:
+        began = victim.wait_for("done  island") if chance.random() < 0.8 else None  # some die before it begins
+        after, whom = chance.uniform(0.0, 2.5), chance.choice(["rank", "mpirun", "all"])
+        victim.sleep(after)
+        what = "ended before it was killed"
+        if victim.job.poll() is None:
+            when = f"{after:.2f} s after its {'start' if began is None else 'first evaluation began'}"
+            killed = True
+            what = f"killed {when}: {victim.kill(whom, chance)}"
+    status, errors = victim.wait(120)
+    lines = Counter(_key_of_line(line) for line in lines_of(log.read_text()))
+    print(f"    {ranks} ranks, {what}: status {status}, {lines.total()} evaluations printed", flush=True)
+    assert "Traceback" not in errors, errors
+    assert "error:" not in errors, errors
+    return status, killed, lines
+
+
+def _reading(readings: multiprocessing.Queue[int | str]) -> int:
+    result = readings.get(timeout=30)
+    assert isinstance(result, int), f"while others wrote, reading the journal failed: {result}"
+    return result
+
+
+def _key_of_line(line: dict[str, str]) -> Key:
+    loss = line["loss"] if line["loss"] != "failed" else "FAIL"
+    x = re.search(r"x=(\S+)", line["params"])
+    return int(line["island"]), int(line["worker"]), int(line["generation"]), loss, x.group(1) if x else ""
+
+
+def _key_of_trial(trial: optuna.trial.FrozenTrial) -> Key:
+    place = trial.user_attrs
+    loss = f"{trial.values[0]:.4g}" if trial.values else trial.state.name
+    return place["island"], place["worker"], place["generation"], loss, f"{trial.params['x']:.4g}"
+
+
+def recovery_times(mpi: Mpi, size: int, folder: Path, rounds: int = 2) -> dict[str, float]:
+    """Let evaluations fail in all ways on a worker of `size` ranks; seconds from a raise to the next start, the worst.
+
+    The first evaluation of the process is among them.
+    """
+    folder.mkdir()
+    ways = [way for way in WAYS if size > 1 or way not in FOR_SEVERAL_RANKS]
+    arguments = ["--ranks-per-worker", size, "--islands", 1, "--evaluations", rounds * len(ways) + 1]
+    settings = ["--set", f"way={','.join(ways)}", "--set", f"folder={folder}", "--collective-timeout", 60]
+    job = mpi.run(size, PROGRAM, FAULTY, *arguments, *settings, "--run-dir", folder / "run", cwd=folder)
+    assert "Traceback" not in job.stderr, job.stderr
+    notes = [[json.loads(line) for line in (folder / f"0-{rank}").read_text().splitlines()] for rank in range(size)]
+    starts: dict[int, list[float]] = {}  # of an evaluation, on those ranks on which it has begun
+    for note in (note for of_rank in notes for note in of_rank if note["event"] == "starts"):
+        starts.setdefault(note["number"], []).append(note["at"])
+    worst: dict[str, float] = {}
+    for number in range(rounds * len(ways)):
+        way, next_start = ways[number % len(ways)], max(starts[number + 1])
+        failed = [n["at"] for of_rank in notes for n in of_rank if n["event"] == "fails" and n["way"] == way]
+        raised = [at for at in failed if min(starts[number]) <= at <= next_start]
+        if raised:  # not in a way that the ranks find out together
+            worst[way] = max(worst.get(way, 0.0), next_start - min(raised))
+    return worst
+
+
+def slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]]:
+    """Time 60 evaluations on 8 ranks, every third of which fails, and without failures: seconds of both, and states."""
+    folder.mkdir()
+    seconds = []
+    for name, way in (("well", "none"), ("ill", f"{','.join(WAYS)}")):
+        start = time.monotonic()
+        settings = ["--set", f"way={way}", "--set", "every=3", "--set", "seconds=0.2", "--evaluations", 60]
+        job = mpi.run(8, PROGRAM, FAULTY, *settings, "--run-dir", folder / name, cwd=folder)
+        seconds.append(time.monotonic() - start)
+        assert job.returncode == 0, job.stderr
+    summary = json.loads((folder / "ill" / "summary.json").read_text())
+    states = Counter(trial.state.name for trial in trials_of(folder / "ill"))
+    counts = summary["evaluations"]
+    assert (counts["complete"], counts["failed"]) == (states["COMPLETE"], states["FAIL"])
+    assert sum(entry["count"] for entry in summary["failures"]) == states["FAIL"]
+    return seconds[0], seconds[1], states
+
+
+def suspend(mpi: Mpi, folder: Path, chance: random.Random, stops: int) -> tuple[int, float]:
+    """Stop a run at random moments, for longer than its ranks wait; gives its evaluations and the seconds stopped."""
+    folder.mkdir()
+    ranks, ranks_per_worker, islands = chance.choice([(8, 2, 2), (6, 3, 1), (4, 4, 1)])
+    layout = ["--ranks-per-worker", ranks_per_worker, "--islands", islands, "--collective-timeout", 3]
+    command = [PROGRAM, ENDLESS, "--run-dir", "run", *layout, "--evaluations", 4 * ranks // ranks_per_worker]
+    victim = Victim(mpi, ranks, command, folder, folder / "log")
+    victim.wait_for("done  island")
+    stopped = 0.0
+    for _ in range(stops):
+        victim.sleep(chance.uniform(0.5, 3.0))
+        seconds = chance.uniform(4.0, 12.0)
+        stopped += seconds if victim.suspend(seconds) else 0.0
+    status, errors = victim.wait(120)
+    assert (status, errors) == (0, ""), errors
+    states = Counter(trial.state.name for trial in trials_of(folder / "run"))
+    assert set(states) == {"COMPLETE"}, states
+    return states.total(), stopped

@@ -1,0 +1,104 @@
+"""Real MPI jobs, each with a time limit and a process group of its own, and the command lines of this program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "run_islands.py"
+SEARCHES = ROOT / "tests" / "searches"
+PROGRAMS = ROOT / "tests" / "programs"
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+
+ALONE = ("--islands", 1, "--ranks-per-worker", 1)  # each rank a worker
+
+needs_fashion_mnist = pytest.mark.skipif(
+    not FASHION_MNIST.is_dir(), reason=f"no {FASHION_MNIST}: apt install dataset-fashion-mnist"
+)
+
+
+def changed_program(folder: Path, code: str) -> Path:
+    """Write run_islands.py with code that runs before it does, such as what breaks a part of it."""
+    program = folder / "changed.py"
+    program.write_text((ROOT / "run_islands.py").read_text().replace("if __name__", f"{code}\n\nif __name__"))
+    return program
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI's mpirun, the Python that uses it, and what mpirun needs to start 8 ranks as root on two cores."""
+
+    mpirun: str = "mpirun"
+    python: str = sys.executable
+    flags: tuple[str, ...] = ()
+
+    def start(
+        self, ranks: int, *arguments: object, cwd: Path, stdout: int = subprocess.PIPE, **variables: str
+    ) -> subprocess.Popen[str]:
+        """Start a Python program on some ranks."""
+        command = [self.mpirun, *self.flags, "-n", str(ranks), self.python, *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+        return subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, ranks: int, *arguments: object, cwd: Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+        """Run a Python program on some ranks to its end; kill it and fail where it takes too long."""
+        return finish(self.start(ranks, *arguments, cwd=cwd), timeout)
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    """Wait for a job; kill it and fail where it takes too long."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        pytest.fail(f"still running after {timeout} s: {process.args!r}\n{out}\n{err}")
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def open_mpi() -> Mpi:
+    """Open MPI in an environment of its own beside the one that runs the tests, as `make open-mpi` makes it."""
+    folder = Path(sys.prefix + "-open-mpi", "bin")
+    if not (folder / "mpirun").exists():
+        pytest.skip(f"no Open MPI in {folder}: make open-mpi")
+    return Mpi(str(folder / "mpirun"), str(folder / "python"), ("--allow-run-as-root", "--oversubscribe"))
+
+
+def available_mpis() -> list[Mpi]:
+    """Return the MPIs that are installed here."""
+    there = Path(sys.prefix + "-open-mpi", "bin", "mpirun").exists()
+    return [Mpi(), *([open_mpi()] if there else [])]
+
+
+def hpo_line(*arguments: object) -> list[str]:
+    """Return the command line of hpo, which may not be installed."""
+    return [sys.executable, "-c", "from hpo.cli import main; main()", *map(str, arguments)]
+
+
+def run_hpo(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run hpo to its end, in a process of its own."""
+    return subprocess.run(hpo_line(*arguments), cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+
+
+def call_hpo(*arguments: object) -> int:
+    """Run hpo in this process; returns its exit status."""
+    from hpo.cli.command_line import call
+    from hpo.cli.commands import app
+
+    return call(app, "hpo", list(map(str, arguments)))

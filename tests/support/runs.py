@@ -1,0 +1,203 @@
+"""Runs on disk without MPI: as a session leaves them, or made up, with known times, losses and ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo import Categorical, Float, Int, SearchSpace
+from hpo.layout import Layout
+from hpo.problem import load_search_file
+from hpo.run.options import Options
+from hpo.run.request import resolve
+from hpo.run.session import Session, begin, enter
+from hpo.store.claims import Claims
+from hpo.store.manifest import Manifest, manifest_of
+from hpo.store.record import Assignment, Record
+from hpo.store.run_dir import RunDir
+from hpo.store.trials import rank
+from tests.support.launch import SEARCHES
+
+QUICK = SEARCHES / "quick.py"
+HOSTILE = "rank 1: ValueError: =1+1, \x1b[31m\0<b>[red]\N{PILE OF POO}\udcff" + "x" * 10_000
+SPACE = SearchSpace(
+    layers=Int(1, 5), activation=Categorical("relu", "tanh"), lr=Float(1e-4, 1.0, log=True), gamma=Float(0.5, 1.0)
+)
+BEGAN = 1_800_000_000.0  # seconds since the epoch: 2027-01-15 08:00:00 UTC
+LOCK = Path(tempfile.gettempdir()) / f"claims-of-{os.getpid()}"
+
+CONTENT: dict[str, Any] = {
+    "space": {"lr": "Float(low=0.0, high=1.0, log=False)"},
+    "layout": {"ranks": 8, "ranks_per_worker": 2, "islands": 2},
+    "hosts": ["node1"],
+    "budget": 64,
+    "seed": 0,
+    "propagators": ["ga"],
+    "pruner": "none",
+    "confirm": 0,
+    "settings": {"epochs": 4},
+    "set": {},
+    "storage": "study.log",
+    "study": "run",
+    "command": "run_islands.py --run-dir run",
+    "versions": {"python": "3.11"},
+    "sessions": [{"file": "search_space-1.py", "sha256": "0" * 64, "commit": None, "dirty": None}],
+}
+
+
+def manifest(**changes: Any) -> Manifest:
+    """Return the manifest of a run."""
+    return manifest_of({**CONTENT, **changes}, Path("run.json"))
+
+
+def claim(
+    record: Record,
+    params: Mapping[str, Any] | None,
+    distributions: Mapping[str, BaseDistribution],
+    budget: int,
+    **attributes: Any,
+) -> Assignment:
+    """Claim these hyperparameters, or, without any, what waits; there is something to claim."""
+    claims = Claims(record, LOCK, distributions, budget)
+    attributes = {"island": 0, "worker": 0, "generation": 0, **attributes}
+    assignment = claims.claim(params, **attributes) if params is not None else claims.claim_waiting(**attributes)
+    assert assignment is not None
+    return assignment
+
+
+def start(run_dir: Path, search_file: Path = QUICK, **options: Any) -> Session:
+    """Begin or resume a session as run_islands.py does, on two workers of two ranks."""
+    given = Options(search_file, run_dir=run_dir, **options)
+    request = resolve(given, Layout(4, 2, 2))
+    with ExitStack() as held:
+        return begin(enter(given.run_dir, search_file.stem, given.resume, held), request, ["host"])
+
+
+def started(record: Record, depth: int, **others: Any) -> Assignment:
+    """Start an evaluation of the quick search, on island 1 and worker 1."""
+    act = "relu" if depth < 5 else "tanh"
+    params = {"depth": depth, "act": act, "flag": depth % 2 == 0, "lr": depth / 10, **others}
+    distributions = load_search_file(QUICK).space.distributions()
+    place = {"island": 1, "worker": 1, "generation": depth, "propagator": "ga"}
+    assignment = claim(record, params, distributions, 99, **place)
+    for epoch in (1, 2, 3):
+        record.report(assignment, epoch, depth + 1 / epoch)
+    return assignment
+
+
+def complete(record: Record, *depths: int) -> None:
+    """Complete evaluations of the quick search, at a loss of their depth."""
+    for depth in depths:
+        record.complete(started(record, depth), float(depth), 1.5, {"accuracy": depth / 10})
+
+
+def run_of_everything(folder: Path) -> Path:
+    """Leave a run with an evaluation in every state there is.
+
+    Trials 0 and 1 are taken over, 2 to 5 complete, 6 is pruned, 7 has failed, 8 was interrupted, 9 runs, and 10
+    waits to repeat the interrupted one. Of the best, one confirmation is complete, and one waits.
+    """
+    before = start(folder / "before").open_record()
+    complete(before, 1)
+    before.prune(started(before, 2), 2.5, 0.5, {})
+    session = start(folder / "run", start_from=str(folder / "before"), confirm=2)
+    record, space = session.open_record(), load_search_file(QUICK).space
+    complete(record, 3, 4, 5, 6)
+    record.prune(started(record, 7), 7.3, 0.7, {})
+    record.fail(started(record, 8), HOSTILE, "Traceback ...", 0.8)
+    interrupted, running = started(record, 9, lr=0.95), started(record, 9)
+    record.interrupt(interrupted)
+    assert running.params["lr"] == 0.9
+    session.create_confirmations(space)
+    confirmations = session.open_confirmations()
+    total = session.plan.begin(confirmations, rank(record.evaluations(), 1), space)
+    assignment = claim(confirmations, None, {}, total, island=0, worker=0)
+    confirmations.complete(assignment, 1.25, 2.0, {})
+    return folder / "run"
+
+
+def make_run(path: Path, space: SearchSpace = SPACE, **about: Any) -> Record:
+    """Make a run directory whose study is empty."""
+    path.mkdir(parents=True)
+    content = {**CONTENT, "space": space.describe(), "study": path.name, **about}
+    run_dir = RunDir(path)
+    run_dir.run_json.write_text(json.dumps(content))
+    return Record.create(run_dir.journal, path.name, space.describe())
+
+
+def add(
+    record: Record,
+    state: TrialState = TrialState.COMPLETE,
+    *,
+    curve: Mapping[int, float] | None = None,
+    params: Mapping[str, Any] | None = None,
+    began: float = BEGAN,
+    seconds: float = 1.0,
+    space: SearchSpace = SPACE,
+    **attributes: Any,
+) -> None:
+    """Add an evaluation that began and ended when it did, with the loss after each epoch."""
+    curve = {1: 1.0, 2: 0.5} if curve is None else curve
+    ended = state.is_finished()
+    trial = FrozenTrial(
+        number=-1,
+        trial_id=-1,
+        state=state,
+        value=min(curve.values()) if state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
+        datetime_start=datetime.fromtimestamp(began),
+        datetime_complete=datetime.fromtimestamp(began + seconds) if ended else None,
+        params=dict(params or {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}),
+        distributions=space.distributions(),
+        user_attrs={"island": 0, "worker": 0, "generation": 0, "propagator": "ga", "seconds": seconds, **attributes},
+        system_attrs={},
+        intermediate_values=dict(curve),
+    )
+    record._storage.create_new_trial(record._study_id, template_trial=trial)
+
+
+def add_search(record: Record, count: int, workers: int = 4) -> None:
+    """Add the evaluations of a search that gets better, in which some are pruned and some fail."""
+    chance = random.Random(0)
+    free = [BEGAN] * workers
+    for trial in range(count):
+        worker = min(range(workers), key=free.__getitem__)
+        seconds = chance.uniform(2, 6)
+        lowest = 0.05 + 2 * math.exp(-trial / (count / 5)) * chance.random() + 0.1 * chance.random()
+        curve = {epoch: lowest * (0.5 + 2 / epoch) for epoch in range(1, 5)}
+        state = TrialState.COMPLETE
+        attributes: dict[str, Any] = {"metrics": {"accuracy": 1 - lowest / 4}}
+        if trial % 9 == 5:
+            state, curve = TrialState.PRUNED, {1: curve[1], 2: curve[2]}
+        if trial % 13 == 7:
+            reason = f"rank {trial % 2}: ValueError: too bad in train.py:{trial % 3}"
+            state, attributes = TrialState.FAIL, {"failure": reason, "traceback": f"Traceback of trial {trial}\nmore"}
+        add(
+            record,
+            state,
+            curve=curve,
+            params={
+                "layers": chance.randint(1, 5),
+                "activation": chance.choice(["relu", "tanh"]),
+                "lr": 10 ** chance.uniform(-4, 0),
+                "gamma": chance.uniform(0.5, 1.0),
+            },
+            began=free[worker],
+            seconds=seconds,
+            island=worker * 2 // workers,
+            worker=worker,
+            generation=trial // workers,
+            immigrants={str(1 - worker * 2 // workers): trial // 10} if trial >= 10 else {},
+            **attributes,
+        )
+        free[worker] += seconds + 0.2
