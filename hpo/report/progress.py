@@ -15,7 +15,7 @@ from typing import TextIO
 from hpo.errors import OutageError, RunError
 from hpo.report.pace import pace
 from hpo.results.names import together
-from hpo.store.trials import Evaluation, rank
+from hpo.store.trials import Evaluation, best
 from hpo.text import duration, named, number, printable, short, tenths, value
 
 _POLL_SECONDS = 0.5
@@ -28,7 +28,7 @@ class Lines:
 
     def __init__(self, past: Sequence[Evaluation], budget: int) -> None:
         self.done = sum(evaluation.counts for evaluation in past)
-        self.best = next(iter(rank([e for e in past if e.confirms is None], 1)), None)
+        self.best = best(e for e in past if e.confirms is None)
         self.budget = budget
         self._widths: dict[str, int] = {}
 
@@ -41,9 +41,9 @@ class Lines:
         """Write the line of the next evaluation that has ended."""
         self.done += 1
         confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
-        best = evaluation.state == "complete" and not confirms
-        best = best and (self.best is None or evaluation.loss < self.best.loss)
-        if best:
+        is_best = evaluation.state == "complete" and not confirms
+        is_best = is_best and (self.best is None or evaluation.loss < self.best.loss)
+        if is_best:
             self.best = evaluation
         loss = number(evaluation.loss) if evaluation.state == "complete" else evaluation.state
         seconds = tenths(evaluation.seconds)
@@ -52,7 +52,7 @@ class Lines:
             what += f"  {short(evaluation.failure)}"
         return (
             f"{self.done:>{len(str(self.budget))}}/{self.budget}  {evaluation.island:>6}  {evaluation.worker:>6}  "
-            f"{evaluation.generation:>10}  {loss:>8}  {'best' if best else '':4}  {seconds:>7}  {what}"
+            f"{evaluation.generation:>10}  {loss:>8}  {'best' if is_best else '':4}  {seconds:>7}  {what}"
         )
 
     def _aligned(self, values: dict[str, object]) -> str:
@@ -124,8 +124,8 @@ class Progress:
     def _estimate(self) -> str:
         now = pace(list(self._ours.values()), self._budget - self._lines.done, -math.inf, time.time())
         left = "nothing yet" if now.left is None else f"about {duration(now.left)} left"
-        best = self._lines.best
-        so_far = f"best so far {number(best.loss)} (trial {best.trial}: {named(best.params)}), " if best else ""
+        one = self._lines.best
+        so_far = f"best so far {number(one.loss)} (trial {one.trial}: {named(one.params)}), " if one else ""
         return f"-- {so_far}{duration(self._estimated - self._started)} gone, {left}"
 
     def _print(self, line: str) -> None:

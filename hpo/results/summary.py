@@ -64,20 +64,33 @@ def reason_of(failed: Evaluation) -> str:
 def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return what each propagator bred: its evaluations, how many of them improved the best so far, its own best."""
     found: dict[str, dict[str, Any]] = {}
-    lowest = math.inf
-    taken_over = [evaluation for evaluation in evaluations if evaluation.origin and evaluation.state == "complete"]
-    for evaluation in sorted((e for e in evaluations if e.counts), key=lambda e: (e.ended, e.trial)):
-        lowest = min([lowest, *(other.loss for other in taken_over if other.trial < evaluation.trial)])
+    for evaluation in _in_order(evaluations):
         entry = found.setdefault(
             evaluation.propagator, {"propagator": evaluation.propagator, "evaluations": 0, "improved": 0, "best": None}
         )
         entry["evaluations"] += 1
         if evaluation.state == "complete" and (entry["best"] is None or evaluation.loss < entry["best"]):
             entry["best"] = evaluation.loss
+    for evaluation in improvements(evaluations):
+        found[evaluation.propagator]["improved"] += 1
+    return list(found.values())
+
+
+def improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return what was the best of the run when it ended, in that order; what was taken over before it was there too."""
+    found, lowest = [], math.inf
+    taken_over = [evaluation for evaluation in evaluations if evaluation.origin and evaluation.state == "complete"]
+    for evaluation in _in_order(evaluations):
+        lowest = min([lowest, *(other.loss for other in taken_over if other.trial < evaluation.trial)])
         if evaluation.state == "complete" and evaluation.loss < lowest:
             lowest = evaluation.loss
-            entry["improved"] += 1
-    return list(found.values())
+            found.append(evaluation)
+    return found
+
+
+def _in_order(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return what the run itself has evaluated, in the order in which it ended."""
+    return sorted((one for one in evaluations if one.counts), key=lambda one: (one.ended, one.trial))
 
 
 def counts(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:

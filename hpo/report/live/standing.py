@@ -15,6 +15,7 @@ from hpo.report.scale import complete_losses
 from hpo.report.working_time import WorkingTime
 from hpo.results.confirmation import compare
 from hpo.results.reader import Look
+from hpo.results.summary import improvements
 from hpo.store.manifest import Manifest
 from hpo.store.trials import Evaluation, best, is_spent
 
@@ -169,11 +170,8 @@ def _idle(evaluations: Iterable[Evaluation], running: Iterable[Evaluation], sinc
     return sorted(seen - {evaluation.worker for evaluation in running})
 
 
-def _improvements(evaluations: Iterable[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:
+def _improvements(evaluations: Sequence[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:
     """Return when there was a new best; what was taken over was there from the beginning."""
-    found: list[tuple[float, float]] = []
-    complete = [(0.0 if e.origin else time.at(e.ended), e.loss) for e in evaluations if e.state == "complete"]
-    for seconds, loss in sorted(complete):
-        if math.isfinite(loss) and (not found or loss < found[-1][1]):
-            found.append((seconds, loss))
-    return found
+    first = best(one for one in evaluations if one.origin)
+    found = [(0.0, first.loss)] if first else []
+    return found + [(time.at(one.ended), one.loss) for one in improvements(evaluations)]

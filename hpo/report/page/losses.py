@@ -10,7 +10,9 @@ from hpo.report.page.axes import axis
 from hpo.report.page.edge import loss_layout, marked, placed, said, told
 from hpo.report.page.figure import STATES, Figure, Trace, drawn, island_colour, island_symbol, joined, points
 from hpo.report.scale import Scale, complete_losses, scale_of
+from hpo.results.summary import improvements
 from hpo.store.trials import Evaluation, rank
+from hpo.store.trials import best as best_of
 from hpo.text import number
 
 
@@ -94,16 +96,14 @@ def history(evaluations: Sequence[Evaluation]) -> Figure | None:
 def _best_so_far(
     evaluations: Sequence[Evaluation], ended: Sequence[Evaluation], place: Mapping[int, int]
 ) -> tuple[list[int], list[float]]:
-    best = min((one.loss for one in evaluations if one.origin and one.state == "complete"), default=math.inf)
-    x, y = ([0], [best]) if math.isfinite(best) else ([], [])
-    for one in ended:
-        if one.state == "complete" and one.loss < best:
-            best = one.loss
-            x.append(place[one.trial])
-            y.append(best)
+    first = best_of(one for one in evaluations if one.origin)
+    x, y = ([0], [first.loss]) if first else ([], [])
+    for one in improvements(evaluations):
+        x.append(place[one.trial])
+        y.append(one.loss)
     if x:
         x.append(len(ended))
-        y.append(best)
+        y.append(y[-1])
     return x, y
 
 
