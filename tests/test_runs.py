@@ -27,9 +27,24 @@ from tests.support.launch import (
     finish,
     hpo_line,
     needs_fashion_mnist,
+    run_hpo,
 )
 from tests.support.outcome import finished, lines_of, trials_of
 from tests.support.runs import QUICK
+
+
+def test_hpo_search_is_the_same_command(mpi: Mpi, tmp_path: Path) -> None:
+    hpo = ["-c", "from hpo.cli import main; main()", "search"]
+    job = mpi.run(4, *hpo, SEARCHES / "tiny.py", "--evaluations", 3, "--run-dir", "run", cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    assert len(trials_of(tmp_path / "run")) == 3
+    command = json.loads((tmp_path / "run" / "run.json").read_text())["command"]
+    assert command == f"hpo search {SEARCHES / 'tiny.py'} --evaluations 3 --run-dir run"
+    nothing = mpi.run(4, *hpo, cwd=tmp_path)
+    assert (nothing.returncode, nothing.stdout) == (2, "")
+    assert nothing.stderr == "error: Missing argument 'SEARCH_SPACE' (see hpo search --help)\n"
+    listed = run_hpo("--help").stdout
+    assert "search" in listed.split("Commands:")[1]
 
 
 def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:

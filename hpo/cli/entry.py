@@ -27,6 +27,7 @@ _Parsed = tuple[Optional[Options], Optional[Layout], Optional[int]]
 def main() -> None:
     """Be the command hpo."""
     if sys.argv[1:2] == ["search"]:
+        sys.argv[0] = "hpo"  # as it was typed, for run.json: launchers give the whole path
         search("hpo search", sys.argv[2:])
     from hpo.cli.command_line import call
     from hpo.cli.commands import app
