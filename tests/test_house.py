@@ -54,3 +54,9 @@ def test_a_search_space_alone_needs_no_torch() -> None:
         "assert hpo.Worker.__name__ == 'Worker' and 'torch' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_no_module_has_more_than_300_lines() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / "hpo").rglob("*.py")}
+    assert len(lengths) > 100
+    assert {path: length for path, length in lengths.items() if length > 300} == {}

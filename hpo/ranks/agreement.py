@@ -24,7 +24,7 @@ def together(comm: SleepingComm, step: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
-def on_first(comm: SleepingComm, step: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
-    """Take a step on the first rank, and return its result on all; the others do something else meanwhile."""
-    result = together(comm, lambda: step() if comm.rank == 0 else meanwhile())
-    return comm.bcast(result if comm.rank == 0 else None)  # type: ignore[no-any-return]
+def on_first(comm: SleepingComm, step: Callable[[], T]) -> T:
+    """Take a step on the first rank, and return its result on all."""
+    result = together(comm, lambda: step() if comm.rank == 0 else None)
+    return comm.bcast(result)  # type: ignore[no-any-return]

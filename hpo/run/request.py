@@ -43,6 +43,11 @@ class Request:
     given: list[dict[str, Any]]
     inheritance: Inheritance | None
 
+    @property
+    def assignments(self) -> list[str]:
+        """NAME=VALUE for all settings that were given."""
+        return _assignments(self.set)
+
 
 def resolve(options: Options, layout: Layout) -> Request:
     """Read all that a run is started with. Raises UsageError where a person has to mend something first."""
@@ -51,7 +56,7 @@ def resolve(options: Options, layout: Layout) -> Request:
     file = load_search_file(options.search_space)
     before = _before(options, file)
     file.settings(options.settings)
-    assignments = {**(before.set if before else {}), **dict(text.split("=", 1) for text in options.settings)}
+    texts = {**(before.set if before else {}), **dict(text.split("=", 1) for text in options.settings)}
     seed = _chosen(options.seed, before.seed if before else None, 0)
     propagators = options.propagators or (before.propagators if before else DEFAULT_PROPAGATORS)
     check_propagators(propagators)
@@ -62,7 +67,7 @@ def resolve(options: Options, layout: Layout) -> Request:
     return Request(
         options=options,
         layout=layout,
-        problem=file.bound([f"{name}={text}" for name, text in assignments.items()]),
+        problem=file.bound(_assignments(texts)),
         before=before,
         budget=_chosen(options.budget(layout.workers), before.budget if before else None, DEFAULT_EVALUATIONS),
         seed=seed,
@@ -70,10 +75,14 @@ def resolve(options: Options, layout: Layout) -> Request:
         pruner=pruner,
         confirm=_chosen(options.confirm, before.confirm if before else None, 0),
         storage=from_anywhere(storage) if storage is not None else None,
-        set=assignments,
+        set=texts,
         given=read_given(options.start_with, file.space, seed) if options.start_with is not None else [],
         inheritance=read_inheritance(options.start_from, file.space) if options.start_from is not None else None,
     )
+
+
+def _assignments(texts: Mapping[str, str]) -> list[str]:
+    return [f"{name}={text}" for name, text in texts.items()]
 
 
 def _chosen(now: T | None, before: T | None, default: T) -> T:

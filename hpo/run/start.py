@@ -79,27 +79,31 @@ def _prepare(
     that a mistake shows in 3 s, and prepares its data before those of other hosts do: where hosts share a file system,
     they find what it downloaded.
     """
-    cores, resolved = len(usable_cores()), []
+    cores = len(usable_cores())
 
-    def resolve() -> tuple[str, list[str]]:
-        from hpo.run import request
+    def first_look() -> Request | None:
+        if world.rank == 0:
+            from hpo.run.request import resolve
 
-        resolved.append(request.resolve(options, layout))
-        return resolved[0].problem.file.sha256, [f"{name}={text}" for name, text in resolved[0].set.items()]
+            return resolve(options, layout)
+        if host.rank < cores:
+            _load(options)
+        return None
 
-    sha256, assignments = on_first(world, resolve, meanwhile=lambda: _load(options) if host.rank < cores else None)
+    request = together(world, first_look)
+    sha256, assignments = world.bcast((request.problem.file.sha256, request.assignments) if request else None)
 
     def turn() -> tuple[Problem, Any]:
         file = load_search_file(options.search_space)
         check_same(file, sha256)
-        problem = resolved[0].problem if resolved else file.bound(assignments)
+        problem = request.problem if request else file.bound(assignments)
         data = problem.prepared() if world.rank == 0 else None
         _load(options)
         return problem, data
 
     problem, data = together(world, lambda: host.in_turns(cores, turn))
     data = together(world, lambda: problem.prepared() if host.rank == 0 and world.rank != 0 else data)
-    return (resolved[0] if resolved else None), problem, together(world, lambda: Shared(data, host))
+    return request, problem, together(world, lambda: Shared(data, host))
 
 
 def _load(options: Options) -> None:
