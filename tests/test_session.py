@@ -175,6 +175,10 @@ def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
             "--set epochs=3.5: epochs takes a whole number, not '3.5'; an earlier session was given it",
         ),
         ({"space": {"lr": "Float(low=0, high=1)"}}, "another search space: parameter 'lr' was Float"),
+        (
+            {"propagators": ["ga", "gaa"]},
+            r"run.json is not as a run has written it: 'propagators' has 'gaa', and there are ga",
+        ),
         ({"study": "other"}, "there is no study 'other' in .* which holds 'run'"),
         ({"storage": "other.log"}, "other.log, the study of this run, is missing"),
         ({"storage": "nosql://me:pass@word"}, r"the storage nosql://me:\*\*\*@word"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +87,9 @@ class Options:
     def _check_search(self) -> None:
         if self.start_from == "":
             raise UsageError("--start-from '': must be the directory of a run, or the URL of an Optuna storage")
-        check_propagators(self.propagators)
+        for name in self.propagators:
+            if name not in PROPAGATORS:
+                raise UsageError(f"--propagators: there is no propagator {name!r}; there are {', '.join(PROPAGATORS)}")
         if self.islands is not None and len(self.propagators) > self.islands:
             raise UsageError(
                 f"--propagators {','.join(self.propagators)}: each is for an island of its own, and --islands is "
@@ -100,10 +101,3 @@ class Options:
     def budget(self, workers: int) -> int | None:
         """Return the number of evaluations in the whole run, where one was asked for."""
         return self.generations * workers if self.generations is not None else self.evaluations
-
-
-def check_propagators(names: Sequence[str]) -> None:
-    """Raise a UsageError unless there are propagators of these names."""
-    for name in names:
-        if name not in PROPAGATORS:
-            raise UsageError(f"--propagators: there is no propagator {name!r}; there are {', '.join(PROPAGATORS)}")

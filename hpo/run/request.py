@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hpo.breeding.names import DEFAULT_PROPAGATORS, OF_NUMBERS
+from hpo.breeding.names import DEFAULT_PROPAGATORS, OF_NUMBERS, PROPAGATORS
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.problem import Problem, SearchFile, load_search_file
 from hpo.run.given import read_given
 from hpo.run.inheritance import Inheritance, read_inheritance
-from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, Options, check_propagators
+from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, Options
 from hpo.space import Categorical, SearchSpace
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
 from hpo.store.url import from_anywhere
+from hpo.text import quoted
 
 T = TypeVar("T")
 
@@ -59,7 +60,6 @@ def resolve(options: Options, layout: Layout) -> Request:
     texts = {**(before.set if before else {}), **dict(text.split("=", 1) for text in options.settings)}
     seed = _chosen(options.seed, before.seed if before else None, 0)
     propagators = options.propagators or (before.propagators if before else DEFAULT_PROPAGATORS)
-    check_propagators(propagators)
     check_space(propagators, file.space)
     pruner = _chosen(options.pruner, before.pruner if before else None, DEFAULT_PRUNER)
     make_pruner(pruner)
@@ -95,6 +95,12 @@ def _before(options: Options, file: SearchFile) -> Manifest | None:
         return None
     run_dir = RunDir(options.run_dir)
     manifest = run_dir.manifest()
+    for name in manifest.propagators:
+        if name not in PROPAGATORS:
+            raise UsageError(
+                f"{run_dir.run_json} is not as a run has written it: 'propagators' has {quoted(name)}, and there are "
+                f"{', '.join(PROPAGATORS)}"
+            )
     _check_settings(manifest, options, file, run_dir)
     before, now = manifest.space, file.space.describe()
     for name in [*before, *now]:
