@@ -1,4 +1,4 @@
-"""Evaluations as text: values, hyperparameters and durations, short and aligned."""
+"""Texts that people see: values and durations, short and aligned, and nothing that a terminal would act upon."""
 
 from __future__ import annotations
 
