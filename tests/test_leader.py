@@ -1,0 +1,133 @@
+"""What a leader decides on each loss, and what the record has by then; no MPI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optuna.pruners import BasePruner, ThresholdPruner
+
+from hpo.errors import Exit, Stop
+from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.leader import Leader, Limits
+from hpo.evaluation.verdict import Verdict
+from hpo.ranks.watched import Details, Watched
+from hpo.store.log import Log
+from hpo.store.record import Record
+from hpo.store.weights import WeightsKeeper
+from tests.support.runs import SPACE, claim, make_run
+
+PARAMS = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
+
+
+class Led:
+    """A leader with a record of its own, and the evaluations that it leads."""
+
+    def __init__(self, folder: Path, limits: Limits, pruner: BasePruner | None = None) -> None:
+        self.record: Record = make_run(folder / "run")
+        self.stops: list[Stop] = []
+        keeper = WeightsKeeper(folder / "run" / "best.safetensors", self.record, {})
+        log = Log(lambda trial: folder / f"{trial}.txt")
+        self.leader = Leader(self.record, log, limits, self.stops.append, pruner, keeper)
+        self.begun = 0
+
+    def begin(self) -> Attempt:
+        self.begun += 1
+        return Attempt(claim(self.record, {**PARAMS, "lr": self.begun / 10}, SPACE.distributions(), 99))
+
+    def step(self, attempt: Attempt, loss: float | None, **said: Any) -> Verdict:
+        """Let the ranks agree on a loss, and the leader decide."""
+        watched = Watched(1, Details(lambda: None, 60.0, "a trial"), 60.0, lambda *_: None)
+        attempt.offer({"w": torch.full((1,), loss or 0.0)})
+        verdict = self.leader.decide(attempt, watched, Verdict("going", loss, **said), "rank 0 | hello\n")
+        attempt.take(verdict)
+        if verdict.keep:
+            self.leader.copy_weights(attempt)
+        return verdict
+
+    def curve(self, attempt: Attempt) -> dict[int, float]:
+        return dict(self.record.evaluations()[attempt.assignment.number].curve)
+
+
+def test_a_loss_is_in_the_record_when_it_is_told(tmp_path: Path) -> None:
+    led = Led(tmp_path, Limits())
+    attempt = led.begin()
+    for epoch, loss in enumerate((0.5, 0.25, 0.75), start=1):
+        assert led.step(attempt, loss).state == "going"
+        assert led.curve(attempt)[epoch] == loss
+    assert (attempt.epochs, attempt.loss) == (3, 0.25)
+    assert (tmp_path / "0.txt").read_text() == "rank 0 | hello\n" * 3
+
+
+def test_the_target_ends_an_evaluation_and_then_the_run(tmp_path: Path) -> None:
+    led = Led(tmp_path, Limits(target_loss=0.3))
+    attempt = led.begin()
+    assert led.step(attempt, 0.4).state == "going"
+    assert led.step(attempt, 0.3).state == "complete"
+    assert led.stops == []
+    led.leader.finish(attempt, 1.0)
+    assert [(stop.reason, stop.status) for stop in led.stops] == [
+        ("the loss of --target-loss 0.3 is reached", Exit.BUDGET_SPENT)
+    ]
+    assert led.record.evaluations()[0].loss == 0.3
+
+
+def test_an_evaluation_that_takes_too_long_fails_though_its_loss_is_recorded(tmp_path: Path) -> None:
+    led = Led(tmp_path, Limits(evaluation_timeout=30.0))
+    attempt = led.begin()
+    attempt.began -= 31.0
+    verdict = led.step(attempt, 0.5)
+    assert (verdict.state, verdict.loss) == ("failed", 0.5)
+    assert verdict.failure == "timeout: still going on after 30 s (--evaluation-timeout)"
+    assert led.curve(attempt) == {1: 0.5}
+
+
+def test_the_time_in_which_a_loss_is_written_down_is_not_the_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led = Led(tmp_path, Limits(evaluation_timeout=30.0))
+    attempt = led.begin()
+    now = [1000.0]
+    monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
+    attempt.began = 1000.0
+    report = led.record.report
+    monkeypatch.setattr(led.record, "report", lambda *given: (now.__setitem__(0, now[0] + 100), report(*given)))
+    assert led.step(attempt, 0.5).state == "going"
+    assert led.step(attempt, 0.4).state == "going"
+    assert attempt.seconds == 0.0
+
+
+def test_a_pruner_is_asked_when_the_loss_is_in_the_record(tmp_path: Path) -> None:
+    led = Led(tmp_path, Limits(), ThresholdPruner(upper=1.0))
+    attempt = led.begin()
+    assert led.step(attempt, 0.5).state == "going"
+    assert led.step(attempt, 2.0).state == "pruned"
+    led.leader.finish(attempt, 1.0)
+    (evaluation,) = led.record.evaluations()
+    assert (evaluation.state, evaluation.loss, dict(evaluation.curve)) == ("pruned", 0.5, {1: 0.5, 2: 2.0})
+
+
+def test_only_weights_that_are_the_best_of_the_run_are_to_be_kept(tmp_path: Path) -> None:
+    led = Led(tmp_path, Limits())
+    first = led.begin()
+    assert [led.step(first, loss).keep for loss in (0.5, 0.6, 0.4)] == [True, False, True]
+    assert first.weights is not None
+    assert first.weights["w"].item() == pytest.approx(0.4)
+    first.take(Verdict("complete"))
+    led.leader.finish(first, 1.0)
+    second = led.begin()
+    assert [led.step(second, loss).keep for loss in (0.45, 0.41, 0.3)] == [False, False, True]
+    nothing = led.begin()
+    assert led.step(nothing, None).keep is False
+
+
+def test_failures_alone_stop_the_run(tmp_path: Path) -> None:
+    led = Led(tmp_path, Limits(max_failures=2))
+    for _ in range(2):
+        assert led.stops == []
+        attempt = led.begin()
+        attempt.take(Verdict("failed", failure="rank 0: ValueError: no"))
+        led.leader.finish(attempt, 1.0)
+    assert [stop.status for stop in led.stops] == [Exit.NOTHING_SUCCEEDED]
