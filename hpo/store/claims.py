@@ -41,7 +41,8 @@ class Claims:
         self._budget = budget
         self._is_stopping = is_stopping
         self._tried: set[frozenset[tuple[str, Any]]] = set()
-        self._counted = 0
+        self._seen = self._ended = 0  # trials; those that have ended and count
+        self._going: list[int] = []  # those that have not ended: only they can change
 
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
         """Start a trial that has waited, or else one with these hyperparameters; None where the budget is spent.
@@ -59,8 +60,9 @@ class Claims:
             return None
         with self._locked():
             trials = self.record.trials()
-            waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
-            claimed = sum("origin" not in trial.user_attrs and not is_interrupted(trial) for trial in trials)
+            self._learn(trials)
+            waiting = [trials[number] for number in self._going if trials[number].state == TrialState.WAITING]
+            claimed = self._ended + len(self._going)
             if claimed - len(waiting) >= self._budget:
                 return None
             is_last = params is None or claimed >= self._budget
@@ -68,14 +70,18 @@ class Claims:
                 return self.record.start_waiting(trial, attributes)
             if params is None or is_last:
                 return None
-            if self._is_known(params, trials):
+            if frozenset(params.items()) in self._tried:
                 raise KnownError
             return self.record.start(params, self._distributions, attributes)
 
-    def _is_known(self, params: Mapping[str, Any], trials: Sequence[FrozenTrial]) -> bool:
-        self._tried.update(frozenset(trial.params.items()) for trial in trials[self._counted :])
-        self._counted = len(trials)
-        return frozenset(params.items()) in self._tried
+    def _learn(self, trials: Sequence[FrozenTrial]) -> None:
+        """Learn which trials have begun and ended since the last claim."""
+        self._tried.update(frozenset(trial.params.items()) for trial in trials[self._seen :])
+        going = [*self._going, *range(self._seen, len(trials))]
+        self._seen = len(trials)
+        self._going = [number for number in going if not trials[number].state.is_finished()]
+        ended = [trials[number] for number in going if trials[number].state.is_finished()]
+        self._ended += sum("origin" not in trial.user_attrs and not is_interrupted(trial) for trial in ended)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
