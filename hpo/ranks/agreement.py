@@ -1,4 +1,4 @@
-"""Steps that ranks take together, or one for all, and a person's mistake that any of them finds."""
+"""Steps that all ranks take together, or one rank for all, and how a mistake that one rank finds reaches all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def together(comm: SleepingComm, step: Callable[[], T]) -> T:
-    """Take a step on every rank; where it finds a person's mistake on any, raise that one, AgreedError, on all."""
+    """Take a step on every rank, and return its result; where it raises UsageError on any, raise AgreedError on all."""
     result, mistake = None, None
     try:
         result = step()
@@ -25,6 +25,6 @@ def together(comm: SleepingComm, step: Callable[[], T]) -> T:
 
 
 def on_first(comm: SleepingComm, step: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
-    """Take a step on the first rank, and return its result on all; the others do something else meanwhile."""
+    """Take a step on the first rank, and return its result on all; the others call `meanwhile` in that time."""
     result = together(comm, lambda: step() if comm.rank == 0 else meanwhile())
     return comm.bcast(result if comm.rank == 0 else None)  # type: ignore[no-any-return]
