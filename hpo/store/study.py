@@ -24,7 +24,7 @@ def open_study(storage: str, study_name: str) -> Record | None:
 
 
 def confirmations_of(storage: str, study_name: str) -> Record | None:
-    """Open the record of what confirms the best of a run; None where that has not begun.
+    """Open the record of the evaluations that confirm the best of a run; None where there is none yet.
 
     Raises UsageError where the study that would hold it is another run's.
     """
@@ -65,7 +65,7 @@ def is_missing(storage: str) -> bool:
 
 @contextmanager
 def mistakes(storage: str) -> Iterator[None]:
-    """Turn what a storage raises, and each kind has exceptions of its own, into one message."""
+    """Turn what a storage raises into UsageError, but for outages: each kind of storage has its own exceptions."""
     try:
         yield
     except (UsageError, OutageError):
