@@ -126,7 +126,7 @@ class Breeder:
                 return self._claims.claim_waiting(**attributes)
 
     def _immigrants(self, propulator: Any) -> dict[str, int]:
-        """Count the individuals of other islands that live on this one, by the island that bred them."""
+        """Return how many individuals of other islands live on this one, by the island that bred them."""
         return Counter(str(one.island) for one in propulator.population if one.active and one.island != self._island)
 
 

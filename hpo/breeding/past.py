@@ -55,17 +55,17 @@ class Past:
 
     @property
     def tried(self) -> Vector:
-        """The genes of what has ended by itself."""
+        """The genes of the evaluations that have ended by themselves, shape (evaluations, parameters)."""
         return self._genes[: self._count]
 
     @property
     def losses(self) -> Vector:
-        """The losses of what has ended by itself."""
+        """The losses of the evaluations that have ended by themselves, shape (evaluations,)."""
         return self._losses[: self._count]
 
     @property
     def running(self) -> Vector:
-        """The genes of what is in flight."""
+        """The genes of the evaluations in flight, shape (evaluations, parameters)."""
         return np.array(list(self._running.values())).reshape(-1, len(self.low))
 
     def knows(self, params: Mapping[str, Value]) -> bool:

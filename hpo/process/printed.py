@@ -154,11 +154,11 @@ class Marked(io.TextIOBase):
         self.plain.flush()
 
     def writable(self) -> bool:
-        """Say that it can be written to."""
+        """Return true: this stream can be written to."""
         return True
 
     def isatty(self) -> bool:
-        """Say whether the real stream is a terminal."""
+        """Return whether the real stream is a terminal."""
         return self.plain.isatty()
 
     def fileno(self) -> int:

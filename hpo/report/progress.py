@@ -24,7 +24,7 @@ _COLUMNS = ("done", "island", "worker", "generation", "loss", "seconds")
 
 
 class Lines:
-    """Writes a line for each evaluation that ends; what has ended before is in `past`, and `budget` may change."""
+    """Makes a line for each evaluation that ends; those that had ended before are in `past`; `budget` may change."""
 
     def __init__(self, past: Sequence[Evaluation], budget: int) -> None:
         self.done = sum(evaluation.counts for evaluation in past)

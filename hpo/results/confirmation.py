@@ -56,7 +56,7 @@ class Plan:
         return len(self._pairs(best).keys() - {(e.confirms, e.seed) for e in confirmations if e.finished})
 
     def begin(self, record: Record, best: Sequence[Evaluation], space: SearchSpace) -> int:
-        """Let just the evaluations that are to be done wait in the record; return how many it has in the end."""
+        """Let the evaluations that are to be done, and no others, wait in the record; return how many it then has."""
         planned, distributions = self._pairs(best), space.distributions()
         for waiting in [evaluation for evaluation in record.evaluations() if evaluation.state == "waiting"]:
             if (waiting.confirms, waiting.seed) not in planned:

@@ -101,7 +101,7 @@ class Supervisor:
         return False
 
     def _look(self, otherwise: int = 0) -> tuple[int, str]:
-        """Count the evaluations that have ended by themselves, and name the trials in flight, if a run can be read."""
+        """Return how many evaluations have ended by themselves, and which trials are in flight, if that can be read."""
         with suppress(Exception):  # a run that cannot be read now can be read later, or the job says why not
             run = RunReader(self._run_dir, self._storage)
             evaluations = [*run.evaluations(), *run.confirmations()]

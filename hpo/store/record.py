@@ -84,7 +84,7 @@ class Record:
         return self._storage.get_study_user_attrs(self._study_id)
 
     def beside(self, study_name: str) -> Record | None:
-        """Open another study of the same storage, to be read, without reading it all again; None if there is none."""
+        """Open another study of the same storage, without reading the storage again; None if there is no such study."""
         try:
             return Record(self._storage, study_name)
         except KeyError:

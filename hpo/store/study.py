@@ -43,7 +43,7 @@ def confirmations_of(storage: str, study_name: str) -> Record | None:
 
 
 def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
-    """Open the record of a run that is known to have one; UsageError where its storage has no such study."""
+    """Open the record of a run that is known to have one; raises UsageError where its storage has no such study."""
     if is_missing(storage):
         raise UsageError(f"{file_of(storage)}, the study of this run, is missing: restore it")
     check_readable(storage)

@@ -126,7 +126,7 @@ def _local_store(folder: Path) -> str:
 
 
 def _let_it_be_lost(connection: object, _: object) -> None:
-    """Let SQLite not wait for the disk, as it would 7 times an evaluation: leaders wait for the same disk.
+    """Keep SQLite from waiting for the disk, as it would 7 times an evaluation: leaders wait for the same disk.
 
     The store is a copy of what the study has. If it were lost with its host, hpo track would make it anew.
     """

@@ -86,7 +86,7 @@ class _Process:
             self._process.stdin.flush()
 
     def finish(self) -> None:
-        """Say that nothing more is to come."""
+        """Tell the process that no more studies will come."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()

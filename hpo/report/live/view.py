@@ -126,7 +126,7 @@ class View:
         return bool(run.improvements) and self._pen.width >= _ISLANDS_WIDTH + _PLOT_WIDTH
 
     def _middle(self, run: Standing, rows: int) -> list[Text]:
-        """Put the plot and the islands side by side where there is room for both."""
+        """Return the plot and the islands side by side where there is room for both, else the islands."""
         islands = self._islands(run.islands, rows)
         width = self._pen.width - max([_ISLANDS_WIDTH, *(line.cell_len for line in islands)])
         if not self._has_plot(run) or rows < 3 or width < _PLOT_WIDTH:
