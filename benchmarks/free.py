@@ -1,4 +1,4 @@
-"""A search whose objective costs nothing, so that what a run takes is what the framework takes."""
+"""A search whose objective takes no time, so that all time of a run is the framework's."""
 
 from __future__ import annotations
 

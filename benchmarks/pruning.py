@@ -25,7 +25,7 @@ MORE_TO_DO = 75
 
 
 def trials_of(search: Path, pruner: str, seed: int, seconds: float) -> list[FrozenTrial]:
-    """Run a search on 8 ranks for a while, and give what has ended in it."""
+    """Run a search on 8 ranks for so many seconds, and return its trials that have ended with a loss."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), str(search), "--seed", str(seed)]
         command += ["--run-dir", f"{folder}/run", "--evaluations", "100000", "--pruner", pruner]
@@ -39,7 +39,7 @@ def trials_of(search: Path, pruner: str, seed: int, seconds: float) -> list[Froz
 
 
 def seconds_to(loss: float, trials: list[FrozenTrial]) -> float:
-    """Return the seconds from the first start to the first end with such a loss; infinite where there is none."""
+    """Return the seconds from the first trial's start to the first end with this loss or a lower one, or infinity."""
     began = min(trial.datetime_start for trial in trials if trial.datetime_start)
     ends = [trial.datetime_complete for trial in trials if trial.values and trial.values[0] <= loss]
     return min(((end - began).total_seconds() for end in ends if end), default=math.inf)

@@ -23,7 +23,7 @@ _FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-componen
 
 
 def seconds_to_open(browser: Browser, path: Path) -> tuple[float, float]:
-    """Return the seconds until the answer can be read, and until the figures in the window are drawn."""
+    """Return the seconds until the text of the page can be read, and until the figures in the window are drawn."""
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.goto(path.as_uri(), wait_until="commit")
     page.locator("#best svg.main-svg").first.wait_for(state="attached")

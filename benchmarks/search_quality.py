@@ -80,12 +80,12 @@ def _curve(method: Make, family: str, name: str, seed: int) -> npt.NDArray[np.fl
 
 
 def measure(methods: dict[str, Make], families: list[str], seeds: int, processes: int) -> dict[str, Curves]:
-    """Run all methods on all tables; those of numbers on tables of numbers."""
+    """Run all methods on all tables, CMA-ES only on tables of numbers, and return the curves of each method."""
     results: dict[str, Curves] = {}
     tables = [(family, name) for family in families for name in FAMILIES[family][0].available_dataset_names]
     for label, method in methods.items():
         here = [table for table in tables if "CMA-ES" not in label or table[0] == "hpobench"]
-        # Processes that are new for each method: methods change constants.
+        # New processes for each method, since methods change constants.
         with ProcessPoolExecutor(processes) as pool:
             jobs = {table: [pool.submit(_curve, method, *table, seed) for seed in range(seeds)] for table in here}
             results[label] = {"/".join(table): np.array([job.result() for job in jobs[table]]) for table in here}
@@ -97,7 +97,7 @@ def _at(curves: Curves, table: str, evaluations: int) -> float:
 
 
 def print_regrets(results: dict[str, Curves], families: list[str]) -> None:
-    """Print mean regrets of each family, as such and beside Optuna's TPE, with the worst table, and mean ranks."""
+    """Print for each family mean regrets, their ratios to Optuna's TPE, the worst of these, and mean ranks."""
     reference = results[REFERENCE]
     for family in families:
         tables = [table for table in reference if table.startswith(family)]
@@ -156,7 +156,7 @@ def draw(results: dict[str, Curves], families: list[str], path: Path) -> None:
 
 
 def breeding_times(known: int) -> dict[str, float]:
-    """Return the seconds that each propagator takes for an individual when so many evaluations are known."""
+    """Return the seconds that each propagator takes to breed an individual when so many evaluations are known."""
     space = SearchSpace(
         layers=Int(1, 20), lr=Float(1e-5, 1.0, log=True), gamma=Float(0.0, 1.0), act=Categorical("relu", "tanh", "elu")
     )
@@ -217,7 +217,7 @@ def main() -> None:
 
 
 def print_breeding_times() -> None:
-    """Print how long breeding takes, of each propagator."""
+    """Print how long each propagator takes to breed an individual."""
     for known in (100, 1_000, 10_000):
         times = ", ".join(f"{name} {1000 * seconds:.1f}" for name, seconds in breeding_times(known).items())
         print(f"milliseconds to breed an individual when {known} evaluations are known: {times}")

@@ -24,13 +24,13 @@ _EXCHANGE = 0.9  # the default migration probability
 
 
 class Searcher(Protocol):
-    """Searches with several workers; what it is asked for by a worker, it is told the loss of later."""
+    """Searches with several workers: each asks for hyperparameters, and later tells their loss."""
 
     def ask(self, worker: int) -> dict[str, Any]:
         """Return hyperparameters to evaluate."""
 
     def tell(self, worker: int, loss: float) -> None:
-        """Learn what became of them."""
+        """Learn the loss of the hyperparameters that this worker has asked for."""
 
 
 class SimulatedIslands:
@@ -98,12 +98,12 @@ class OptunaStudy:
         self._trials: dict[int, optuna.Trial] = {}
 
     def ask(self, worker: int) -> dict[str, Any]:
-        """Ask the study."""
+        """Return hyperparameters that the study suggests."""
         self._trials[worker] = self._study.ask(self._distributions)
         return {name: self._trials[worker].params[name] for name in self._distributions}
 
     def tell(self, worker: int, loss: float) -> None:
-        """Tell the study."""
+        """Tell the study the loss of the worker's trial."""
         self._study.tell(self._trials.pop(worker), loss)
 
 

@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def seconds_of_search(settings: list[str]) -> float:
-    """Run the program on the networks, which wait in a study made for it; returns first start to last end."""
+    """Run a search on the networks, which wait in its study; return the seconds from first start to last end."""
     from hpo.layout import Layout
     from hpo.run.options import Options
     from hpo.run.request import resolve
@@ -84,7 +84,7 @@ def seconds_of_search(settings: list[str]) -> float:
 
 
 def seconds_of_bare(data_dir: str) -> float:
-    """Run two single-rank processes at once; returns first start to last end."""
+    """Run two single-rank processes at once; return the seconds from the first start to the last end."""
     command = [sys.executable, __file__, "--data-dir", data_dir, "--bare"]
     processes = [
         subprocess.Popen([*command, str(part)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""What ends a run otherwise than well: mistakes that a person can mend, and the exit statuses."""
+"""The errors that end a run, such as mistakes that a person can mend, and the exit statuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class UsageError(ValueError):
     """A bad option, file, path or value: one message that names it, shows it and says what would work."""
 
     def __str__(self) -> str:
-        return printable_text(super().__str__())  # files and names that are shown may be anybody's
+        return printable_text(super().__str__())  # the names and values in it may hold control characters
 
 
 class AgreedError(UsageError):
@@ -20,14 +20,14 @@ class AgreedError(UsageError):
 
 
 class RunError(RuntimeError):
-    """What no run can go on with, a full disk or a rank that is stuck: one message, and the whole job ends."""
+    """The run cannot go on, since a disk is full or a rank is stuck, say: one message, and the whole job ends."""
 
     def __str__(self) -> str:
         return printable_text(super().__str__())
 
 
 class OutageError(RunError):
-    """A storage has not answered for as long as it is waited for, or since the run is to stop."""
+    """A storage does not answer, and the run waits no longer: it has waited long enough, or it is stopping."""
 
 
 class Exit(IntEnum):

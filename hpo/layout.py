@@ -45,7 +45,10 @@ class Layout:
     def fitting(
         cls, ranks: int, ranks_per_worker: int | None, islands: int | None, propagators: Sequence[str] = ()
     ) -> Layout:
-        """Make the layout that is asked for; None is for what fits itself to the ranks and propagators there are."""
+        """Return the layout that is asked for; a number that is None is chosen to fit the ranks and the propagators.
+
+        Raises UsageError where the numbers do not fit together.
+        """
         size = ranks_per_worker if ranks_per_worker is not None else 2 - ranks % 2
         if islands is not None:
             return cls(ranks, size, islands)
@@ -86,7 +89,10 @@ class Layout:
 
 
 def check_launch(ranks: int, environment: Mapping[str, str]) -> None:
-    """Raise a UsageError where each of several processes takes itself for the only rank: each would make a run."""
+    """Raise a UsageError where several processes were started, and each takes itself for the only rank.
+
+    Each of them would start a run of its own.
+    """
     for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
         started = environment.get(name, "")
         if ranks == 1 and started.isdecimal() and int(started) > 1:
@@ -104,7 +110,7 @@ def usable_cores() -> list[int]:
 
 
 def _too_many(islands: int, ranks: int, size: int) -> str:
-    """Say why there cannot be so many islands, and how to start so that there can."""
+    """Return why there cannot be so many islands, and how to start a job that has enough workers for them."""
     make = "makes" if ranks == 1 else "make"
     smaller = f", or with --ranks-per-worker {_largest_divisor(ranks, ranks // islands)}" if ranks >= islands else ""
     return (

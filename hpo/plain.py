@@ -1,4 +1,4 @@
-"""Plain Python values for what people write in their place: numpy's numbers, numbers in quotes, lists of choices."""
+"""Plain Python values from what people write instead: numpy's numbers, numbers in quotes, lists of choices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MANY = 100  # more choices than anybody writes one by one
 
 
 def meant(parameter: Parameter) -> Parameter | None:
-    """Return the parameter of a space that one with values of other types may stand for, if there is such a one."""
+    """Return the valid parameter that a person meant by one with values of wrong types; None where there is none."""
     given: Any = parameter
     if hasattr(given, "choices"):
         spread = [elements(choice) or [choice] for choice in given.choices]
@@ -27,7 +27,10 @@ def meant(parameter: Parameter) -> Parameter | None:
 
 
 def elements(value: object) -> list[Any] | None:
-    """Return the elements of a collection, a set's in order, and none of very many; None where a value is none."""
+    """Return the elements of a collection, sorted if it is a set; None where the value is no collection.
+
+    For a collection of more than `_MANY` elements, the list is empty.
+    """
     value = _plain(value)
     if not isinstance(value, Collection) or isinstance(value, (str, bytes)):
         return None
@@ -42,18 +45,18 @@ def elements(value: object) -> list[Any] | None:
 
 
 def with_type(value: object) -> str:
-    """Show a value and its type, which may be all that is wrong with it."""
+    """Return a value and its type as text: often only the type is wrong."""
     kind = type(value)
     return f"{value!r} ({'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__})"
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of numpy's, or of a kind like it, as Python's own."""
+    """Return a value that has `tolist`, as numpy's have, as a plain Python value, and others as they are."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _number(value: Any) -> int | float | None:
-    """Return the number that a value is or spells, an int where it is whole; None if it is none."""
+    """Return a number, or the number that a text spells, as an int where it is whole; None for other values."""
     value = _plain(value)
     if type(value) is int:
         return value

@@ -1,4 +1,4 @@
-"""What a search space's `test` may show of the best network."""
+"""Predictions of the best network, which a search space's `test` may return."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a network says of a test image: uint8, of shape (height, width) or (height, width, 3).
+    """What a network predicts for one test image.
 
-    `label` is what the image shows, `predicted` what the network takes it for, and `confidence`, from 0 to 1, how
-    probable the network finds that.
+    `image` is uint8, of shape (height, width) or (height, width, 3). `label` is the class of the image, `predicted` the
+    class that the network predicts, and `confidence`, from 0 to 1, the network's probability for it.
+
+    Raises ValueError where the image has another type or shape.
     """
 
     image: npt.NDArray[np.uint8]

@@ -33,8 +33,8 @@ _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 class SearchFile:
     """What a search space file holds: a space, an objective, and, where it has them, Settings, `prepare` and `test`.
 
-    `path` is as a person gave it, `location` the absolute one, which the frames of its functions have; `source` is what
-    was imported, whatever lies there by now.
+    `path` is the path that a person gave, and `location` the absolute path, which stacks show; `source` is the content
+    that was imported, even if the file has changed since.
     """
 
     path: Path
@@ -48,11 +48,14 @@ class SearchFile:
 
     @property
     def sha256(self) -> str:
-        """The hash of what was imported."""
+        """The SHA-256 hash of the content that was imported."""
         return hashlib.sha256(self.source).hexdigest()
 
     def settings(self, assignments: Sequence[str]) -> Any:
-        """Make the file's Settings from NAME=VALUE texts; None for a file without Settings."""
+        """Return the file's Settings, made from NAME=VALUE texts; None for a file without Settings.
+
+        Raises UsageError for a name or a value that the Settings do not take.
+        """
         if self.settings_type is None:
             for assignment in assignments:
                 self.check_setting(assignment)
@@ -76,7 +79,7 @@ class SearchFile:
             return
 
     def bound(self, assignments: Sequence[str]) -> Problem:
-        """Return the problem that this file and its settings, NAME=VALUE texts, make."""
+        """Return the problem: this file, with settings made from NAME=VALUE texts."""
         return Problem(self, self.settings(assignments))
 
     def check_setting(self, assignment: str) -> None:
@@ -108,7 +111,7 @@ class SearchFile:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a run searches: a search space file and its settings, which each call of its functions gets a copy of."""
+    """What a run searches: a search space file and its settings; each call of a function gets a copy of these."""
 
     file: SearchFile
     settings: Any
@@ -134,7 +137,7 @@ class Problem:
         return self._call(self.file.test, params, weights)
 
     def prepared(self) -> Any:
-        """Return what the file's `prepare` returns, None without one; what it raises is a person's mistake."""
+        """Return what the file's `prepare` returns, None without a `prepare`; raises UsageError where it raises."""
         file = self.file
         if file.prepare is None:
             return None
@@ -148,7 +151,7 @@ class Problem:
             raise UsageError(f"{file.path}: prepare failed:\n{traceback.format_exc().rstrip()}") from error
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the file, with settings of its own where the file has Settings."""
+        """Call a function of the file, with a copy of the settings where the file has Settings."""
         if self.file.settings_type is None:
             return function(*arguments)
         return function(*arguments, copy.deepcopy(self.settings))
@@ -156,7 +159,10 @@ class Problem:
 
 @functools.cache
 def load_search_file(path: Path) -> SearchFile:
-    """Import a search space file; raises UsageError where it is none, with the file's own traceback where it raises."""
+    """Import a search space file, and return it.
+
+    Raises UsageError where it is no search space file, and where the import fails, with the file's own traceback.
+    """
     location, source = path.absolute(), _read(path)
     module = _import(path, location, source)
     space, objective = getattr(module, "space", None), getattr(module, "objective", None)
@@ -193,7 +199,7 @@ def _read(path: Path) -> bytes:
 
 
 class _Loader(SourceFileLoader):
-    """Imports a file from what was read of it before; bytecode that is kept beside it may be that of other bytes."""
+    """Imports a file from the content that was read before; bytecode beside the file may be of another content."""
 
     def __init__(self, name: str, location: Path, source: bytes) -> None:
         super().__init__(name, str(location))
@@ -201,14 +207,14 @@ class _Loader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - importlib's argument
         code = self.source_to_code(self._source, self.path)
-        # Without a time, so that tracebacks show the lines that run, and not those that were saved since.
+        # Python keeps an entry without a time: tracebacks show the lines that run, not those that were saved since.
         lines = io.StringIO(importlib.util.decode_source(self._source)).readlines()
         linecache.cache[self.path] = (len(self._source), None, lines, self.path)
         return code
 
 
 class _Namesake(MetaPathFinder):
-    """Finds the module whose name a search space file has, be it grp.py or torch.py, in the place of that file."""
+    """Finds the real module where a search space file has a module's name, such as grp.py or torch.py."""
 
     def __init__(self, location: Path) -> None:
         self._location = location
@@ -216,7 +222,7 @@ class _Namesake(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Look for the module elsewhere."""
+        """Look for the module in all folders but that of the search space file."""
         if fullname != self._location.stem or path is not None:
             return None
         elsewhere = [place for place in sys.path if Path(place).absolute() != self._location.parent]
@@ -229,7 +235,7 @@ def _import(path: Path, location: Path, source: bytes) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[loader.name] = module  # dataclasses look their module up
-    sys.path.insert(0, str(location.parent))  # so that it can import its neighbours, as a script can
+    sys.path.insert(0, str(location.parent))  # so that the file can import modules beside it, as a script can
     sys.meta_path.insert(0, _Namesake(location))
     try:
         loader.exec_module(module)
@@ -247,7 +253,7 @@ def _missing(name: str, value: object, kind: str) -> str:
 
 
 def _parse(text: str, kind: Any) -> Any:
-    """Read a setting's text as its type; the ValueError says what the type takes."""
+    """Return a setting's text as a value of its type; raises ValueError, which says what the type takes."""
     if kind is bool:
         if text.lower() not in _BOOLEANS:
             raise ValueError("true or false")

@@ -24,8 +24,8 @@ Gene = Union[int, float]
 
 # Propulate holds genes in a float64 array, in which larger integers are no longer exact.
 _LARGEST_INT = 2**53
-# exp(log(x)) is off by some 1e-13 at worst in the range of float64; 12 digits absorb that, so that a value survives
-# its encoding, and the same digits tell two individuals apart.
+# exp(log(x)) is off by some 1e-13 at worst in the range of float64; 12 digits absorb that, so that decoding an encoded
+# value returns it unchanged. Two individuals are different if they differ in these digits.
 _DIGITS = 12
 
 
@@ -50,7 +50,7 @@ class Int:
     high: int
 
     def problem(self) -> str | None:
-        """Say what is wrong with the bounds, if anything."""
+        """Return what is wrong with the bounds; None if nothing is."""
         for bound in (self.low, self.high):
             if type(bound) is not int:
                 return f"the bounds of an Int must be integers (a Float's need not be), not {with_type(bound)}"
@@ -62,11 +62,11 @@ class Int:
 
     @property
     def limits(self) -> tuple[Gene, Gene]:
-        """The range of the gene."""
+        """The lowest and the highest gene."""
         return self.low, self.high
 
     def accepts(self, value: object) -> bool:
-        """Tell whether `value` is one this parameter can take."""
+        """Tell whether this parameter can have this value."""
         return type(value) is int and self.low <= value <= self.high
 
     def encode(self, value: Value) -> Gene:
@@ -74,7 +74,7 @@ class Int:
         return int(value)
 
     def decode(self, gene: Gene) -> int:
-        """Return the value of a gene; one outside of the limits counts as the nearest limit."""
+        """Return the value of a gene; a gene outside of the limits counts as the nearest limit."""
         return min(max(round(gene), self.low), self.high)
 
     def distribution(self) -> BaseDistribution:
@@ -86,9 +86,9 @@ class Int:
 
 @dataclass(frozen=True)
 class Float:
-    """A float from `low` to `high`, drawn and mutated on a linear or a logarithmic scale.
+    """A float from `low` to `high`, both included; `log` says that it is drawn and mutated on a logarithmic scale.
 
-    Values have 12 significant digits; bounds with more are rounded into the range.
+    Values have 12 significant digits; bounds with more digits are rounded towards the inside of the range.
     """
 
     low: float
@@ -102,7 +102,7 @@ class Float:
             object.__setattr__(self, "high", _round_inwards(high, low))
 
     def problem(self) -> str | None:
-        """Say what is wrong with the bounds, if anything."""
+        """Return what is wrong with the bounds; None if nothing is."""
         for bound in (self.low, self.high):
             if type(bound) not in (int, float):
                 return f"the bounds of a Float must be numbers, not {with_type(bound)}"
@@ -118,11 +118,11 @@ class Float:
 
     @property
     def limits(self) -> tuple[Gene, Gene]:
-        """The range of the gene: the bounds, or their logarithms."""
+        """The lowest and the highest gene: the bounds, or their logarithms."""
         return self.encode(self.low), self.encode(self.high)
 
     def accepts(self, value: object) -> bool:
-        """Tell whether `value` is one this parameter can take."""
+        """Tell whether this parameter can have this value."""
         return type(value) is float and self.low <= value <= self.high and value == _round_float(value)
 
     def encode(self, value: Value) -> Gene:
@@ -130,7 +130,7 @@ class Float:
         return math.log(float(value)) if self.log else float(value)
 
     def decode(self, gene: Gene) -> float:
-        """Return the value of a gene; one outside of the limits counts as the nearest limit."""
+        """Return the value of a gene; a gene outside of the limits counts as the nearest limit."""
         low, high = self.limits
         gene = min(max(gene, low), high)
         value = _round_float(math.exp(gene) if self.log else float(gene))
@@ -158,7 +158,7 @@ class Categorical:
         return f"Categorical({', '.join(map(repr, self.choices))})"
 
     def problem(self) -> str | None:
-        """Say what is wrong with the choices, if anything."""
+        """Return what is wrong with the choices; None if nothing is."""
         if not self.choices:
             return "at least one choice is needed"
         for choice in self.choices:
@@ -175,11 +175,11 @@ class Categorical:
 
     @property
     def limits(self) -> tuple[Gene, Gene]:
-        """The range of the gene."""
+        """The lowest and the highest gene."""
         return 0, len(self.choices) - 1
 
     def accepts(self, value: object) -> bool:
-        """Tell whether `value` is one this parameter can take."""
+        """Tell whether this parameter can have this value."""
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
 
     def encode(self, value: Value) -> Gene:
@@ -187,7 +187,7 @@ class Categorical:
         return self.choices.index(value)
 
     def decode(self, gene: Gene) -> Value:
-        """Return the value of a gene; one outside of the limits counts as the nearest limit."""
+        """Return the value of a gene; a gene outside of the limits counts as the nearest limit."""
         return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
 
     def distribution(self) -> BaseDistribution:
@@ -213,8 +213,8 @@ class SearchSpace:
         genes = space.encode({"conv_layers": 3, "activation": "tanh", "lr": 0.01})
         space.decode(genes)  # {"conv_layers": 3, "activation": "tanh", "lr": 0.01}
 
-    Raises ValueError, naming the parameter and its values, where a range is not one, and TypeError where a parameter is
-    none of Int, Float and Categorical.
+    Raises ValueError where there is no parameter, or where the name, the bounds or the choices of a parameter are not
+    valid; the message names the parameter. Raises TypeError where a parameter is none of Int, Float and Categorical.
     """
 
     def __init__(self, **parameters: Parameter) -> None:
@@ -240,25 +240,25 @@ class SearchSpace:
         return f"SearchSpace({inside})"
 
     def limits(self) -> dict[str, tuple[Gene, Gene]]:
-        """Return the range of every gene, as Propulate takes it: two ints, or two floats."""
+        """Return the lowest and the highest gene of each parameter, as Propulate takes them: ints, or floats."""
         return {name: parameter.limits for name, parameter in self.parameters.items()}
 
     def encode(self, params: Mapping[str, Value]) -> dict[str, Gene]:
-        """Turn hyperparameters of this space into genes; raises ValueError where they are not of this space."""
+        """Return the genes of hyperparameters; raises ValueError where they are not of this space."""
         self.check(params)
         return {name: parameter.encode(params[name]) for name, parameter in self.parameters.items()}
 
     def decode(self, genes: Mapping[str, Gene]) -> dict[str, Value]:
-        """Turn genes into hyperparameters: plain ints, floats, strings and booleans."""
+        """Return the hyperparameters of genes: plain ints, floats, strings and booleans."""
         return {name: parameter.decode(genes[name]) for name, parameter in self.parameters.items()}
 
     def nearest_genes(self, params: Mapping[str, Value]) -> dict[str, Gene]:
-        """Return the genes of the hyperparameters of this space that are nearest to some with more digits."""
+        """Return the genes of hyperparameters whose floats may have too many digits: they are rounded to this space."""
         genes = {name: parameter.encode(params[name]) for name, parameter in self.parameters.items()}
         return self.encode(self.decode(genes))
 
     def check(self, params: Mapping[str, object]) -> None:
-        """Raise a ValueError, naming the first culprit, unless `params` are hyperparameters of this space."""
+        """Raise a ValueError, naming the first wrong parameter, unless `params` are hyperparameters of this space."""
         for name in [*params, *self.parameters]:
             if name not in self.parameters:
                 raise ValueError(f"unknown parameter {name!r}; this space has {', '.join(self.parameters)}")
@@ -268,7 +268,7 @@ class SearchSpace:
                 raise ValueError(f"parameter {name!r}: {params[name]!r} is not in {self.parameters[name]!r}")
 
     def draw(self, rng: Random) -> dict[str, Value]:
-        """Draw hyperparameters, each uniformly from its range (its logarithm, for logarithmic floats)."""
+        """Return hyperparameters drawn at random, each uniformly on the scale of its range."""
         genes: dict[str, Gene] = {}
         for name, parameter in self.parameters.items():
             low, high = parameter.limits
@@ -277,12 +277,12 @@ class SearchSpace:
 
     @property
     def size(self) -> float:
-        """How many different hyperparameters there are: infinitely many where there is a float."""
+        """The number of different individuals: infinite where a parameter is a Float."""
         sizes = [parameter.limits[1] - parameter.limits[0] + 1 for parameter in self.parameters.values()]
         return math.inf if any(isinstance(p, Float) for p in self.parameters.values()) else math.prod(sizes)
 
     def everything(self) -> Iterator[dict[str, Value]]:
-        """Return all hyperparameters there are, of a space without floats."""
+        """Yield the hyperparameters of every individual, for a space without floats."""
         ranges = [range(int(low), int(high) + 1) for low, high in self.limits().values()]
         for genes in itertools.product(*ranges):
             yield self.decode(dict(zip(self.parameters, genes, strict=True)))

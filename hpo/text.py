@@ -13,34 +13,34 @@ _LARGEST_WHOLE = 2**53  # from here on, not every whole number is a float
 
 
 def number(value: float) -> str:
-    """Write a number with four significant digits, or all digits if it is whole."""
+    """Return a number as text, with four significant digits, or with all digits if it is whole."""
     if abs(value) < _LARGEST_WHOLE and value == int(value):
         return str(int(value))
     return f"{value:.4g}"
 
 
 def value(value: Any) -> str:
-    """Write a hyperparameter's value."""
+    """Return a hyperparameter's value as text."""
     return number(value) if isinstance(value, float) else printable(str(value))
 
 
 def counted(count: int, noun: str) -> str:
-    """Write a number of things."""
+    """Return a number of things as text, such as ``1 rank`` or ``2 ranks``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def named(values: Mapping[str, Any]) -> str:
-    """Write named values in one line."""
+    """Return named values as one line of text."""
     return "  ".join(f"{printable(name)}={value(item)}" for name, item in values.items())
 
 
 def short(text: str, length: int = 160) -> str:
-    """Cut a text that is too long for a line."""
+    """Return a text, cut where it is longer than `length` characters."""
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def quoted(value: Any) -> str:
-    """Write any value as Python does, in at most 160 characters."""
+    """Return any value as `repr` writes it, in at most 160 characters."""
     try:
         return short(repr(value))
     except RecursionError:
@@ -48,12 +48,15 @@ def quoted(value: Any) -> str:
 
 
 def tenths(seconds: float | None) -> str:
-    """Write a duration in seconds; "?" where it is not known."""
+    """Return a duration as text, in seconds with one decimal; "?" where it is not known."""
     return f"{seconds:.1f}" if seconds is not None and seconds >= 0 else "?"
 
 
 def duration(seconds: float) -> str:
-    """Write a duration in its two largest units; one between two times of a clock that was set may not be known."""
+    """Return a duration, given in seconds, as text in its two largest units.
+
+    It is "an unknown time" where it is NaN, or negative, since the clock was set between its two ends.
+    """
     if not seconds >= 0:
         return "an unknown time"
     whole = round(seconds)
@@ -67,7 +70,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Write a duration as minutes and seconds, with hours or days where there are any; "?" where it is not known."""
+    """Return a duration, given in seconds, as text such as 1:30, 2:01:30 or 1 d 02 h; "?" where it is not known."""
     if not math.isfinite(seconds):
         return "?"
     whole = max(0, int(seconds))
@@ -78,42 +81,45 @@ def clock(seconds: float) -> str:
 
 
 def day(seconds: float) -> str:
-    """Write a moment in local time."""
+    """Return a moment, given in seconds since the epoch, as text in local time."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def show_command(run_dir: Path, label: str) -> str:
-    """Write the command line that shows everything about an evaluation."""
+    """Return the command line that shows everything about an evaluation."""
     return f"hpo show {shlex.quote(str(run_dir))} {label}"
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Escape, as Python does, all that is no visible character: it could move the cursor, or turn the line around."""
+    """Return a text with all invisible characters escaped, as Python does, but for those to `keep`.
+
+    They could move the cursor, or change the direction of writing.
+    """
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def printable(text: str) -> str:
-    """Write a text in one line of a terminal: whatever separates words or lines as a space, and the rest escaped."""
+    """Return a text as one line for a terminal: white space as spaces, other invisible characters escaped."""
     return escaped("".join(" " if character.isspace() else character for character in text))
 
 
 def printable_lines(text: str) -> list[str]:
-    """Take a text apart into its lines, each as `printable` writes it."""
+    """Return the lines of a text, each as `printable` returns it."""
     return [printable(line.expandtabs()).rstrip() for line in text.removesuffix("\n").split("\n")]
 
 
 def printable_text(text: str) -> str:
-    """Write a text of several lines, each as `printable` writes it."""
+    """Return a text of several lines, each as `printable` returns it."""
     return "\n".join(printable_lines(text))
 
 
 def showable(text: str) -> str:
-    """Escape what UTF-8 has no bytes for, such as the parts of a file name in another encoding."""
+    """Return a text with all that UTF-8 cannot encode escaped, such as parts of a file name in another encoding."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def message(error: BaseException) -> str:
-    """Return an exception's message in one line that any terminal can show; its own code may fail."""
+    """Return an exception's message as one line for any terminal, even where the exception's own code fails."""
     try:
         text = " ".join(str(error).split())
     except Exception:

@@ -42,5 +42,5 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
 def test(
     params: dict[str, Any], weights: Mapping[str, Tensor], _: Settings
 ) -> tuple[dict[str, float], list[Prediction]]:
-    """Judge the best network by test images, which the search has not seen: once, when it has ended."""
+    """Judge the best network by test images, which the search has not seen; called once, when the search has ended."""
     return test_net(params, weights, load_data("digits"), load_test("digits"))

@@ -1,4 +1,4 @@
-"""The published problem: a convolutional network on MNIST, or on Fashion-MNIST, which is harder and as large."""
+"""The published problem: a convolutional network on MNIST, or on Fashion-MNIST, as large but harder."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Settings:
     dataset: str = "mnist"
     """mnist or fashion-mnist"""
     data_dir: str = "data"
-    """A torchvision root, which is downloaded into, or a folder that holds the four IDX files."""
+    """A folder that holds the four IDX files, or a torchvision root, into which missing files are downloaded."""
     epochs: int = 20
     batch_size: int = 16
     patience: int = 5
@@ -57,6 +57,6 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
 def test(
     params: dict[str, Any], weights: Mapping[str, Tensor], settings: Settings
 ) -> tuple[dict[str, float], list[Prediction]]:
-    """Judge the best network by test images, which the search has not seen: once, when it has ended."""
+    """Judge the best network by test images, which the search has not seen; called once, when the search has ended."""
     data = prepare(settings)  # the mean and the deviation that the network was trained with
     return test_net(params, weights, data, load_test(settings.dataset, settings.data_dir))

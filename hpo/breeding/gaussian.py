@@ -1,6 +1,6 @@
 """A Gaussian process that predicts losses.
 
-After Rasmussen and Williams, Gaussian processes for machine learning (2006), whose equations are named.
+After Rasmussen and Williams, Gaussian processes for machine learning (2006), with its numbers of equations.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from scipy.spatial.distance import cdist
 
 Vector = npt.NDArray[np.float64]
 
-# The most likely scales are looked for around these, a factor of e being one standard deviation: parameters matter over
-# half of their range, and a twentieth of the variance does not follow from them.
+# The fit looks for the most likely scales and noise around these; one standard deviation is a factor of e.
+# A parameter matters over half of its range, and a twentieth of the variance does not follow from parameters.
 _SCALE = 0.5
 _NOISE = 0.05
-_STEPS = 15  # of the search for them, which goes on from where it ended when a tenth more is known
+_STEPS = 15  # of each fit, which continues the one before, once a tenth more evaluations are known
 _GROWTH = 1.1
 _ROOT_5 = 5**0.5
 
 
 class GaussianProcess:
-    """Predicts a function from what it was at some points.
+    """Predicts a function from its values at some points.
 
     Covariances are Matern's of order 5/2 (equation 4.17), of functions that are less smooth than those of a squared
-    exponential. Before a distance is taken, each coordinate is divided by a scale: the one whose number `scale_of`
-    gives for it.
+    exponential. Before a distance is taken, each coordinate is divided by a scale; `scale_of` holds the number of the
+    scale for each coordinate.
     """
 
     def __init__(self, scale_of: npt.NDArray[np.int64]) -> None:
@@ -41,7 +41,8 @@ class GaussianProcess:
     def fit(self, points: Vector, values: Vector, known: int) -> None:
         """Learn from points, shape (n, coordinates), and their values, of mean 0 and variance 1.
 
-        `known` is how much is known of the function, these points included.
+        `known` is the number of values that are known of the function, these included: scales are fitted again when it
+        has grown by a tenth.
         """
         if known >= self._next_fit:
             squares = self._squares(points)
@@ -59,7 +60,7 @@ class GaussianProcess:
         self._learn(points, values)
 
     def assume(self, points: Vector) -> None:
-        """Take for true what it predicts at points whose values are yet to come, so that others are preferred."""
+        """Learn its own predictions at points whose values are not known yet, so that other points are preferred."""
         if len(points):
             mean, _ = self.predict(points)
             self._learn(np.vstack([self._points, points]), np.append(self._values, mean))
@@ -82,7 +83,7 @@ class GaussianProcess:
         return _matern(cdist(some * rates, others * rates))[0]
 
     def _squares(self, points: Vector) -> Vector:
-        """Half the squared distances along the coordinates of each scale, shape (points, points, scales)."""
+        """Return half the squared distances along the coordinates of each scale, shape (points, points, scales)."""
         squares = np.zeros((len(points), len(points), self._scales))
         for coordinate, scale in zip(points.T, self._scale_of, strict=True):
             squares[:, :, scale] += np.subtract.outer(coordinate, coordinate) ** 2 / 2
@@ -114,7 +115,7 @@ def _inverse(factor: Vector) -> Vector:
 
 
 def _matern(distances: Vector) -> tuple[Vector, Vector]:
-    """Return covariances at distances, and how fast they fall with half the squared distance."""
+    """Return covariances at distances, and minus their derivatives by half the squared distance."""
     decay = np.exp(-_ROOT_5 * distances)
     linear = 1 + _ROOT_5 * distances
     return (linear + 5 / 3 * distances**2) * decay, 5 / 3 * linear * decay

@@ -1,4 +1,4 @@
-"""The default propagator: a genetic search whose offspring is screened by a model of all that the run has evaluated."""
+"""The default propagator: a genetic search whose offspring is screened by a surrogate of all evaluations of the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OFFSPRING = 100
 _NEWCOMERS = 50  # drawn at random and screened along with the offspring, so that nothing is out of reach
 _DEVIATIONS = 3.0
 _FINEST_STEP = 1000.0  # of a float: a thousandth of its range
-_MOST_POINTS = 256  # that the model learns from, which takes time with the cube of their number
+_MOST_POINTS = 256  # that the surrogate learns from: its time grows with the cube of their number
 
 
 class Genetic(Propagator):  # type: ignore[misc]
@@ -31,10 +31,11 @@ class Genetic(Propagator):  # type: ignore[misc]
     moves by a step whose logarithm is uniform, so that small steps are as likely as large ones at every scale
     (Muehlenbein and Schlierkamp-Voosen, Predictive models for the breeder genetic algorithm, 1993).
 
-    The model, a Gaussian process, knows what was tried on all islands and what is in flight. It predicts ranks rather
-    than losses, so that neither outliers nor failures bend it. The candidate with the lowest lower confidence bound,
-    mean - d * deviation, is chosen (Srinivas et al., Gaussian process optimization in the bandit setting, 2010); d = 3
-    explores much, as suits workers that choose at the same time, each among candidates of its own.
+    The surrogate, a Gaussian process, knows what was tried on all islands and what is in flight. It predicts the place
+    of a loss in the order of losses, so that neither outliers nor failures distort it. The candidate with the lowest
+    lower confidence bound, mean - d * deviation, is chosen (Srinivas et al., Gaussian process optimization in the
+    bandit setting, 2010); d = 3 explores much, as suits workers that choose at the same time, each among candidates of
+    its own.
     """
 
     def __init__(self, past: Past, rng: random.Random) -> None:
@@ -66,7 +67,7 @@ class Genetic(Propagator):  # type: ignore[misc]
         if len(self._past.losses) <= len(self._width) or not len(parents):
             return None
         candidates = np.vstack([self._offspring(parents), self._newcomers()])
-        # The matrices are small: with a thread per core, which all ranks of a host have, it takes ten times longer.
+        # The matrices are small: if all ranks of a host used a thread per core, this would take ten times longer.
         with self._threads.limit(limits=1, user_api="blas"):
             bounds = self._lower_confidence_bounds(candidates)
         for place in np.argsort(bounds, kind="stable"):
@@ -76,7 +77,7 @@ class Genetic(Propagator):  # type: ignore[misc]
         return None
 
     def _parents(self, population: list[Individual]) -> Vector:
-        """Return the genes of the best individuals, each once: islands exchange copies."""
+        """Return the genes of the best individuals, shape (parents, genes), each once: islands exchange copies."""
         parents: dict[tuple[float, ...], None] = {}
         for individual in sorted(population, key=lambda individual: individual.loss):
             if len(parents) == _PARENTS or not math.isfinite(individual.loss):
@@ -94,7 +95,7 @@ class Genetic(Propagator):  # type: ignore[misc]
         return mutants
 
     def _mutate(self, genes: Vector) -> Vector:
-        """Mutate every gene; a step that would leave the range goes the other way, and no further than the range."""
+        """Return all genes mutated; a step that would leave the range goes the other way, at most to its end."""
         draws, past = self._draws, self._past
         steps = self._steps ** draws.random(genes.shape)
         steps = np.where(self._grid, np.floor(steps), steps / _FINEST_STEP * self._width)
@@ -113,9 +114,9 @@ class Genetic(Propagator):  # type: ignore[misc]
         return newcomers
 
     def _lower_confidence_bounds(self, candidates: Vector) -> Vector:
-        """Return the lower confidence bound of each candidate's rank: the lower, the better."""
+        """Return the lower confidence bound of each candidate's place in the order of losses: the lower, the better."""
         past, chosen = self._past, self._training_subset()
-        # Ties share their mean rank. scipy.stats, which has a function for it, takes 0.2 s to import.
+        # Equal losses share their mean place. scipy.stats, which has a function for it, takes 0.2 s to import.
         _, places, counts = np.unique(past.losses[chosen], return_inverse=True, return_counts=True)
         values = ndtri((np.cumsum(counts) - counts / 2)[places] / len(places))
         self._model.fit(self._coordinates(past.tried[chosen]), values, known=len(past.losses))
@@ -125,7 +126,10 @@ class Genetic(Propagator):  # type: ignore[misc]
         return bounds
 
     def _training_subset(self) -> npt.NDArray[np.int64]:
-        """Choose what the model learns from: everything, or half of it the best, and half the last."""
+        """Return the indices of the evaluations that the surrogate learns from.
+
+        These are all, or of more than `_MOST_POINTS`, the last ones and the best of the others, half each.
+        """
         losses, half = self._past.losses, _MOST_POINTS // 2
         if len(losses) <= _MOST_POINTS:
             return np.arange(len(losses))
@@ -133,7 +137,7 @@ class Genetic(Propagator):  # type: ignore[misc]
         return np.union1d(np.argpartition(losses[:-half], half)[:half], last)
 
     def _coordinates(self, genes: Vector) -> Vector:
-        """Return numbers from 0 to 1; a category becomes as many coordinates as there are, two of them 1 apart."""
+        """Return coordinates from 0 to 1: one for a number, one per choice for a category; two choices are 1 apart."""
         numbers = (genes - self._past.low) / np.where(self._width > 0, self._width, 1.0)
         columns = [
             numbers[:, [gene]] if levels is None else (genes[:, [gene]] == levels) / math.sqrt(2)

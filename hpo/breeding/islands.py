@@ -28,14 +28,14 @@ Evaluate = Callable[["Assignment | None"], "tuple[dict[str, Any], float] | None"
 
 
 class _BudgetSpent(Exception):  # noqa: N818 - the end, and no error
-    """Ends Propulate's loop on all ranks of a worker; it has no other end than a number of generations per worker."""
+    """Ends Propulate's loop on all ranks of a worker; by itself, it ends only after a number of generations."""
 
 
 @dataclass(frozen=True)
 class Archipelago:
     """The islands of a run: which workers they have, how they breed, and how they exchange individuals.
 
-    They take the propagators in turn.
+    The propagators are dealt to the islands in turn.
     """
 
     space: SearchSpace
@@ -48,7 +48,7 @@ class Archipelago:
     def evolve(self, world: SleepingComm, worker: int, claims: Claims | None, evaluate: Evaluate) -> None:
         """Breed, claim and evaluate individuals on all islands until there is nothing more to claim; collective.
 
-        `worker` is the one that this rank belongs to, and `claims` are needed on leaders. The individuals of the
+        `worker` is the number of this rank's worker; `claims` is None on all ranks but leaders. The individuals of the
         evaluations that the record already holds are put back on their islands. Returns on all ranks at the same time.
         """
         island = self.layout.island_of(worker)
@@ -61,7 +61,7 @@ class Archipelago:
             if evaluated is None:
                 raise _BudgetSpent
             if breeder:
-                # What was replaced breeds no more; Propulate would look through it several times in every generation.
+                # Replaced individuals breed no more; Propulate would look through them several times a generation.
                 propulator.population = [one for one in propulator.population if one.active]
             params, loss = evaluated
             for name, gene in self.space.encode(params).items():
@@ -93,7 +93,7 @@ class Breeder:
     """Breeds on a worker's leader, and claims what it has bred."""
 
     def __init__(self, islands: Archipelago, worker: int, claims: Claims, rng: random.Random) -> None:
-        from hpo.breeding.past import Past  # other ranks spare the imports
+        from hpo.breeding.past import Past  # not needed on ranks that are no leaders
         from hpo.breeding.propagators import New, make
 
         layout = islands.layout
@@ -108,7 +108,7 @@ class Breeder:
         self.propagator: New = New(bred_by, self._past, rng)
 
     def claim(self, individual: Individual, propulator: Any) -> Assignment | None:
-        """Claim an individual that Propulate has bred, or another one where some worker was first; None at the end."""
+        """Claim an individual that Propulate has bred, or if the run knows it, another one; None at the end."""
         attributes = {
             "island": self._island,
             "worker": self._worker,
@@ -126,13 +126,13 @@ class Breeder:
                 return self._claims.claim_waiting(**attributes)
 
     def _immigrants(self, propulator: Any) -> dict[str, int]:
-        """Count the individuals of other islands that live on this one, by the island that bred them."""
+        """Return how many individuals of other islands live on this one, by the island that bred them."""
         return Counter(str(one.island) for one in propulator.population if one.active and one.island != self._island)
 
 
 def _build(**arguments: Any) -> Any:
     """Make Propulate's islands and return this rank's part in them; waits sleep, and there are no checkpoints."""
-    # Propulate unpickles what it finds at its checkpoint path: a folder that is new and empty holds nothing.
+    # Propulate unpickles what it finds at its checkpoint path, and finds nothing in a new folder.
     with tempfile.TemporaryDirectory() as empty, redirect_stdout(io.StringIO()):
         propulator = Islands(**arguments, checkpoint_path=empty).propulator
     propulator._dump_checkpoint = lambda: None
@@ -143,11 +143,11 @@ def _build(**arguments: Any) -> Any:
 
 
 def _restore(propulator: Any, space: SearchSpace, layout: Layout, past: Sequence[Evaluation], island: int) -> None:
-    """Put finished evaluations back as individuals, the same on all workers of an island, and count generations on.
+    """Put finished evaluations back as individuals, the same on all workers of an island, and continue generations.
 
-    With fewer islands or workers than before, those that are gone are dealt to those that are left. A worker's
-    generations are counted anew, so that island, worker and generation still tell individuals apart, as Propulate
-    needs.
+    With fewer islands or workers than before, the individuals of those that are gone are dealt to those that are left.
+    Each worker's generations are numbered anew, so that island, worker and generation still identify an individual, as
+    Propulate needs.
     """
     size = layout.island_size(island)
     limits, generations = space.limits(), [0] * size

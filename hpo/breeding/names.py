@@ -1,4 +1,4 @@
-"""The names of the propagators, for who chooses one and need not import it."""
+"""The names of the propagators, for code that need not import the propagators themselves."""
 
 from __future__ import annotations
 

@@ -12,15 +12,15 @@ from hpo.breeding.past import Past
 from hpo.breeding.upstream import Individual, Propagator
 from hpo.store.trials import Evaluation
 
-_MOST_TRIALS = 512  # that it is told of: it takes time with their number (10,000: 0.2 s an individual)
+_MOST_TRIALS = 512  # that the sampler knows: its time grows with their number (10,000: 0.2 s an individual)
 
 
 class Parzen(Propagator):  # type: ignore[misc]
     """Breeds by Optuna's TPE sampler, which knows all that has ended or is in flight on all islands.
 
     Bergstra et al., Algorithms for hyper-parameter optimization (2011). What is in flight counts as bad ("constant
-    liar"), so that workers which breed at the same time search differently. Of a long run it is told the best and the
-    last evaluations.
+    liar"), so that workers which breed at the same time search differently. In a long run, the sampler knows the best
+    and the last evaluations only.
     """
 
     def __init__(self, past: Past, rng: random.Random) -> None:
@@ -32,8 +32,8 @@ class Parzen(Propagator):  # type: ignore[misc]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._sampler = optuna.samplers.TPESampler(seed=rng.getrandbits(31), constant_liar=True)
-        self._known: dict[int, Evaluation] = {}  # what the study holds of what has ended, and
-        self._running: dict[int, Evaluation] = {}  # of what is in flight
+        self._known: dict[int, Evaluation] = {}  # ended evaluations in the study, by trial
+        self._running: dict[int, Evaluation] = {}  # those in flight, by trial
         self._trials: dict[int, int] = {}
         self._forget()
         past.listeners.append(self._learn)
@@ -43,7 +43,7 @@ class Parzen(Propagator):  # type: ignore[misc]
         if len(self._known) > _MOST_TRIALS:
             self._forget()
         trial = self._study.ask(self._distributions)
-        self._study.tell(trial, state=TrialState.FAIL)  # it comes back as an evaluation, if it is not known already
+        self._study.tell(trial, state=TrialState.FAIL)  # once it is claimed, it comes back as an evaluation
         return Individual(self._past.space.nearest_genes(trial.params), self._limits)
 
     def _learn(self, evaluation: Evaluation) -> None:
@@ -65,7 +65,7 @@ class Parzen(Propagator):  # type: ignore[misc]
             storage.set_trial_state_values(trial, TrialState.FAIL)
 
     def _forget(self) -> None:
-        """Go on with half of what is known: the best, and of the rest the last."""
+        """Begin a new study with half of the known evaluations: the best ones, and the last ones of the others."""
         ranked = sorted(self._known.values(), key=lambda evaluation: evaluation.loss)
         best, rest = ranked[: _MOST_TRIALS // 4], ranked[_MOST_TRIALS // 4 :]
         last = sorted(rest, key=lambda evaluation: evaluation.ended)[-(_MOST_TRIALS // 4) :]

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 Vector = npt.NDArray[np.float64]
 
-_TRIES = 100  # before the hyperparameters that are left are counted
+_TRIES = 100  # random draws, before all hyperparameters that are left are listed
 
 
 class Past:
-    """The evaluations of a run, on all of its islands; `source` gives those that have started or ended since.
+    """The evaluations of a run, on all islands; `source` returns those that started or ended since its last call.
 
-    ``tried`` are the genes of what has ended by itself, shape (evaluations, parameters), and
-    ``losses`` their losses, infinite where it failed; ``running`` the genes of what is in flight. ``low`` and ``high``
-    are the limits of the genes, ``unordered`` says which are of categorical parameters.
+    ``tried`` are the genes of the evaluations that have ended by themselves, shape (evaluations, parameters), and
+    ``losses`` their losses, infinite where one failed; ``running`` the genes of those in flight. ``low`` and ``high``
+    are the limits of the genes, ``unordered`` says which genes are of categorical parameters.
     """
 
     def __init__(self, space: SearchSpace, source: Callable[[], Iterable[Evaluation]]) -> None:
@@ -42,7 +42,7 @@ class Past:
         self._known: set[tuple[Value, ...]] = set()
 
     def update(self) -> None:
-        """Learn what is new."""
+        """Take in the evaluations that have started or ended since the last update."""
         for evaluation in self._source():
             for listener in self.listeners:
                 listener(evaluation)
@@ -55,17 +55,17 @@ class Past:
 
     @property
     def tried(self) -> Vector:
-        """The genes of what has ended by itself."""
+        """The genes of the evaluations that have ended by themselves, shape (evaluations, parameters)."""
         return self._genes[: self._count]
 
     @property
     def losses(self) -> Vector:
-        """The losses of what has ended by itself."""
+        """The losses of the evaluations that have ended by themselves, shape (evaluations,)."""
         return self._losses[: self._count]
 
     @property
     def running(self) -> Vector:
-        """The genes of what is in flight."""
+        """The genes of the evaluations in flight, shape (evaluations, parameters)."""
         return np.array(list(self._running.values())).reshape(-1, len(self.low))
 
     def knows(self, params: Mapping[str, Value]) -> bool:
@@ -81,13 +81,13 @@ class Past:
         return self.space.decode(dict(zip(self.space.parameters, genes.tolist(), strict=True)))
 
     def draw_new(self, rng: random.Random) -> dict[str, Value] | None:
-        """Draw hyperparameters that are new to the run; None where there are none any more."""
+        """Return hyperparameters, drawn at random, that are new to the run; None where no such are left."""
         for _ in range(_TRIES):
             params = self.space.draw(rng)
             if not self.knows(params):
                 return params
         if self.space.size > _TRIES * (1 + len(self._known)):
-            return None  # almost all would be new: these are floats of a range with a few digits
+            return None  # most draws should have been new: these are floats, with few values in their range
         left = [params for params in self.space.everything() if not self.knows(params)]
         return rng.choice(left) if left else None
 

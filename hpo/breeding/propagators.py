@@ -21,7 +21,7 @@ from hpo.breeding.upstream import (
     get_default_propagator,
 )
 
-_TRIES = 10  # of a propagator that breeds what is known: it may have converged
+_TRIES = 10  # of a propagator, whose offspring may all be known: it may have converged
 
 
 class Drawn(Propagator):  # type: ignore[misc]
@@ -38,7 +38,7 @@ class Drawn(Propagator):  # type: ignore[misc]
 
 
 class Fresh(Propagator):  # type: ignore[misc]
-    """Another propagator's offspring, each an individual of its own.
+    """Breeds another propagator's offspring, each as an individual of its own.
 
     Where no step of a composed propagator applies, Propulate returns the parent itself, which would then be changed and
     join its population twice.
@@ -56,7 +56,7 @@ class Fresh(Propagator):  # type: ignore[misc]
 
 
 class New(Propagator):  # type: ignore[misc]
-    """Another propagator, asked again while its offspring is known to the run, and after some tries left to chance."""
+    """Asks another propagator again while its offspring is known to the run, and after some tries draws at random."""
 
     def __init__(self, propagator: Propagator, past: Past, rng: random.Random) -> None:
         super().__init__(propagator.parents, propagator.offspring, rng)
@@ -75,7 +75,10 @@ class New(Propagator):  # type: ignore[misc]
 
 
 class OnUnitCube(Propagator):  # type: ignore[misc]
-    """A propagator of floats, for which every parameter is a float from 0 to 1; `make` makes it, given the limits."""
+    """Breeds by a propagator of floats, for which each parameter is a float from 0 to 1.
+
+    `make` is called with these limits, and returns the propagator.
+    """
 
     def __init__(self, past: Past, make: Callable[[dict[str, tuple[float, float]]], Propagator]) -> None:
         self._past = past
@@ -85,12 +88,12 @@ class OnUnitCube(Propagator):  # type: ignore[misc]
         super().__init__(self._propagator.parents, self._propagator.offspring, self._propagator.rng)
         self._low, self._width = past.low, past.high - past.low
         self._chance = Drawn(past, self._propagator.rng)
-        self._scaled: dict[int, tuple[Individual, Individual]] = {}  # with the original, whose id is not used again
+        self._scaled: dict[int, tuple[Individual, Individual]] = {}  # by id; the original is kept, so its id is unique
 
     def __call__(self, population: list[Individual]) -> Individual:
         """Breed one individual."""
         if not population:
-            return self._chance(population)  # a swarm needs somebody to follow
+            return self._chance(population)  # a particle swarm needs an individual to begin with
         # Islands exchange copies, which would leave Propulate's CMA-ES with too few different ones.
         different = {individual.position.tobytes(): individual for individual in population}
         bred = self._propagator([self._scale(individual) for individual in different.values()])
@@ -143,5 +146,5 @@ _MAKERS: dict[str, Callable[[Past, random.Random, int, int], Propagator]] = {
 
 
 def make(name: str, past: Past, rng: random.Random, workers: int, place: int) -> Propagator:
-    """Make a propagator for the worker at a place among the workers of its island."""
+    """Return a propagator for one worker: `workers` is the size of its island, `place` its number there, from 0."""
     return _MAKERS[name](past, rng, workers, place)

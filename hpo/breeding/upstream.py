@@ -1,4 +1,4 @@
-"""What is used of Propulate, imported without what is not."""
+"""The parts of Propulate that are used, imported without those that are not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _is_same = Individual.__eq__
 
 
 def _is_same_at_last(self: Individual, other: object) -> bool:
-    """Compare as Propulate does, but what is cheap and tells most individuals apart before their traits.
+    """Compare individuals as Propulate does, but first by attributes that are cheap and seldom equal, then by genes.
 
     For each immigrant, every worker compares its whole population: at 3,600 evaluations a quarter of a worker's time.
     """

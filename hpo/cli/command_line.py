@@ -27,7 +27,7 @@ def new_app(**options: Any) -> typer.Typer:
 
 
 def parser(kind: Callable[[str], Any], name: str) -> Callable[[str], Any]:
-    """Make a parser whose message shows the value, which typer's own does not."""
+    """Return a parser for values of a kind; its message shows a wrong value, which typer's own does not."""
 
     def parse(text: str) -> Any:
         try:
@@ -39,8 +39,8 @@ def parser(kind: Callable[[str], Any], name: str) -> Callable[[str], Any]:
 
 
 def _seconds(given: str | float) -> float:
-    """Read a duration: seconds, numbers with units, or hours, minutes and seconds as schedulers write them."""
-    text = str(given)  # typer gives defaults too
+    """Return the seconds of a duration: a number, numbers with units, or H:M:S as schedulers write it."""
+    text = str(given)  # typer parses defaults too
     if re.fullmatch(r"\d+(:\d\d){1,2}", text):
         parts = [int(part) for part in text.split(":")]
         return float(sum(part * 60**place for place, part in enumerate(reversed(parts))))
@@ -58,7 +58,7 @@ number = parser(float, "a number")
 def call(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
     """Run a typer app on the arguments of a command line and return its exit status; a mistake is one line on stderr.
 
-    So is a standard output that cannot be written; whoever read it and has had enough is told nothing.
+    So is a standard output that cannot be written, unless it is a pipe that its reader has closed.
     """
     try:
         status = int(app(list(arguments), standalone_mode=False, prog_name=program) or 0)
@@ -90,5 +90,5 @@ def call(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
 
 
 def _write_no_more() -> None:
-    """Keep Python from writing once more, when it ends, what could not be written."""
+    """Keep Python from trying again, when it ends, to write what could not be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

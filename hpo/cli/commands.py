@@ -1,4 +1,4 @@
-"""The subcommands of hpo, as typer reads them: for what needs no MPI."""
+"""The subcommands of hpo that need no MPI, as typer reads them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it
 Storage = Annotated[Optional[str], typer.Option(metavar="URL", help="The study's storage, where it needs a password.")]
 
 
-# For the list of commands: each rank of an MPI job takes another way (`hpo.cli.entry`).
+# Only so that the list of commands has it: hpo.cli.entry itself runs hpo search, on each rank of an MPI job.
 app.command()(search_command(None, lambda _: None))
 
 
@@ -231,7 +231,7 @@ def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
 
 
 def _check_free(output: Path | None, overwrite: bool) -> None:
-    """Raise a UsageError where a file is in the way, or something that is none and cannot take a stream."""
+    """Raise a UsageError where a file exists already, or where there is something that is neither file nor stream."""
     if output is None or not os.path.lexists(output) or _is_stream(output):
         return
     if output.exists() and not output.is_file():
@@ -241,7 +241,7 @@ def _check_free(output: Path | None, overwrite: bool) -> None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Tell whether a path leads to a pipe, or a device such as a terminal; or to what a shell has opened."""
+    """Tell whether a path leads to a pipe, to a device such as a terminal, or to a file that a shell has opened."""
     if str(path.parent) == "/dev/fd" or str(path) in ("/dev/stdout", "/dev/stderr"):
         return True
     with suppress(OSError):
@@ -251,7 +251,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def _write(output: Path, content: bytes) -> None:
-    """Write a file whole or not at all, or to a stream, whose place no file is to take; RunError where that fails."""
+    """Write a file whole or not at all, or write to a stream, which stays in its place; raises RunError on failure."""
     if not _is_stream(output):
         write_whole(output, content)
         return

@@ -25,7 +25,7 @@ _Parsed = tuple[Optional[Options], Optional[Layout], Optional[int]]
 
 
 def main() -> None:
-    """Be the command hpo."""
+    """Run the command hpo."""
     if sys.argv[1:2] == ["search"]:
         sys.argv[0] = "hpo"  # as it was typed, for run.json: launchers give the whole path
         search("hpo search", sys.argv[2:])
@@ -34,8 +34,8 @@ def main() -> None:
     from hpo.process.printed import fill_closed_streams
 
     fill_closed_streams()
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - nobody is to take it for written
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115 - print would take the other one
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - lost output must be an error
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115 - print would write to stdout
     for stream in (sys.stdout, sys.stderr):  # hyperparameters and failures may hold what a terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -43,20 +43,20 @@ def main() -> None:
 
 
 def search(program: str, arguments: Sequence[str], default: Path | None = None) -> NoReturn:
-    """Search, on each rank of an MPI job: be run_islands.py, or hpo search; `default` is the search space."""
+    """Run run_islands.py, or hpo search, on a rank of an MPI job, and exit; `default` is the default search space."""
     from hpo.process.printed import Printed, fill_closed_streams
 
     fill_closed_streams()
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - a run goes on without
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - a run goes on without it
     from hpo.process.leaving import leave
     from hpo.ranks.communicator import finalize, world
     from hpo.ranks.job import Job
     from hpo.ranks.watch import Watch
 
-    # Imports make many objects that stay: without looking for garbage among them, 8 ranks on 2 cores import torch in
-    # 12.6 s instead of 15.5. It is looked for again once a worker is ready.
+    # Imports make many objects that stay: without garbage collection, 8 ranks on 2 cores import torch in 12.6 s instead
+    # of 15.5. It is switched on again once a worker is ready.
     gc.disable()
-    # torch warns of hosts whose names it cannot look up, and works all the same; what it logs as an error, it raises.
+    # torch warns of hosts whose names it cannot look up, and works all the same; errors that it logs it also raises.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     for stream in (sys.stdout, sys.stderr):  # objectives may say what a terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
@@ -79,8 +79,8 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
     except BaseException:
         # A bug: other ranks wait for this one, so the whole job has to end.
         watch.die(traceback.format_exc().rstrip())
-    # The interpreter looks for garbage once more when it ends: 3 s at 8 ranks on 2 cores, and 0.7 s so. triton, which
-    # torch.compile and torchvision's models import, takes what is not collected for leaks, and prints 50 lines a rank.
+    # Python collects garbage once more when it ends: 3 s at 8 ranks on 2 cores, and 0.7 s if all is frozen. triton,
+    # which torch.compile and torchvision's models import, takes frozen objects for leaks, and prints 50 lines a rank.
     if "triton" not in sys.modules:
         gc.freeze()
     finalize()
@@ -102,7 +102,7 @@ def _run(job: Job, parse: Callable[[], _Parsed]) -> int:
 
 
 def _parse(program: str, arguments: Sequence[str], default: Path | None, ranks: int) -> _Parsed:
-    """Read and check the command line on one rank: options and layout, or the exit status to leave with."""
+    """Read and check the command line on one rank; return options and layout, or the exit status to end with."""
     from hpo.cli.command_line import call
     from hpo.cli.search import search_app
 

@@ -159,7 +159,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 def search_app(default: Path | None, chosen: Callable[[Options], None]) -> typer.Typer:
-    """Make the command line of a search, which gives its options to `chosen`.
+    """Make the command line of a search, which calls `chosen` with its options.
 
     Without a `default`, a search space has to be named.
     """

@@ -1,4 +1,4 @@
-"""An evaluation as it goes on, on one of its worker's ranks: the losses so far, and the weights that have the best."""
+"""The state of an evaluation on one of its worker's ranks: its losses so far, and the weights of the lowest."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class Attempt:
-    """What has become of an evaluation so far; `loss` is the lowest of `epochs`, with its metrics.
+    """The state of an evaluation; `loss` is the lowest of its `epochs` losses so far, and `metrics` are those with it.
 
-    `began` is when, on this process's clock, without the time in which its losses were written down. `offered` are the
-    weights that the objective has offered for its next loss, `weights` those of the lowest that are to be kept.
+    `began` is when the evaluation began, on this process's clock, plus the time in which its losses were recorded.
+    `offered` are the weights that the objective has offered for its next loss, and `weights` a copy of those with the
+    lowest loss, if they are to be kept.
     """
 
     def __init__(self, assignment: Assignment) -> None:
@@ -39,15 +40,15 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """For how long it has gone on."""
+        """The seconds for which the evaluation has gone on."""
         return clock.now() - self.began
 
     def offer(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights that the next loss is of."""
+        """Remember the weights that the next loss belongs to."""
         self.offered = weights
 
     def take(self, verdict: Verdict) -> None:
-        """Take what all ranks have agreed on."""
+        """Take over the verdict of all ranks."""
         self.verdict = verdict
         if verdict.loss is not None:
             self.epochs += 1

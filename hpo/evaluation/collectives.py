@@ -1,9 +1,10 @@
-"""Collectives that are compared between ranks before they begin, and what is said where they do not fit together.
+"""Comparing the collectives of ranks before they begin, so that ranks whose collectives differ raise an error.
 
-gloo ends the process, from a thread of its own and without a word, where the ranks of a group call collectives of
-different sizes or in different numbers. torch's own wrapper exchanges what each rank is about to call, and raises where
-that differs. It costs 2 to 4 ms a collective on busy cores, where an all_reduce of a small tensor takes 0.5 ms (2
-ranks, torch 2.15): good for a first epoch, in which a mistake in the code shows, and too much for all of them.
+Otherwise gloo ends the process, from a thread of its own and without a message, where the ranks of a process group call
+collectives of different sizes or in different numbers. torch's own wrapper exchanges what each rank is about to call,
+and raises where that differs. It costs 2 to 4 ms a collective on busy cores, where an all_reduce of a small tensor
+takes 0.5 ms (2 ranks, torch 2.15): this is acceptable in a first epoch, in which mistakes in the code show, and too
+much for all epochs.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _CALLED = re.compile(
 
 
 class Check:
-    """Compares the collectives of a process group from its begin to its end; made by all ranks of the group together.
+    """Compares the collectives of a process group from `begin` to `end`; made by all ranks of the group together.
 
-    A rank that waits in vain gives up after `timeout`, as it does while they connect: RuntimeError. Not torch's debug
-    level, which does the same for as long as a group lives.
+    A rank that waits for another for longer than `timeout` raises RuntimeError, also while the ranks connect. torch's
+    debug level is not used: it would compare all collectives for as long as the group exists.
     """
 
     def __init__(self, group: Any, device: torch.device, store: Store, timeout: timedelta) -> None:
@@ -47,7 +48,7 @@ class Check:
         self._plain = group._get_backend(device)
         kinds = dist.ProcessGroup.BackendType
         self._kind = kinds.NCCL if dist.get_backend() == "nccl" else kinds.GLOO
-        # The time that ranks but the first wait for is the one that the helper was made with, and cannot be set later.
+        # All ranks but the first wait for as long as the helper was made with; this cannot be changed later.
         helper = ProcessGroupGloo(PrefixStore("check", store), group.rank(), group.size(), timeout=timeout)
         wrapper: Any = _ProcessGroupWrapper(self._plain, helper)
         wrapper._set_group_uid(group.group_name)  # functional collectives look their group up by it
@@ -58,7 +59,7 @@ class Check:
         self._register(dist.ProcessGroup.BackendType.CUSTOM, self._wrapper)
 
     def end(self) -> None:
-        """Let collectives begin unseen from now on, also those of models that hold the group."""
+        """Compare collectives no more, not even those of models that hold the group."""
         self._register(self._kind, self._plain)
 
     def _register(self, kind: Any, backend: Any) -> None:
@@ -67,12 +68,12 @@ class Check:
 
 
 def always_checked() -> bool:
-    """Tell whether the user asks for a check of all collectives, in the way in which torch is asked for it."""
+    """Tell whether the user asks for a check of all collectives, by torch's own environment variable."""
     return os.environ.get(_DEBUG, "").upper() == "DETAIL"
 
 
 def never_checked() -> bool:
-    """Tell whether the user asks that nothing be checked."""
+    """Tell whether the user asks that no collective is checked."""
     return os.environ.get(_DEBUG, "").upper() == "OFF"
 
 
@@ -90,9 +91,9 @@ def without_torchs_check() -> Iterator[None]:
 
 
 def collective_of(message: str) -> str:
-    """Return the collective that this rank was in, from what the check raised on it; empty if it has raised nothing."""
+    """Return the collective that this rank was in, if the message of its error is the check's; else an empty text."""
     called = _CALLED.search(message) if "mismatch between collectives" in message else None
     if called is None:
         return ""
     kind, shape, dtype = called.groups()
-    return f"{kind.lower()} of {dtype.lower()} {shape}" if shape and dtype else "barrier"  # which alone takes no tensor
+    return f"{kind.lower()} of {dtype.lower()} {shape}" if shape and dtype else "barrier"  # only it has no tensor

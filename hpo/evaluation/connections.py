@@ -1,4 +1,4 @@
-"""The connections of process groups: known as they are made, so that who waits in one can be freed."""
+"""The connections of process groups, noted as they are made, so that a rank that waits in one can be freed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Connections:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Learn the connections of a group that is made meanwhile."""
+        """Note the connections of a process group that is made inside ``with``."""
         self._before = open_sockets()
         try:
             yield
@@ -29,15 +29,18 @@ class Connections:
 
     @property
     def are_whole(self) -> bool:
-        """Whether none was closed, as gloo does after a timeout that an objective may have swallowed."""
+        """Whether none was closed; gloo closes them after a timeout, whose error an objective may have caught."""
         return all(is_open(descriptor, inode) for descriptor, inode in self._known.items())
 
     def cut(self) -> None:
-        """Fail what waits for them, also in a group that is being made; any thread. Their other ends go on to wait."""
+        """Let what waits in these connections fail, also in a group that is being made; peers go on to wait.
+
+        May be called from any thread.
+        """
         self._held += stop_receiving({**self._known, **self._new()})
 
     def close(self) -> None:
-        """Let the other ends of those that were cut know of it, and forget all."""
+        """Close the connections that were cut, which their peers notice, and forget all connections."""
         self._known = {}
         while self._held:
             self._held.pop().close()

@@ -23,12 +23,12 @@ from hpo.ranks.watched import Details
 from hpo.store.record import Assignment
 from hpo.text import named
 
-_MOST_SUSPENSIONS = 20  # in which ranks of one evaluation have waited in vain
+_MOST_SUSPENSIONS = 20  # of the job in one evaluation, after each of which a rank has waited in vain
 
 
 @dataclass(frozen=True)
 class Task:
-    """What objectives are called with, beside their hyperparameters; `seed` is for individuals that have none."""
+    """What objectives are called with, beside their hyperparameters; `seed` is for individuals without one."""
 
     problem: Problem
     data: Shared
@@ -38,7 +38,7 @@ class Task:
 class Evaluator:
     """Evaluates individuals on one worker; called by all of the worker's ranks at the same time.
 
-    `leader` is needed on the worker's leader alone.
+    `leader` is None on all ranks but the worker's leader.
     """
 
     def __init__(self, task: Task, group: Group, watch: Watch, printed: Printed, leader: Leader | None = None) -> None:
@@ -49,10 +49,10 @@ class Evaluator:
         self._leader = leader
 
     def __call__(self, assignment: Assignment | None) -> tuple[dict[str, Any], float] | None:
-        """Evaluate what the leader has claimed; None where it has claimed nothing, or the run stops.
+        """Evaluate the individual that the leader has claimed, and return its hyperparameters and its loss.
 
-        Returns what was evaluated and its loss: the lowest that the objective yielded or returned, infinite if the
-        evaluation failed on any rank.
+        The loss is the lowest that the objective has yielded or returned, and infinite if the evaluation has failed on
+        any rank. Returns None where the leader has claimed nothing, or the run stops.
         """
         told: Assignment | None = self._group.own_comm.bcast(assignment)
         if told is None:
@@ -64,7 +64,7 @@ class Evaluator:
         return None if attempt.verdict.state == "stopped" else (told.params, attempt.loss)
 
     def _judged(self, assignment: Assignment) -> Attempt:
-        """Evaluate, and again where what went wrong was nobody's mistake."""
+        """Evaluate an individual, and again where a suspended job or torch's check made the evaluation fail."""
         checked = True
         for _ in range(_MOST_SUSPENSIONS):
             attempt = self._evaluate(assignment)
@@ -114,7 +114,7 @@ class Evaluator:
         attempt.offered = None  # it holds the model
 
     def _end(self, attempt: Attempt, lockstep: Lockstep) -> None:
-        """Leave nothing of an objective that has not ended by itself."""
+        """Clean up after an evaluation; its objective is closed if it has not ended by itself."""
         verdict = attempt.verdict
         if verdict.state in ("failed", "again", "suspended", "stopped"):
             attempt.loss = math.inf

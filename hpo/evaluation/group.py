@@ -1,4 +1,4 @@
-"""The ranks of a worker, on each of them: an MPI subcommunicator and a torch process group that is renewed."""
+"""What connects a rank to the others of its worker: an MPI subcommunicator, and a torch process group."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from hpo.process.descriptors import Reserve
 from hpo.ranks.communicator import LentComm, SleepingComm
 from hpo.text import message
 
-# What torch asks of its compiler though nothing is compiled (torch 2.14 and 2.15): optimizers ask it to leave them out,
-# DistributedDataParallel whether it splits its graphs, init_process_group that it forgets what it knew. Whatever else
-# is asked of it imports it, torch.compile first of all. That takes 0.8 s of CPU on every rank and opens 600 files.
+# torch calls its compiler even if nothing is compiled (torch 2.14 and 2.15): optimizers exclude themselves from it,
+# DistributedDataParallel asks whether it splits its graphs, and init_process_group clears its cache. These calls are
+# answered here. All others import the compiler, torch.compile first of all: that takes 0.8 s of CPU on every rank and
+# opens 600 files.
 defer(
     "torch._dynamo",
     disable=lambda function, *_, **__: function,
@@ -47,14 +48,15 @@ defer(
 
 _LOOPBACK = "127.0.0.1"
 _LIMIT = timedelta(minutes=5)  # to connect
-_SECONDS_OF_A_DEATH = 5.0  # until MPI has ended the job of a rank that has died
+_SECONDS_OF_A_DEATH = 5.0  # in which MPI ends the job of a rank that has died
 
 
 class Group:
     """The ranks of a worker: their communicators, this rank's device, and their torch process group.
 
-    Made by all of them together, of `comm`, their subcommunicator; `host` are all ranks on this rank's host, and
-    `index` the worker's number in the run. Collectives are checked until the group is trusted.
+    Made by all ranks of a worker together. `comm` is their subcommunicator, `host` the communicator of all ranks on
+    this rank's host, and `index` the worker's number in the run. A rank waits for others for `collective_timeout`
+    seconds at most. Collectives are checked until `trust` is called.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Group:
         index: int,
         collective_timeout: float,
     ) -> None:
-        self.own_comm = comm  # for what they do between objectives
+        self.own_comm = comm  # for this program; objectives have `comm`
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.device = _device(host.rank)
@@ -87,7 +89,7 @@ class Group:
         keep_freed_memory()
 
     def __enter__(self) -> Group:
-        # What is there now stays: without it, looking for garbage is quick.
+        # The objects of now stay: garbage collection is quick without them.
         gc.freeze()
         gc.enable()
         self._subgroups.__enter__()
@@ -108,9 +110,9 @@ class Group:
     def worker(
         self, seed: int, data: Callable[[], Any] = lambda: None, offer: Callable[[Any], object] = lambda _: None
     ) -> Worker:
-        """Make what one objective sees of these ranks; random numbers begin at `seed`.
+        """Return the worker as one objective sees it, and seed all random numbers with `seed`.
 
-        `data` is called when it asks for them, and `offer` when it offers weights.
+        `data` is called when the objective asks for its data, and `offer` when it offers weights.
         """
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
@@ -118,9 +120,10 @@ class Group:
         return Worker(self.rank, self.size, self.device, seed, self.comm, self.index, data, offer)
 
     def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
-        """Bring up the process group, unless it is up and whole on all ranks; collective.
+        """Make the process group, unless all ranks have one whose connections are whole; collective.
 
-        While `alone` is entered, no other thread of this process opens connections.
+        While `alone` is entered, no other thread of this process opens connections. Raises RunError where this rank
+        cannot connect to its peers.
         """
         if all(self.own_comm.allgather(dist.is_initialized() and not self._is_cut and self._connections.are_whole)):
             return
@@ -140,18 +143,18 @@ class Group:
             if self._is_to_be_checked():
                 with suppress(RuntimeError):  # they could not connect in so short a time
                     self._check = Check(_group(), self.device, store, self._collective_timeout)
-        # They wait for each other: an objective that fails at once ends its connections, which peers that still connect
-        # would take for a crash.
+        # The ranks wait for each other here: an objective that fails at once cuts its connections, which a peer that is
+        # still connecting would take for a crash.
         if all(self.own_comm.allgather(self._check is not None)) and self._check is not None:
             self._check.begin()
 
     @contextmanager
     def _connecting(self) -> Iterator[None]:
-        """Raise RunError where this rank cannot connect to its peers, while they may go on to try."""
+        """Raise RunError where this rank cannot connect to its peers, which may still be trying."""
         try:
             yield
         except RuntimeError as error:  # torch's own errors among them
-            # Where a peer has died, MPI ends the job meanwhile, and it is not for this rank to explain.
+            # Where a peer has died, MPI ends the job in this time, and this rank must not print another error.
             time.sleep(_SECONDS_OF_A_DEATH)
             name = os.environ.get("GLOO_SOCKET_IFNAME")
             hint = f" (GLOO_SOCKET_IFNAME={name})" if name else ""
@@ -159,22 +162,22 @@ class Group:
             raise RunError(text) from error
 
     def trust(self) -> None:
-        """Check collectives no more: all ranks have agreed on a loss, and mistakes in the code have shown by then."""
+        """Check collectives no more; once all ranks have agreed on a loss, mistakes in the code have shown."""
         self._is_trusted = True
         if self._check is not None and not always_checked():
             self._check.end()
             self._check = None
 
     def _is_to_be_checked(self) -> bool:
-        """Tell whether a mistake is looked for: nccl, with which it does not end the process, waits until asked."""
+        """Tell whether collectives are checked: with nccl, where mistakes do not end the process, only on request."""
         return self.size > 1 and (always_checked() or (self._backend == "gloo" and not self._is_trusted))
 
     def _open_store(self) -> Rendezvous:
         """Open the store through which the ranks of all process groups of this worker find each other; collective.
 
-        The leader's listens on a port that the system chose: no port arithmetic, no clash with another run. One serves
-        for all groups: torch asks the name service for the name of whatever it connects to, of 127.0.0.1 too, which
-        takes 5 s and more where no answer comes, as on compute nodes without a network.
+        The leader's store listens on a port that the system chose, so that no other run has the same. One store serves
+        for all groups, since to connect takes long: torch asks the name service for the name of each address, even of
+        127.0.0.1, which takes 5 s and more where no answer comes, as on compute nodes without a network.
         """
         address = _LOOPBACK if self._on_one_host else _address(self.own_comm)
         interface = interface_towards(address)
@@ -186,14 +189,14 @@ class Group:
         port = self.own_comm.bcast(store.port if store else None)
         with self._connecting():
             store = store or TCPStore(address, port, is_master=False, timeout=_LIMIT)
-        self.own_comm.barrier()  # the leader has all of its ends, which are none of a group's connections
+        self.own_comm.barrier()  # all connections of the store are open, and not noted as a group's
         return Rendezvous(store)
 
     def cut(self) -> None:
-        """Fail the collectives that this rank waits in, now and from now on; any thread. Its peers go on to wait.
+        """Let this rank's collectives fail, the one that it waits in and all later ones; its peers go on to wait.
 
-        Destroying the process group would not do: gloo closes connections only when nothing holds the group any more,
-        and models, exceptions and whatever an objective keeps do.
+        May be called from any thread. Destroying the process group is not enough: gloo closes connections only when no
+        object refers to the group any more, and models, exceptions and all that an objective keeps may do so.
         """
         self._is_cut = True
         self.descriptors.take_back()
@@ -201,7 +204,7 @@ class Group:
         self._connections.cut()
 
     def disconnect(self) -> None:
-        """Take this rank out of its process group, and free what evaluations have left."""
+        """Take this rank out of its process group, and free the memory that evaluations have left."""
         self._connections.cut()
         self._subgroups.connections.cut()
         self._check = None
@@ -215,11 +218,11 @@ class Group:
             torch.cuda.empty_cache()
 
     def tidy(self) -> None:
-        """Leave nothing of the process groups that an evaluation has made, which has ended on all ranks."""
+        """Destroy the process groups that an evaluation has made; it has ended on all ranks."""
         self._subgroups.destroy()
 
     def renew_comm(self) -> None:
-        """Make another communicator for objectives, after one has left what nobody receives; collective."""
+        """Make a new communicator for objectives, since one may have left messages in the old one; collective."""
         SleepingComm(self.comm).Free()
         self.comm = self._lend(self.comm.patience)
 
@@ -230,12 +233,12 @@ class Group:
 
 
 def _group() -> Any:
-    """Return the default process group, of which torch's types know little."""
+    """Return the default process group, as Any: torch's types lack most of its methods."""
     return dist.group.WORLD
 
 
 def _device(place: int) -> torch.device:
-    """Choose the device of the rank that is number `place` on its host."""
+    """Return the device for the rank that is number `place` on its host, and make it the current one."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", place % torch.cuda.device_count())
@@ -244,23 +247,23 @@ def _device(place: int) -> torch.device:
 
 
 def _backend(comm: SleepingComm, device: torch.device) -> str:
-    """Choose nccl where every rank has a GPU of its own, as it insists on; else gloo, which takes CUDA tensors too."""
+    """Return nccl where every rank has a GPU of its own, as nccl needs, else gloo; both take CUDA tensors."""
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     gpus = comm.allgather(gpu)
     return "nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
 
 
 def _threads(cores_of_ranks: list[list[int]], rank: int) -> int:
-    """Return how many of its cores a rank may use, from the cores that each rank on the host may use.
+    """Return how many threads a rank may have, from the cores that each rank on the host may use.
 
-    A core that only one rank may use, as where mpirun or SLURM binds ranks to cores, belongs to it whole.
+    Ranks share a core evenly. Where mpirun or SLURM binds ranks to cores, a core belongs to one rank.
     """
     ranks_on_core = Counter(core for cores in cores_of_ranks for core in cores)
     return max(1, int(sum(1 / ranks_on_core[core] for core in cores_of_ranks[rank]) + 1e-9))
 
 
 def _address(comm: SleepingComm) -> str:
-    """Return the leader's address as its peers on other hosts reach it; collective."""
+    """Return the leader's address, by which its peers on other hosts reach it; collective."""
     hosts = comm.allgather(socket.gethostname())
     peer = next((host for host in hosts if host != hosts[0]), hosts[0])
     address: str = comm.bcast(address_towards(peer) if comm.rank == 0 else None)

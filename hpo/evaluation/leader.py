@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Limits:
-    """When to end an evaluation, a run in which nothing succeeds, or one that is good enough."""
+    """When to end an evaluation, a run in which nothing succeeds, or one that is good enough.
+
+    `evaluation_timeout` is in seconds; `max_failures` counts failed evaluations before any success.
+    """
 
     evaluation_timeout: float = math.inf
     max_failures: int | None = None
@@ -31,14 +34,14 @@ class Limits:
 
 
 def target_reached(target_loss: float) -> Stop:
-    """Say why a run stops that has found what it was to find."""
+    """Return the stop of a run that has reached its target loss."""
     return Stop(f"the loss of --target-loss {target_loss:g} is reached", Exit.BUDGET_SPENT)
 
 
 class Leader:
-    """Decides, and writes to the record and to the log of what objectives print; `stop` ends the run.
+    """Decides on losses, and writes to the record and to the log of what objectives print.
 
-    `keeper` is there where the weights of the best are to be kept.
+    `stop` is called to stop the run; `keeper` keeps the weights of the best, None where they are not to be kept.
     """
 
     def __init__(
@@ -58,9 +61,9 @@ class Leader:
         self._keeper = keeper
 
     def decide(self, attempt: Attempt, watched: Watched, verdict: Verdict, printed: str) -> Verdict:
-        """Write down what all ranks have said of a step, and decide how the evaluation goes on.
+        """Record what all ranks have said of a step, and return the final verdict: how the evaluation goes on.
 
-        That takes none of the evaluation's time: a database may be away, and is waited for.
+        The time that this takes is not counted as the evaluation's: a database may be away, and is waited for.
         """
         since, seconds = clock.now(), attempt.seconds
         with watched.paused():
@@ -89,12 +92,12 @@ class Leader:
         return verdict
 
     def copy_weights(self, attempt: Attempt) -> None:
-        """Copy the weights that the objective has offered, which trains on."""
+        """Copy the weights that the objective has offered, before it trains on."""
         if self._keeper and attempt.offered is not None:
             attempt.weights = self._keeper.copy(attempt.offered)
 
     def give_up(self, attempt: Attempt, failure: str, stack: str) -> None:
-        """Record that an evaluation has ended the process of one of its ranks, which ends the job; from any thread."""
+        """Record that an evaluation has ended a rank's process, and so the job; may be called from any thread."""
         self._record.fail(attempt.assignment, failure, stack, attempt.seconds, killed=True)
 
     def finish(self, attempt: Attempt, seconds: float) -> None:

@@ -30,7 +30,7 @@ _TIMEOUTS = ("Timed out waiting", "Application timeout caused pair closure", "fa
 _SECONDS_TO_SAY_WHY = 5.0  # for a rank that is stuck, before its peers say so
 
 
-# Decides on the leader what becomes of a step: what all ranks have said of it, and what they have printed in it.
+# Called on the leader with the verdict of all ranks on a step, and what they have printed in it; returns the final one.
 Decide = Callable[[Verdict, str], Verdict]
 
 
@@ -45,7 +45,10 @@ class Lockstep:
         self._printed = printed
 
     def step(self, decide: Decide | None) -> Verdict:
-        """Go on to the next loss on all ranks, and judge together; `decide` has the leader's last word."""
+        """Go on to the next loss on all ranks, and return the verdict, the same on all ranks.
+
+        `decide` returns the final verdict; it is None on all ranks but the leader.
+        """
         steps = self._meet(self._advance())
         verdict = None
         if decide is not None:
@@ -64,14 +67,14 @@ class Lockstep:
         self._printed.take()
 
     def abandon(self) -> None:
-        """Close an objective in whose process group ranks may wait, and the group."""
+        """Close an objective, and the process group, in which ranks may still wait."""
         self._group.cut()
         self.close()
         self._group.renew_comm()  # the ranks wait for each other in it: all are cut when the first one disconnects
         self._group.disconnect()
 
     def _advance(self) -> Step:
-        """Run the objective on this rank up to its next loss; nothing that it raises gets past this."""
+        """Run the objective on this rank up to its next loss; whatever it raises is caught, and becomes a failure."""
         rank, began, lost = self._group.rank, clock.now(), clock.lost()
         try:
             with self._group.descriptors.lent(), self._watched.interruptible():
@@ -84,7 +87,7 @@ class Lockstep:
         return Step(rank, loss, metrics, place=self._objective.place())
 
     def _meet(self, step: Step) -> list[Step]:
-        """Wait for the other ranks of the worker, and tell the leader; those that do not come are called off."""
+        """Wait for the worker's other ranks, call off late ones, and return the steps of all ranks on the leader."""
         patience, here = self._group.patience, self._group.own_comm.arrive()
         if step.failure is None and not sleep_until(here, patience):
             self._watched.call_off(f"a peer {self._waited}")
@@ -99,7 +102,7 @@ class Lockstep:
         return self._group.own_comm.gather(step) or []
 
     def _failed(self, error: BaseException, waited: float, suspended: bool) -> Step:
-        """Make a failure of what the objective raised, and let the peers know, which may wait for this rank."""
+        """Return what the objective raised as a failure, and tell the peers, which may be waiting for this rank."""
         cause, reason = self._watched.cause, f"{type(error).__name__}: {with_hint(error)}"
         if cause is None:
             self._watched.call_off(f"a peer failed: {reason}")

@@ -27,7 +27,7 @@ def address_towards(peer: str) -> str:
 
 
 def interface_towards(address: str) -> str | None:
-    """Name the network interface on the way to an address; None where the system does not say."""
+    """Return the name of the network interface on the way to an address; None where the system does not say."""
     try:
         import fcntl
 
@@ -45,7 +45,7 @@ def interface_towards(address: str) -> str | None:
 
 
 def open_sockets() -> dict[int, int]:
-    """Return the sockets that this process has open: file descriptors and inodes, which tell a reused descriptor."""
+    """Return the inodes of this process's open sockets by their descriptors; a reused descriptor has another inode."""
     sockets = {}
     for path in Path("/dev/fd").iterdir():
         with suppress(OSError):
@@ -57,7 +57,7 @@ def open_sockets() -> dict[int, int]:
 
 
 def is_open(descriptor: int, inode: int) -> bool:
-    """Tell whether a descriptor is still that socket's."""
+    """Tell whether a descriptor still belongs to the socket with this inode."""
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -66,14 +66,14 @@ def is_open(descriptor: int, inode: int) -> bool:
 
 
 def stop_receiving(sockets: Mapping[int, int]) -> list[socket.socket]:
-    """Let these connections, as far as they are still open, receive nothing more, under the feet of whoever uses them.
+    """Let these connections, as far as they are still open, receive nothing more, and return duplicates of them.
 
-    gloo then fails what waits for them on this rank, and closes them; the duplicates that are returned keep the other
-    ends from noticing until they are closed. For gloo fails only transfers that have not begun, and forgets one whose
-    connection breaks under it: whoever waits for it waits until its timeout (Pair::signalException in
+    gloo then fails all waits for them on this rank, and closes them. The peers notice nothing until the caller closes
+    the duplicates. They must not: gloo fails only transfers that have not begun, and forgets a transfer whose
+    connection breaks while it goes on, so that a rank waits for it until its timeout (Pair::signalException in
     gloo/transport/tcp/pair.cc; with connections shut down both ways, every second stop of 4 workers that trained met
-    it). Transfers that have begun end by themselves, so that this waits for them. Sockets that listen are left alone:
-    gloo's listener ends the process when its socket fails.
+    it). For the same reason, this function waits until transfers that have begun have ended. Sockets that listen are
+    left alone: gloo's listener ends the process when its socket fails.
     """
     give_up_at = clock.now() + _SECONDS_UNTIL_QUIET
     held = []
@@ -90,7 +90,7 @@ def stop_receiving(sockets: Mapping[int, int]) -> list[socket.socket]:
 
 
 def _is_quiet(connection: socket.socket) -> bool:
-    """Say whether nothing has been sent or received for a while; true where the system does not tell."""
+    """Tell whether nothing has been sent or received for a while; true where the system does not say."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 56)
         last_sent, _, last_received = struct.unpack_from("3I", info, 44)  # in ms; linux/tcp.h

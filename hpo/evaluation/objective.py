@@ -50,27 +50,30 @@ class Objective:
         return checked(value)
 
     def frames(self) -> list[traceback.FrameSummary]:
-        """Return where it waits to go on; nothing where it does not, since it has returned."""
+        """Return the frames in which the objective waits at a yield; an empty list where it has returned."""
         return frames_of_generator(self._losses) if self._losses is not None else []
 
     def place(self, frames: Sequence[traceback.FrameSummary] | None = None) -> str:
-        """Return the line of the user's code in these frames, or where it waits to go on; "" where there is none."""
+        """Return the line of the user's code in these frames, or else in `frames()`; "" where there is none."""
         return self._places.of(self.frames() if frames is None else frames)
 
     def definition(self) -> list[traceback.FrameSummary]:
-        """Return where it is written, for what nothing in it is to blame for alone."""
+        """Return where the objective is defined, for a failure that no single line in it has caused."""
         code = getattr(self._losses, "gi_code", None) or getattr(self._problem.file.objective, "__code__", None)
         return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)] if code else []
 
     def close(self) -> None:
-        """End it where it has not ended by itself."""
+        """End the objective where it has not ended by itself."""
         self._ended = True
         if self._losses is not None:
             self._losses.close()
 
 
 def checked(value: Any) -> tuple[float, dict[str, float]]:
-    """Take apart what an objective yielded: a loss, or a loss and metrics, of which those are kept that are finite."""
+    """Return the loss and the finite metrics of what an objective yielded: a loss, or a tuple of a loss and metrics.
+
+    Raises TypeError where it is neither, and ValueError where the loss is not finite.
+    """
     loss, metrics = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
     loss = _plain(loss)
     if not isinstance(loss, Real):
@@ -93,7 +96,7 @@ def _number(name: object, metric: Any) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """Return the number in a tensor or a numpy scalar; what holds several, or none, stays as it is, to be shown."""
+    """Return the number in a tensor or a numpy scalar; a value that does not hold just one number stays as it is."""
     try:
         return value.item() if hasattr(value, "item") else value
     except (RuntimeError, ValueError, TypeError):

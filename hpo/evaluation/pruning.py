@@ -1,4 +1,4 @@
-"""Optuna's pruners by the names that the command line gives them."""
+"""Optuna's pruners by the names that they have on the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpo.errors import UsageError
 
 
 def make_pruner(name: str) -> BasePruner | None:
-    """Make the pruner of a name; None for "none". Raises UsageError where there is none of that name."""
+    """Return the pruner of this name; None for the name "none". Raises UsageError where no pruner has the name."""
     if percentile := re.fullmatch(r"percentile:(\d+(?:\.\d+)?)", name):
         if 0 < float(percentile[1]) < 100:
             return PercentilePruner(float(percentile[1]))

@@ -15,11 +15,12 @@ _ALWAYS = timedelta(days=365)
 
 
 class Rendezvous(Store):
-    """The contents of another store, for which a rank waits in Python, where signals reach it.
+    """Another store's contents, for which a rank waits in Python, where signals can interrupt it.
 
     A rank that makes a process group with ``torch.distributed.new_group``, or a device mesh, waits for its peers here;
-    in torch's own store it waits in native code, which nothing interrupts. Who has waited for ``patience`` seconds
-    gives up with a TimeoutError, also where it asks again and again, as torch's barrier behind each new group does.
+    in torch's own store it waits in native code, which nothing interrupts. A rank that has waited for a key for
+    ``patience`` seconds raises TimeoutError, even if it asks again and again, as torch's barrier behind each new group
+    does.
     """
 
     def __init__(self, store: Store) -> None:
@@ -54,7 +55,7 @@ class Rendezvous(Store):
         return self._store.delete_key(key)
 
     def wait(self, keys: Sequence[str], timeout: timedelta = _ALWAYS) -> None:
-        """Wait until all of these keys hold something; RuntimeError after the timeout of whoever asks."""
+        """Wait until all of these keys hold something; raises RuntimeError after `timeout`, as torch's stores do."""
         about = " ".join(keys)
         since = self._waits_since.setdefault(about, clock.now())
         left = since + self.patience - clock.now()

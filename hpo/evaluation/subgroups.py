@@ -1,4 +1,4 @@
-"""The process groups that objectives make of their worker's ranks, as device meshes do too."""
+"""The process groups that objectives, or device meshes in them, make of their worker's ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Subgroups:
         self._make = distributed_c10d._new_process_group_helper
 
     def __enter__(self) -> Subgroups:
-        # All ways to make a group, new_group and device meshes among them, lead through it (torch 2.11 to 2.15).
+        # All ways to make a group, new_group and device meshes among them, call this function (torch 2.11 to 2.15).
         distributed_c10d._new_process_group_helper = self._made
         return self
 
@@ -33,7 +33,7 @@ class Subgroups:
         distributed_c10d._new_process_group_helper = self._make
 
     def abort(self) -> None:
-        """Fail what waits in any group; any thread."""
+        """Let what waits in any process group fail; may be called from any thread."""
         for group in list(distributed_c10d._world.pg_map):
             with suppress(Exception):  # it cannot be aborted
                 group.abort()  # for nccl; gloo's does nothing
@@ -42,7 +42,7 @@ class Subgroups:
     def destroy(self) -> None:
         """Destroy the groups that an evaluation has made; the default group stays.
 
-        An objective that keeps one keeps its threads too, but not its connections.
+        The threads of a group that an objective still refers to stay, but its connections do not.
         """
         made = [group for group in distributed_c10d._world.pg_map if group is not dist.group.WORLD]
         if made:
@@ -54,7 +54,7 @@ class Subgroups:
         self.connections.close()
 
     def _made(self, *arguments: Any, **options: Any) -> Any:
-        if not arguments[2]:  # the ranks of a group; none are given for the default one, which is whoever makes it's
+        if not arguments[2]:  # the group's ranks; none for the default group, which Group itself looks after
             return self._make(*arguments, **options)
         options["timeout"] = min(options["timeout"], self._patience)
         with self.connections.opening():

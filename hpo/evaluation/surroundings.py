@@ -1,4 +1,4 @@
-"""What an objective may change of its process, as it was before: one evaluation is not to change those after it."""
+"""Undoing what an objective has changed in its process, so that it does not affect the next evaluations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from torch.backends import cudnn
 
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-# Those that people catch; to ask for all takes 0.1 ms.
+# The signals that people catch; to ask for the handlers of all signals takes 0.1 ms.
 _SIGNALS = [
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM, signal.SIGCHLD),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG, signal.SIGVTALRM, signal.SIGPROF),
@@ -27,7 +27,7 @@ _SIGNALS = [
 
 
 def _set_device(device: torch.device) -> None:
-    torch.set_default_device(device if device.type != "cpu" else None)  # whoever sets one pays for it in each call
+    torch.set_default_device(device if device.type != "cpu" else None)  # a default device costs time in each call
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -59,7 +59,7 @@ def _set_environment(before: dict[str, str]) -> None:
 
 
 def _list_of(module: ModuleType, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """Look at a list of a module, in the place of which another one may be put, and put it back."""
+    """Return two functions for a module's list: one reads it, and the other puts it back, with its old content."""
 
     def look() -> tuple[list[Any], list[Any]]:
         kept = getattr(module, name)
@@ -73,7 +73,7 @@ def _list_of(module: ModuleType, name: str) -> tuple[Callable[[], Any], Callable
     return look, put
 
 
-# How each is looked at, and set.
+# How each state is read, and how it is set.
 _STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     (_environment, _set_environment),
     _list_of(sys, "path"),
@@ -94,17 +94,17 @@ _STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
 
 @contextmanager
 def as_before() -> Iterator[None]:
-    """Put back what has changed meanwhile, as far as it can be: `_STATES`, signals, the umask and where this is."""
+    """Undo what changes inside ``with``: `_STATES`, signal handlers, timers, the umask and the working directory."""
     folder, mask = _folder(), _umask()
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     states = [look() for look, _ in _STATES]
     try:
         yield
     finally:
-        for timer in _TIMERS:  # before their handlers are gone, without which a signal ends the process
+        for timer in _TIMERS:  # first: without its handler, a timer's signal ends the process
             signal.setitimer(timer, 0)
         for number, handler in handlers.items():
-            if handler is not None and signal.getsignal(number) != handler:  # None: it is none of Python's
+            if handler is not None and signal.getsignal(number) != handler:  # None: the handler is not Python's
                 signal.signal(number, handler)
         for (look, put), state in zip(_STATES, states, strict=True):
             if look() != state:

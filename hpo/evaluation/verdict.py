@@ -16,12 +16,12 @@ _TOLERANCE = 1e-3
 class Step:
     """What one rank says of its last step: a loss, its end (no loss and no failure), or a failure.
 
-    A failure is the rank's `own` if nobody had called the evaluation off before; `echo` if it came from a connection
-    that a peer had ended; a `timeout` if the rank had waited for others for as long as it may; a mismatch if it was in
-    a `collective` that did not fit to those of its peers. `at` is when, in seconds since the epoch, and `place` the
-    line of the objective that it was at, whatever it says. `suspended` says that the process was stopped while it
-    waited, `stopped` that the whole run stops. `printed` is what the objective has printed in this step; `unreceived`
-    says that nobody has received all that it has sent.
+    A failure is the rank's `own` if the evaluation had not been called off before; `echo` if it came from a connection
+    that a peer had ended; a `timeout` if the rank had waited for others for as long as it may; a mismatch if the rank
+    was in a `collective` that did not fit to those of its peers. `at` is the time of the failure, in seconds since the
+    epoch. `place` is the line of the objective that the rank was at, with or without a failure. `suspended` says that
+    the process was stopped while it waited, `stopped` that the whole run stops. `printed` is what the objective has
+    printed in this step; `unreceived` says that some messages of the rank have not been received.
     """
 
     rank: int
@@ -45,10 +45,10 @@ class Step:
 class Verdict:
     """What becomes of an evaluation, the same on all ranks.
 
-    `state` is going, complete, pruned, failed or stopped; or again: it is right, but for torch's check of collectives,
-    without which it is to be evaluated; or suspended: a rank has waited in vain while the job was, and it is to be
-    evaluated anew. `keep` says that the weights of this loss are to be kept, the best of the run; `leaves_messages`
-    that somebody has sent what nobody has received.
+    `state` is going, complete, pruned, failed or stopped, or one of two after which the individual is evaluated again:
+    "again", if the objective is right and only torch's check of collectives has failed, which is then left out, and
+    "suspended", if a rank has waited in vain because the job was suspended. `keep` says that the weights of this loss,
+    the best of the run, are to be kept; `leaves_messages` that some messages of a rank have not been received.
     """
 
     state: str
@@ -64,7 +64,7 @@ GOING = Verdict("going")
 
 
 def judge(steps: Sequence[Step]) -> Verdict:
-    """Judge what the ranks of a worker say, one step each, in the order of the ranks."""
+    """Return the verdict on the steps of a worker's ranks, one step for each, in the order of the ranks."""
     if any(step.stopped for step in steps):
         return Verdict("stopped")
     if any(step.failure is not None for step in steps):
@@ -85,7 +85,7 @@ def _differ(what: str, steps: Sequence[Step], advice: str = "") -> Verdict:
 
 
 def _failed(steps: Sequence[Step]) -> Verdict:
-    """Find the failure that came first and caused the others, or who waited for whom."""
+    """Return the verdict on the failure that came first and caused the others."""
     failures = [step for step in steps if step.failure is not None]
     first = min(failures, key=lambda step: (not step.own, step.echo, step.at))
     if first.collective:
@@ -102,7 +102,7 @@ def _failed(steps: Sequence[Step]) -> Verdict:
 
 
 def _timeout(waiting: Step, others: Sequence[Step]) -> Verdict:
-    """Say who waited where, and where those were that it waited for: the ones that were not waiting themselves."""
+    """Return a verdict that says where a rank waited, and where those ranks were that did not wait themselves."""
     busy = [step for step in others if step.failure is not None and not step.own and not step.echo]
     cut = [step for step in others if step.failure is not None and not step.own]
     late = busy or cut or list(others)
@@ -112,10 +112,10 @@ def _timeout(waiting: Step, others: Sequence[Step]) -> Verdict:
 
 
 def _mismatch(steps: Sequence[Step]) -> Verdict:
-    """Say which collectives the ranks were in.
+    """Return a verdict that says which collectives the ranks were in.
 
-    torch's check is stricter than collectives are: it compares shapes where only the number of elements matters, and
-    how many calls there were, of which each send and recv is one (torch 2.15), as in the stages of a pipeline.
+    torch's check is stricter than collectives are: it compares shapes, though only the number of elements matters, and
+    numbers of calls, which include each send and recv (torch 2.15), as between the stages of a pipeline.
     """
     shown = ", ".join(f"rank {step.rank} {step.collective}{_at(step)}" for step in steps if step.collective)
     is_right = len({_essence(step.collective) for step in steps}) == 1

@@ -22,8 +22,8 @@ _SHARDED = (
 class Worker:
     """The ranks that evaluate one individual together, as an objective sees them; made anew for each evaluation.
 
-    While an objective runs, torch.distributed's default process group spans exactly these ranks. A rank that waits for
-    its peers in a collective for `--collective-timeout` gives up with an error.
+    While an objective runs, torch.distributed's default process group spans exactly these ranks. A rank that has waited
+    for its peers in a collective for `--collective-timeout` raises an error.
 
     ::
 
@@ -34,31 +34,34 @@ class Worker:
     """
 
     rank: int
-    """This rank's number in the worker, from 0, the leader."""
+    """This rank's number in the worker, from 0; rank 0 is the leader."""
     size: int
     """The number of ranks in the worker."""
     device: torch.device
     """The `torch.device` that this rank computes on."""
     seed: int
-    """The seed of weights and order: the run's, or another one where an individual is confirmed."""
+    """The seed for weights and the order of samples: the run's, or another one where an individual is confirmed."""
     comm: SleepingComm
     """An MPI communicator of the worker's ranks, for objectives."""
     index: int
-    """The worker's number in the run."""
+    """The worker's number in the run, from 0."""
 
     _data: Callable[[], Any]
     _offer: Callable[[Mapping[str, torch.Tensor]], object]
 
     @cached_property
     def data(self) -> Any:
-        """What the search space's `prepare` returned, as it was then; None without one."""
+        """What the search space's `prepare` returned, unchanged by other evaluations; None without a `prepare`."""
         return self._data()
 
     def offer(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Offer the weights that have the loss which an objective is about to yield, as its network's `state_dict()`.
+        """Offer the network's weights, as its `state_dict()`, before yielding or returning the loss that they have.
 
-        Those of the run's best are kept in RUN_DIR/best.safetensors. Only the leader's are looked at; they are copied
-        there if the loss is the best of the run so far, and the network may train on after the yield.
+        The weights of the run's best individual are kept in RUN_DIR/best.safetensors. Only the leader's weights are
+        used. They are copied at the yield if the loss is the best of the run so far, so that the network may train on
+        afterwards.
+
+        Raises TypeError where `weights` is no mapping of whole tensors by their names.
         """
         if isinstance(weights, torch.nn.Module):
             raise TypeError("worker.offer takes a network's weights: worker.offer(model.state_dict())")

@@ -1,6 +1,6 @@
-"""Time as this process has lived it: without gaps in which it was stopped, perhaps with its whole job.
+"""Time without the gaps in which this process was stopped, perhaps with its whole job.
 
-Schedulers suspend jobs, and go on with them later. Whoever waits for a peer is not to take that time for the peer's.
+Schedulers suspend jobs, and resume them later. A rank that waits for a peer must not count that time.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import threading
 import time
 
-_GAP = 2.0  # seconds in which nobody looked at the clock; the watch over a rank does ten times a second
-_BUSY = 0.2  # of a gap: native code that keeps Python's lock computes meanwhile, and who is stopped does not
+_GAP = 2.0  # seconds in which no thread looked at the clock; the watch's thread does ten times a second
+_BUSY = 0.2  # of a gap: native code that holds Python's lock uses CPU time in it, and a stopped process does not
 
 
 class Clock:
-    """Counts the seconds in which this process was not stopped; for as long as some thread looks at it again and again.
+    """Counts the seconds in which this process was not stopped; a thread must look at it at least every two seconds.
 
     ``now()`` and ``lost()``, the seconds left out so far, may be asked from any thread.
     """

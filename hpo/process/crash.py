@@ -1,9 +1,9 @@
 """The last moments of a process that native code ends: long enough to say which evaluation it was in, and where.
 
-gloo and nccl end their process from threads of their own, where no exception reaches Python. The signal that it dies of
-is caught by faulthandler, which writes the stacks of all threads into a pipe, and then by libc's sleep, to which the
-number of the signal is its seconds: the process dies all the same, but its other threads, the watch among them, have
-time for last words.
+gloo and nccl end their process from threads of their own, where no exception reaches Python. The signal that ends the
+process is handled first by faulthandler, which writes the stacks of all threads into a pipe, and then by libc's sleep,
+which takes the number of the signal for seconds. The process dies after that, but its other threads, the watch's among
+them, have time to report.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _NAMES = {
     "Illegal instruction": "SIGILL",
     "Segmentation fault": "SIGSEGV",
 }
-_PIPE_BYTES = 1 << 20  # for the stacks of a hundred threads, as far as the system gives it
+_PIPE_BYTES = 1 << 20  # for the stacks of a hundred threads, as far as the system allows it
 _COLLECTIVES = "/torch/distributed/"
 _MISMATCH = (
     "the ranks of its worker were in collectives of different sizes, or in different numbers of them "
     "(TORCH_DISTRIBUTED_DEBUG=DETAIL compares them all)"
 )
 _LAST_LINE = "\nExtension modules: "
-_LONGEST_PAUSE = 1.0  # seconds, where who writes waits for a core
+_LONGEST_PAUSE = 1.0  # seconds, in which the thread that writes may wait for a core
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 # What is not ASCII, as faulthandler writes it.
 _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
@@ -48,7 +48,7 @@ _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 @dataclass(frozen=True)
 class Death:
-    """What a process dies of, the name of a signal, and where its main thread is in the objective, if it is there."""
+    """The name of the signal that a process dies of, and the frames of the objective in its main thread, if any."""
 
     signal: str
     frames: Sequence[FrameSummary]
@@ -60,25 +60,25 @@ class Death:
 
 
 class Crash:
-    """Catches what ends this process, while inside ``with``, which the main thread enters.
+    """Catches the signals that end this process, while inside ``with``, which the main thread enters.
 
-    Where the thread that dies has Python's lock and keeps it, nobody hears of it. Where faulthandler was enabled
-    already, it goes on to write where it was told to.
+    Where the thread that dies holds Python's lock, no other thread can report it. Where faulthandler was enabled
+    already, nothing is caught, and faulthandler goes on to write where it was told to.
     """
 
     def __init__(self) -> None:
         self._main = threading.main_thread().ident or 0
         self._heard, self._told = os.pipe()
-        os.set_blocking(self._told, False)  # what does not fit is left out: nobody may be able to read now
+        os.set_blocking(self._told, False)  # what does not fit is left out: perhaps no thread can read it now
         with suppress(OSError, AttributeError):
             fcntl.fcntl(self._told, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._is_caught = not faulthandler.is_enabled()
 
     def __enter__(self) -> Crash:
         if self._is_caught:
-            with suppress(AttributeError, OSError):  # of a system without glibc: as it was without this
+            with suppress(AttributeError, OSError):  # a system without glibc: signals end the process at once
                 libc = ctypes.CDLL(None)
-                # It catches a signal once: a fault would be repeated, and caught, for ever.
+                # Such a handler is called once: with a lasting one, a fault would be repeated and caught for ever.
                 libc.sysv_signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
                 for number in _SIGNALS:
                     libc.sysv_signal(number, ctypes.cast(libc.sleep, ctypes.c_void_p))
@@ -93,7 +93,7 @@ class Crash:
         os.close(self._told)
 
     def read(self) -> Death | None:
-        """Return what this process is dying of; None while it lives."""
+        """Return what this process is dying of; None where no signal has ended it."""
         if not select.select([self._heard], [], [], 0)[0]:
             return None
         dump = ""

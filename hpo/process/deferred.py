@@ -1,4 +1,4 @@
-"""Modules that are imported when they are needed and not before; on few cores, imports are what starting takes."""
+"""Modules that are imported only when they are needed; on few cores, imports take most of the time to start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Deferred(ModuleType):
-    """A stand-in for a module, which is imported when something else than `answers` is asked of it.
+    """A stand-in for a module, which is imported when an attribute that is not in `answers` is asked for.
 
     The standard library's LazyLoader does not wait for that: ``import`` itself looks at the module's ``__spec__``,
     which makes it load (Python 3.10 to 3.12).

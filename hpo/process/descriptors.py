@@ -1,4 +1,4 @@
-"""File descriptors that objectives cannot use up: what they have done is mended with them."""
+"""File descriptors that objectives cannot use up: the program needs them to clean up after an objective."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_RESERVED = 128  # a process group needs two for each peer, and some
+_RESERVED = 128  # a process group needs two for each peer, and some more
 
 
 class Reserve:
     """Keeps some descriptors from objectives.
 
-    The system limits the numbers that new descriptors have. While an objective runs, the limit is as it was, or lower
-    where it could not be raised; else it is higher by what is kept.
+    The system limits the number of descriptors. At all times but while an objective runs, this limit is raised by the
+    descriptors that are kept. Where it cannot be raised so far, it is lowered while an objective runs.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Reserve:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Keep them from an objective that runs meanwhile."""
+        """Keep the descriptors from an objective that runs inside ``with``."""
         self._set(self._lent)
         try:
             yield
@@ -34,9 +34,9 @@ class Reserve:
             self.take_back()
 
     def take_back(self) -> None:
-        """Let the program have them; any thread."""
+        """Let the program have the descriptors; may be called from any thread."""
         self._set(self._all)
 
     def _set(self, limit: int) -> None:
-        with suppress(OSError, ValueError):  # the system knows a limit of its own
+        with suppress(OSError, ValueError):  # the system has a lower limit of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, self._hard))

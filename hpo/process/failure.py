@@ -10,7 +10,7 @@ from pathlib import Path
 from hpo.process.place import without_program
 from hpo.text import message, printable, short, showable
 
-# What torchrun would have set, and scripts that were started by it look for.
+# The variables that torchrun sets, and that scripts which were written for it read.
 _OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _HINTS = {
     "initialize the default process group twice": "leave init_process_group out: the worker's process group is up",
@@ -36,9 +36,9 @@ def with_hint(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
-    """Write the traceback of an exception that has come out of an objective, from the objective's own frame on.
+    """Return the traceback of an exception that has come out of an objective, from the objective's own frame on.
 
-    Of one that was raised about what the objective yielded, `frames` are where that was.
+    An exception about a value that the objective yielded has no such frame; `frames`, where it was yielded, are shown.
     """
     told = traceback.TracebackException.from_exception(error)
     seen: set[int] = set()
@@ -56,5 +56,5 @@ def traceback_of(error: BaseException, frames: Sequence[traceback.FrameSummary])
 
 
 def stack_of(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Write frames as a traceback does."""
+    """Return frames as text, as a traceback shows them."""
     return showable("".join(traceback.format_list(list(frames)))).rstrip()

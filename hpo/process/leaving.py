@@ -1,4 +1,4 @@
-"""How a process of a job ends: when the job does, with its status, whatever objectives call or have left behind."""
+"""How a process of a job ends: when the job does and with its status, whatever objectives call or leave behind."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SECONDS_TO_END = 5.0
 
 _own = os.getpid()
 
-end_now = os._exit  # which objectives find another one for
+end_now = os._exit  # the real one: `refusing` replaces os._exit while objectives run
 
 
 @contextmanager
 def refusing(refuse: Callable[[int], None]) -> Iterator[None]:
-    """Let `refuse` have the status with which os._exit is called meanwhile; processes that are forked end with it.
+    """Call `refuse` with the status where os._exit is called inside ``with``; forked processes end with that status.
 
-    An MPI job of which a process ends so, with a status of 0, is taken for one that has ended well.
+    If a rank ended by os._exit(0), its MPI job would seem to have ended well.
     """
 
     def ends(status: int) -> NoReturn:
@@ -41,7 +41,10 @@ def refusing(refuse: Callable[[int], None]) -> Iterator[None]:
 
 
 def end_if_forked(error: BaseException | None = None) -> None:
-    """End a process that an objective has forked and that has come out of it, as Python ends; it is no rank."""
+    """End this process, as Python would, where an objective has forked it and it has left the objective.
+
+    A forked process is no rank.
+    """
     if os.getpid() == _own:
         return
     status = 0
@@ -56,10 +59,10 @@ def end_if_forked(error: BaseException | None = None) -> None:
 
 
 def leave(status: int, speaks: bool) -> NoReturn:
-    """End this process as Python does, but not later than some seconds from now.
+    """End this process as Python does, but within a few seconds.
 
-    Python waits for threads and processes that objectives have left, for ever where they are blocked. Who `speaks` says
-    so where it ends without them.
+    Python waits for threads and processes that objectives have left, for ever where they are blocked. If this process
+    `speaks`, it prints a warning where it ends without them.
     """
     threading.Thread(target=_end_late, args=(status, speaks), daemon=True).start()
     sys.exit(status)
@@ -73,7 +76,7 @@ def _end_late(status: int, speaks: bool) -> None:
         which = f" ({', '.join(sorted(left)[:3])})" if left else ""
         warn(f"warning: threads or processes that objectives have left do not end{which}: the job ends without them")
     for child in multiprocessing.active_children():
-        child.kill()  # mpirun waits for whoever may still print
+        child.kill()  # mpirun waits for all processes that may still print
     end_now(status)
 
 

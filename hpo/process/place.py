@@ -18,7 +18,7 @@ _LIBRARIES = ("site-packages", "dist-packages")
 
 
 class Places:
-    """Tells the lines of a search space file, and of the modules beside it, from all others.
+    """Finds, among frames, the lines of a search space file and of the modules beside it.
 
     A place is the innermost of these lines, ``my_search.py:33``; empty where there is none.
     """
@@ -27,7 +27,7 @@ class Places:
         self._folder = path.absolute().parent
 
     def of(self, frames: Sequence[traceback.FrameSummary]) -> str:
-        """Return the place of frames, the outermost first; where no line is the user's, that of the last library's."""
+        """Return the place of frames, the outermost first; if no line is the user's, the innermost library line."""
         own = [frame for frame in frames if self._is_own(frame.filename)]
         others = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PROGRAM)]
         for frame in [*reversed(own), *reversed(others)]:
@@ -58,7 +58,7 @@ def frames_of_thread(thread: threading.Thread) -> list[traceback.FrameSummary]:
 def frames_of_generator(generator: Generator[Any, Any, Any]) -> list[traceback.FrameSummary]:
     """Return the frames of a generator that waits at a yield, and of those it delegates to; none where it has ended.
 
-    What it delegates to is looked for as far as it is written in Python.
+    Generators that it delegates to are found as far as they are written in Python.
     """
     frames = []
     inner: Any = generator
@@ -70,14 +70,14 @@ def frames_of_generator(generator: Generator[Any, Any, Any]) -> list[traceback.F
 
 
 def in_objective(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return the frames of an objective; none where it does not run."""
+    """Return those of the frames that are an objective's; none where no objective runs."""
     return without_program(frames) if any(frame.filename == _CALLER for frame in frames) else []
 
 
 def without_program(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Leave out what leads to an objective, and what interrupts it.
+    """Return frames without this program's own, which call an objective or interrupt it.
 
-    What the program does for an objective stays: `hpo.training`, and whatever stands between its frames.
+    The frames of `hpo.training`, which objectives call, stay, and so do all frames between the objective's.
     """
     called = [place + 1 for place, frame in enumerate(frames) if frame.filename == _CALLER]
     inside = list(frames[called[-1] if called else 0 :])

@@ -1,4 +1,4 @@
-"""What objectives print: each line says whose it is, and is kept with its evaluation."""
+"""What objectives print: each line is marked with its worker and rank, and is kept with its evaluation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any, TextIO
 
 from hpo.text import printable_text
 
-_MOST_KEPT = 64 * 1024  # characters of a rank from loss to loss; of more, the last
+_MOST_KEPT = 64 * 1024  # characters that a rank prints from loss to loss; of more, the last are kept
 
 
 class Printed:
-    """Puts marking streams in the place of the standard ones, and collects what is printed while it is `marking`.
+    """Replaces the standard streams by streams that mark lines, and collects what is printed while it is `marking`.
 
-    Each line is written at once and whole, behind ``worker 1 rank 0 |``, so that those of several ranks do not mix.
-    Of a line that is drawn again and again, as progress bars are, the last state is a line. What libraries in native
-    code and other programs print goes its own way.
+    Each line is written at once and whole, behind ``worker 1 rank 0 |``, so that lines of several ranks do not mix. Of
+    a line that is drawn again and again, such as a progress bar, only the last state is written. What native libraries
+    and other programs print is not marked.
     """
 
     def __init__(self, label: str) -> None:
-        """Begin with a `label` for who belongs to no worker yet."""
+        """Begin with a `label` for a rank that belongs to no worker yet."""
         self.label = label
         self.marking = False
         self._rank = 0
@@ -36,8 +36,8 @@ class Printed:
         self._installed = sys.stdout, sys.stderr
 
     def install(self) -> None:
-        """Take the place of the standard streams, before anybody else takes hold of them."""
-        if sys.stdout is not None:  # it was closed
+        """Replace the standard streams, before other code keeps a reference to them."""
+        if sys.stdout is not None:  # else it was closed
             sys.stdout = self._marked(sys.stdout)
         if sys.stderr is not None:
             sys.stderr = self._marked(sys.stderr)
@@ -60,7 +60,7 @@ class Printed:
             sys.stdout, sys.stderr = self._installed  # an objective may have put something else there
 
     def join(self, worker: int, rank: int) -> None:
-        """Say whose lines these are."""
+        """Mark lines as those of this worker and rank."""
         self.label, self._rank = f"worker {worker} rank {rank}", rank
 
     def add(self, line: str) -> None:
@@ -73,7 +73,7 @@ class Printed:
                 self._left_out += 1
 
     def take(self) -> str:
-        """Return what was printed since this was asked for the last time, as lines that say which rank's they are."""
+        """Return what was printed since the last call, as lines that are marked with the rank."""
         for stream in self._streams:
             with suppress(OSError):  # a full disk: the search goes on
                 stream.end_line()
@@ -86,7 +86,7 @@ class Printed:
         return "".join(f"rank {self._rank} | {line}\n" for line in lines)
 
     def _become_another(self) -> None:
-        """Be of a process that was forked, whose other threads, which may have had the locks, are not there."""
+        """Make new locks in a forked process: it has no copy of the other threads, one of which may hold a lock."""
         self._lock = threading.Lock()
         for stream in self._streams:
             stream.become_another()
@@ -106,7 +106,7 @@ class Marked(io.TextIOBase):
         self.become_another()
 
     def write(self, text: str) -> int:
-        """Write marked lines as they become whole, and everything else at once."""
+        """Write lines with their mark, each when it is complete; write at once what is not to be marked."""
         if not (self._printed.marking or self._always):
             return self.plain.write(text)
         with self._lock:
@@ -121,19 +121,19 @@ class Marked(io.TextIOBase):
         return len(text)
 
     def end_line(self) -> None:
-        """Write a line that was begun."""
+        """Write a line that has been begun, as if it were complete."""
         with self._lock:
             begun = self._end()
             if begun:
                 self._emit([begun])
 
     def become_another(self) -> None:
-        """Begin anew, as in a process that was forked, which has neither a line nor the other threads that write."""
+        """Begin without a line and with a new lock, as a forked process must: it has no copy of the other threads."""
         self._lock = threading.RLock()
         self._begin("")
 
     def _begin(self, line: str) -> None:
-        """Keep the begin of a line, as far as it has not been drawn over."""
+        """Keep the beginning of a line, without what a carriage return has overwritten."""
         self._begun = [line[line[:-1].rfind("\r") + 1 :]]
         self._length = len(self._begun[0])
 
@@ -143,7 +143,7 @@ class Marked(io.TextIOBase):
         return begun
 
     def flush(self) -> None:
-        """Flush what is whole."""
+        """Flush the real stream; an incomplete line is kept."""
         self.plain.flush()
 
     def _emit(self, lines: list[str]) -> None:
@@ -154,11 +154,11 @@ class Marked(io.TextIOBase):
         self.plain.flush()
 
     def writable(self) -> bool:
-        """Say that it can be written to."""
+        """Return true: this stream can be written to."""
         return True
 
     def isatty(self) -> bool:
-        """Say whether the real stream is a terminal."""
+        """Return whether the real stream is a terminal."""
         return self.plain.isatty()
 
     def fileno(self) -> int:
@@ -180,9 +180,10 @@ class Marked(io.TextIOBase):
 
 
 def fill_closed_streams() -> None:
-    """Put something that cannot be written to in the place of standard streams that were closed.
+    """Open a null device that cannot be written to in the place of each standard stream that was closed.
 
-    The next file that is opened, a study say, would get the number of one, and what libraries in native code print.
+    Else the next file that is opened, a study for example, would get the descriptor of a closed stream, and what native
+    libraries print would be written into it.
     """
     while (number := os.open(os.devnull, os.O_RDONLY)) <= 2:
         os.set_inheritable(number, True)
@@ -190,14 +191,14 @@ def fill_closed_streams() -> None:
 
 
 def own_words() -> AbstractContextManager[object]:
-    """Let what this program prints go to the real output, whatever objectives, of other threads, have put there."""
+    """Let this program print to the real standard output inside ``with``, whatever an objective has put there."""
     return redirect_stdout(sys.__stdout__)
 
 
 def warn(text: str) -> None:
-    """Say something of this program's own on the real standard error, whatever an objective has put there.
+    """Print a text of this program's own on the real standard error, whatever an objective has put there.
 
-    Who has last words may have nobody to say them to, mpirun being gone, and still has its job to end.
+    Errors are ignored: when mpirun is gone, nobody reads the text, and the rank still has to end its job.
     """
     with suppress(OSError, ValueError):  # it is closed, or nobody reads it
         print(printable_text(text), file=sys.__stderr__, flush=True)

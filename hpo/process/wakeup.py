@@ -16,16 +16,16 @@ _WAKE = b"\0"
 
 
 class WakeupPipe:
-    """Receives some signals in the place of what Python does on them, inside ``with``, which the main thread enters.
+    """Receives some signals in the place of their handlers, while inside ``with``, which the main thread enters.
 
-    Processes that are forked meanwhile treat signals as before, from their first moment on: a signal that came earlier
-    would be read by the process that has forked them, and be lost to them.
+    In a forked process, these signals have their handlers of before. The signals are blocked until these are back: a
+    forked process shares the pipe, so that its parent would read its signals.
     """
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:
         self._signals = signals
         self._before: dict[int, Any] = {}
-        self._mask = threading.local()  # as it was before this thread began to fork
+        self._mask = threading.local()  # the signal mask of before this thread began to fork
         self._write_end, self._read_end = socket.socketpair()
         self._write_end.setblocking(False)
         self._read_end.setblocking(False)
@@ -40,28 +40,28 @@ class WakeupPipe:
         self._leave()
 
     def wait(self, seconds: float) -> list[int]:
-        """Wait to be woken, for so long at most, and return the signals that came."""
+        """Wait to be woken, for so many seconds at most, and return the numbers of the signals that came."""
         select.select([self._read_end], [], [], seconds)
         with suppress(BlockingIOError):
             return [number for number in self._read_end.recv(4096) if number in self._signals]
         return []
 
     def fileno(self) -> int:
-        """Return what can be waited for together with other files; it can be read when somebody has woken this."""
+        """Return the descriptor to wait for together with other files; it can be read once this has been woken."""
         return self._read_end.fileno()
 
     def wake(self) -> None:
-        """End a wait; from any thread."""
+        """End a wait; may be called from any thread."""
         with suppress(OSError):
             self._write_end.send(_WAKE)
 
     def _listen(self) -> int:
-        """Have the number of each signal written to the pipe at once; returns where they were written before."""
+        """Let Python write the number of each signal to the pipe; return the descriptor that it wrote to before."""
         return signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        # Native code keeps the main thread from running this for as long as it likes, so that the number is there
-        # already, unless an objective has taken the wakeup for itself, as asyncio does.
+        # Native code may keep the main thread from running this for a long time. The signal's number is in the pipe
+        # already, unless an objective has set a wakeup descriptor of its own, as asyncio does.
         if self._listen() != self._write_end.fileno():
             with suppress(OSError):
                 self._write_end.send(bytes([number]))

@@ -1,4 +1,4 @@
-"""Steps that ranks take together, or one for all, and a person's mistake that any of them finds."""
+"""Steps that all ranks take together, or one rank for all, and how a mistake that one rank finds reaches all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def together(comm: SleepingComm, step: Callable[[], T]) -> T:
-    """Take a step on every rank; where it finds a person's mistake on any, raise that one, AgreedError, on all."""
+    """Take a step on every rank, and return its result; where it raises UsageError on any, raise AgreedError on all."""
     result, mistake = None, None
     try:
         result = step()

@@ -21,22 +21,25 @@ from mpi4py import MPI
 
 from hpo.process import clock
 
-# Short enough that nobody notices, long enough that a wait costs about 1% of a core. A collective goes on when a rank
-# asks for it: with sleeps that doubled, ranks met each other's so late that a loss of two took 21 ms, and of four 55;
-# with a tenth of the wait so far, 1.4 and 2.9.
+# Short enough that nobody notices, long enough that a wait costs about 1% of a core. A collective goes on only when a
+# rank tests it: with sleeps that doubled, ranks tested so late that two of them took 21 ms to agree on a loss, and four
+# 55; with sleeps of a tenth of the wait so far, 1.4 and 2.9.
 _SHORTEST_SLEEP = 5e-5
 _LONGEST_SLEEP = 5e-3
 _SHARE_OF_WAIT = 0.1
 
 _TURN_TAG = 1
 
-GAVE_UP = "gave up after"  # how what is raised begins where a rank has waited for others in vain
+GAVE_UP = "gave up after"  # how the error of a rank begins that has waited for others in vain
 
 T = TypeVar("T")
 
 
 def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
-    """Wait until `done()` is true, asking it ever more slowly; false if it is not after `limit` seconds awake."""
+    """Wait until `done()` is true, and return true; false if it is not after `limit` seconds.
+
+    `done` is called less and less often. Seconds in which this process was stopped do not count.
+    """
     began = clock.now()
     while not done():
         waited = clock.now() - began
@@ -49,8 +52,8 @@ def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
 class SleepingComm(MPI.Intracomm):
     """An intracommunicator whose waits sleep, and can be interrupted, and whose sends never block.
 
-    ``SleepingComm(comm)`` is another handle on `comm`, not a copy. What is not overridden here blocks as usual. Who
-    has waited for others for ``patience`` seconds gives up with a TimeoutError.
+    ``SleepingComm(comm)`` is another handle on `comm`, not a copy. Calls that are not overridden here block as usual. A
+    rank that has waited for others for ``patience`` seconds raises TimeoutError.
     """
 
     _unreceived: list[MPI.Request]
@@ -61,13 +64,13 @@ class SleepingComm(MPI.Intracomm):
         self._complete(self.Ibarrier())
 
     def copy(self) -> SleepingComm:
-        """Make another communicator of the same ranks; collective."""
+        """Return another communicator of the same ranks; collective."""
         comm, request = self.Idup()
         self._complete(request)
         return SleepingComm(comm)
 
     def arrive(self) -> Callable[[], bool]:
-        """Say that this rank is here, and go on; what is returned tells whether all ranks are."""
+        """Enter a barrier without waiting, and return a function that tells whether all ranks have entered it."""
         return self.Ibarrier().Test
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
@@ -90,7 +93,7 @@ class SleepingComm(MPI.Intracomm):
         return _unpickled(everything, lengths)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Return `root` the objects of all ranks, in their order."""
+        """Return the objects of all ranks, in their order, on `root`; None on the others."""
         payload, is_root = pickle.dumps(sendobj), self.rank == root
         lengths = array("q", [0] * self.size) if is_root else None
         self._complete(self.Igather(array("q", [len(payload)]), lengths, root=root))
@@ -100,11 +103,11 @@ class SleepingComm(MPI.Intracomm):
         return _unpickled(everything, lengths) if lengths is not None else None
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        """Return the objects of all ranks, put together by an operation in the order of the ranks."""
+        """Return the objects of all ranks, combined by `op` in the order of the ranks."""
         return functools.reduce(op, self.allgather(sendobj))
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
-        """Return `root` the objects of all ranks, put together by an operation in the order of the ranks."""
+        """Return the objects of all ranks, combined by `op` in the order of ranks, on `root`; None on the others."""
         result = self.allreduce(sendobj, op)
         return result if self.rank == root else None
 
@@ -115,7 +118,7 @@ class SleepingComm(MPI.Intracomm):
         tag: int = MPI.ANY_TAG,
         status: Any = None,
     ) -> Any:
-        """Receive an object."""
+        """Receive an object, and return it."""
         found: list[MPI.Message] = []
 
         def came() -> bool:
@@ -135,7 +138,7 @@ class SleepingComm(MPI.Intracomm):
         self._complete(self.Ibcast(buf, root))
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:  # noqa: N802
-        """Put the buffers of all ranks together by an operation, for every rank."""
+        """Combine the send buffers of all ranks by `op` in the receive buffer of every rank."""
         self._complete(self.Iallreduce(sendbuf, recvbuf, op))
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
@@ -148,7 +151,7 @@ class SleepingComm(MPI.Intracomm):
         self._unreceived.append(self.issend(obj, dest=dest, tag=tag))
 
     def in_turns(self, at_once: int, step: Callable[[], T]) -> T:
-        """Take a step on every rank, on no more than `at_once` of them at the same time; collective."""
+        """Take a step on every rank, on `at_once` of them at a time, and return its result; collective."""
         if self.rank >= at_once:
             sleep_until(lambda: bool(self.iprobe(source=self.rank - at_once, tag=_TURN_TAG)))
             self.recv(source=self.rank - at_once, tag=_TURN_TAG)
@@ -159,11 +162,11 @@ class SleepingComm(MPI.Intracomm):
                 self.send(None, dest=self.rank + at_once, tag=_TURN_TAG)
 
     def drain(self) -> None:
-        """Receive and drop what is on its way to this rank, until nothing is on its way to any; collective.
+        """Receive and drop messages to this rank, until no message is on its way to any rank; collective.
 
         The non-blocking consensus of Hoefler, Siebert and Lumsdaine (2010), "Scalable communication protocols for
-        dynamic sparse data exchange", algorithm 2: synchronous sends, and a barrier entered when one's own have
-        arrived.
+        dynamic sparse data exchange", algorithm 2: synchronous sends, and a barrier that a rank enters when its own
+        messages have arrived.
         """
         barrier: list[MPI.Request] = []
 
@@ -179,7 +182,7 @@ class SleepingComm(MPI.Intracomm):
 
     @property
     def has_unreceived(self) -> bool:
-        """Whether this rank has sent what nobody has received."""
+        """Whether this rank has sent a message that has not been received."""
         return not all(request.Test() for request in self._pending())
 
     def _pending(self) -> list[MPI.Request]:
@@ -194,7 +197,7 @@ class SleepingComm(MPI.Intracomm):
 
 
 def _unpickled(everything: bytearray, lengths: Iterable[int]) -> list[Any]:
-    """Return the objects whose pickles, of these lengths, stand behind each other."""
+    """Return the objects whose pickles follow each other in a buffer, and have these lengths."""
     objects, start = [], 0
     for length in lengths:
         objects.append(pickle.loads(everything[start : start + length]))
@@ -203,35 +206,35 @@ def _unpickled(everything: bytearray, lengths: Iterable[int]) -> list[Any]:
 
 
 class LentComm(SleepingComm):
-    """A communicator for whom it does not belong to: it is not freed, but copies of it are."""
+    """A communicator that is lent to objectives: they cannot free it, but they can free their copies of it."""
 
     def Free(self) -> None:  # noqa: N802 - MPI's name
-        """Leave it to whom it belongs to."""
+        """Do nothing: only the lender frees it."""
 
     def Disconnect(self) -> None:  # noqa: N802
-        """Leave it to whom it belongs to."""
+        """Do nothing: only the lender frees it."""
 
     def Dup(self, info: Any = None) -> SleepingComm:  # type: ignore[override]  # noqa: N802
-        """Make a communicator of the same ranks that belongs to the caller."""
+        """Return a communicator of the same ranks, which belongs to the caller."""
         copy = SleepingComm(SleepingComm(self).Dup(info))
         copy.patience = self.patience
         return copy
 
     def Clone(self) -> SleepingComm:  # type: ignore[override]  # noqa: N802
-        """Make a communicator of the same ranks that belongs to the caller."""
+        """Return a communicator of the same ranks, which belongs to the caller."""
         return self.Dup()
 
 
 def world() -> SleepingComm:
-    """All ranks of the job; the one place that names MPI's world."""
+    """Return the communicator of all ranks of the job; only this function names MPI's world."""
     return SleepingComm(MPI.COMM_WORLD)
 
 
 def leave_no_segments(host: SleepingComm) -> None:
-    """Remove the name of the file through which MPICH's ranks of a host share memory, which all have open by now.
+    """Unlink the file through which MPICH's ranks on a host share memory; all of them have it open by now.
 
-    MPICH removes it when MPI ends, so that those of aborted jobs, 1 MB per rank, stay until the host is booted. (Its
-    5.0.2, with UCX, whose own files have no names from the beginning.)
+    MPICH unlinks it when MPI ends, so that the files of aborted jobs, 1 MB per rank, would stay until the host is
+    booted. (MPICH 5.0.2 with UCX, whose own files are unlinked from the beginning.)
     """
     if host.rank == 0:
         with suppress(OSError):  # not Linux
@@ -241,7 +244,7 @@ def leave_no_segments(host: SleepingComm) -> None:
 
 
 def finalize() -> None:
-    """End MPI, on all ranks of the job at the same time, while Python still waits for its threads."""
+    """End MPI, on all ranks of the job at the same time, before Python itself ends."""
     MPI.Finalize()
 
 
@@ -251,5 +254,5 @@ def threads_may_communicate() -> bool:
 
 
 def same_host(comm: MPI.Intracomm) -> SleepingComm:
-    """The ranks of `comm` on this rank's host; collective."""
+    """Return a communicator of those ranks of `comm` that are on this rank's host; collective."""
     return SleepingComm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))

@@ -1,4 +1,4 @@
-"""The ranks of a worker, as the watch over one of them needs to know them."""
+"""What the watch over a rank needs to know of the other ranks of its worker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hpo.ranks.messages import Post
 
 @dataclass(frozen=True)
 class Crew:
-    """A rank's number in its worker, and the worker's other ranks by their numbers in the job.
+    """A worker as one of its ranks knows it: its own number in the worker, the leader and its peers.
 
-    `names` says to a person who the others are. An evaluation that is called off has `patience` seconds to come to an
-    end. `places` finds the user's line in stacks.
+    `leader` and `peers`, which are all ranks but this one, are numbers in the job; `names` names the peers for a
+    person. An evaluation that is called off has `patience` seconds to end. `places` finds the user's line in stacks.
     """
 
     rank: int
@@ -27,7 +27,7 @@ class Crew:
 
 
 def crew_of(worker: SleepingComm, post: Post, places: Places, patience: float) -> Crew:
-    """Find out who is in a worker; collective over its ranks."""
+    """Return the crew of this rank's worker; collective over the worker's ranks."""
     names = dict(worker.allgather((post.rank, post.name)))
     peers = [rank for rank in names if rank != post.rank]
     return Crew(worker.rank, next(iter(names)), peers, ", ".join(names[rank] for rank in peers), places, patience)

@@ -1,4 +1,4 @@
-"""One rank of an MPI job, with what watches over it and what marks its output."""
+"""One rank of an MPI job, with its watch and with the streams that mark its output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from hpo.ranks.watch import Watch
 
 @dataclass(frozen=True)
 class Job:
-    """What this rank has of its job: all ranks, its watch, and its standard streams; `started` is when it was made."""
+    """One rank of a job: the communicator of all ranks, the rank's watch, and its standard streams.
+
+    `started` is when this was made, in seconds since the epoch.
+    """
 
     world: SleepingComm
     watch: Watch

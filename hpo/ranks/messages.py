@@ -1,4 +1,4 @@
-"""Messages between the ranks of a job beside what they compute, and word from each that it is alive."""
+"""Messages between the ranks of a job, apart from those of its computations, and signs that each rank is alive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _PING = "alive"
 class Post:
     """Sends and receives on a communicator of its own; made and left by all ranks of `world` together.
 
-    Any thread may send; one thread exchanges. ``name`` says to a person which rank this is.
+    Any thread may send, but only the watch's thread exchanges. ``name`` names this rank for a person, and ``previous``
+    the rank before it in the ring of all ranks.
     """
 
     def __init__(self, world: SleepingComm) -> None:
@@ -30,27 +31,27 @@ class Post:
         self._host = socket.gethostname()
         self.name = f"rank {world.rank} of the job on {self._host}"
         self.previous = f"rank {(world.rank - 1) % world.size} of the job"
-        self.alone = threading.Lock()  # held by the exchange, and by who must not be disturbed by MPI's connections
+        self.alone = threading.Lock()  # held during an exchange, and where MPI must not open connections
         self._world = world
         self._comm = world.copy()
         self._outbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._told_at = self._exchanged_at = self._heard_at = clock.now()
 
     def name_in(self, rank: int, worker: int) -> None:
-        """Name this rank as those do who see its worker: in what objectives print, and in failures."""
+        """Name this rank by its worker, as in the lines that objectives print, and in failures."""
         self.name = f"rank {rank} of worker {worker} on {self._host}"
 
     def send(self, rank: int, *message: Any) -> None:
-        """Let a message be sent at the next exchange."""
+        """Let a message be sent at the next exchange; any thread may call this."""
         self._outbox.put((rank, message))
 
     def send_now(self, rank: int, *message: Any) -> None:
-        """Send from the thread that exchanges, which may never do that again."""
+        """Send a message at once; only for the thread that exchanges, which may never exchange again."""
         with suppress(Exception):
             self._comm.send(message, dest=rank)
 
     def exchange(self) -> Iterator[Message]:
-        """Send what is to be sent, and yield what has come; nothing while somebody has ``alone``."""
+        """Send the messages that wait, and yield those that have come; do nothing while ``alone`` is held elsewhere."""
         if not self.alone.acquire(blocking=False):
             return
         try:
@@ -74,11 +75,11 @@ class Post:
         return clock.now() - self._heard_at if self.size > 1 else 0.0
 
     def close(self) -> None:
-        """Drop what is on its way; collective, and after the last exchange."""
+        """Drop messages that are on their way; collective, and after the last exchange."""
         self._comm.drain()
 
     def abort(self, status: int) -> None:
-        """End the job, on all hosts: on a copy of the world, MPICH (5.0.2) ends the caller's host alone."""
+        """End the job on all hosts; with a copy of the world, MPICH (5.0.2) would end the ranks of this host only."""
         self._world.Abort(status)
 
     def _ping(self) -> None:

@@ -1,4 +1,4 @@
-"""What a search prepares for all evaluations: one copy per host, and for each evaluation as it was prepared."""
+"""The data that a search prepares: one copy per host, which each evaluation gets as it was prepared."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from hpo.process.leaving import is_alive
 from hpo.ranks.communicator import SleepingComm
 
 _ALIGNMENT = 64
-_MOST_MAPPED = 16  # each has a descriptor; those of past evaluations live as long as reference cycles hold them
+_MOST_MAPPED = 16  # each has a descriptor; those of past evaluations stay while reference cycles hold them
 
 
 class Shared:
     """An object of a host's first rank, for all ranks of the host; made by all of them together.
 
-    It is pickled and sent, but what its numpy arrays and torch tensors hold (the buffers that pickle's protocol 5
-    leaves out) is mapped from one file, which has no name any more: the system frees it with the last process, however
-    that ends.
+    The object is pickled and sent, but the contents of its numpy arrays and torch tensors (the buffers that pickle's
+    protocol 5 leaves out) are mapped from one file. The file is unlinked once all ranks have opened it, so that the
+    system frees it with the last process, however that ends.
 
-    Raises UsageError on all ranks of the host where that cannot be done.
+    Raises UsageError on all ranks of the host where the object cannot be pickled, or the file not written.
     """
 
     def __init__(self, obj: Any, host: SleepingComm) -> None:
@@ -58,7 +58,7 @@ class Shared:
             self._file.close()
 
     def load(self) -> Any:
-        """Make the object anew, as it was first: whoever writes to its arrays, or changes it, changes this one alone.
+        """Return a new copy of the object, as it was prepared; changes to it, or to its arrays, change this copy only.
 
         The arrays are mapped, not copied: pages are shared with all ranks and all other evaluations until somebody
         writes to them.
@@ -75,7 +75,7 @@ class Shared:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves out what tensors hold, as numpy's arrays do by themselves."""
+    """Leaves the contents of tensors out of the pickle, as numpy's arrays do by themselves."""
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")

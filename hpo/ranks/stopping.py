@@ -1,4 +1,4 @@
-"""Whether a whole run is to stop, and why: the first reason holds, unless the run was to end well."""
+"""Whether a whole run is to stop, and why: the first reason counts, but an end with success can be overruled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Stopping:
         self._forgotten: Stop | None = None
 
     def begin(self, stop: Stop) -> bool:
-        """Stop for a reason; false where that changes nothing."""
+        """Stop for a reason, and return true; false where that changes nothing."""
         if self.is_final(stop) or stop == self._forgotten:
             return False
         self._since = clock.now()
@@ -25,7 +25,7 @@ class Stopping:
         return True
 
     def forget(self, stop: Stop) -> None:
-        """Go on after a stop, when all ranks have stopped, and though its news may still be under way."""
+        """Go on after a stop, once all ranks have stopped; messages of it that still come are ignored."""
         self._forgotten = stop
         if self.reason == stop:
             self.reason, self._since = None, math.inf
@@ -36,5 +36,5 @@ class Stopping:
         return self.reason is not None and not (ends_well and stop.status != Exit.BUDGET_SPENT)
 
     def seconds(self) -> float:
-        """Return for how long the run has been stopping."""
+        """Return the seconds for which the run has been stopping."""
         return clock.now() - self._since

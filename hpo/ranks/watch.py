@@ -1,8 +1,8 @@
-"""What reaches a rank while it computes: signals, deadlines and messages of other ranks, seen by a thread of its own.
+"""The watch over a rank: a thread that sees signals, deadlines and messages of other ranks while the rank computes.
 
-The main thread is in an objective most of the time, often in native code. The watch calls an evaluation off by a signal
-to the main thread, which wakes whoever sleeps and raises CalledOff in the objective, and by cutting its process group,
-which wakes whoever waits in a collective.
+The main thread is in an objective most of the time, often in native code. The watch calls an evaluation off by a
+signal to the main thread, which ends a sleep and raises CalledOff in the objective, and by cutting the process group,
+which ends a wait in a collective.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SECONDS_TO_STOP = 7.0
 _SECONDS_FOR_LAST_WORDS = 2.5
 _LEAST_SILENCE = 15.0
 _SECONDS_TO_DIE = 5.0
-_SECONDS_FOR_THE_LEADER = 3.0  # to record what a peer dies of, which lives for 4 s at least
+_SECONDS_FOR_THE_LEADER = 3.0  # to record what a peer dies of; the peer lives for 4 s at least
 
 
 class Watch:
@@ -63,7 +63,7 @@ class Watch:
         self._stopping = Stopping()
         self._dying = threading.Lock()
         self._ended = False
-        self._begun = 0  # evaluations of the worker
+        self._begun = 0  # evaluations of the worker, so far
         self._evaluation: Watched | None = None
         self._early: tuple[int, str] = (-1, "")  # a call-off that came before this rank has begun the evaluation
         self._beginning = threading.Lock()
@@ -93,21 +93,25 @@ class Watch:
 
     @property
     def is_own_thread(self) -> bool:
-        """Whether the caller is the watch's own thread, which is not to wait."""
+        """Whether the caller is the watch's own thread, which must not wait."""
         return threading.current_thread() is self._thread
 
-    # What the main thread says
+    # For the main thread
 
     def join(self, worker: SleepingComm, index: int, places: Places, patience: float) -> None:
-        """Learn who this rank's peers are, in the worker of this number; collective over the worker.
+        """Learn this rank's peers in the worker of this number; collective over the worker.
 
-        A rank whose evaluation is called off has as long to come out of it as ranks wait for each other: `patience`.
+        `patience` is the seconds for which ranks wait for each other. A rank whose evaluation is called off has as long
+        to leave it.
         """
         self.post.name_in(worker.rank, index)
         self._crew = crew_of(worker, self.post, places, patience)
 
     def speak_for_the_run(self, sign_off: Callable[[], None], last_words: Callable[[], int]) -> None:
-        """On the first rank: `sign_off` when the run begins to stop; `last_words`, a status, if it does not in time."""
+        """On the first rank, set the functions that are called when the run begins to stop, and if it does not in time.
+
+        `last_words` sums the run up, and returns the exit status.
+        """
         self._sign_off, self._last_words = sign_off, last_words
 
     def end_after(self, seconds: float, reason: str) -> None:
@@ -121,7 +125,7 @@ class Watch:
 
     @property
     def names_of_peers(self) -> str:
-        """The other ranks of the worker, for a person."""
+        """The names of the worker's other ranks, for a person."""
         return self._crew.names if self._crew else ""
 
     @contextmanager
@@ -147,7 +151,7 @@ class Watch:
         if not self._stopping.begin(stop):
             return
         if stop.status != Exit.BUDGET_SPENT:
-            with suppress(Exception):  # what runs is suspected then, as if the job had died
+            with suppress(Exception):  # running evaluations are suspected then, as if the job had died
                 self._sign_off()
         for rank in range(1, self.post.size) if self.post.rank == 0 else [0]:
             self._send(rank, "stop", stop)
@@ -156,17 +160,17 @@ class Watch:
             self._wakeup.wake()
 
     def forget(self, stop: Stop) -> None:
-        """Go on after a stop, when all ranks have stopped, and though its news may still be under way."""
+        """Go on after a stop, once all ranks have stopped; messages of it that still come are ignored."""
         self._stopping.forget(stop)
 
     def die(self, message: str, status: int = Exit.CRASHED) -> None:
-        """End the whole job at once and with one message, the first that the first rank hears of; does not return."""
+        """End the whole job at once, with one message, the first that reaches the first rank; does not return."""
         if self.post.rank != 0:
             self._send_soon(0, "die", message, status)
             time.sleep(_SECONDS_TO_DIE)
         self._abort(message, status)
 
-    # What the thread does
+    # For the watch's thread
 
     def _run(self) -> None:
         try:
@@ -199,7 +203,7 @@ class Watch:
             self._abort(*rest)
 
     def _on_crash(self, death: Death) -> None:
-        """Say what this process, which has some seconds to live, dies of."""
+        """End the job, and say what this process dies of, which has some seconds left."""
         self._die_in(self._evaluation, str(death), death.frames)
 
     def _on_call_off(self, number: int, cause: str) -> None:
@@ -225,7 +229,7 @@ class Watch:
 
     def _on_death(self, number: int | None, failure: str, stack: str, message: str) -> None:
         evaluation = self._evaluation
-        with suppress(Exception):  # it has ended, or cannot be recorded: it is repeated then
+        with suppress(Exception):  # the evaluation has ended, or cannot be recorded: it is repeated then
             if evaluation and evaluation.number == number and evaluation.details.give_up:
                 evaluation.details.give_up(failure, stack)
         self.die(message)
@@ -233,7 +237,7 @@ class Watch:
     def _look_at_the_clock(self) -> None:
         now = clock.now()
         if self.post.size > 1 and os.getppid() != self._parent:
-            end_now(Exit.CRASHED)  # mpirun was killed, and some leave their ranks behind
+            end_now(Exit.CRASHED)  # mpirun was killed, and some kinds of it leave their ranks behind
         for reason, end in self._end_at.items():
             if time.monotonic() > end:
                 self.stop(Stop(reason))
@@ -253,16 +257,16 @@ class Watch:
                 self._die_in(evaluation if evaluation.cause != STOPPED else None, stuck, frames)
 
     def _stop_late(self, stopping: Stop) -> None:
-        """End the job though a rank has not stopped; the first rank waits for it and has the last words."""
+        """End the job though a rank has not stopped; the first rank sums the run up, and the others leave it time."""
         if self.post.rank == 0:
-            status = stopping.status or Exit.MORE_TO_DO  # nobody has looked whether there is
+            status = stopping.status or Exit.MORE_TO_DO  # it is not known whether there is more to do
             with suppress(Exception), own_words():
                 status = self._last_words() if self._last_words else status
             self._abort(f"stopped ({stopping.reason}), though some ranks did not come to an end", status)
         if self._stopping.seconds() > _SECONDS_TO_STOP + _SECONDS_FOR_LAST_WORDS:
             self._abort(f"stopped ({stopping.reason})", stopping.status or Exit.MORE_TO_DO)
 
-    # What both do
+    # For both
 
     def _tell_peers(self, number: int, cause: str) -> None:
         for peer in self._crew.peers if self._crew else ():
@@ -274,7 +278,7 @@ class Watch:
         self._wakeup.wake()
 
     def _send_soon(self, rank: int, *message: Any) -> None:
-        """Send at once, though this thread may never come back to send what waits."""
+        """Send a message at once where this is the watch's thread, which may never exchange messages again."""
         if self.is_own_thread:
             self.post.send_now(rank, *message)
         else:
@@ -282,7 +286,7 @@ class Watch:
 
     def _abort(self, message: str, status: int) -> None:
         if not self._dying.acquire(blocking=False):
-            time.sleep(_SECONDS_TO_DIE)  # another thread of this rank is at it
+            time.sleep(_SECONDS_TO_DIE)  # another thread of this rank is ending the job
             end_now(status)
         warn(message)
         time.sleep(0.5)  # mpirun may drop what arrives together with the abort
@@ -290,7 +294,7 @@ class Watch:
         end_now(status)  # an abort may return
 
     def _on_exit(self, status: int) -> None:
-        """End the job with a message, in the place of an objective that has called os._exit in any thread."""
+        """End the job with a message where an objective has called os._exit, in any thread."""
         what = f"os._exit({status}) was called: return, or raise an exception"
         self._die_in(self._evaluation, what, frames_of_thread(threading.current_thread()))
 

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 
 from hpo.process import clock
 
-# Go's runtime interrupts its threads with it for the same reasons: it does nothing to who does not expect it, and
-# neither libraries nor debuggers care (golang.org/design/24543-non-cooperative-preemption).
+# Go's runtime interrupts its threads with this signal for the same reasons: it does nothing to a process that does not
+# expect it, and neither libraries nor debuggers care about it (golang.org/design/24543-non-cooperative-preemption).
 INTERRUPT = signal.SIGURG
 
-_SECONDS_BETWEEN_INTERRUPTS = 3.0  # for objectives that catch even what is no Exception
+_SECONDS_BETWEEN_INTERRUPTS = 3.0  # for objectives that catch even BaseException
 
 
 class CalledOff(BaseException):
-    """Raised in an objective that is to end; not an Exception, so that what an objective catches lets it pass."""
+    """Raised in an objective that is to end; no Exception, so that ``except Exception`` does not catch it."""
 
 
 @dataclass(frozen=True)
 class Details:
     """What a watch needs to know of an evaluation.
 
-    `cut` ends its connections, from any thread. It is called off when it still goes on after `overdue_after` seconds.
-    Where a process dies in it, `about` says to a person what it was and, on the leader, `give_up` records that it has
-    failed: it takes the failure in a line, and the stack.
+    `cut` ends the evaluation's connections, and may be called from any thread. An evaluation that still goes on after
+    `overdue_after` seconds is called off. Where a process dies in it, `about` names the evaluation for a person, and on
+    the leader, `give_up` records that it has failed: it is called with the failure in one line, and with the stack.
     """
 
     cut: Callable[[], None]
@@ -37,10 +37,10 @@ class Details:
 
 
 class Watched:
-    """An evaluation; `number` counts those of the worker, alike on all its ranks.
+    """An evaluation; `number` counts the worker's evaluations, and is the same on all its ranks.
 
-    ``cause`` is why it was called off, None while it was not. An objective that is called off has `patience` seconds to
-    come to an end; `tell` gets the cause that peers are to hear of.
+    ``cause`` is why the evaluation was called off, None while it was not. An objective that is called off has
+    `patience` seconds to end. `tell` tells the peers: it is called with `number` and the cause.
     """
 
     def __init__(self, number: int, details: Details, patience: float, tell: Callable[[int, str], None]) -> None:
@@ -54,11 +54,11 @@ class Watched:
         self._inside = False
         self._pressing = threading.Lock()
 
-    # What the main thread says
+    # For the main thread
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let CalledOff be raised in the main thread: around an objective, and nothing else."""
+        """Let CalledOff be raised in the main thread inside ``with``, in which only an objective may run."""
         try:
             self._inside = True
             if self.cause is not None:
@@ -69,7 +69,7 @@ class Watched:
 
     @contextmanager
     def closing(self, patient: bool) -> Iterator[None]:
-        """Let an objective clean up, for a while undisturbed if `patient`, and for no longer than it may take."""
+        """Let an objective clean up in its `patience` seconds; if `patient`, without interrupts in their first half."""
         with self._pressing:
             self.cause = self.cause or "it is being closed"
             self._called_off_at = clock.now()
@@ -82,7 +82,7 @@ class Watched:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take no time from the evaluation."""
+        """Do not count the time inside ``with`` as the evaluation's."""
         left, self._overdue_at = self._overdue_at - clock.now(), float("inf")
         try:
             yield
@@ -95,29 +95,29 @@ class Watched:
         self._tell(self.number, cause)
 
     def end(self) -> None:
-        """Say that it has ended on all ranks; its connections are not cut any more when this returns."""
+        """End the evaluation, which has ended on all ranks; its connections are not cut any more when this returns."""
         with self._pressing:
             self._inside = False
 
     def interrupt(self) -> None:
-        """Raise CalledOff, in the main thread, where that is in an objective that was called off."""
+        """Raise CalledOff if the main thread, which calls this, is in an objective that was called off."""
         if self._inside and self.cause is not None:
             raise CalledOff
 
-    # What the watch's thread does
+    # For the watch's thread
 
     def be_called_off(self, cause: str) -> None:
-        """Be called off on this rank."""
+        """Call the evaluation off on this rank only."""
         if self.cause is None:
             self._called_off_at, self._interrupted_at = clock.now(), float("-inf")
             self.cause = cause
 
     def is_overdue(self, now: float) -> bool:
-        """Tell whether it goes on for longer than it may, and has not been called off."""
+        """Tell whether the evaluation has gone on for longer than it may, and has not been called off."""
         return now > self._overdue_at and self.cause is None
 
     def press(self, now: float) -> str:
-        """Get the main thread out of an objective that was called off; returns why it is stuck, once it is."""
+        """Interrupt an objective that was called off; return why it is stuck once it had its time, "" before that."""
         with self._pressing:
             if self.cause is None or not self._inside:
                 return ""

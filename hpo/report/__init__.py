@@ -1,1 +1,1 @@
-"""What people look at; it reads the record and nothing else."""
+"""What people look at: tables, lines, figures and exports of what a run has recorded."""

@@ -1,4 +1,4 @@
-"""Everything that is known of one evaluation, and how programs are told."""
+"""Everything that is known of one evaluation, also as JSON for programs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _time(seconds: float) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """Leave out what is no number, and escape what UTF-8 has no bytes for."""
+    """Return a value as JSON can hold it: None for NaN and infinity, and texts with what UTF-8 lacks escaped."""
     if isinstance(value, dict):
         return {_plain(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list):

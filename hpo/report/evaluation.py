@@ -19,7 +19,7 @@ _INDENT = "    "
 
 
 def evaluation_lines(details: Details, run_dir: Path, why: str, now: float) -> list[str]:
-    """Write all that is known of an evaluation, the traceback last; `why` it was chosen, if nobody named it."""
+    """Return all that is known of an evaluation as lines; `why` says why it was chosen, empty if it was named."""
     one = details.evaluation
     title = f"trial {one.label} of {run_dir}: {_state(details)}{f' ({why})' if why else ''}"
     facts = [(name, printable(text)) for name, text in _facts(details, now)]
@@ -38,7 +38,7 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def _state(details: Details) -> str:
-    """Say how the evaluation ended, or what becomes of it."""
+    """Return how the evaluation ended, or what becomes of it."""
     one, again = details.evaluation, details.repeated_by
     if one.state == "interrupted":
         return "interrupted" if again is None else f"interrupted, and repeated as trial {_beside(one, again)}"
@@ -51,7 +51,7 @@ def _state(details: Details) -> str:
 
 
 def _facts(details: Details, now: float) -> Iterator[tuple[str, str]]:
-    """Return names and texts, one per line; a line without a name belongs to the one above it."""
+    """Yield names and texts, one pair per line; a line without a name belongs to the one above it."""
     one = details.evaluation
     if one.state == "failed":
         yield "failure", one.failure or "no reason was recorded"
@@ -73,7 +73,7 @@ def _facts(details: Details, now: float) -> Iterator[tuple[str, str]]:
 
 
 def _origin(details: Details) -> Iterator[tuple[str, str]]:
-    """Say where an evaluation comes from: what bred it, or which other one it belongs to."""
+    """Yield where an evaluation comes from: what bred it, or which other evaluation it belongs to."""
     one = details.evaluation
     place = f"island {one.island}, worker {one.worker}"
     if one.origin:
@@ -107,7 +107,7 @@ def _listed(name: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _beside(one: Evaluation, trial: int) -> str:
-    """Name another trial of the same study."""
+    """Return the label of another trial of the same study."""
     return str(trial) if one.confirms is None else f"confirm-{trial}"
 
 
@@ -124,7 +124,7 @@ def _about_losses(curve: Mapping[int, float]) -> str:
 
 
 def _losses(curve: Mapping[int, float]) -> list[str]:
-    """Write losses after their epochs, several in a line."""
+    """Return losses as lines, each behind its epoch, several in a line."""
     cells = [(str(epoch), number(curve[epoch])) for epoch in _chosen(curve)]
     wide, wider = (max((len(cell[place]) for cell in cells), default=0) for place in (0, 1))
     texts = [f"{epoch:>{wide}}  {loss:<{wider}}" for epoch, loss in cells]
@@ -133,7 +133,7 @@ def _losses(curve: Mapping[int, float]) -> list[str]:
 
 
 def _chosen(curve: Mapping[int, float]) -> list[int]:
-    """Choose which epochs to show: all, or every second, fifth, tenth..., the first, the lowest and the last."""
+    """Return the epochs to show: all, or every second, fifth, tenth... and the first, the lowest and the last."""
     epochs = sorted(curve)
     steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
     step = next(step for step in steps if len(epochs) <= _MOST_LOSSES * step)

@@ -55,9 +55,9 @@ class Table:
 
 
 def table_of(run: RunReader) -> Table:
-    """Put all evaluations of a run into a table, those that confirm the best, in a study of their own, behind others.
+    """Return all evaluations of a run as a table; those that confirm the best, of a study of their own, come last.
 
-    What the search space names is a column even where nothing has been evaluated.
+    Each hyperparameter of the search space has a column, even where nothing has been evaluated.
     """
     rows = [_row(run.manifest.study, evaluation) for evaluation in run.evaluations()]
     rows += [_row(run.manifest.confirming_study, evaluation) for evaluation in run.confirmations(all_plans=True)]
@@ -103,14 +103,14 @@ def _time(seconds: float) -> datetime | None:
 
 
 def _plain(value: Any) -> Any:
-    """Leave out a number that is none, and escape what UTF-8 has no bytes for."""
+    """Return None for NaN and infinity, a text with what UTF-8 lacks escaped, and other values as they are."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return showable(value) if isinstance(value, str) else value
 
 
 def writer(to: str) -> Callable[[Table], bytes]:
-    """Return what writes a table in one of FORMATS; UsageError where it is none of them, or a package is missing."""
+    """Return what turns a table into one of FORMATS; raises UsageError for others, or where a package is missing."""
     if to == "csv":
         return _csv
     if to == "json":
@@ -134,7 +134,7 @@ def _csv(table: Table) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Write times as ISO 8601, curves as JSON and texts so that no program which reads them acts upon them."""
+    """Return times as ISO 8601, curves as JSON, and texts without anything that programs which read them act upon."""
     if isinstance(value, datetime):
         return _iso(value)
     if isinstance(value, list):
@@ -143,13 +143,13 @@ def _cell(value: Any) -> Any:
 
 
 def _inert(text: str) -> str:
-    """Escape control characters, for terminals, and put an apostrophe before what spreadsheets take for a formula."""
+    """Return a text without control characters, and with an apostrophe before what spreadsheets take for a formula."""
     shown = "".join(escaped(c) if _is_control(c) else c for c in text)
     return f"'{shown}" if shown.startswith(_FORMULAS) else shown
 
 
 def _is_control(character: str) -> bool:
-    """Tell whether a character is one, or turns the direction of writing around."""
+    """Tell whether a character is a control character, or changes the direction of writing."""
     control = unicodedata.category(character) == "Cc" and character not in "\n\t"
     return control or unicodedata.bidirectional(character) in _TURNS
 
@@ -181,7 +181,7 @@ def _parquet(table: Table, arrow: ModuleType) -> bytes:
 
 
 def _array(values: Sequence[Any], expected: Any, arrow: ModuleType) -> Any:
-    """Make a column of one type: the expected, that of all values, numbers if some are whole and some not, or text."""
+    """Return a column of one type: the expected, that of all values, numbers if just some are whole, or text."""
     kinds = {type(value) for value in values if value is not None}
     try:
         if expected is not None or len(kinds) <= 1 or kinds == {int, float}:

@@ -18,13 +18,13 @@ from hpo.results.summary import reason_of
 from hpo.store.trials import Evaluation
 from hpo.text import printable, short, show_command, tenths, value
 
-_NARROWEST = 40  # to which a failure is cut, however much room the columns before it leave
+_NARROWEST = 40  # columns that a failure gets at least, however little room the others leave
 _LONGEST_VALUE = 24
 _GAP = 3  # columns
 
 
 def failed_lines(failed: Sequence[Evaluation], n: int, run_dir: Path) -> list[str]:
-    """List the latest of the evaluations that failed, which come first, and how to see more of them."""
+    """Return lines on the latest `n` evaluations that failed, and how to see more; `failed` has the latest first."""
     if not failed:
         return ["No evaluation failed."]
     shown = failed[:n]
@@ -48,7 +48,7 @@ def _how_many(shown: int, failed: int) -> str:
 
 
 def _table(failed: Sequence[Evaluation], reasons: Sequence[str] = ()) -> Table:
-    """Make a row for each, with the reasons in the last column, if they are given."""
+    """Return a table with a row for each evaluation, and with the reasons in the last column, if they are given."""
     columns = [
         ("trial", [one.label for one in failed]),
         ("island", [str(one.island) for one in failed]),

@@ -1,4 +1,4 @@
-"""How all tables look."""
+"""The style of all tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def filled_table(columns: Sequence[tuple[str, Sequence[str]]]) -> Table:
 
 
 def table_text(title: str, table: Table, *below: str, width: int = 1000) -> str:
-    """Write a table with a title above it, lines below it, and an empty one."""
+    """Return a table as text, with a title above it, lines below it, and an empty line at the end."""
     # As wide as it needs: under mpirun, output is a pipe, or a terminal that has 80 columns whatever the real one has.
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:

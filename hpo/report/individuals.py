@@ -17,7 +17,7 @@ Columns = Sequence[tuple[str, Sequence[str]]]  # with their headings
 
 
 def individuals_text(title: str, params: Sequence[Mapping[str, Any]], left: Columns, right: Columns, more: str) -> str:
-    """Write a table of individuals, which have these hyperparameters, and what stands to the left and right of them.
+    """Return a table of individuals with these hyperparameters, with columns to the left and right of them, as text.
 
     `more` is the command that shows the hyperparameters which are left out.
     """
@@ -36,13 +36,13 @@ def individuals_text(title: str, params: Sequence[Mapping[str, Any]], left: Colu
 
 
 def most_different(params: Sequence[Mapping[str, Any]], most: int = MOST_SHOWN) -> list[str]:
-    """Choose the hyperparameters in which individuals differ most from each other, and leave them in their order."""
+    """Return the names of the hyperparameters in which individuals differ most from each other, in their old order."""
     ranked = sorted(params[0], key=lambda name: -_difference([one.get(name, "") for one in params]))
     return [name for name in params[0] if name in set(ranked[:most])]
 
 
 def _difference(values: Sequence[Any]) -> float:
-    """Return how different values are, from 0 to 1: of numbers, how far apart they are beside how large they are."""
+    """Return how different values are, from 0 to 1; for numbers, their range in relation to the largest of them."""
     if all(type(item) in (int, float) for item in values):
         largest = max(map(abs, values))
         return float(max(values) / largest - min(values) / largest) / 2 if largest else 0.0
@@ -50,7 +50,7 @@ def _difference(values: Sequence[Any]) -> float:
 
 
 def _in_columns(title: str, rows: Columns, places: Sequence[str], first: int) -> str:
-    """Write some individuals beside each other, each below its place."""
+    """Return some individuals as text, each a column below its place."""
     table = empty_table()
     table.add_column("", no_wrap=True)
     for place in places:

@@ -19,12 +19,12 @@ class Lookup:
     def __init__(self, reader: RunReader) -> None:
         self._reader = reader
         self.run_dir = reader.run_dir
-        self._in_use = reader.run_dir.in_use  # first: what has ended by then is in the record
+        self._in_use = reader.run_dir.in_use  # first: if the run has ended by now, all of it is in the record
         self._search = reader.evaluations()
         self._confirming = reader.confirmations(all_plans=True)
 
     def named(self, name: str) -> Evaluation:
-        """Return the evaluation with this label; UsageError, saying which there are, where there is none."""
+        """Return the evaluation with this label; raises UsageError, saying which there are, where there is none."""
         if not re.fullmatch(r"(confirm-)?[0-9]{1,18}", name):
             raise UsageError(f"{name!r} is no trial: give a number, or confirm-0 for the first that confirms the best")
         place = int(name.removeprefix("confirm-"))
@@ -36,7 +36,7 @@ class Lookup:
         return found
 
     def chosen(self) -> tuple[Evaluation, str]:
-        """Return the winner, or else what failed last, and why it was chosen; UsageError where there is neither."""
+        """Return the winner, or else what failed last, and why it was chosen; raises UsageError without either."""
         confirmations = self._reader.confirmations()
         winner = winner_of(self._search, confirmations)
         if winner is not None:
@@ -73,7 +73,7 @@ class Lookup:
 
 
 def _span(evaluations: Sequence[Evaluation]) -> str:
-    """Say which trials there are."""
+    """Return which trials there are, as text; empty where there are none."""
     if not evaluations:
         return ""
     first, last = (evaluations[place].label for place in (0, -1))

@@ -7,22 +7,23 @@ from dataclasses import dataclass
 
 from hpo.store.trials import Evaluation
 
-_RECENT = 20  # evaluations from which the pace is told, or twice as many as are going on
+_RECENT = 20  # evaluations from which the pace is computed, or twice as many as are running
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Evaluations per minute, and the seconds that are left; None where nothing tells them yet."""
+    """Evaluations per minute, and the seconds that are left; None where they are not known."""
 
     per_minute: float | None = None
     left: float | None = None
 
 
 def pace(evaluations: Sequence[Evaluation], to_do: int, since: float, now: float | None) -> Pace:
-    """Tell the pace of the last evaluations that this session, which began at `since`, has ended.
+    """Return the pace at which this session, which began at `since`, has ended its last evaluations.
 
-    The time since the last of them counts, so that a run which hangs is seen to be slow. `now` is None where nothing
-    goes on; then it is the pace of the whole session, and no time is left.
+    `since` and `now` are seconds since the epoch. The time since the last end counts, so that a run which hangs is seen
+    to be slow. `to_do` is how many evaluations are left. `now` is None where the run does not go on: then the pace is
+    that of the whole session, and the seconds that are left are None.
     """
     ours = [evaluation for evaluation in evaluations if evaluation.started >= since]
     ended = sorted((evaluation for evaluation in ours if evaluation.counts), key=lambda evaluation: evaluation.ended)

@@ -24,7 +24,7 @@ _COLUMNS = ("done", "island", "worker", "generation", "loss", "seconds")
 
 
 class Lines:
-    """Writes a line for each evaluation that ends; what has ended before is in `past`, and `budget` may change."""
+    """Makes a line for each evaluation that ends; those that had ended before are in `past`; `budget` may change."""
 
     def __init__(self, past: Sequence[Evaluation], budget: int) -> None:
         self.done = sum(evaluation.counts for evaluation in past)
@@ -38,7 +38,7 @@ class Lines:
         return f"{'done':>{2 * len(str(self.budget)) + 1}}  island  worker  generation      loss        seconds"
 
     def line(self, evaluation: Evaluation) -> str:
-        """Write the line of the next evaluation that has ended."""
+        """Return the line of the next evaluation that has ended, and count it."""
         self.done += 1
         confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
         is_best = evaluation.state == "complete" and not confirms
@@ -56,7 +56,7 @@ class Lines:
         )
 
     def _aligned(self, values: dict[str, object]) -> str:
-        """Write named values in columns as wide as the widest so far."""
+        """Return named values as text, in columns as wide as the widest so far."""
         texts = []
         for name, item in values.items():
             text = f"{printable(name)}={value(item)}"
@@ -68,9 +68,9 @@ class Lines:
 class Progress:
     """Prints evaluations as the record comes to hold them, from a thread of its own while inside ``with``.
 
-    `news` gives what the record has of evaluations that have started or ended since it was asked for the last time.
-    What had ended before is not printed again. Since a line is printed only of what was read from the record,
-    everything that was printed is durable. `on_error` is told, by a traceback, why there are no more lines.
+    `news` returns the evaluations that have started or ended since its last call. What had ended before is not printed
+    again. Since all lines are printed from what the record holds, everything that was printed is durable. `on_error` is
+    called with a message or a traceback where no more lines can be printed.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Progress:
     def _follow(self) -> None:
         try:
             while not self._stopped.wait(_POLL_SECONDS):
-                with suppress(OutageError), _without_descriptors():  # who writes the record has to say so
+                with suppress(OutageError), _without_descriptors():  # the ranks that write the record tell of an outage
                     self._print_new()
         except RunError as error:
             self._on_error(f"error: {error}")
@@ -134,7 +134,7 @@ class Progress:
 
 @contextmanager
 def _without_descriptors() -> Iterator[None]:
-    """Do nothing where nothing can be opened: an objective has used up all descriptors, for a while."""
+    """Ignore that no file can be opened: an objective may have used up all descriptors, for a while."""
     try:
         yield
     except (OSError, RunError) as error:

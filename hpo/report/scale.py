@@ -1,4 +1,4 @@
-"""The scale of losses in figures: it ends where the losses that compare end, so that what diverged flattens nothing."""
+"""The scale of losses in figures: it leaves out far higher losses, so that diverged ones do not flatten the others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hpo.store.trials import Evaluation
 
 _WIDEST = 20.0  # the highest over the lowest: where losses are further apart, their scale is logarithmic
 _FAR = 100  # times the usual loss
-_PARTS = 10  # of a scale, one of which nine tenths of the losses have at least
-_MOST_LEFT = 0.5  # of a scale that it is worth to put losses beyond
+_PARTS = 10  # of a scale; nine tenths of the losses get one of them at least
+_MOST_LEFT = 0.5  # of a scale, if losses are left out: less is not worth it
 _POWERS = -323, 308  # of ten: what floats can be
 
 
@@ -37,11 +37,11 @@ class Scale:
         if self.logarithmic:
             lowest, highest = math.log10(self.lowest), math.log10(self.highest)
             return (math.log10(loss) - lowest) / (highest - lowest)
-        length = self.highest / 2 - self.lowest / 2  # halves: the difference of two floats may be none
+        length = self.highest / 2 - self.lowest / 2  # halves: the difference of two floats may overflow
         return (loss / 2 - self.lowest / 2) / length if length else 0.0
 
     def at(self, share: float) -> float:
-        """Return the loss at a place, as far as floats go; a scale of one loss is as long as that is high."""
+        """Return the loss at a place, within the range of floats; a scale of one loss is as long as that is high."""
         if self.logarithmic:
             lowest, highest = math.log10(self.lowest), math.log10(self.highest)
             power = lowest + share * (highest - lowest)
@@ -62,7 +62,8 @@ def scale_of(drawn: Sequence[float], losses: Sequence[float] = ()) -> Scale:
     2. Of the others, if nine tenths have less than a tenth of the scale for themselves, what is more than ten times as
        far up as these nine tenths are: a tenth of the others at most, and nothing of ten or fewer.
 
-    Either only where that halves the scale at least. Else, and so in every run without outliers, all losses are on it.
+    Each rule applies only where it halves the scale at least. Otherwise, and so in every run without outliers, all
+    losses are on the scale.
     """
     shown = sorted(loss for loss in drawn if math.isfinite(loss))
     if not shown:
@@ -79,7 +80,7 @@ def complete_losses(evaluations: Sequence[Evaluation]) -> list[float]:
 
 
 def _shortened(scale: Scale, losses: Sequence[float], limit: float) -> Scale:
-    """End a scale at the highest loss up to the limit, if that is worth it; the losses are in their order."""
+    """Return a scale that ends at the highest loss up to the limit, if that is worth it; `losses` are sorted."""
     inside = [loss for loss in losses if loss <= limit]
     worth_it = bool(inside) and scale.share(inside[-1]) <= _MOST_LEFT
     return Scale(scale.lowest, inside[-1]) if worth_it else scale
@@ -91,7 +92,7 @@ def _far(losses: Sequence[float]) -> float:
 
 
 def _quantile(losses: Sequence[float], share: float) -> float:
-    """Return the lowest loss that so many of those above the best do not exceed: equal ones would be no distance."""
+    """Return the lowest loss that a `share` of those above the best do not exceed; equals of the best do not count."""
     best = min(losses)
     above = sorted(loss for loss in losses if loss > best) or [best]
     return above[math.ceil(share * len(above)) - 1]

@@ -101,7 +101,7 @@ def _known(figure: float | None) -> str:
 
 
 def _told_apart(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Say whether the first individual is told apart from the others, as far as there are losses to compare."""
+    """Return a line on whether the first individual is told apart from the others, if there are losses to compare."""
     compared = [(place, entry) for place, entry in enumerate(entries[1:], start=2) if entry["p"] is not None]
     same = [str(place) for place, entry in compared if not entry["told_apart"]]
     test = "Welch's t-test, Holm's correction"

@@ -10,10 +10,10 @@ from hpo.store.trials import Evaluation
 
 
 def ended(evaluation: Evaluation, now: float | None) -> float:
-    """Return when an evaluation ended, in seconds since the epoch; what runs has gone on until `now`.
+    """Return when an evaluation ended, in seconds since the epoch; a running one counts as ended at `now`.
 
-    One that died with its job is known to have begun, and no more; so is what runs, where `now` is None since nothing
-    goes on, and what ended before it began, by a clock that was set meanwhile.
+    Where no end is known, the start is returned: for an interrupted evaluation, for a running one if `now` is None
+    since the run does not go on, and for one that ended before it began, by a clock that was set meanwhile.
     """
     stop = now if evaluation.state == "running" else evaluation.ended
     if stop is None or evaluation.state == "interrupted":
@@ -24,8 +24,8 @@ def ended(evaluation: Evaluation, now: float | None) -> float:
 class WorkingTime:
     """The time of a run without the pauses in which nothing was evaluated.
 
-    `spans` are the times between them, in seconds since the epoch, in order; `total` is how long they are together.
-    `now` is None where nothing goes on.
+    `spans` are the times between pauses, in order, as pairs of seconds since the epoch; `total` is their length in
+    seconds. `now` is None where the run does not go on.
     """
 
     def __init__(self, evaluations: Iterable[Evaluation], now: float | None) -> None:
@@ -43,7 +43,7 @@ class WorkingTime:
             self.total += stop - start
 
     def at(self, moment: float) -> float:
-        """Return the working time up to a moment in which something was evaluated."""
+        """Return the seconds of working time up to a moment in which something was evaluated."""
         place = bisect_right(self.spans, (moment, math.inf)) - 1
         if place < 0:
             return 0.0

@@ -1,7 +1,7 @@
-"""A winner one can trust: the best of a run trained again with other seeds, and whether they can be told apart.
+"""Confirming the winner: the best of a run are trained again with other seeds, and their losses are compared.
 
-The loss by which an individual was chosen flatters it: it is the lowest of many. What confirms it is recorded in a
-study of its own beside the run's, and in no budget.
+The loss by which an individual was chosen is too optimistic, since it is the lowest of many. The evaluations that
+confirm the best are recorded in a study of their own beside the run's, and count for no budget.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Plan:
         return [rng.getrandbits(31) for _ in range(self.count)]
 
     def of(self, confirmations: Sequence[Evaluation]) -> list[Evaluation]:
-        """Choose those confirmations that are of this plan, of individuals that have or await all of theirs."""
+        """Return the confirmations of this plan, for individuals with all of them, whether they have ended or wait."""
         chosen: dict[int, list[Evaluation]] = {}
         for evaluation in filter(_counts, confirmations):
             trial = evaluation.confirms
@@ -52,11 +52,11 @@ class Plan:
         return [evaluation for group in chosen.values() if len(group) >= self.count for evaluation in group]
 
     def to_do(self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> int:
-        """Count what is still to be evaluated before each of the best is confirmed."""
+        """Return how many evaluations are still to be done before each of the best is confirmed."""
         return len(self._pairs(best).keys() - {(e.confirms, e.seed) for e in confirmations if e.finished})
 
     def begin(self, record: Record, best: Sequence[Evaluation], space: SearchSpace) -> int:
-        """Let what is to do wait in the record, and nothing else; return how many are evaluated in the end."""
+        """Let the evaluations that are to be done, and no others, wait in the record; return how many it then has."""
         planned, distributions = self._pairs(best), space.distributions()
         for waiting in [evaluation for evaluation in record.evaluations() if evaluation.state == "waiting"]:
             if (waiting.confirms, waiting.seed) not in planned:
@@ -82,13 +82,13 @@ def _counts(confirmation: Evaluation) -> bool:
 
 
 def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Rank confirmed individuals by the mean of their losses, those that have failed behind all others.
+    """Return confirmed individuals, ordered by the number of their failures, and then by the mean of their losses.
 
-    Gives for each its trial, its losses, their mean and standard deviation (None where there are too few), how many
-    have failed, and `p`: how likely losses that differ as much from the first one's are where the means are the same
-    (Welch, The generalization of Student's problem, 1947). It is corrected for the number of pairs there are, of which
-    the first one's were picked by the same losses (Holm, A simple sequentially rejective multiple test procedure,
-    1979). `told_apart` is whether it is under 5%.
+    Each is a dict of its `trial`, its `losses`, their `mean` and standard `deviation` (None where there are too few),
+    how many evaluations have `failed`, and `p`: the probability of losses that differ as much from those of the first
+    individual, if the means are the same (Welch, The generalization of Student's problem, 1947). It is corrected for
+    the number of all pairs, since the first individual was chosen by the same losses (Holm, A simple sequentially
+    rejective multiple test procedure, 1979). `told_apart` is whether `p` is under 5%; the first one's `p` is None.
     """
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in confirmations:
@@ -117,7 +117,7 @@ def _entry(trial: int, group: Sequence[Evaluation]) -> dict[str, Any]:
 
 
 def _scale(losses: Sequence[float]) -> float:
-    """Return what to divide losses by, so that their squares are numbers: networks diverge."""
+    """Return what to divide losses by, so that their squares do not overflow: networks may diverge."""
     return max(map(abs, losses), default=0.0) or 1.0
 
 
@@ -127,7 +127,7 @@ def _welch(first: Sequence[float], other: Sequence[float]) -> float | None:
         return None
     scale = _scale([*first, *other])
     one, two = ([loss / scale for loss in losses] for losses in (first, other))
-    if max(statistics.stdev(one), statistics.stdev(two)) <= _ROUNDING:  # an objective without chance
+    if max(statistics.stdev(one), statistics.stdev(two)) <= _ROUNDING:  # an objective without randomness
         return 1.0 if abs(statistics.fmean(one) - statistics.fmean(two)) <= _ROUNDING else 0.0
     from scipy.stats import ttest_ind_from_stats  # takes 0.2 s; ttest_ind warns of samples without variance
 
@@ -136,7 +136,7 @@ def _welch(first: Sequence[float], other: Sequence[float]) -> float | None:
 
 
 def _holm(values: Sequence[float | None]) -> list[float | None]:
-    """Correct p-values for there being several; None stays None."""
+    """Return p-values, corrected for their number; None stays None."""
     given = sorted((value, place) for place, value in enumerate(values) if value is not None)
     corrected: list[float | None] = [None] * len(values)
     highest = 0.0

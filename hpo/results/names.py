@@ -1,15 +1,15 @@
-"""Names of hyperparameters and metrics that stand beside each other, and beside what a run knows, such as the loss."""
+"""Distinct names for hyperparameters, metrics and columns such as the loss, which are shown together."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-PARAM, METRIC = "param_", "metric_"  # before each of them in exports, and elsewhere where a name is taken
+PARAM, METRIC = "param_", "metric_"  # prefixes: of all names in exports, and elsewhere of a name that is taken
 
 
 def distinct(wanted: Mapping[str, str], taken: Collection[str], prefix: str) -> dict[str, str]:
-    """Return what each name is shown as: what is wanted, with the prefix where that is taken, or another one has it."""
+    """Return what each name is shown as: the wanted text, with the prefix where it is taken or another name has it."""
     shown: dict[str, str] = {}
     used = set(taken)
     for name in sorted(wanted, key=lambda name: (wanted[name] in taken, wanted[name] != name, name)):
@@ -21,18 +21,18 @@ def distinct(wanted: Mapping[str, str], taken: Collection[str], prefix: str) -> 
 
 
 def params_shown(params: Iterable[str], taken: Collection[str]) -> dict[str, str]:
-    """Return what hyperparameters are called beside what has the names that are taken."""
+    """Return what each hyperparameter is shown as, beside columns that have the names in `taken`."""
     return distinct({name: name for name in params}, taken, PARAM)
 
 
 def metrics_shown(metrics: Iterable[str], params: Iterable[str], taken: Collection[str]) -> dict[str, str]:
-    """Return what metrics are called beside hyperparameters, and beside what has the names that are taken."""
+    """Return what each metric is shown as, beside hyperparameters, and columns that have the names in `taken`."""
     ours = params_shown(params, taken)
     return distinct({name: name for name in metrics}, {*taken, *ours, *ours.values()}, METRIC)
 
 
 def together(params: Mapping[str, Any], metrics: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
-    """Put hyperparameters and metrics into one mapping, in which none has the name of another, or one that is taken."""
+    """Return hyperparameters and metrics in one mapping, in which no name occurs twice or is in `taken`."""
     ours, theirs = params_shown(params, taken), metrics_shown(metrics, params, taken)
     return {
         **{ours[name]: value for name, value in params.items()},

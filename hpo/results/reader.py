@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 
 class RunReader:
-    """The run in a directory: `manifest` is its run.json, and what the methods return is as the record has it now.
+    """The run in a directory: `manifest` is its run.json, and the methods return what the record holds now.
 
-    Raises UsageError where there is no run, or none that can be read; `storage` is needed where it has a password.
+    `storage`, the study's URL, is needed where that has a password. Raises UsageError where there is no run, or none
+    that can be read.
     """
 
     def __init__(self, path: Path, storage: str | None = None) -> None:
@@ -61,11 +62,11 @@ class RunReader:
         return winner_of(self.evaluations(), self.confirmations())
 
     def summary(self, top_n: int) -> dict[str, Any]:
-        """Summarise the run as it stands: summary.json without the times."""
+        """Return a summary of the run as it stands: summary.json without the times."""
         return summarize(self.evaluations(), self.manifest.budget, top_n, self.confirmations())
 
     def follow(self) -> Follower:
-        """Read the run again and again, each time at the cost of what is new."""
+        """Return what reads the run again and again, each time only what is new."""
         return Follower(self.run_dir, self._located, self._record)
 
 
@@ -95,10 +96,11 @@ def _fits(trial: FrozenTrial, name: str, distributions: Mapping[str, Any]) -> bo
 
 @dataclass(frozen=True)
 class Look:
-    """What there was of a run at a moment.
+    """A run as it was at a moment, `at`, in seconds since the epoch.
 
-    `manifest` is its run.json; `in_use` tells whether it goes on, None where this cannot be told from this host, and
-    `holder` who is or was at it; `stopped` is why it has ended by itself before it was done, if it has.
+    `manifest` is its run.json. `in_use` tells whether the run goes on, None where this cannot be told from this host,
+    and `holder` which process runs it, or did when it died. `stopped` is why the run has ended by itself before it was
+    done, empty if it has not.
     """
 
     at: float
@@ -111,7 +113,7 @@ class Look:
 
 
 class Follower:
-    """Looks at a run; what has ended is converted once. Made by `RunReader.follow`."""
+    """Looks at a run again and again; an ended evaluation is read only once. Made by `RunReader.follow`."""
 
     def __init__(self, run_dir: RunDir, located: str, record: Record) -> None:
         self._run_dir = run_dir
@@ -120,9 +122,9 @@ class Follower:
         self._confirmations: _Known | None = None
 
     def look(self) -> Look:
-        """Read what is new. Raises UsageError where the run cannot be read any more."""
-        in_use = self._run_dir.in_use  # first: what has ended by then is in the record
-        manifest = self._run_dir.manifest()  # anew: a session that resumes the run writes another one
+        """Return the run as it is now; raises UsageError where it cannot be read any more."""
+        in_use = self._run_dir.in_use  # first: if the run has ended by now, all of it is in the record
+        manifest = self._run_dir.manifest()  # again: a session that resumes the run writes another one
         plan = plan_of(manifest)
         with mistakes(self._located):
             evaluations = self._search.read()
@@ -139,7 +141,7 @@ class Follower:
         return self._confirmations.read()
 
     def _stopped(self) -> str:
-        """Return the reason in summary.json, unless that is older than the last session."""
+        """Return the reason in summary.json; empty where there is none, or the file is older than the last session."""
         run_dir = self._run_dir
         with suppress(OSError):
             if run_dir.summary_json.stat().st_mtime >= run_dir.run_json.stat().st_mtime:
@@ -150,7 +152,7 @@ class Follower:
 
 
 class _Known:
-    """All evaluations of a record, of which only those are read again that can have changed."""
+    """All evaluations of a record; only those that can have changed are read again."""
 
     def __init__(self, record: Record) -> None:
         self.record = record

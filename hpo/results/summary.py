@@ -36,9 +36,9 @@ def summarize(
 
 
 def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Count why evaluations failed, the most frequent reason first, with the latest trial that failed so.
+    """Return the reasons of failures, the most frequent first, with their counts and the latest trial of each.
 
-    `confirms` is the trial that this one confirms, with a number of its own then, and else None.
+    `confirms` is the trial that the latest trial confirms; None where it is a trial of the search.
     """
     counted = []
     for reason, group in by_reason(evaluations):
@@ -48,7 +48,7 @@ def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 
 def by_reason(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
-    """Group what failed by its reasons, the most frequent first."""
+    """Return the evaluations that failed, grouped by their reasons, the most frequent reason first."""
     groups: dict[str, list[Evaluation]] = {}
     for evaluation in evaluations:
         if evaluation.state == "failed":
@@ -62,7 +62,7 @@ def reason_of(failed: Evaluation) -> str:
 
 
 def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return what each propagator bred: its evaluations, how many of them improved the best so far, its own best."""
+    """Return for each propagator its evaluations, how many of them improved the best so far, and its own best loss."""
     found: dict[str, dict[str, Any]] = {}
     for evaluation in _in_order(evaluations):
         entry = found.setdefault(
@@ -77,7 +77,10 @@ def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 
 def improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return what was the best of the run when it ended, in that order; what was taken over before it was there too."""
+    """Return the evaluations that were the best of the run when they ended, in the order in which they ended.
+
+    They also had to be better than the evaluations that were taken over before them.
+    """
     found, lowest = [], math.inf
     taken_over = [evaluation for evaluation in evaluations if evaluation.origin and evaluation.state == "complete"]
     for evaluation in _in_order(evaluations):
@@ -89,21 +92,21 @@ def improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 
 
 def _in_order(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return what the run itself has evaluated, in the order in which it ended."""
+    """Return the finished evaluations of the run itself, in the order in which they ended."""
     return sorted((one for one in evaluations if one.counts), key=lambda one: (one.ended, one.trial))
 
 
 def counts(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:
-    """Count evaluations by state; what was interrupted is repeated and not counted, nor is what was taken over."""
+    """Return the number of evaluations by state, without interrupted ones, which are repeated, and taken over ones."""
     states = Counter(evaluation.state for evaluation in evaluations if not evaluation.origin)
     return {**{state: states[state] for state in ("complete", "pruned", "failed", "running")}, "budget": budget}
 
 
 def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float) -> float | None:
-    """Return the share of the workers' time, from the first evaluation's start to the last one's end, in evaluations.
+    """Return the share of the workers' time spent in evaluations, from the first one's start to the last one's end.
 
-    Only those count that were started at `since` (seconds since the epoch) or later, by this session of a run; None
-    where there are none, or the clock was set meanwhile.
+    Only evaluations that were started at `since` (seconds since the epoch) or later, by this session of a run, count;
+    None where there are none, or the clock was set meanwhile.
     """
     ours = [evaluation for evaluation in evaluations if evaluation.counts and evaluation.started >= since]
     if not ours:

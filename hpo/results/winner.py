@@ -25,8 +25,8 @@ _SHOWN: dict[str, type] = {"image": str, "label": str, "predicted": str, "confid
 def winner_of(evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> Evaluation | None:
     """Return the evaluation that a run recommends.
 
-    It is the best by the mean over other seeds where the best were confirmed, all of them with all of their seeds, and
-    else the best by its loss.
+    If all confirmations have finished, it is the individual with the lowest mean loss over other seeds, and otherwise
+    the one with the lowest loss.
     """
     confirmed = compare(confirmations) if all(one.finished for one in confirmations) else []
     if confirmed and confirmed[0]["mean"] is not None:
@@ -35,10 +35,10 @@ def winner_of(evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluat
 
 
 def examine(run_dir: RunDir, problem: Problem, winner: Evaluation) -> dict[str, Any] | None:
-    """Test the network of a run's winner and keep what comes out; None where nothing can be tested, or all was.
+    """Test the network of a run's winner, and record and return the result; None if it cannot be, or has been, tested.
 
-    Test data is for this alone: a network that was chosen by it would need other data to be tested with. Weights that
-    were trained with other settings, before the run was resumed, are not tested with these.
+    Test data are only for this: a network that was chosen by its result on them would need other data to be tested
+    with. Weights that were trained with other settings, before the run was resumed, are not tested.
     """
     if problem.file.test is None or examined(run_dir, winner) is not None:
         return None
@@ -47,7 +47,7 @@ def examine(run_dir: RunDir, problem: Problem, winner: Evaluation) -> dict[str, 
         return None
     if weights.settings != run_dir.manifest().settings:
         return None
-    before = _read(run_dir)  # of a winner that came second when the run was resumed
+    before = _read(run_dir)  # the test of an earlier winner, before the run was resumed
     result = problem.test(dict(winner.params), weights.state)
     metrics, predictions = result if isinstance(result, tuple) else (result, ())
     content: dict[str, Any] = {
@@ -56,16 +56,16 @@ def examine(run_dir: RunDir, problem: Problem, winner: Evaluation) -> dict[str, 
         "metrics": {str(name): _finite(name, value) for name, value in dict(metrics).items()},
         "predictions": [],
     }
-    write_json(run_dir.test_json, content)  # whatever the pictures are, this has been seen
+    write_json(run_dir.test_json, content)  # first without pictures, which may fail: the test has been made
     content["predictions"] = [_shown(one) for one in itertools.islice(predictions, _MOST_PREDICTIONS)]
     write_json(run_dir.test_json, content)
     return content
 
 
 def examined(run_dir: RunDir, winner: Evaluation) -> dict[str, Any] | None:
-    """Return what came out when the winner was tested; None where it was not.
+    """Return the result of the winner's test; None where it was not tested.
 
-    That is its metrics and predictions, and how many networks of this run had been tested by then.
+    It has metrics and predictions, and `times`: how many networks of this run had been tested by then, this one too.
     """
     content = _read(run_dir)
     return content if content is not None and content["trial"] == winner.trial else None
@@ -92,7 +92,7 @@ def _finite(name: object, value: object) -> float:
 
 
 def _shown(prediction: Prediction) -> dict[str, Any]:
-    """Write a prediction as JSON, its image as the URL of a PNG."""
+    """Return a prediction as JSON can hold it, its image as the URL of a PNG."""
     from PIL import Image
 
     file = io.BytesIO()

@@ -19,9 +19,10 @@ from hpo.store.url import without_password
 
 
 class Conclusion:
-    """Sums a run up, on its first rank; `stopping` tells why the run stops, and `started` is when this session did.
+    """Sums a run up, on its first rank.
 
-    `top_n` individuals are listed; the run ends where a loss is `target` or lower; its space has `size` individuals.
+    `stopping` returns why the run stops; `started` is when this session began, in seconds since the epoch. `top_n`
+    individuals are listed; the run ends where a loss is `target` or lower; its space has `size` individuals.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Conclusion:
         size: float,
     ) -> None:
         self._session = session
-        self._files = RunDir(session.run_dir.path.absolute())  # objectives may be in a directory of their own
+        self._files = RunDir(session.run_dir.path.absolute())  # absolute: objectives may change the directory
         self._stopping = stopping
         self._started = started
         self._top_n = top_n
@@ -43,7 +44,7 @@ class Conclusion:
         self._status: int | None = None
 
     def last_words(self) -> int:
-        """Say it, unless it has been said, and return the exit status."""
+        """Sum the run up as `say` does, unless that has been done, and return the exit status."""
         return self.say() if self._status is None else self._status
 
     def say(self) -> int:
@@ -82,7 +83,7 @@ class Conclusion:
         return found is not None and found.loss <= self._target
 
     def _stopped(self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> Stop | None:
-        """Say why the run has stopped before it was done, if it has: the budget spent, and the best confirmed."""
+        """Return why the run stopped before it was done; None where its budget is spent and its best confirmed."""
         session, stopping = self._session, self._stopping()
         if self._is_target_reached(evaluations) and (stopping is None or not session.plan.count):
             stopping = target_reached(self._target)
@@ -98,7 +99,7 @@ class Conclusion:
         return session.plan.of(session.open_confirmations().evaluations())
 
     def _times_before(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """Return the times in the summary of an earlier session, where this one has evaluated nothing."""
+        """Return the times of an earlier session's summary if this session has evaluated nothing, and else no times."""
         if summary["worker_busy_fraction"] is not None:
             return {}
         before = self._files.summary()

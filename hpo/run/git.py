@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SECONDS = 5.0  # for git to answer, also about a large repository on a slow file system
-_OPTIONS = ("--no-optional-locks", "-c", "core.fsmonitor=false")  # which would write, and start a process that stays
+_OPTIONS = ("--no-optional-locks", "-c", "core.fsmonitor=false")  # else git may write, and start a process that stays
 _STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no")
 _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # variables that name another repository, as in a hook
 
@@ -47,7 +47,7 @@ def _lines(command: list[str], folder: Path) -> list[str]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that all that it starts can be ended with it
+            start_new_session=True,  # so that it can be ended with all processes that it starts
             encoding="utf-8",
             errors="replace",
         )
@@ -58,7 +58,7 @@ def _lines(command: list[str], folder: Path) -> list[str]:
     except BaseException as error:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # a file system that hangs does not let go of it
+        with suppress(subprocess.TimeoutExpired):  # git cannot end while its file system hangs
             process.communicate(timeout=1)
         if isinstance(error, subprocess.TimeoutExpired):
             return []

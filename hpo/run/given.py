@@ -16,7 +16,7 @@ LONGEST_MISTAKE = 300  # characters of what is wrong with hyperparameters, which
 
 
 def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
-    """Return the hyperparameters in a file, each once; what an entry leaves out is drawn, alike for the same seed.
+    """Return the hyperparameters in a file, each once; missing values are drawn, the same for the same seed.
 
     Raises UsageError, naming the entry, where one is not of the space.
     """
@@ -39,7 +39,10 @@ def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Valu
 
 
 def meant(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
-    """Return values as the space has them: floats may be written as integers, and integers as floats, to any digit."""
+    """Return values in the types of a space, and with its digits.
+
+    A float may be given as an integer or with more digits, and an integer as a float.
+    """
     values = dict(params)
     for name, value in params.items():
         parameter = space.parameters.get(name)
@@ -53,7 +56,7 @@ def meant(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
 
 
 def _completed(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
-    """Complete an entry by chance."""
+    """Return an entry with its missing values drawn at random; raises ValueError where it is not of the space."""
     if not isinstance(entry, dict):
         raise ValueError(f"must be an object, not {entry!r}")
     params = {**space.draw(rng), **meant(entry, space)}

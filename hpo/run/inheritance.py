@@ -25,7 +25,7 @@ from hpo.store.trials import Evaluation, rank
 from hpo.store.url import is_hidden, is_remote, without_password
 from hpo.text import counted, number, printable, short
 
-_MANY = 1000  # evaluations take seconds to record
+_MANY = 1000  # so many evaluations take seconds to record
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Inheritance:
 
 
 def read_inheritance(source: str, space: SearchSpace) -> Inheritance:
-    """Read what is complete or pruned in a run directory, or in a study: of a storage's URL, or of a journal file.
+    """Return the complete and pruned evaluations of a run directory, or of a study at a URL or in a journal file.
 
-    The study's name stands behind a #, where there are several.
+    Where there are several studies, `source` ends with # and the name of one.
 
-    Raises UsageError where there is no such study, or none of it is of this space.
+    Raises UsageError where there is no such study, or none of its evaluations is of this space.
     """
     shown = without_password(source)
     try:
@@ -74,7 +74,7 @@ def read_inheritance(source: str, space: SearchSpace) -> Inheritance:
 def take_over(
     inheritance: Inheritance, record: Record, space: SearchSpace, layout: Layout, settings: Mapping[str, Any]
 ) -> list[str]:
-    """Deal the evaluations to islands and their workers, as far as they are new, and say in lines what was done."""
+    """Record the evaluations that are new, dealt to islands and their workers; return lines that tell of them."""
     if len(inheritance.evaluations) > _MANY:
         source = printable(inheritance.source)
         print(f"taking over {len(inheritance.evaluations)} evaluations of {source}", flush=True)
@@ -102,7 +102,7 @@ def take_over(
 
 
 def differences(before: Mapping[str, Any], then: str, settings: Mapping[str, Any], now: str) -> list[str]:
-    """Say in lines which settings were others before."""
+    """Return lines that say which settings had other values before."""
     return [
         printable(f"{name} was {value} {then}, and is {settings[name]} {now}: losses may not compare")
         for name, value in before.items()
@@ -111,7 +111,7 @@ def differences(before: Mapping[str, Any], then: str, settings: Mapping[str, Any
 
 
 def misfit(evaluation: Evaluation, space: SearchSpace) -> str | None:
-    """Say why an evaluation is not of a search space; None if it is."""
+    """Return why an evaluation is not of a search space; None if it is."""
     try:
         space.check(evaluation.params)
     except ValueError as error:
@@ -120,8 +120,8 @@ def misfit(evaluation: Evaluation, space: SearchSpace) -> str | None:
 
 
 def _cleaned(evaluation: Evaluation, space: SearchSpace) -> Evaluation:
-    """Return an evaluation as this program would have recorded it; others use attributes of the same names."""
-    between = evaluation.ended - evaluation.started  # less than none where the clock was set
+    """Return an evaluation as this program would have recorded it, since another program may have made it."""
+    between = evaluation.ended - evaluation.started  # negative where the clock was set
     seconds = evaluation.seconds
     return dataclasses.replace(
         evaluation,

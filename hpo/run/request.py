@@ -1,4 +1,4 @@
-"""What a person asks of a run, resolved once: what options leave open is as in earlier sessions, or the default."""
+"""What a person asks of a run, resolved once: options that are not given are as in earlier sessions, or defaults."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class Request:
 
 
 def resolve(options: Options, layout: Layout) -> Request:
-    """Read all that a run is started with. Raises UsageError where a person has to mend something first."""
+    """Return what a run is started with, read and checked.
+
+    Raises UsageError where a person has to mend something first.
+    """
     from hpo.evaluation.pruning import make_pruner  # Optuna, which takes 0.3 s
 
     file = load_search_file(options.search_space)
@@ -90,7 +93,7 @@ def _chosen(now: T | None, before: T | None, default: T) -> T:
 
 
 def _before(options: Options, file: SearchFile) -> Manifest | None:
-    """Read the run.json of the run to resume, if there is one; UsageError if it is of another search space."""
+    """Return the run.json of the run to resume; None without one. Raises UsageError if its search space is another."""
     if not options.resume or options.run_dir is None or not RunDir(options.run_dir).run_json.exists():
         return None
     run_dir = RunDir(options.run_dir)
@@ -113,7 +116,7 @@ def _before(options: Options, file: SearchFile) -> Manifest | None:
 
 
 def _check_settings(manifest: Manifest, options: Options, file: SearchFile, run_dir: RunDir) -> None:
-    """Raise a UsageError where the search space file takes no more what was set in earlier sessions."""
+    """Raise a UsageError where the search space file no longer takes a setting of an earlier session."""
     here = {assignment.split("=", 1)[0] for assignment in options.settings}
     try:
         for name, text in manifest.set.items():

@@ -37,9 +37,9 @@ _PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optu
 
 @dataclass(frozen=True)
 class Session:
-    """Where the run's record is, and what all ranks need to know of the run; `headline` says it to a person.
+    """Where the run's record is, and what all ranks need to know of the run; `headline` is its text for a person.
 
-    With `patience`, a record that is away is waited for.
+    With `patience`, the record is waited for while its storage is away.
     """
 
     run_dir: RunDir
@@ -58,7 +58,7 @@ class Session:
         return Record(self.storage, self.manifest.study, self.patience)
 
     def open_confirmations(self) -> Record:
-        """Open the record of what confirms the best, which `create_confirmations` has made."""
+        """Open the record of the evaluations that confirm the best, which `create_confirmations` has made."""
         return Record(self.storage, self.manifest.confirming_study, self.patience)
 
     def claims(self, record: Record, space: SearchSpace, budget: int, is_stopping: Callable[[], bool]) -> Claims:
@@ -66,18 +66,18 @@ class Session:
         return Claims(record, self.run_dir.claims, space.distributions(), budget, is_stopping)
 
     def has_confirmations(self) -> bool:
-        """Tell whether `create_confirmations` has been here."""
+        """Tell whether the study of the evaluations that confirm the best exists."""
         return self.manifest.confirming_study in studies(self.storage, self.patience)
 
     def create_confirmations(self, space: SearchSpace) -> None:
-        """Make the study of what confirms the best, unless it is there."""
+        """Make the study of the evaluations that confirm the best, unless it exists."""
         name = self.manifest.confirming_study
         if not self.has_confirmations() or "space" not in self.open_confirmations().about():
             Record.create(self.storage, name, space.describe(), confirms=self.manifest.study)
 
 
 def enter(run_dir: Path | None, name: str, resume: bool, held: ExitStack) -> RunDir:
-    """Make or find the run directory, and keep other runs out of it for as long as `held` is open.
+    """Make or find the run directory, return it, and keep other runs out of it for as long as `held` is open.
 
     A new one has the name of the search space file.
     """
@@ -88,12 +88,12 @@ def enter(run_dir: Path | None, name: str, resume: bool, held: ExitStack) -> Run
     except OSError as error:
         place = error.filename or entered.path
         raise UsageError(f"--run-dir {entered.path}: {place} cannot be used: {error.strerror}") from error
-    entered.check(resume)  # another run may have been there since
+    entered.check(resume)  # again: another run may have used it since
     return entered
 
 
 def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
-    """Make the run's study, or take up the one that was there before; needs `enter` first."""
+    """Make the run's study, or take up that of earlier sessions, and return the session; needs `enter` first."""
     problem, before = request.problem, request.before
     manifest = _manifest(run_dir, request, hosts)
     session = Session(run_dir, _located(run_dir, request), manifest)
@@ -125,7 +125,7 @@ def _located(run_dir: RunDir, request: Request) -> str:
 
 
 def _manifest(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Manifest:
-    """Say what is run, where and with what, but for the version of the search space file."""
+    """Return the content of run.json, but for the version of the search space file in this session."""
     problem, before, source = request.problem, request.before, request.inheritance
     storages = (request.options.storage, request.options.start_from)
     return Manifest(
@@ -157,7 +157,7 @@ def _check_storage(session: Session, resumes: bool) -> None:
         with mistakes(storage):
             Patience(without_password(storage), warn).call(partial(studies, storage))
     if session.manifest.confirm:
-        confirmations_of(storage, study)  # or say that it is not this run's
+        confirmations_of(storage, study)  # raises where that study is another run's
 
 
 def _create(session: Session, space: SearchSpace) -> str:
@@ -180,7 +180,7 @@ def _create(session: Session, space: SearchSpace) -> str:
 
 
 def _take_up(session: Session, space: SearchSpace) -> str:
-    """Prepare the record of an earlier session for going on, and say what is in it."""
+    """Prepare the record of an earlier session for this one, and return a text on what is in it."""
     run_dir, storage, study = session.run_dir, session.storage, session.manifest.study
     run_dir.clear_locks()
     record = existing_study(run_dir, storage, study)
@@ -206,7 +206,7 @@ def _take_up(session: Session, space: SearchSpace) -> str:
 
 
 def _check_trials(record: Record, storage: str, space: SearchSpace) -> None:
-    """Raise a UsageError unless all trials are of a search space: what breeds learns from them."""
+    """Raise a UsageError unless all trials are of a search space: propagators learn from them."""
     for evaluation in record.evaluations():
         problem = misfit(evaluation, space)
         if problem is not None:
@@ -214,7 +214,7 @@ def _check_trials(record: Record, storage: str, space: SearchSpace) -> None:
 
 
 def _start_with(session: Session, request: Request) -> list[str]:
-    """Put into the record what a person gives the run to start with, as far as it is new, and say it in lines."""
+    """Record what a person gives the run to start with, as far as it is new, and return lines that tell of it."""
     record, space, manifest = session.open_record(), request.problem.space, session.manifest
     lines: list[str] = []
     if request.inheritance is not None:

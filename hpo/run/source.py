@@ -19,7 +19,7 @@ _MOST_LINES = 10  # of a difference, which a person is to notice and not to revi
 
 
 def check_same(search: SearchFile, sha256: str) -> None:
-    """Raise a UsageError unless this rank has read what the first rank has, which has this hash."""
+    """Raise a UsageError unless this rank has read the same content as the first rank, whose hash is given."""
     if search.sha256 != sha256:
         raise UsageError(
             f"{search.path} was not the same on all ranks (sha256 {sha256[:12]} and {search.sha256[:12]}): it was "
@@ -35,7 +35,7 @@ def keep(run_dir: RunDir, search: SearchFile, earlier: Sequence[SessionEntry], s
 
 
 def changes(run_dir: RunDir, search: SearchFile, earlier: Sequence[SessionEntry], now: SessionEntry) -> list[str]:
-    """Say in lines what is different from the session before."""
+    """Return lines that say what is different from the session before."""
     if not earlier:
         return []
     before = earlier[-1]
@@ -57,7 +57,7 @@ def changes(run_dir: RunDir, search: SearchFile, earlier: Sequence[SessionEntry]
 
 
 def _kept(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) -> Path:
-    """Find the copy of the file, or make one, under a number that no session and no other file has had."""
+    """Return the copy of the file, or make one, under a number that no session and no other file has had."""
     there = [path for path in run_dir.path.iterdir() if VERSION.fullmatch(path.name)]
     for path in there:
         if _bytes(path) == source:
@@ -70,7 +70,7 @@ def _kept(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) -> Pa
 
 
 def _difference(search: SearchFile, sha256: str, before: Path, now: str) -> tuple[str, list[str]]:
-    """Count the lines that are different from those of an earlier copy, and show the first."""
+    """Return the number of lines that differ from an earlier copy, in words, and the first of them to be shown."""
     source = _bytes(before)
     if source is None or hashlib.sha256(source).hexdigest() != sha256:
         return f", of which the copy {before} is missing or was edited", []

@@ -31,9 +31,9 @@ from hpo.store.weights import WeightsKeeper
 from hpo.text import counted
 from hpo.trackers.tracking import Tracking
 
-_NICENESS_OF_TRACKERS = 5  # ranks come first, one of which may have the same core
+_NICENESS_OF_TRACKERS = 5  # lower than that of ranks, one of which may have the same core
 _SECONDS_FOR_TRACKERS = 10.0
-_SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # the watch ends a run that has not stopped after 7
+_SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # the watch ends a run that has not stopped after 7 s
 
 
 class Stages:
@@ -44,7 +44,7 @@ class Stages:
         self._job = job
         self._task = task
         self._group = group
-        self._files = RunDir(session.run_dir.path.absolute())  # objectives may be in a directory of their own
+        self._files = RunDir(session.run_dir.path.absolute())  # absolute: objectives may change the directory
         self._target = -math.inf if options.target_loss is None else options.target_loss
         say = warn if job.is_first else lambda _: None
         patience = Patience(without_password(session.storage), say, self._cannot_wait)
@@ -81,7 +81,7 @@ class Stages:
 
     def confirm(self) -> None:
         """Train the best again with other seeds, where that is asked for and the search is at its end."""
-        self._job.watch.forget(target_reached(self._target))  # which ends the search alone
+        self._job.watch.forget(target_reached(self._target))  # it ends the search, but not the confirmation
         total = on_first(self._job.world, self._begin_confirmations) if self._session.plan.count else 0
         if not total:
             return
@@ -103,7 +103,7 @@ class Stages:
             self._job.world.barrier()
 
     def end(self) -> int:
-        """Report, hand the winner over, let trackers come to an end, and return the exit status."""
+        """Print the summary, test the winner, write the report, wait for trackers, and return the exit status."""
         self._tracking.finish()
         status, stopping = self._conclusion.say(), self._job.watch.stopping
         session = self._session
@@ -115,7 +115,7 @@ class Stages:
         return Evaluator(self._task, self._group, self._job.watch, self._job.printed, leader)
 
     def _progress(self, opened: Callable[[], Record], budget: int) -> AbstractContextManager[object]:
-        """Follow a record from the first rank, in a thread that has one to itself."""
+        """Return what prints a record's news inside ``with``: on the first rank, from a thread with its own record."""
         if not self._job.is_first:
             return nullcontext()
         return Progress(opened().news, budget, on_error=self._job.watch.die)

@@ -65,7 +65,7 @@ def _limit_time(options: Options, watch: Watch) -> None:
     if options.time_limit is not None:
         watch.end_after(options.time_limit, f"--time-limit {duration(options.time_limit)}")
     job_end = os.environ.get("SLURM_JOB_END_TIME", "")
-    if job_end.isdigit() and int(job_end) > time.time():  # else it is of another job, or this one was prolonged
+    if job_end.isdigit() and int(job_end) > time.time():  # else of another job, or of this one before it was prolonged
         watch.end_after(int(job_end) - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the SLURM job")
 
 
@@ -75,9 +75,9 @@ def _prepare(
     """Load the search space on all ranks and its data once per host, and import what takes long.
 
     Where ranks share cores, they take turns: 8 ranks on 2 cores import torch in 15 s at once, and in 11 s two at a
-    time. The job's first rank, which alone has the request, looks at everything before it lets the others begin, so
-    that a mistake shows in 3 s, and prepares its data before those of other hosts do: where hosts share a file system,
-    they find what it downloaded.
+    time. The job's first rank, which alone returns a request, checks everything before the others begin, so that a
+    mistake shows in 3 s. It also prepares its data first: where hosts share a file system, the first ranks of the other
+    hosts find what it has downloaded.
     """
     cores = len(usable_cores())
 

@@ -56,7 +56,7 @@ class Supervisor:
         while True:
             before, since = self._holder, time.time()
             status = self._run_once(command)
-            died = self._holder not in ("", before)  # a run that ends leaves nobody there
+            died = self._holder not in ("", before)  # a run that ends by itself leaves no holder there
             if status in _FINAL and not died:
                 return status
             if self._stopped_at is not None or (not died and self._has_stopped(since)):
@@ -94,15 +94,15 @@ class Supervisor:
         return RunDir(self._run_dir).holder
 
     def _has_stopped(self, since: float) -> bool:
-        """Tell whether a run has stopped and summed up, though a launcher gives the status of a killed rank."""
+        """Tell whether a run has stopped and summed up, although its launcher returns the status of a killed rank."""
         run_dir = RunDir(self._run_dir)
         with suppress(OSError):
             return run_dir.summary_json.stat().st_mtime > since and bool(run_dir.summary().get("stopped"))
         return False
 
     def _look(self, otherwise: int = 0) -> tuple[int, str]:
-        """Count the evaluations that have ended by themselves, and name the trials in flight, if a run can be read."""
-        with suppress(Exception):  # what cannot be read now will be, or the job says why not
+        """Return how many evaluations have ended by themselves, and which trials are in flight, if that can be read."""
+        with suppress(Exception):  # a run that cannot be read now can be read later, or the job says why not
             run = RunReader(self._run_dir, self._storage)
             evaluations = [*run.evaluations(), *run.confirmations()]
             running = [evaluation.label for evaluation in evaluations if evaluation.state == "running"]

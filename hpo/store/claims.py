@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Claims:
     """The budget of a run, from which a leader claims one evaluation after the other.
 
-    No more than `budget` evaluations are ever started, however many processes claim at once; what was interrupted does
-    not count, since it is repeated, nor does what was taken over. `lock` is the path of the lock that these processes
-    share. There is nothing to claim once the run `is_stopping`.
+    No more than `budget` evaluations are ever started, however many processes claim at once. Interrupted evaluations do
+    not count, since they are repeated, nor do those that were taken over from another run. `lock` is the path of the
+    lock that these processes share. There is nothing to claim once `is_stopping()` is true.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class Claims:
         self._going: list[int] = []  # those that have not ended: only they can change
 
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
-        """Start a trial that has waited, or else one with these hyperparameters; None where the budget is spent.
+        """Start a trial that has waited, or else one with these hyperparameters; None where no more are to be started.
 
         Raises KnownError if these hyperparameters have been started before.
         """
         return self._claim(params, attributes)
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start a trial that has waited; None where none does."""
+        """Start a trial that has waited; None where no trial waits, or no more are to be started."""
         return self._claim(None, attributes)
 
     def _claim(self, params: Mapping[str, Any] | None, attributes: Mapping[str, Any]) -> Assignment | None:
@@ -85,7 +85,7 @@ class Claims:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = FileLock(self._lock_path)  # of the ranks of one job, which ends when one of them dies
+        lock = FileLock(self._lock_path)  # never stale: it is the lock of one job, which ends when a rank dies
         try:
             lock.acquire()
         except OSError as error:

@@ -15,8 +15,8 @@ from hpo.errors import RunError
 from hpo.store.lines import Sum, entry_of
 from hpo.store.lock import FileLock
 
-# Seconds, for other programs that have died. Ranks that are stopped for a shorter time do not lose it: who goes on to
-# write then would write what it does not fit to any more.
+# Seconds after which the lock of another program, which may have died, is taken away. A rank that was stopped for a
+# shorter time keeps its lock: if it lost it, it would go on to write lines that no longer fit to the file.
 _STALE_AFTER = 3600.0
 
 
@@ -25,10 +25,10 @@ class Journal(JournalFileBackend):
 
     A writer that was killed, or whose disk was full, leaves the beginning of a line, and Optuna's backend would write
     the next line behind it: neither could be read then, nor anything after them. Here a writer first cuts off what
-    another one left, and takes back what it could not write whole.
+    another one left, and removes its own lines where it could not write all of them.
 
-    Optuna counts trials by their lines, and would take those behind a lost one for others. Here each line has a
-    checksum of the file up to it, which a reader compares.
+    Optuna numbers trials by counting lines: if a line were lost, all trials after it would have wrong numbers. Here
+    each line has a checksum of the file up to it, which a reader compares.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +38,7 @@ class Journal(JournalFileBackend):
         self._written, self._read, self._lines_read = Sum(), Sum(), 0
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
-        """Return the entries behind so many; RunError where the file is damaged, or cannot be read."""
+        """Yield the entries behind the first so many; raises RunError where the file is damaged, or cannot be read."""
         if log_number_from != self._lines_read:
             self._read, self._lines_read = Sum(), 0
         try:
@@ -46,7 +46,7 @@ class Journal(JournalFileBackend):
                 end = os.fstat(file.fileno()).st_size
                 file.seek(self._read.offset)
                 for line in file:
-                    # It is being written, or who wrote it has died, and another one has cut it off meanwhile.
+                    # The line is being written, or its writer has died, or another writer has just cut it off.
                     if not line.endswith(b"\n") or self._read.offset + len(line) > end:
                         return
                     entry = self._entry(line)
@@ -56,28 +56,28 @@ class Journal(JournalFileBackend):
             raise RunError(f"{self._path} cannot be read: {error.strerror}") from error
 
     def _entry(self, line: bytes) -> dict[str, Any]:
-        """Take the next line for an entry."""
+        """Return the entry of the next line; raises RunError where the line is damaged."""
         number = self._lines_read + 1
         try:
             entry = entry_of(line)
             if not self._read.vouches_for(line):
                 raise ValueError("is not what was written behind the lines before it: one of them was changed, or lost")
         except ValueError as error:
-            keep = f", or keep what is before it: head -n {number - 1}" if number > 2 else ""  # two make the study
+            keep = f", or keep what is before it: head -n {number - 1}" if number > 2 else ""  # two begin a study
             raise RunError(f"{self._path} is damaged: line {number} {error}; restore it{keep}") from None
         self._read.add(line)
         self._lines_read = number
         return entry
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Write lines, durably and all of them; RunError where there is no room, and then none of them is there."""
+        """Write entries durably, all of them or none; raises RunError where they cannot be written."""
         try:
             self._guard.acquire()
             try:
                 self._append(logs)
             finally:
                 self._guard.release()
-        except RuntimeError as error:  # as the lock says it
+        except RuntimeError as error:  # the lock raises it
             raise RunError(f"{self._path}: its lock was taken away while this rank wrote; was it stopped?") from error
         except OSError as error:
             raise RunError(
@@ -97,7 +97,7 @@ class Journal(JournalFileBackend):
                 raise
 
     def _sealed(self, logs: list[dict[str, Any]], file: RawIOBase, end: int) -> bytes:
-        """Write entries as lines behind what others, and this, have written up to the end of an open file."""
+        """Return entries as lines, with checksums that begin with the first `end` bytes of an open file."""
         if end < self._written.offset:
             self._written = Sum()
         file.seek(self._written.offset)

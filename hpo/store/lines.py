@@ -1,4 +1,4 @@
-"""The lines of a journal file: each vouches for all that stands before it, and is an operation of Optuna's."""
+"""The lines of a journal file: each is an operation of Optuna's, with a checksum of the file up to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from hpo.store.values import are, is_mapping, is_number, is_text, is_whole
 from hpo.text import quoted
 
-# Whoever else writes to the file, such as Optuna's dashboard, leaves it out: the next line with one vouches for both.
+# Other programs, such as Optuna's dashboard, write no checksum: the checksum of the next line that has one covers both.
 _CRC = re.compile(rb',"crc":(\d{1,10})\}\n')
 
 
@@ -24,24 +24,24 @@ class Sum:
         self._crc = 0
 
     def add(self, content: bytes) -> None:
-        """Go on over what stands next."""
+        """Extend the checksum by the bytes that follow."""
         self.offset += len(content)
         self._crc = zlib.crc32(content, self._crc)
 
     def line(self, entry: Mapping[str, Any]) -> bytes:
-        """Write an entry as the next line."""
+        """Return an entry as the next line, with its checksum."""
         text = json.dumps(entry, separators=(",", ":")).encode()
         return text[:-1] + b',"crc":%d}\n' % zlib.crc32(text, self._crc)
 
     def vouches_for(self, line: bytes) -> bool:
-        """Tell whether the next line is as it was written, behind what it was written, as far as it tells that."""
+        """Tell whether the next line and all before it are as they were written; true if the line has no checksum."""
         place = line.rfind(b',"crc":')
         said = _CRC.fullmatch(line, place) if place >= 0 else None
         return said is None or int(said[1]) == zlib.crc32(line[:place] + b"}", self._crc)
 
 
 def entry_of(line: bytes) -> dict[str, Any]:
-    """Take a line for an entry; ValueError, saying why, where it is none that Optuna has written."""
+    """Return the entry of a line; raises ValueError, saying why, where Optuna cannot have written it."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -77,7 +77,7 @@ def _or_null(fits: Callable[[object], bool]) -> Callable[[object], bool]:
 _Fields = dict[str, Callable[[object], bool]]
 _STUDY: _Fields = {"study_id": is_whole}
 _TRIAL: _Fields = {"trial_id": is_whole}
-# By op_code: what has to be there, and what it has to be.
+# By op_code: the fields that an entry must have, and the check of each; _MAYBE has those that it may have.
 _FIELDS: tuple[_Fields, ...] = (
     {"study_name": is_text, "directions": lambda value: type(value) is list},
     _STUDY,

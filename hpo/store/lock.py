@@ -1,4 +1,4 @@
-"""A lock that hosts share through a file system, as Optuna's journals have it: a link that one of them can make."""
+"""A lock that hosts share through a file system, as Optuna's journals do: a link, which only one process can make."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LONGEST_SLEEP = 1.0
 
 
 class FileLock(JournalFileSymlinkLock):
-    """The lock of the file at a path, which is the symbolic link PATH.lock, as everybody makes it who uses Optuna.
+    """The lock of the file at a path: the symbolic link PATH.lock, as all programs that use Optuna make it.
 
-    Where nothing was written to the file for `stale_after` seconds, who has the lock is taken to be dead. Optuna's own
-    counts those in which a job was suspended, after which its ranks took each other's locks away.
+    Where nothing was written to the file for `stale_after` seconds, the lock's holder is taken to be dead. Optuna's own
+    lock counts the seconds in which a job was suspended, too: afterwards, ranks took each other's locks away.
     """
 
     def __init__(self, path: Path, stale_after: float = math.inf) -> None:
@@ -30,7 +30,7 @@ class FileLock(JournalFileSymlinkLock):
         self._stale_after = stale_after
 
     def acquire(self) -> bool:
-        """Wait for the lock, and take it; OSError where it cannot be made."""
+        """Wait for the lock, take it, and return true; raises OSError where it cannot be made."""
         pause, seen, since = _SHORTEST_SLEEP, -1.0, clock.now()
         while True:
             with suppress(FileExistsError):
@@ -45,10 +45,10 @@ class FileLock(JournalFileSymlinkLock):
             pause = min(2 * pause, _LONGEST_SLEEP)
 
     def release(self) -> None:
-        """Give the lock back; RuntimeError where somebody has taken it away."""
+        """Release the lock; raises RuntimeError where another process has taken it away."""
         mine = self._link.with_name(f"{self._link.name}.{os.getpid()}.rename")
         try:
-            self._link.rename(mine)  # of several who release it, as stale, one does
+            self._link.rename(mine)  # where several processes release a stale lock, one succeeds
             mine.unlink()
         except OSError as error:
             raise RuntimeError(f"{self._link} was taken away") from error

@@ -17,7 +17,7 @@ _CHUNK = 1 << 20
 
 
 class Log:
-    """Writes what is printed in evaluations to the files that `path_of` gives for their trials; on a leader."""
+    """Writes what evaluations print to files, on a leader; `path_of` returns the path for a trial."""
 
     def __init__(self, path_of: Callable[[int], Path]) -> None:
         self._path_of = path_of
@@ -25,7 +25,7 @@ class Log:
         self._failed = False
 
     def add(self, trial: int, text: str) -> None:
-        """Add lines to what is kept of an evaluation, as far as there is room; the search goes on without them."""
+        """Append lines to the file of an evaluation, up to a limit; the search goes on if they cannot be written."""
         if not text or self._written[trial] > _MOST_KEPT or self._failed:
             return
         content = showable(text).encode()
@@ -53,7 +53,7 @@ class LogEnd:
 
 
 def read_log(path: Path) -> LogEnd | None:
-    """Read the end of a file, of which the last line may be a part; None where there is no file, or nothing in it."""
+    """Read the end of a file, whose last line may be incomplete; None where there is no file, or nothing in it."""
     if not path.exists():
         return None
     if not path.is_file():

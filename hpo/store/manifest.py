@@ -14,7 +14,7 @@ from hpo.layout import Layout
 from hpo.store.values import are, is_mapping, is_text, is_whole
 from hpo.text import quoted
 
-VERSION = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")  # a search space file as a session has run it
+VERSION = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")  # the copy of a search space file that a session has run
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class SessionEntry:
 class Manifest:
     """The content of run.json.
 
-    `space` has a text per parameter; `settings` has their values as JSON has them, and `set` the texts that were given
-    with --set in any session. `storage` is a URL without its password, or the name of a file in the run directory;
-    `start_from` is the run that was taken over. What has a default is for people, and tells of the last session.
+    `space` has a text per parameter; `settings` has the values of all settings, as JSON has them, and `set` the texts
+    that were given with --set in any session. `storage` is a URL without its password, or the name of a file in the run
+    directory; `start_from` is the run that was taken over. Fields with a default may be missing in run.json; but for
+    `start_from`, they describe the last session.
     """
 
     search_space: str = ""
@@ -61,21 +62,21 @@ class Manifest:
 
     @property
     def confirming_study(self) -> str:
-        """The name of the study that holds what confirms the best."""
+        """The name of the study whose evaluations confirm the best."""
         return confirming(self.study)
 
     def content(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the content of run.json, as JSON can hold it."""
         return dataclasses.asdict(self)
 
 
 def confirming(study: str) -> str:
-    """Name the study of what confirms the best of a study."""
+    """Return the name of the study whose evaluations confirm the best of a study."""
     return f"{study}-confirm"
 
 
 def manifest_of(content: object, path: Path) -> Manifest:
-    """Read the content of run.json; UsageError, naming the first culprit, where it is not what a run has written."""
+    """Return the manifest that run.json holds; raises UsageError, naming the first field that is wrong."""
     values = content if isinstance(content, dict) else {}
     read: dict[str, Any] = {}
     for field in dataclasses.fields(Manifest):
@@ -128,7 +129,7 @@ def _session(entry: Mapping[str, Any]) -> SessionEntry:
 _Field = tuple[str, Callable[[Any], bool], Callable[[Any], Any]]
 _TEXT: _Field = ("a text", is_text, str)
 _TEXTS: _Field = ("an object of texts", are(is_text), dict)
-# By name: what it must be, whether a value is that, and how it is read.
+# By name: what a value must be, in words, the check of it, and how it is read.
 _FIELDS: dict[str, _Field] = {
     "space": ("an object of texts", lambda value: bool(value) and are(is_text)(value), dict),
     "budget": ("a whole number from 1", _is_whole_from(1), int),

@@ -1,4 +1,4 @@
-"""Databases that are away for a while, as when they are restarted or somebody has locked them: they are waited for."""
+"""Waiting for databases that are away for a while, because they are restarted or locked."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hpo.process import clock
 from hpo.text import duration
 
 _PATIENCE = 600.0  # seconds
-_UNNOTICED = 0.5  # so long workers that write at once may be in each other's way
+_UNNOTICED = 0.5  # seconds, for which workers that write at the same time may hinder each other
 _SHORTEST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
-# What databases raise as the same kind of error: PostgreSQL, MySQL and SQLite.
+# Messages of mistakes, which PostgreSQL, MySQL and SQLite raise as the same kind of error as outages.
 _MISTAKES = (
     *("authentication failed", "Access denied", "no password supplied", "does not exist", "Unknown database"),
     *("no such table", "readonly database", "unable to open database file"),
@@ -31,22 +31,24 @@ T = TypeVar("T")
 
 
 class Patience:
-    """Waits for a storage, called `shown` to people, for ten minutes at most, and not while `is_over()`.
+    """Waits for a storage for ten minutes at most, and no longer once `is_over()` is true.
 
-    It says so by `say`. Several threads may have one: an outage is one to all of them.
+    `shown` is the storage's name in the messages that `say` is called with. Several threads may share one Patience: an
+    outage is told once for all of them.
     """
 
     def __init__(self, shown: str, say: Callable[[str], object], is_over: Callable[[], bool] = lambda: False) -> None:
         self._shown = shown
         self._say = say
         self._is_over = is_over
-        self._waiting = 0  # calls that have told of it
+        self._waiting = 0  # calls that wait, and have told of the outage
         self._lock = threading.Lock()
 
     def call(self, step: Callable[[], T], again: Callable[[], T] | None = None) -> T:
-        """Take a step, again and again while the storage is away; OutageError where it does not come back.
+        """Take a step, again and again while the storage is away, and return its result.
 
-        Where it may have been taken though nobody was told so, `again` is what is tried after the first time.
+        A step may have taken effect although it raised an error: then `again` is tried in its place. Raises OutageError
+        where the storage does not come back.
         """
         try:
             return step()
@@ -100,7 +102,7 @@ class Patience:
 
 
 def patient(storage: BaseStorage, patience: Patience) -> BaseStorage:
-    """Let a storage wait for itself in whatever is asked of it."""
+    """Return a storage with all of its methods changed so that they wait while it is away."""
     for name in _METHODS:
         setattr(storage, name, partial(_call, storage, getattr(storage, name), patience))
     return storage
@@ -117,7 +119,7 @@ def _call(storage: BaseStorage, method: Callable[..., Any], patience: Patience, 
 
 
 def _end(step: Callable[[], bool]) -> bool:
-    """End a trial that may have ended."""
+    """End a trial; where it has been ended already, return true, too."""
     try:
         return step()
     except UpdateFinishedTrialError:
@@ -125,7 +127,7 @@ def _end(step: Callable[[], bool]) -> bool:
 
 
 def _add(step: Callable[[], int], storage: BaseStorage, study_id: int, template: FrozenTrial) -> int:
-    """Add a trial that may have been added: no other has its parameters, and what was known of it at its beginning."""
+    """Add a trial unless it is there already, and return its id: no two have the same parameters and attributes."""
     for trial in storage.get_all_trials(study_id, deepcopy=False):
         if (trial.params, trial.user_attrs) == (template.params, template.user_attrs):
             return trial._trial_id
@@ -133,7 +135,7 @@ def _add(step: Callable[[], int], storage: BaseStorage, study_id: int, template:
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Tell whether a storage is away, and does not refuse what it was asked for."""
+    """Tell whether an error says that a storage is away, and not that it refuses a call."""
     from sqlalchemy import exc
 
     if isinstance(error, StorageInternalError):

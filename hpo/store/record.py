@@ -58,7 +58,8 @@ class Record:
     def create(cls, storage: str | Path, study_name: str, space: Mapping[str, str], confirms: str = "") -> Record:
         """Make a new study that remembers its search space, a text per parameter, and which study it confirms.
 
-        One that was begun, and has neither a space nor trials, is completed; ValueError if the name is taken else.
+        A study of this name that has neither a space nor trials was only begun, and is completed. Raises ValueError if
+        the name is taken by any other study.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         opened = open_storage(storage)
@@ -79,11 +80,11 @@ class Record:
         return self._study
 
     def about(self) -> dict[str, Any]:
-        """Return what the study knows of itself: its `space`, the study it `confirms`, what it has `taken_over`."""
+        """Return the study's attributes: its `space`, the study it `confirms`, the runs that it has `taken_over`."""
         return self._storage.get_study_user_attrs(self._study_id)
 
     def beside(self, study_name: str) -> Record | None:
-        """Open another study of the same storage, to be read, without reading it all again; None if there is none."""
+        """Open another study of the same storage, without reading the storage again; None if there is no such study."""
         try:
             return Record(self._storage, study_name)
         except KeyError:
@@ -101,7 +102,7 @@ class Record:
     def start(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
     ) -> Assignment:
-        """Start a trial; who claims it (`hpo.store.claims`) has made sure that it is new, and that there is budget."""
+        """Start a trial; the caller (`hpo.store.claims`) has made sure that it is new, and that there is budget."""
         template = create_trial(
             state=TrialState.RUNNING,
             params=dict(params),
@@ -127,11 +128,11 @@ class Record:
         self._end(assignment, TrialState.COMPLETE, [loss], seconds=seconds, **kept(metrics))
 
     def prune(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
-        """Record that an evaluation was given up as hopeless, with its lowest loss; durable when this returns."""
+        """Record that an evaluation was pruned, with its lowest loss; durable when this returns."""
         self._end(assignment, TrialState.PRUNED, [loss], seconds=seconds, **kept(metrics))
 
     def is_hopeless(self, assignment: Assignment, pruner: BasePruner) -> bool:
-        """Ask a pruner whether an evaluation is to be given up, after what was reported of it and of the others."""
+        """Tell whether a pruner ends an evaluation, by the intermediate values of this one and of the others."""
         return pruner.prune(self._study, self._storage.get_trial(assignment.trial_id))
 
     def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float, **attributes: Any) -> None:
@@ -153,10 +154,10 @@ class Record:
         distributions: Mapping[str, BaseDistribution],
         attributes_of: Callable[[Evaluation, int], Mapping[str, Any]],
     ) -> int:
-        """Add what another run has complete or pruned and is not known here, outside of the budget; return how many.
+        """Add the complete and pruned evaluations of another run that are not known here, and return how many.
 
-        Only while nobody starts trials. `attributes_of` gives the attributes of an evaluation, before which some were
-        taken.
+        They are outside of the budget. Only while no process starts trials. `attributes_of` returns the attributes for
+        an evaluation, given how many were added before it.
         """
         taken, known = 0, {frozenset(trial.params.items()) for trial in self.trials()}
         for evaluation in evaluations:
@@ -169,14 +170,14 @@ class Record:
         return taken
 
     def withdraw(self, waiting: Evaluation) -> None:
-        """Let what waits be evaluated no more; only while nobody starts trials."""
+        """End a waiting evaluation, so that it is never evaluated; only while no process starts trials."""
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, waiting.trial)
         self._end(Assignment(trial_id, waiting.trial, waiting.params), TrialState.FAIL, None, failure=INTERRUPTED)
 
     def interrupt(self, assignment: Assignment, died: bool = False) -> None:
         """End a trial that could not end by itself, perhaps since the job died; let its repeat wait to be evaluated.
 
-        What waits is recorded before what ends, so that a crash in between loses nothing.
+        The repeat is recorded before the end of the trial, so that a crash in between loses nothing.
         """
         trial = self._storage.get_trial(assignment.trial_id)
         deaths = deaths_of(trial) + died
@@ -186,10 +187,10 @@ class Record:
         self._end(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
     def requeue_interrupted(self, died: bool = True) -> int:
-        """Interrupt all that was running when a run ended, or died; only for a study that no run is working on.
+        """Interrupt all trials that were running when a run ended, or died; return how many. Only while no run goes on.
 
-        What has killed it may be among them, and is found (`hpo.store.suspects`) and fails, unless it is known already,
-        since it was recorded as what `killed` the job.
+        If the job died, one of them may have killed it. They are then evaluated again until this one is found
+        (`hpo.store.suspects`), and it fails. They are not suspected if a trial is recorded as having `killed` the job.
         """
         trials = self.trials()
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
@@ -205,14 +206,14 @@ class Record:
         return len(running)
 
     def failures_before_any_success(self) -> int:
-        """Count what failed since this record was opened; 0 as soon as any evaluation has succeeded, ever."""
+        """Return how many evaluations failed since this record was opened; 0 if any evaluation has ever succeeded."""
         evaluations = self.evaluations()
         if any(evaluation.counts and evaluation.state != "failed" for evaluation in evaluations):
             return 0
         return sum(e.state == "failed" and e.trial not in self._finished_before for e in evaluations)
 
     def best(self) -> tuple[float, int]:
-        """Return the lowest loss of the complete evaluations and the trial that has it; infinity and -1 without any."""
+        """Return the lowest loss of the run's own complete evaluations, and its trial; infinity and -1 without any."""
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.COMPLETE,))
         own = ((trial.values[0], trial.number) for trial in trials if "origin" not in trial.user_attrs)
         return min(own, default=(math.inf, -1))
@@ -222,7 +223,7 @@ class Record:
         return [evaluation_of(trial) for trial in self.trials()]
 
     def news(self) -> list[Evaluation]:
-        """Return the evaluations that have started, or that have ended, since this was asked for the last time."""
+        """Return the evaluations that have started, or that have ended, since the last call."""
         trials = self.trials()
         fresh = [trials[number] for number in [*self._told, *range(self._over, len(trials))]]
         changed = [trial for trial in fresh if self._told.get(trial.number) != trial.state]

@@ -21,7 +21,7 @@ from hpo.store.url import is_remote
 from hpo.text import printable
 
 RUNS = Path("runs")
-_held: set[tuple[int, int]] = set()  # the locks of this process: it would lose one that it opens and closes to look
+_held: set[tuple[int, int]] = set()  # files that this process has locked: to open and close one would unlock it
 
 
 class RunDir:
@@ -37,7 +37,7 @@ class RunDir:
         self.test_json = path / "test.json"
         self.report_html = path / "report.html"
         self.lock = path / "lock"
-        self.died = False  # whether the run that was here before this one has
+        self.died = False  # whether the run before this one has died
 
     @property
     def study_name(self) -> str:
@@ -45,7 +45,7 @@ class RunDir:
         return self.path.absolute().name
 
     def printed(self, trial: int, confirms: bool = False) -> Path:
-        """Name the file of what was printed in an evaluation of the search, or of its confirmation."""
+        """Return the path of the file with what an evaluation of the search, or of its confirmation, has printed."""
         return self.path / "printed" / f"{'confirm-' if confirms else ''}{trial}.txt"
 
     @property
@@ -74,8 +74,8 @@ class RunDir:
     def in_use(self) -> bool | None:
         """Whether a run is in this directory now; None where that cannot be told from this host.
 
-        A lock that another host holds is not seen on every shared file system. A run that has ended by itself has left
-        the file that shows who had it empty.
+        On some shared file systems, a lock that another host holds cannot be seen. The content of the lock file tells
+        more: it names the holder, and is empty where a run has ended by itself.
         """
         try:
             if _identity(self.lock) in _held:
@@ -95,16 +95,17 @@ class RunDir:
 
     @property
     def holder(self) -> str:
-        """Who is in this directory, or was when it died."""
+        """The process whose run is in this directory, or was in it when it died; empty where there is none."""
         with suppress(OSError, ValueError):
             return printable(self.lock.read_text().strip()[:200])
         return ""
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep other runs out of this directory; UsageError, saying who it is, where one is in it.
+        """Keep other runs out of this directory inside ``with``; raises UsageError, naming the holder, if one is in it.
 
-        The lock is the system's, which takes it back from a process that dies, and not the file that shows who has it.
+        The lock is the system's lock of the lock file, which ends with its process. That the file exists means nothing;
+        its content only shows who has the lock.
         """
         with self.lock.open("a+", errors="replace") as file:
             file.seek(0)
@@ -130,7 +131,7 @@ class RunDir:
                     self._leave_nothing()
 
     def sign_off(self) -> None:
-        """Say that a run ends by itself, so that what runs is not taken for what it has died of."""
+        """Note that a run ends by itself, so that its running evaluations are not suspected of having killed it."""
         with suppress(OSError):
             os.truncate(self.lock, 0)
 
@@ -155,7 +156,7 @@ class RunDir:
             draft.unlink(missing_ok=True)
 
     def manifest(self) -> Manifest:
-        """Read run.json; raises UsageError where it is missing or is not what a run has written."""
+        """Return what run.json holds; raises UsageError where it is missing, or where no run has written it."""
         try:
             content = json.loads(self.run_json.read_text())
         except FileNotFoundError:
@@ -165,7 +166,7 @@ class RunDir:
         return manifest_of(content, self.run_json)
 
     def summary(self) -> dict[str, Any]:
-        """Return what summary.json holds; nothing where there is none, or somebody has edited it."""
+        """Return what summary.json holds; an empty dict where it is missing or cannot be read."""
         with suppress(OSError, ValueError, RecursionError):
             content = json.loads(self.summary_json.read_text())
             return content if isinstance(content, dict) else {}
@@ -173,13 +174,13 @@ class RunDir:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Tell a file from others, whatever its name."""
+    """Return what identifies a file, whatever its name: its device and its inode."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
 def _lock(file: IO[str]) -> bool | None:
-    """Lock a file; one that asks whether a run is there (`in_use`) has it for a moment too."""
+    """Return what `try_system_lock` returns, after several tries: `in_use`, elsewhere, locks it for a moment too."""
     for _ in range(3):
         if (locked := try_system_lock(file)) is not False:
             return locked
@@ -188,7 +189,7 @@ def _lock(file: IO[str]) -> bool | None:
 
 
 def fresh_run_dir(name: str) -> RunDir:
-    """Make runs/NAME-DATE-TIME, with a number behind it where two runs start in the same second."""
+    """Make and return runs/NAME-DATE-TIME, with a number behind it where two runs start in the same second."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
         with suppress(FileExistsError):
@@ -199,12 +200,12 @@ def fresh_run_dir(name: str) -> RunDir:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file whole or not at all; RunError where that cannot be done."""
+    """Write a JSON file whole or not at all; raises RunError where that cannot be done."""
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, the one that a link leads to; RunError where that cannot be done."""
+    """Write a file whole or not at all, or the file that a link leads to; raises RunError where that cannot be done."""
     file_of_link = Path(os.path.realpath(path))
     draft = file_of_link.with_name(f".{file_of_link.name}.{os.getpid()}")
     try:

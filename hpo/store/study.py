@@ -24,7 +24,7 @@ def open_study(storage: str, study_name: str) -> Record | None:
 
 
 def confirmations_of(storage: str, study_name: str) -> Record | None:
-    """Open the record of what confirms the best of a run; None where that has not begun.
+    """Open the record of the evaluations that confirm the best of a run; None where there is none yet.
 
     Raises UsageError where the study that would hold it is another run's.
     """
@@ -43,7 +43,7 @@ def confirmations_of(storage: str, study_name: str) -> Record | None:
 
 
 def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
-    """Open the record of a run that is known to have one; UsageError where its storage has no such study."""
+    """Open the record of a run that is known to have one; raises UsageError where its storage has no such study."""
     if is_missing(storage):
         raise UsageError(f"{file_of(storage)}, the study of this run, is missing: restore it")
     check_readable(storage)
@@ -65,7 +65,7 @@ def is_missing(storage: str) -> bool:
 
 @contextmanager
 def mistakes(storage: str) -> Iterator[None]:
-    """Turn what a storage raises, and each kind has exceptions of its own, into one message."""
+    """Turn what a storage raises into UsageError, but for outages: each kind of storage has its own exceptions."""
     try:
         yield
     except (UsageError, OutageError):

@@ -1,8 +1,8 @@
-"""Which individual kills the job: what was in flight at a death is tried again so that it is found, and no other fails.
+"""Finding the individual that kills the job: those in flight at a death are evaluated again, and no other one fails.
 
-Group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943). Of n that were
-in flight at a death, the square root of n at a time are evaluated again, beside what is new. What was in flight at two
-waits for the end of the run, and is evaluated alone: what the job dies of then is what kills it.
+Group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943). Of n individuals
+that were in flight at one death, the square root of n at a time are evaluated again, beside new ones. Those that were
+in flight at two deaths wait for the end of the run, and are evaluated alone: if the job dies again, that one kills it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_DEATHS = 3  # of the job, in a row, the last one with nothing else in fligh
 
 
 def next_of(waiting: Sequence[FrozenTrial], trials: Sequence[FrozenTrial], is_last: bool) -> FrozenTrial | None:
-    """Choose what is evaluated again; None where all that waits is better left for later.
+    """Return the waiting trial to evaluate next; None where all of them are better left for later.
 
     `is_last` says that there is nothing new to evaluate.
     """

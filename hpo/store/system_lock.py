@@ -1,4 +1,4 @@
-"""The system's own locks of files, which it takes back from processes that die."""
+"""The operating system's locks of files, which it releases when their process dies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import IO, Any
 
 
 def try_system_lock(file: IO[Any], shared: bool = False) -> bool | None:
-    """Lock an open file, until it is closed or this process has died; False where another process has locked it.
+    """Lock an open file, until it is closed or this process has died, and return true.
 
-    None where it cannot be locked: not every file system has locks. Shared locks, for who only asks, do not keep each
-    other out, and need no leave to write.
+    Returns false where another process has locked the file, and None where it cannot be locked: not every file system
+    has locks. A shared lock only finds out whether the file is locked: such locks do not exclude each other, and need
+    no permission to write.
     """
     try:
         fcntl.lockf(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

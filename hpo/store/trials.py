@@ -38,12 +38,12 @@ class Evaluation:
     """One evaluation as the record knows it.
 
     `state` is running, waiting (to be repeated), complete, pruned, failed or interrupted; `loss` is infinite unless the
-    evaluation is complete or pruned; `seconds`, of what is finished, is NaN where it is not known how long that took;
-    `started` and `ended` are seconds since the epoch, of clocks that may have been set in between; `curve` holds the
+    evaluation is complete or pruned; `seconds` is how long a finished evaluation took, NaN where that is not known;
+    `started` and `ended` are seconds since the epoch, by clocks that may have been set in between; `curve` holds the
     loss after each epoch, counted from 1. `origin` says where it was taken over from, if another run has made it;
     `confirms` and `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island that
-    bred them, the individuals of other islands that lived on its own when it began. `repeats` is the interrupted trial
-    that it evaluates again, and `deaths` how often in a row the job has died on them.
+    bred them, the individuals of other islands that lived on its own island when it began. `repeats` is the interrupted
+    trial that it evaluates again, and `deaths` how often in a row the job has died while one of them was evaluated.
     """
 
     trial: int
@@ -70,7 +70,7 @@ class Evaluation:
 
     @property
     def label(self) -> str:
-        """What it is called where evaluations of the search stand beside those that confirm the best."""
+        """The name of its trial, where evaluations of the search and those that confirm the best are shown together."""
         return label(self.trial, self.confirms is not None)
 
     @property
@@ -80,12 +80,12 @@ class Evaluation:
 
     @property
     def counts(self) -> bool:
-        """Whether it is finished, and one of those that the run's budget is for."""
+        """Whether it is finished, and counts for the run's budget."""
         return self.finished and not self.origin
 
 
 def label(trial: int, confirms: bool) -> str:
-    """Name a trial of the search, or of the study that confirms the best, whose trials have numbers of their own."""
+    """Return the name of a trial of the search, or of the study that confirms the best, which has its own numbers."""
     return f"confirm-{trial}" if confirms else str(trial)
 
 
@@ -95,7 +95,7 @@ def is_interrupted(trial: FrozenTrial) -> bool:
 
 
 def evaluation_of(trial: FrozenTrial) -> Evaluation:
-    """Read a trial; an attribute that is none of this program's, whoever has written it, counts as missing."""
+    """Return a trial as an evaluation; an attribute that this program cannot have written counts as missing."""
     ended = trial.state.is_finished()
     state = INTERRUPTED if is_interrupted(trial) else _STATES[trial.state]
     attributes = {name: value for name, value in trial.user_attrs.items() if name in _KINDS and _KINDS[name](value)}
@@ -123,7 +123,7 @@ def evaluation_of(trial: FrozenTrial) -> Evaluation:
 def trial_of(
     evaluation: Evaluation, distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
 ) -> FrozenTrial:
-    """Make a trial of an evaluation that is complete or pruned, with a number that the storage has still to choose."""
+    """Return a trial for an evaluation that is complete or pruned; the storage will choose its number."""
     return FrozenTrial(
         number=-1,
         trial_id=-1,
@@ -144,7 +144,7 @@ def _known(seconds: float) -> dict[str, float]:
 
 
 def kept(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the attribute that holds metrics, where there are any."""
+    """Return the trial attribute that holds metrics; none for no metrics."""
     return {"metrics": dict(metrics)} if metrics else {}
 
 

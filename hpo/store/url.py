@@ -17,12 +17,12 @@ def is_hidden(storage: str) -> bool:
 
 
 def is_remote(storage: str) -> bool:
-    """Tell whether a storage is none of a run's own files, and may be away for a while."""
+    """Tell whether a storage has a URL: then it is no file of the run's own, and may be away for a while."""
     return "://" in storage
 
 
 def file_of(storage: str) -> Path | None:
-    """Return the file that holds a storage; None where a server does, or no file of its own."""
+    """Return the file that holds a storage; None for a server, or for an SQLite database without a plain file."""
     if not is_remote(storage):
         return Path(storage)
     url = _parsed(storage)
@@ -32,7 +32,7 @@ def file_of(storage: str) -> Path | None:
 
 
 def from_anywhere(storage: str) -> str:
-    """Return a storage's URL such that it means the same in all folders; a path stays as it is."""
+    """Return a storage's URL in a form that means the same in all folders; a path stays as it is."""
     if not is_remote(storage):
         return storage
     path, url = file_of(storage), _parsed(storage)
@@ -42,14 +42,14 @@ def from_anywhere(storage: str) -> str:
 
 
 def without_password(storage: str) -> str:
-    """Replace the password in a storage URL, or URL#STUDY, by asterisks; a path stays as it is."""
+    """Return a storage URL, or URL#STUDY, with asterisks for the password; a path stays as it is."""
     if not is_remote(storage):
         return storage
     before, mark, study = storage.partition("#")
     if mark:
         return before.split("://")[0] + "://..." if "@" in study else without_password(before) + mark + study
     url = _parsed(storage)
-    # An @ in a host or a database is of a password that is not percent-encoded.
+    # An @ in a host or a database belongs to a password that is not percent-encoded.
     if url is None or "@" in (url.host or "") or "@" in (url.database or ""):
         return storage.split("://")[0] + "://..."
     secret = [name for name in url.query if any(word in name.lower() for word in _SECRETS)]
@@ -58,7 +58,7 @@ def without_password(storage: str) -> str:
 
 
 def _parsed(storage: str) -> URL | None:
-    """Take a storage URL apart; None where it is none."""
+    """Return a storage URL in its parts; None where it is no URL."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def is_number(value: object) -> bool:
-    """Tell whether a value is a number, of a size that floats have."""
+    """Tell whether a value is a number that fits into a float."""
     return type(value) is float or (type(value) is int and abs(value) < 2**1023)
 
 
@@ -21,10 +21,10 @@ def is_text(value: object) -> bool:
 
 
 def is_mapping(value: object) -> bool:
-    """Tell whether a value is an object of JSON, of any names and values."""
+    """Tell whether a value is a JSON object, with any names and values."""
     return type(value) is dict
 
 
 def are(fits: Callable[[object], bool]) -> Callable[[object], bool]:
-    """Return what tells whether a value is an object of JSON, all of whose values fit."""
+    """Return a function that tells whether a value is a JSON object whose values all fit."""
     return lambda value: type(value) is dict and all(map(fits, value.values()))

@@ -1,4 +1,4 @@
-"""The weights of the best individual of a run: one file, never half-written, and never of a worse one."""
+"""The weights of the best individual of a run: one file, never half-written, and never replaced by worse ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class WeightsKeeper:
-    """What a leader does for the file of a run's best weights, which all leaders share; `settings` are the run's."""
+    """Keeps the weights of a run's best individual in one file, which all leaders share; `settings` are the run's."""
 
     def __init__(self, path: Path, record: Record, settings: Mapping[str, Any]) -> None:
         self._path = path
@@ -36,19 +36,19 @@ class WeightsKeeper:
         return (loss, assignment.number) < self._record.best()
 
     def copy(self, offered: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Copy what an objective offers, before it trains on; None where that cannot be done."""
+        """Return a copy of the weights that an objective offers; None, with a warning, if they cannot be copied."""
         try:
             return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in offered.items()}
-        except Exception as error:  # of any kind of tensor, a sharded one say, or no memory
+        except Exception as error:  # any kind of tensor may raise, a sharded one for example, or memory is full
             self._warn(error)
             return None
 
     def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
-        """Put weights into the place of the others, if their evaluation, which is recorded, is the best of the run."""
+        """Replace the weights in the file, if their evaluation, which has been recorded, is the best of the run."""
         number = assignment.number
         if weights is None or self._record.best()[1] != number:
             return
-        draft = self._path.with_name(f".{self._path.name}.{number}")  # leaders on several hosts may have one pid
+        draft = self._path.with_name(f".{self._path.name}.{number}")  # a pid is not unique: there are several hosts
         try:
             self._write(draft, weights, {"trial": number, "params": assignment.params, "settings": self._settings})
             self._publish(draft, number)
@@ -62,7 +62,7 @@ class WeightsKeeper:
         from safetensors.torch import save_file
 
         draft.touch()
-        mode = draft.stat().st_mode  # as the user asks for; safetensors lets nobody else read
+        mode = draft.stat().st_mode  # by the user's umask; safetensors would let no other user read
         save_file(dict(weights), draft, {name: json.dumps(value) for name, value in about.items()})
         draft.chmod(mode)
         with draft.open("rb") as file:
@@ -89,7 +89,7 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights | None:
-    """Read the weights of a run's best; None where none were kept, UsageError where the file is damaged."""
+    """Return the weights of a run's best; None where none were kept. Raises UsageError where the file is damaged."""
     if not path.exists():
         return None
     try:
@@ -102,7 +102,7 @@ def read_weights(path: Path) -> Weights | None:
 
 
 def trial_of_weights(path: Path) -> int | None:
-    """Return whose weights are kept, without reading them; None where there are none that can be read."""
+    """Return the trial whose weights are kept, without reading them; None where there are none that can be read."""
     try:
         with safe_open(path, "np") as file:
             return int(file.metadata()["trial"])

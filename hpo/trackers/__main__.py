@@ -1,7 +1,7 @@
 """The process of one tracker: python -m hpo.trackers NAME RUN_DIR.
 
-On its standard input come the studies to follow, one JSON object a line, and the end of the input when there is nothing
-more to come. What it says on its standard output is for a person.
+Its standard input holds the studies to follow, one JSON object a line, and ends when there is nothing more to come. Its
+standard output is for a person.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from hpo.trackers.written import Written
 
 _POLL_SECONDS = 2.0
 _LONGEST_POLL_SECONDS = 10.0
-_SHARE_OF_A_CORE = 0.02  # that looks may take; one writes more at once where they are fewer
+_SHARE_OF_A_CORE = 0.02  # that looks may take; where looks are rarer, each writes more at once
 _SECONDS_AFTER_THE_JOB = 3.0
 _LONGEST_REASON = 300
 
 
 def main() -> None:
-    """Follow a run to its end; what goes wrong is one line and exit status 1."""
+    """Follow a run to its end; an error is one line, and exit status 1."""
     name, run_dir = sys.argv[1], Path(sys.argv[2])
     voice = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    with open(os.devnull, "w") as nowhere:  # packages have much to say # noqa: PTH123
+    with open(os.devnull, "w") as nowhere:  # packages print much # noqa: PTH123
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    for stream in (sys.stdout, sys.stderr):  # some of it is pictures, which not every locale has
+    for stream in (sys.stdout, sys.stderr):  # packages print symbols that not every locale has
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
     def say(text: str, kind: str = "") -> None:
         print(f"{kind}--tracker {name}: {printable(without_secrets(text))}", file=voice, flush=True)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # schedulers send them to all that runs
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # schedulers send them to all processes
         signal.signal(number, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     job = os.getppid()
@@ -55,11 +55,11 @@ def main() -> None:
     try:
         _follow(name, run_dir, job, say)
     except BaseException as error:
-        reason = short(without_secrets(message(error)), _LONGEST_REASON)  # a part of a secret would not be known as one
+        reason = short(without_secrets(message(error)), _LONGEST_REASON)  # first: a cut secret would not be found
         what = reason if isinstance(error, UsageError) else f"{type(error).__name__}: {reason}"
         say(f"{what}; nothing more is shown there", kind="warning: ")
         status = 1
-    os._exit(status)  # leaving packages takes a second, or for ever where they have failed; all is written
+    os._exit(status)  # packages take a second to end, or for ever where they have failed; all is written
 
 
 def _follow(name: str, run_dir: Path, job: int, say: Callable[[str], None]) -> None:
@@ -83,7 +83,7 @@ def _follow(name: str, run_dir: Path, job: int, say: Callable[[str], None]) -> N
 
 
 def _make(name: str, shown: ShownRun) -> Tracker:
-    """Import a tracker's package, which takes seconds, and begin to show a run there."""
+    """Import a tracker's package, which takes seconds, and return the tracker, which begins to show a run."""
     if name == "tensorboard":
         from hpo.trackers.tensorboard import TensorBoard
 
@@ -98,7 +98,7 @@ def _make(name: str, shown: ShownRun) -> Tracker:
 
 
 def _outlive(job: int) -> None:
-    """Do not live on for long when the job has died, whatever a package is at."""
+    """End this process soon after the job has died, whatever a package is doing."""
     while os.getppid() == job:
         time.sleep(_POLL_SECONDS)
     time.sleep(_SECONDS_AFTER_THE_JOB)

@@ -9,19 +9,19 @@ from hpo.trackers.written import Written
 
 
 class Follower:
-    """Shows what is in the studies of a run; what a tracker has been told before, in any session, it is not told again.
+    """Shows a tracker the evaluations in the studies of a run; none that it was shown in any session is shown again.
 
-    What was taken over from another run is that run's to show.
+    Evaluations that were taken over from another run are not shown.
     """
 
     def __init__(self, tracker: Tracker, written: Written) -> None:
         self._tracker = tracker
         self._written = written
         self._records: dict[str, Record] = {}
-        self._shown: dict[tuple[str, int], int] = {}  # the last epoch of the evaluations that have begun
+        self._shown: dict[tuple[str, int], int] = {}  # the last epoch that was shown of evaluations that have not ended
 
     def follow(self, storage: str, study: str) -> None:
-        """Follow a study, too."""
+        """Follow a study, beside those that are followed already."""
         self._records[study] = Record(storage, study)
 
     def is_spent(self, study: str, budget: int) -> bool:
@@ -29,7 +29,7 @@ class Follower:
         return is_spent(self._records[study].evaluations(), budget)
 
     def look(self, running: bool = True) -> None:
-        """Show what is new; what is still running only if there will be another look at it."""
+        """Show what is new; evaluations that have not ended only if `running`: then there will be another look."""
         for study, record in self._records.items():
             going_on = record.running() if running else []
             for evaluation in [*going_on, *record.news()]:

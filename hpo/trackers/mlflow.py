@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it asks its makers' servers, from compute nodes too
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would call its makers' servers, from compute nodes too
 
 from mlflow.entities import Metric, Param, RunStatus, RunTag, ViewType
 from mlflow.exceptions import MlflowException
@@ -34,13 +34,13 @@ class MLflow:
         self.place = without_password(uri) if uri else "here"
         self._folder = None if uri else shown.folder.absolute()
         self._client = MlflowClient(uri or _local_store(shown.folder.absolute()))
-        self._left: dict[str, str] = {}  # what was going on when an earlier session's tracker died
+        self._left: dict[str, str] = {}  # runs, by name, that an earlier session's tracker left open when it died
         self._experiment = self._find_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or shown.search)
         self._parent = self._find_parent(shown) or self._make_parent(shown)
         self._runs: dict[str, str] = {}
 
     def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
-        """Make a run with the hyperparameters, add to its metric `loss`, and end it with what came out."""
+        """Make a run with the hyperparameters, add to its metric `loss`, and end it with the results."""
         name, now = title(evaluation), _ms(moment(evaluation))
         metrics = [Metric(CURVE, loss, now, epoch) for epoch, loss in losses.items()]
         given: list[Param] = []
@@ -79,7 +79,7 @@ class MLflow:
             return str(experiment.experiment_id)
 
     def _find_parent(self, shown: ShownRun) -> str | None:
-        """Take up the run of an earlier session; what was going on when that died is over."""
+        """Return the parent run of an earlier session; None without one. The runs that it left open are ended."""
         found = self._client.search_runs([self._experiment], f"tags.hpo_run = '{shown.id}'", max_results=1)
         if not found:
             return None
@@ -105,7 +105,7 @@ class MLflow:
 
     def _make_run(self, evaluation: Evaluation) -> str:
         if left := self._left.pop(title(evaluation), None):
-            self._client.delete_run(left)  # it has ended after all, and is shown whole
+            self._client.delete_run(left)  # its evaluation has ended after all, and is shown whole
         tags = {name: str(value) for name, value in circumstances(evaluation).items()}
         tags["mlflow.parentRunId"] = self._parent
         started = _ms(evaluation.started)
@@ -119,16 +119,16 @@ class MLflow:
 
 
 def _local_store(folder: Path) -> str:
-    if {"?", "%"} & set(str(folder)):  # what they are in a URL depends on SQLAlchemy's version
+    if {"?", "%"} & set(str(folder)):  # their meaning in a URL depends on SQLAlchemy's version
         raise UsageError(f"{folder} has a ? or % in it, where MLflow can keep no store: set MLFLOW_TRACKING_URI")
     event.listen(Engine, "connect", _let_it_be_lost)
     return f"sqlite:///{folder}/mlflow.db"
 
 
 def _let_it_be_lost(connection: object, _: object) -> None:
-    """Wait for no disk, 7 times an evaluation, where leaders wait for the same one: it is a copy of what the study has.
+    """Keep SQLite from waiting for the disk, as it would 7 times an evaluation: leaders wait for the same disk.
 
-    Were it broken with its host, hpo track would make it anew.
+    The store is a copy of what the study has. If it were lost with its host, hpo track would make it anew.
     """
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous=OFF")

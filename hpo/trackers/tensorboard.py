@@ -29,7 +29,7 @@ class TensorBoard:
         self._writers: dict[str, EventFileWriter] = {}
 
     def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
-        """Begin with the hyperparameters, add to the curve, and end with what came out, at the last epoch."""
+        """Begin with the hyperparameters, add to the curve, and end with the results, at the last epoch."""
         name = title(evaluation)
         if name not in self._writers:
             self._writers[name] = EventFileWriter(str(self._folder / name))
@@ -56,12 +56,12 @@ class TensorBoard:
 
 
 def _scalar(name: str, value: float) -> Summary:
-    """Write a number as torch does; TensorBoard reads its own newer form too, and other readers of its files do not."""
+    """Return a number in the form that torch writes: only TensorBoard itself reads the newer form too."""
     return Summary(value=[Summary.Value(tag=name, simple_value=value)])
 
 
 def _session_end(evaluation: Evaluation) -> Summary:
-    """Say how an evaluation ended, as the HParams tab knows it: TensorBoard's own function needs TensorFlow."""
+    """Return how an evaluation ended, for the HParams tab: TensorBoard's own function for it needs TensorFlow."""
     succeeded = evaluation.state in ("complete", "pruned")
     status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
     end = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=moment(evaluation)))

@@ -1,4 +1,4 @@
-"""What a tracker does, and what all of them need: names, texts and numbers as any of them takes them."""
+"""What a tracker does, and what all trackers need: names, texts and numbers that each of them accepts."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from hpo.text import escaped, short, showable
 
 CURVE = "loss"  # after each epoch
 LOSS = "lowest_loss"  # of the evaluation
-_OTHERS = ("seconds", "state", "failure")  # that trackers show, where some keep metrics too
+_OTHERS = ("seconds", "state", "failure")  # that trackers show themselves, some of them beside metrics
 _LONGEST_NAME = 100
 _LONGEST_TEXT = 500
 _SECRETS = (
     (r"://[^\s'\"]*@", "://***@"),
-    (r"(://[^\s'\"/:@]*):(?!\d+(\D|$))[^\s'\"]*", r"\1:***"),  # a package has cut it before the @
+    (r"(://[^\s'\"/:@]*):(?!\d+(\D|$))[^\s'\"]*", r"\1:***"),  # the package has cut the URL before the @
     (r"([?&][^\s=&'\"]*(?:pass|pwd|secret|token|key)[^\s=&'\"]*=)[^\s&'\"]*", r"\1***"),
 )
 
 
 @dataclass(frozen=True)
 class ShownRun:
-    """The run that a tracker shows: what is unique to it, its run.json, and the folder for what is kept beside it.
+    """The run that a tracker shows: its unique `id`, its run.json, and the folder for the tracker's files.
 
     `say` tells a person something, in one line.
     """
@@ -46,12 +46,12 @@ class ShownRun:
 
     @property
     def search(self) -> str:
-        """The name of the search space, under which trackers put the runs of it together."""
+        """The name of the search space, under which trackers group its runs."""
         return name_of(Path(self.manifest.search_space or "hpo").stem)
 
 
 class Tracker(Protocol):
-    """Shows evaluations somewhere; `place` tells that from other places where this tracker may show the same run.
+    """Shows evaluations at a place; `place` names it, since a tracker may show the same run at several places.
 
     Evaluations are shown when they have started, again and again while they go on, and for the last time when they have
     ended; several go on at the same time.
@@ -67,29 +67,29 @@ class Tracker(Protocol):
 
 
 def title(evaluation: Evaluation) -> str:
-    """Name an evaluation as no other of its run is named."""
+    """Return a name for an evaluation that no other of its run has."""
     if evaluation.confirms is None:
         return f"trial-{evaluation.trial:04d}"
     return f"confirms-{evaluation.confirms:04d}-{evaluation.trial:04d}"
 
 
 def moment(evaluation: Evaluation) -> float:
-    """Return the time of what is shown now: the study does not say when an epoch ended.
+    """Return the time at which trackers show an evaluation's state: its end, or now while it runs.
 
-    It is not before the beginning, which trackers would show, where the clock was set in between.
+    The study does not say when an epoch ended. Where the clock was set in between, it is not before the start.
     """
     now = evaluation.ended if math.isfinite(evaluation.ended) else time.time()
     return max(evaluation.started, now) if math.isfinite(evaluation.started) else now
 
 
 def params(evaluation: Evaluation, taken: Sequence[str] = ()) -> dict[str, Any]:
-    """Return hyperparameters that any tracker takes, beside what has the names that are taken."""
+    """Return hyperparameters in a form that any tracker accepts; none of them has a name in `taken`."""
     names = distinct({name: name_of(name) for name in evaluation.params}, taken, PARAM)
     return {names[n]: text(v) if isinstance(v, str) else v for n, v in evaluation.params.items()}
 
 
 def results(evaluation: Evaluation) -> dict[str, float]:
-    """Return what came out of an evaluation; it has no loss if it has failed."""
+    """Return an evaluation's metrics, its lowest loss and its seconds, without those that it does not have."""
     names = distinct({name: name_of(name) for name in evaluation.metrics}, (CURVE, LOSS, *_OTHERS), METRIC)
     metrics = {names[name]: value for name, value in evaluation.metrics.items()}
     own = {LOSS: evaluation.loss, "seconds": evaluation.seconds}
@@ -112,17 +112,17 @@ def circumstances(evaluation: Evaluation) -> dict[str, str | int]:
 
 
 def text(given: str, longest: int = _LONGEST_TEXT) -> str:
-    """Make a text of a study one that can be stored anywhere: without control characters, and not too long."""
+    """Return a text so that any tracker can store it: without control characters, and not too long."""
     return short(escaped(given, keep="\n"), longest)
 
 
 def without_secrets(message: str) -> str:
-    """Hide what stands before the hosts of URLs, and is called a secret behind them: packages quote whole URLs."""
+    """Return a message without the user names, passwords and tokens in its URLs: packages quote whole URLs."""
     for pattern, instead in _SECRETS:
         message = re.sub(pattern, instead, message, flags=re.IGNORECASE)
     return message
 
 
 def name_of(given: str) -> str:
-    """Make a name of a study one that any tracker takes: letters, digits, spaces, and some of what joins them."""
+    """Return a name so that any tracker accepts it: letters, digits, spaces, and some of what joins them."""
     return re.sub(r"^\W|[^\w.\- ]", "_", showable(given))[:_LONGEST_NAME] or "_"

@@ -1,7 +1,7 @@
 """The trackers of a run, each with a process of its own, which the job starts and does not wait for.
 
-Threads would be in the way: a package takes up to 2.5 s to begin with and 40 ms an evaluation (mlflow 3.17), and holds
-the lock of the interpreter that trains meanwhile; one that hangs, or ends its process, would take the rank with it.
+Threads would hinder the training: a package takes up to 2.5 s to begin with and 40 ms an evaluation (mlflow 3.17), in
+which it holds the interpreter's lock; a package that hangs, or ends its process, would do the same to the rank.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Tracking:
             process.order({"storage": storage, "study": study})
 
     def finish(self) -> None:
-        """Let trackers end when they have shown all that there is by now."""
+        """Let trackers end when they have shown all that is in the studies by now."""
         for process in self._processes:
             process.finish()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for trackers to end after `finish`, for so long at most; give whether all has been shown."""
+        """Wait for trackers to end after `finish`, for so many seconds at most; return whether all has been shown."""
         end = None if seconds is None else time.monotonic() + seconds
         ended = [process.wait(end) for process in self._processes]
         return all(ended)
@@ -86,13 +86,13 @@ class _Process:
             self._process.stdin.flush()
 
     def finish(self) -> None:
-        """Say that nothing more is to come."""
+        """Tell the process that no more studies will come."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
 
     def wait(self, end: float | None) -> bool:
-        """Wait for the end of the process, and kill it where it takes too long."""
+        """Wait for the process to end, kill it where it takes too long, and return whether it has succeeded."""
         self._listener.join(None if end is None else max(0.0, end - time.monotonic()))
         if self._listener.is_alive():
             self._has_said_why = True
@@ -131,11 +131,11 @@ def _to_stderr(line: str) -> None:
 
 
 def track(run_dir: Path, names: Sequence[str], storage: str | None) -> bool:
-    """Show a run to trackers, as far as it is not shown there already; give whether all has been shown."""
+    """Show a run to trackers, as far as they have not shown it already; return whether all has been shown."""
     place = RunDir(run_dir)
     run = place.manifest()
     located = place.locate(storage or run.storage)
-    existing_study(place, located, run.study)  # or say what is wrong with it
+    existing_study(place, located, run.study)  # raises where something is wrong with it
     tracking = Tracking(names, run_dir)
     tracking.follow(located, run.study)
     if confirmations_of(located, run.study) is not None:

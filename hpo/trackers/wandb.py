@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it asks its makers' servers, offline too
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would call its makers' servers, even offline
 
 import wandb
 
 from hpo.store.trials import Evaluation
 from hpo.trackers.tracker import CURVE, ShownRun, circumstances, params, results, text, title
 
-# What wandb looks for by itself in each run, 0.15 s each time, is of this process and not of those that train.
+# What wandb collects by itself in each run, 0.15 s each time, would be of this process and not of those that train.
 _NOTHING_ELSE: dict[str, Any] = {
     "silent": True,
     "console": "off",
@@ -41,7 +41,7 @@ class WandB:
         self._runs: dict[str, wandb.Run] = {}
 
     def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
-        """Begin a run, add to its history, whose steps are the epochs, and end it with what came out in its summary."""
+        """Begin a run, add to its history, whose steps are the epochs, and end it with the results in its summary."""
         name = title(evaluation)
         if name not in self._runs:
             self._runs[name] = self._make_run(evaluation)
@@ -72,7 +72,7 @@ class WandB:
             job_type=str(made.pop("kind")),
             config={**params(evaluation, taken=(_MADE,)), _MADE: made},
             dir=self._dir,
-            mode=self._mode,  # type: ignore[arg-type] # or wandb says what modes there are
+            mode=self._mode,  # type: ignore[arg-type] # wandb itself says which modes there are
             reinit="create_new",
             settings=wandb.Settings(**_NOTHING_ELSE, x_start_time=evaluation.started),
         )

@@ -1,4 +1,4 @@
-"""Which evaluations a tracker has been told of to their end: a file beside the run, so that none is written twice."""
+"""A file beside the run with the evaluations that a tracker has shown completely, so that none is shown twice."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hpo.errors import UsageError
 from hpo.store.system_lock import try_system_lock
 from hpo.store.trials import Evaluation
 
-_SECONDS_FOR_OTHERS = 20.0  # for what an earlier job has left behind to end
+_SECONDS_FOR_OTHERS = 20.0  # for the processes of an earlier job to end
 _POLL_SECONDS = 0.2
 
 
 class Written:
-    """The file, open and locked inside ``with``; `id` is the run's own in all places where a tracker shows it.
+    """The file, open and locked inside ``with``; `id` identifies the run in all places where a tracker shows it.
 
-    It has one JSON object a line. The last line of one who was killed may be torn, and is lost.
+    It has one JSON object a line. The last line of a process that was killed may be incomplete, and is lost.
     """
 
     def __init__(self, path: Path) -> None:

@@ -29,10 +29,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a search trains on and validates with.
+    """The training and the validation part of a data set.
 
-    `names` are those of the classes, in the order of the labels; `mean` and `std` the training images', float32 per
-    channel.
+    `names` are the names of the classes, in the order of the labels; `mean` and `std` are the mean and the standard
+    deviation of the training images' bytes, float32 of shape (channels,).
     """
 
     train: Split
@@ -48,7 +48,7 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width."""
+        """The channels, the height and the width of an image."""
         _, channels, height, width = self.train.images.shape
         return channels, height, width
 
@@ -56,12 +56,13 @@ class Dataset:
 def load_data(
     name: str, data_dir: str | Path = "data", *, train_samples: int = 0, validation_samples: int = 0
 ) -> Dataset:
-    """Load the training and the validation part of a data set, or the first samples of each (0: all).
+    """Return the training and the validation part of a data set.
 
-    The validation part is split off the published training set by a fixed shuffle, the same in every run.
+    `train_samples` and `validation_samples` limit each part to its first samples; 0 takes all. The validation part is
+    split off the published training set by a fixed shuffle, the same in every run.
 
     Raises ValueError for a name or a number of samples that does not exist or for a damaged file, and
-    FileNotFoundError, saying what was looked for and where, for data that is neither there nor to be downloaded.
+    FileNotFoundError, saying what was looked for and where, for data that are not there and cannot be downloaded.
     """
     source = _source(name)
     development = source.development(_folder(data_dir))
@@ -77,9 +78,9 @@ def load_data(
 
 
 def load_test(name: str, data_dir: str | Path = "data") -> Split:
-    """Load the test part of a data set, which no search touches; raises as `load_data` does."""
+    """Return the test part of a data set, which no search uses; raises as `load_data` does."""
     images, labels = _source(name).test(_folder(data_dir))
-    # Arrays of bytes that were read are not writable, of which torch warns.
+    # Arrays that were made of bytes are not writable, and torch warns of such arrays.
     return Split(images.copy(), labels.copy())
 
 

@@ -26,8 +26,8 @@ _VALIDATION_BATCH = 256
 class Schedule:
     """How a network is trained.
 
-    `batch_size` is the global batch, divided among the ranks; `lr` is multiplied by `gamma` after every epoch; training
-    ends early after `patience` epochs in a row without a new best loss.
+    `batch_size` is the size of the global batch, which is divided among the ranks; `lr` is multiplied by `gamma` after
+    every epoch. Training ends after `epochs` epochs, or after `patience` epochs in a row without a new best loss.
     """
 
     epochs: int
@@ -40,10 +40,10 @@ class Schedule:
 def fit(
     network: nn.Module, data: Dataset, worker: Worker, schedule: Schedule
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train with Adadelta (Zeiler 2012) and yield the validation loss and accuracy after each epoch.
+    """Train with Adadelta (Zeiler 2012), and yield the validation loss and ``{"accuracy": ...}`` after each epoch.
 
-    `network` gives log-probabilities. The order of the samples follows from the worker's seed and is the same on all
-    ranks.
+    `network` returns log-probabilities, shape (N, classes). Its weights are offered before each yield. The order of the
+    samples follows from the worker's seed and is the same on all ranks.
     """
     network = network.to(worker.device).to(memory_format=torch.channels_last)
     model = DistributedDataParallel(network)
@@ -102,7 +102,7 @@ def train_epoch(
     rank: int = 0,
     size: int = 1,
 ) -> None:
-    """Take a step for each global batch, given as indices, of which this rank trains on its share."""
+    """Take a training step for each global batch of sample indices; this rank computes its share of the batch."""
     model.train()
     for batch in batches:
         images, labels = train.batch(batch[rank::size])

@@ -1,4 +1,4 @@
-"""Judging a trained network by test data: metrics, and images that it is right or wrong about."""
+"""Judging a trained network by test data: metrics, and images whose predictions are right or wrong."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hpo.training.fit import OnDevice
 from hpo.training.net import Net
 
 _BATCH = 256
-_SHOWN = 20  # images that it is right about, and as many that it is wrong about
+_SHOWN = 20  # right predictions at most, and as many wrong ones
 
 
 def test_net(
     params: Mapping[str, Any], weights: Mapping[str, torch.Tensor], data: Dataset, test: Split
 ) -> tuple[dict[str, float], list[Prediction]]:
-    """Judge a `Net` of conv_layers and activation, and of these weights; returns what `judge` returns."""
+    """Return what `judge` returns for a `Net` with these weights; `params` has its conv_layers and activation."""
     network = Net(data.image_shape, data.classes, params["conv_layers"], params["activation"])
     network.load_state_dict(dict(weights))
     return judge(network, data, test)
@@ -33,10 +33,10 @@ test_net.__test__ = False  # type: ignore[attr-defined]
 
 
 def judge(network: nn.Module, data: Dataset, test: Split) -> tuple[dict[str, float], list[Prediction]]:
-    """Return the loss and the accuracy of a network on test images, and some predictions.
+    """Return the mean loss and the accuracy of a network on test images, by their names, and some predictions.
 
-    `network` gives log-probabilities. The predictions are those wrong ones of which it is surest, and as many right
-    ones, taken evenly from the images.
+    `network` returns log-probabilities, shape (N, classes). The predictions are up to 20 wrong ones, those with the
+    highest confidence, and up to 20 right ones, taken evenly from the images.
     """
     output = _outputs(network, OnDevice(test, data, torch.device("cuda" if torch.cuda.is_available() else "cpu")))
     labels = torch.from_numpy(test.labels)
@@ -63,7 +63,7 @@ def _outputs(network: nn.Module, images: OnDevice) -> torch.Tensor:
 
 
 def _picture(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Turn an image (channels, height, width) into one that can be shown, over the whole range of its values."""
+    """Return an image (channels, height, width) as one that can be shown, scaled to the whole range of a byte."""
     lowest, highest = int(image.min()), int(image.max())
     scaled = (image.astype(np.float32) - lowest) * (255 / max(1, highest - lowest))
     return np.moveaxis(scaled.astype(np.uint8), 0, -1).squeeze(-1 if image.shape[0] == 1 else ())

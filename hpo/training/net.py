@@ -14,7 +14,7 @@ class Net(nn.Module):
     """Convolutions of one width and a linear classifier, for images of any size.
 
     `conv_layers` convolutions (10 channels, 3x3, padding 1), each followed by the activation, one linear layer, and a
-    log-softmax.
+    log-softmax. Raises ValueError for less than one layer, or an activation that is none of relu, sigmoid and tanh.
 
     ::
 
@@ -36,6 +36,6 @@ class Net(nn.Module):
         self.classifier = nn.Linear(_CHANNELS * height * width, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Turn images (N, C, H, W) into log-probabilities (N, classes)."""
+        """Return the log-probabilities, shape (N, classes), of images, shape (N, C, H, W)."""
         features = self.features(images)
         return torch.log_softmax(self.classifier(features.flatten(start_dim=1)), dim=1)

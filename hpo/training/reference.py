@@ -17,7 +17,7 @@ class FitSettings(Protocol):
 
     @property
     def epochs(self) -> int:
-        """The most epochs to train."""
+        """The largest number of epochs to train."""
         ...
 
     @property
@@ -27,14 +27,17 @@ class FitSettings(Protocol):
 
     @property
     def patience(self) -> int:
-        """The epochs in a row without a new best loss after which training ends."""
+        """The number of epochs in a row without a new best loss after which training ends."""
         ...
 
 
 def fit_net(
     params: Mapping[str, Any], worker: Worker, settings: FitSettings
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train a `Net` of conv_layers, activation, lr and gamma on `worker.data`, a Dataset; yields what `fit` yields."""
+    """Train a `Net` on `worker.data`, a Dataset, and yield what `fit` yields.
+
+    `params` has conv_layers, activation, lr and gamma; `settings` has epochs, batch_size and patience.
+    """
     data = worker.data
     network = Net(data.image_shape, data.classes, params["conv_layers"], params["activation"])
     schedule = Schedule(settings.epochs, settings.batch_size, settings.patience, params["lr"], params["gamma"])

@@ -51,7 +51,7 @@ class Source(Protocol):
 class Digits:
     """The UCI handwritten digits that scikit-learn ships (1,797 images of 8x8): no file, no download.
 
-    It has no published test part: every fifth image is taken for it.
+    They have no published test part: every fifth image is taken as a test image.
     """
 
     names: tuple[str, ...] = _DIGITS
@@ -79,7 +79,8 @@ class Digits:
 class IdxFiles:
     """MNIST (LeCun, Cortes and Burges 1998) or a data set in its format: four IDX files, gzipped or not.
 
-    They are read from the folder itself or from a torchvision root, and else downloaded into the folder as one.
+    They are read from the folder itself, or from NAME/raw in it, where torchvision puts them; if they are in neither,
+    they are downloaded there.
     """
 
     torchvision_name: str
@@ -112,7 +113,7 @@ class IdxFiles:
         return images[:, None], labels.astype(np.int64)
 
     def _fetch(self, root: Path) -> None:
-        # Imported here because it takes 1.4 s of CPU, and where the files are there nothing of it is needed.
+        # Imported here because it takes 1.4 s of CPU, and is not needed where the files are there.
         import torchvision.datasets
 
         getattr(torchvision.datasets, self.torchvision_name)(root=str(root), download=True)
@@ -151,7 +152,7 @@ class Cifar10:
         download_and_extract_archive(self.url, str(root), md5=self.md5, remove_finished=True)
 
     def _batch(self, path: Path) -> Arrays:
-        """Read records of a byte, the label, and an image of 3 x 32 x 32 bytes."""
+        """Read a file of records, each of one byte, which is the label, and an image of 3 x 32 x 32 bytes."""
         content = np.fromfile(path, np.uint8)
         if len(content) == 0 or len(content) % 3073:
             raise ValueError(f"{path} holds {len(content)} bytes, and not records of 1 + 3 x 32 x 32: it is damaged")
@@ -202,7 +203,10 @@ def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
 def _download(
     name: str, folder: Path, files: Sequence[str], places: Sequence[Path], fetch: Callable[[Path], object]
 ) -> None:
-    """Let `fetch` download a data set beside where it belongs, and move it there when it is whole."""
+    """Let `fetch` download a data set into a temporary folder, and move it to its place when it is complete.
+
+    Raises FileNotFoundError where it cannot be downloaded.
+    """
     there = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

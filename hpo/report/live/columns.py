@@ -13,7 +13,7 @@ from hpo.report.live.lines import GAP, Pen
 from hpo.results.names import params_shown
 from hpo.text import value
 
-_NARROWEST = 5  # to which a name is cut, where its values are no wider, and no other begins like it
+_NARROWEST = 5  # columns of a name that is cut: its values are no wider, and no other name begins like it
 _WIDEST = 16
 
 
@@ -45,7 +45,7 @@ class Columns:
         return line.append(self._more_text, "bold")
 
     def row(self, params: Mapping[str, Any]) -> Text:
-        """The values of one individual."""
+        """Return the values of one individual as a line."""
         return self._line(params, "")
 
     @property

@@ -23,7 +23,7 @@ class Pen:
 
     @property
     def plain(self) -> bool:
-        """Whether there are ASCII characters only."""
+        """Whether the terminal shows ASCII characters only."""
         return not self.encoding.lower().startswith("utf")
 
     def text(self, text: str, style: str = "") -> Text:
@@ -31,11 +31,11 @@ class Pen:
         return Text(self.shown(short(text, _LONGEST)), style, no_wrap=True)
 
     def shown(self, text: str) -> str:
-        """Replace what cannot be shown here, or would do something else than be seen."""
+        """Return a text with all that this terminal cannot show, or would act upon, replaced."""
         return printable(text).encode(self.encoding, "replace").decode(self.encoding)
 
     def cut(self, line: Text, width: int | None = None, fill: bool = False) -> Text:
-        """Cut a line that is too wide, with dots at its end, and fill one that is not with spaces if asked to."""
+        """Return a line, cut with dots at its end where it is too wide, or else filled with spaces if asked to."""
         room, line = self.width if width is None else max(0, width), line.copy()
         if line.cell_len > room:
             dots = ("..." if self.plain else "\u2026")[:room]
@@ -46,11 +46,11 @@ class Pen:
         return line
 
     def between(self, left: Text, right: Text) -> Text:
-        """Put one text at the beginning of a line and another one, which is never cut, at its end."""
+        """Return a line with one text at its beginning, and another one, which is never cut, at its end."""
         return Text.assemble(self.cut(left, self.width - right.cell_len - GAP, fill=True), " " * GAP, right)
 
     def some(self, texts: Sequence[str], room: int) -> str:
-        """Join as many texts as there is room for, and say how many more there are."""
+        """Return as many texts as there is room for, joined, and how many more there are."""
         chosen = ""
         for place, text in enumerate(texts):
             joined = f"{chosen}  {text}" if chosen else text
@@ -61,7 +61,7 @@ class Pen:
         return chosen
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> list[Text]:
-        """Write rows in columns that are as wide as they must be, to the right."""
+        """Return rows as lines, in columns that are as wide as they must be, aligned to the right."""
         cells = [[cell if isinstance(cell, Text) else self.text(cell) for cell in row] for row in rows]
         cells.insert(0, [self.text(heading, "bold") for heading in headings])
         widths = [max(row[column].cell_len for row in cells) for column in range(len(headings))]

@@ -16,7 +16,7 @@ from hpo.text import named, number, show_command
 
 
 class Listing:
-    """Prints what has ended since the look before; what had ended at the first look is not told."""
+    """Prints what has ended since the look before; what had ended at the first look is not printed."""
 
     def __init__(self, first: Look, pen: Pen, path: Path) -> None:
         self._pen = pen

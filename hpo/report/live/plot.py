@@ -1,4 +1,4 @@
-"""A small plot in a terminal: steps going down, of braille dots, or of plain characters where there are no others."""
+"""A small plot in a terminal: descending steps, of braille dots, or of ASCII characters where it has no dots."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bit o
 
 
 class Steps:
-    """A loss that only falls, over time: `points` are the moments of its changes, from 0 to `end`, and its values.
+    """A loss that only falls, over time: `points` are pairs of a moment, from 0 to `end`, and the loss from then on.
 
-    The scale is that for a run with these `losses`; `beyond` are the values, the first ones, that are beyond it.
+    The scale is that for a run with these `losses`; `beyond` are the values beyond it, which are the first ones.
     """
 
     def __init__(self, points: Sequence[tuple[float, float]], end: float, losses: Sequence[float] = ()) -> None:
@@ -23,13 +23,13 @@ class Steps:
         self.beyond = [value for _, value in points if self.scale.beyond(value)]
 
     def draw(self, width: int, height: int, braille: bool = True) -> list[str]:
-        """Draw lines of text, the highest first; what is beyond the scale has the first one for itself."""
+        """Return the plot as lines, the highest first; values beyond the scale have the first line for themselves."""
         if not self.beyond:
             return self._draw(width, height, braille)
         return [self._edge(width), *self._draw(width, height - 1, braille)]
 
     def _edge(self, width: int) -> str:
-        """Draw when the value was beyond the scale, and say how many were, where there is room for that."""
+        """Return a line with marks where the value was beyond the scale and, if there is room, how many values were."""
         moments = self._points[0][0], self._points[len(self.beyond)][0]
         first, last = (math.ceil(moment / (self._end or 1) * (width - 1)) for moment in moments)
         marks, told = "^" * max(1, last - first), f"{len(self.beyond)} beyond"

@@ -41,10 +41,10 @@ class Standing:
     `phase` is searching, confirming, ending, finished, stopped, died or unknown (whether it goes on cannot be told from
     this host), and `why` says more of it. `done` of `total` evaluations are those of the search, or of its
     confirmation while that goes on. `running` holds one evaluation per worker, the oldest first, and `idle` the other
-    workers of this session; `latest` what has ended, the last one first. `improvements` are the seconds in which
-    something was evaluated before a new best was found, and its loss; `worked` is all such seconds, and `losses` are
-    those of all that is complete. `to_confirm` says that the best will be confirmed, and `confirmed` what came out of
-    it, as `hpo.results.confirmation.compare` gives it.
+    workers of this session; `latest` what has ended, the last one first. `improvements` are pairs: the seconds in which
+    something was evaluated before a new best was found, and its loss. `worked` is the sum of such seconds until now,
+    and `losses` are those of all complete evaluations. `to_confirm` says that the best will be confirmed, and
+    `confirmed` what came out of it, as `hpo.results.confirmation.compare` returns it.
     """
 
     at: float
@@ -72,12 +72,12 @@ class Standing:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the run goes on, for all that can be told."""
+        """Whether the run goes on, or may go on for all that can be told."""
         return self.phase in GOING_ON
 
 
 def standing(look: Look) -> Standing:
-    """Work out how a run stands."""
+    """Return how a run stands."""
     evaluations, confirmations = look.evaluations, look.confirmations
     everything = [*evaluations, *confirmations]
     phase, why = _phase(look)
@@ -110,7 +110,7 @@ def standing(look: Look) -> Standing:
 
 
 def _phase(look: Look) -> tuple[str, str]:
-    """Say in which phase a run is, and what more there is to say of that."""
+    """Return the phase that a run is in, and a text that says more of it."""
     confirming = any(evaluation.state == "running" for evaluation in look.confirmations)
     unconfirmed = confirming or any(evaluation.state == "waiting" for evaluation in look.confirmations)
     searching = any(evaluation.state == "running" for evaluation in look.evaluations)
@@ -136,12 +136,12 @@ def _session_start(run: Manifest) -> float:
 
 
 def _counts(evaluations: Iterable[Evaluation]) -> dict[str, int]:
-    """Count evaluations by state, and apart from them what was taken over."""
+    """Return the number of evaluations by state; those that were taken over are counted apart."""
     return dict(Counter("taken over" if evaluation.origin else evaluation.state for evaluation in evaluations))
 
 
 def _islands(evaluations: Sequence[Evaluation], number: int) -> list[Island]:
-    """Return the islands on which something was evaluated; those of an earlier session that had more are dealt out."""
+    """Return the islands on which something was evaluated; evaluations of islands that are gone are dealt to them."""
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in evaluations:
         if evaluation.finished or evaluation.state == "running":
@@ -158,7 +158,7 @@ def _islands(evaluations: Sequence[Evaluation], number: int) -> list[Island]:
 
 
 def _running(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
-    """Return what each worker evaluates; where an earlier session has died, the last of what it has left counts."""
+    """Return what each worker evaluates; of several that a session has left when it died, the last one counts."""
     by_worker: dict[int, Evaluation] = {}
     for evaluation in sorted((e for e in evaluations if e.state == "running"), key=lambda e: e.started):
         by_worker[evaluation.worker] = evaluation
@@ -171,7 +171,7 @@ def _idle(evaluations: Iterable[Evaluation], running: Iterable[Evaluation], sinc
 
 
 def _improvements(evaluations: Sequence[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:
-    """Return when there was a new best; what was taken over was there from the beginning."""
+    """Return when there was a new best, and its loss; what was taken over was there from the beginning."""
     first = best(one for one in evaluations if one.origin)
     found = [(0.0, first.loss)] if first else []
     return found + [(time.at(one.ended), one.loss) for one in improvements(evaluations)]

@@ -1,4 +1,4 @@
-"""A terminal taken over for a while: its whole screen, single keys, and given back as it was."""
+"""A terminal that is taken over for a while, its whole screen and its keys, and then given back as it was."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Left(Exception):  # noqa: N818 - no error
-    """Somebody wants to leave; `status` is the exit status that goes with how they said so."""
+    """A key or a signal asks to leave the view; `status` is the exit status for it."""
 
     def __init__(self, status: int) -> None:
         super().__init__()
@@ -31,8 +31,8 @@ class Left(Exception):  # noqa: N818 - no error
 class Terminal:
     """The screen and the keys while inside ``with``, which the main thread enters.
 
-    Keys are heard at once and not shown, if standard input is a terminal. Whoever suspends the process gets the
-    terminal back until it goes on.
+    Keys are read at once and not shown, if standard input is a terminal. While the process is suspended, the terminal
+    is as it was.
     """
 
     def __init__(self, console: Console) -> None:
@@ -55,7 +55,7 @@ class Terminal:
         self._console.update_screen(Screen(Group(*lines)))
 
     def wait(self, seconds: float) -> None:
-        """Wait for so long at most, and less where the screen has to be drawn again; raises Left for q and Ctrl-C."""
+        """Wait so many seconds at most, less where the screen must be drawn; raises Left for q or a signal to end."""
         keys = [] if self._keys is None else [self._keys]
         ready, _, _ = select.select([self._wakeup, *keys], [], [], max(0.0, seconds))
         for number in self._wakeup.wait(0) if self._wakeup in ready else []:
@@ -79,7 +79,7 @@ class Terminal:
             self._keys = None
 
     def _take(self) -> None:
-        """Take the terminal; the settings come first, at which a process in the background is stopped."""
+        """Take the terminal; its settings are changed first, where the system stops a process in the background."""
         if self._keys is not None:
             self._before = termios.tcgetattr(self._keys)
             changed = termios.tcgetattr(self._keys)
@@ -98,7 +98,7 @@ class Terminal:
                 termios.tcsetattr(self._keys, termios.TCSADRAIN, self._before)
 
     def _suspend(self) -> None:
-        """Do what the signal does by itself, without the terminal."""
+        """Give the terminal back, stop as the signal would stop this process, and take the terminal when it goes on."""
         self._give_back()
         heard = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)  # goes on here

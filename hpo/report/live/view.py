@@ -126,7 +126,7 @@ class View:
         return bool(run.improvements) and self._pen.width >= _ISLANDS_WIDTH + _PLOT_WIDTH
 
     def _middle(self, run: Standing, rows: int) -> list[Text]:
-        """Put the plot and the islands side by side where there is room for both."""
+        """Return the plot and the islands side by side where there is room for both, else the islands."""
         islands = self._islands(run.islands, rows)
         width = self._pen.width - max([_ISLANDS_WIDTH, *(line.cell_len for line in islands)])
         if not self._has_plot(run) or rows < 3 or width < _PLOT_WIDTH:
@@ -145,7 +145,7 @@ class View:
         return lines
 
     def _islands(self, islands: Sequence[Island], rows: int) -> list[Text]:
-        """List islands, the best first where there is no room for all; the others are put together."""
+        """Return a table of islands; where there is no room for all, of the best, with one row for the others."""
         shown, rest = list(islands), []
         if len(islands) > rows:
             ranked = sorted(islands, key=lambda island: _loss(island.best))
@@ -156,7 +156,7 @@ class View:
         return self._pen.table(("island", "population", "best", "failed"), table)
 
     def _workers(self, run: Standing, rows: int) -> list[Text]:
-        """List workers, those that evaluate for longest first where there is no room for all."""
+        """Return a table of workers; where there is no room for all, of those that evaluate for longest."""
         running, idle, more = list(run.running), list(run.idle), None
         if len(running) + len(idle) > rows:
             running, rest = running[: rows - 1], running[rows - 1 :]
@@ -172,7 +172,7 @@ class View:
         return lines + ([self._pen.text(more)] if more else [])
 
     def _latest(self, run: Standing, rows: int) -> list[Text]:
-        """List what has ended, with how to see more of the last that has failed where there is a line for that."""
+        """Return a table of what has ended and, where there is a line for it, how to see more of the last failure."""
         shown = run.latest[: rows - 1]
         failed = next(filter(_has_failed, shown), None)
         if failed is None:
@@ -209,7 +209,7 @@ class View:
     def _beside(
         self, fixed: Sequence[Text], what: Sequence[str | Mapping[str, Any]], headings: Sequence[str]
     ) -> list[Text]:
-        """Put hyperparameters in columns beside lines, of which the first one has the headings, or a text."""
+        """Return lines with hyperparameters in columns, or a text, beside them; the first line is for the headings."""
         room = max(0, self._pen.width - fixed[0].cell_len - GAP)
         columns = Columns(self._pen, [one for one in what if not isinstance(one, str)], room, headings)
         rest = [self._pen.text(one) if isinstance(one, str) else columns.row(one) for one in what]
@@ -219,7 +219,7 @@ class View:
 
 
 def progress(run: Standing) -> str:
-    """Say how far a run is, how fast, and how much time is left, as far as that can be told."""
+    """Return how far a run is, how fast, and how much time is left, as text, as far as that is known."""
     text = f"{run.done}/{run.total} {'confirmations' if run.phase == 'confirming' else 'evaluations'}"
     if run.pace.per_minute is not None:
         text += f", {_rate(run.pace.per_minute)} a minute"
@@ -229,7 +229,7 @@ def progress(run: Standing) -> str:
 
 
 def shares(wants: Sequence[int], room: int) -> list[int]:
-    """Share lines out evenly; who wants fewer than others gets no more than that."""
+    """Return how many of `room` lines each section gets: they are shared evenly, but none gets more than it wants."""
     given = [0] * len(wants)
     while room > 0 and given != list(wants):
         for place, want in enumerate(wants):
@@ -240,7 +240,7 @@ def shares(wants: Sequence[int], room: int) -> list[int]:
 
 
 def _why(run: Standing) -> str:
-    """Say in a sentence what is not as it should be, if anything is."""
+    """Return a sentence on why a run does not go on, or may not; empty if there is nothing to say."""
     if run.phase == "stopped":
         return f"{run.why or 'no run is going on here'}. To go on: --resume"
     if run.phase == "died":
@@ -249,7 +249,7 @@ def _why(run: Standing) -> str:
 
 
 def _labels(steps: Steps, rows: int) -> list[str]:
-    """Label the rows of a plot, of which there are two or more: the highest value, and both ends of the scale."""
+    """Return labels for the rows of a plot, two or more: the highest value, and both ends of the scale."""
     scale = steps.scale
     highest = number(scale.highest) if scale.highest > scale.lowest else ""
     above = [*map(number, steps.beyond[:1]), highest][: rows - 1]
@@ -285,7 +285,7 @@ def _loss(best: Evaluation | None) -> float:
 
 
 def _named(best: Evaluation) -> list[str]:
-    """Name hyperparameters and metrics, these first where there is no room for all hyperparameters."""
+    """Return hyperparameters and metrics as texts; the metrics come first if there are many hyperparameters."""
     values = together(best.params, best.metrics, ("loss", "trial"))
     texts, count = [f"{printable(name)}={value(item)}" for name, item in values.items()], len(best.params)
     return texts if count <= MOST_SHOWN else [*texts[count:], *texts[:count]]

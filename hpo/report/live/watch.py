@@ -25,12 +25,12 @@ _HEIGHT = 24  # where there is no terminal
 
 
 def watch(path: Path, storage: str | None = None) -> int:
-    """Show a run until it ends, or somebody leaves, and return the exit status. UsageError where there is no run."""
+    """Show a run until it ends, or a person leaves; return the exit status. Raises UsageError where there is no run."""
     try:
         return _Watch(path, storage).run()
     except KeyboardInterrupt:
         return 0
-    except BrokenPipeError:  # whoever read this has had enough; Python would complain once more when it ends
+    except BrokenPipeError:  # the pipe's reader has gone; Python would try to write once more when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -43,9 +43,9 @@ class _Watch:
         self._pause = 0.0
 
     def run(self) -> int:
-        """Print a run that does not go on, and follow one that does."""
+        """Print a run that does not go on, or follow one that does; return the exit status."""
         look, run = self._look()
-        self._pause = _SECONDS_BETWEEN_LOOKS  # the first look reads all there is, and no other does
+        self._pause = _SECONDS_BETWEEN_LOOKS  # not from the first look, which alone reads everything
         if run.goes_on and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown"):
             return self._show(run)
         if run.goes_on:
@@ -54,7 +54,7 @@ class _Watch:
         return 0
 
     def _look(self) -> tuple[Look, Standing]:
-        """Read the run, and set how long to leave it alone then."""
+        """Return the run as it is now, and how it stands; set the pause until the next look."""
         began = time.process_time()
         look = self._follower.look()
         run = standing(look)
@@ -99,7 +99,7 @@ class _Watch:
 
     def _view(self) -> View:
         options = self._console.options
-        braille = not options.ascii_only and os.environ.get("TERM") != "linux"  # whose font has none
+        braille = not options.ascii_only and os.environ.get("TERM") != "linux"  # the font of Linux's console has none
         return View(self._path, self._pen(), braille)
 
     def _pen(self) -> Pen:

@@ -20,7 +20,7 @@ def is_log(distribution: Any) -> bool:
 
 
 def axis(title: str, values: Sequence[float] = (), *, log: bool = False, whole: bool = False) -> dict[str, Any]:
-    """Make an axis of plotly's; logarithmic ones and those of whole numbers need the values that will be on it."""
+    """Return a plotly axis; a logarithmic one and one of whole numbers need the values that will be on it."""
     made: dict[str, Any] = {"title": {"text": plain(title)}, "zeroline": False}
     if log and values:
         ticks = _log_ticks(min(values), max(values))
@@ -51,7 +51,7 @@ def upright(values: Sequence[Any], distribution: Any, log: bool) -> tuple[list[f
             return 0.5
         if log:
             return round((math.log10(item) - math.log10(low)) / (math.log10(high) - math.log10(low)), 4)
-        share = (item / 2 - low / 2) / (high / 2 - low / 2)  # halves: the difference of two floats may be none
+        share = (item / 2 - low / 2) / (high / 2 - low / 2)  # halves: the difference of two floats may overflow
         return float(round(share, 4))
 
     def text(tick: float) -> str:
@@ -82,10 +82,10 @@ def linear_ticks(low: float, high: float) -> list[float]:
 
 
 def plain(text: str) -> str:
-    """Write a text so that plotly, which takes < and & for markup, shows it as it is, if it is not too long."""
+    """Return a text so that plotly, which takes < and & for markup, shows it as it is; it is cut if it is too long."""
     return short(text, 80).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def short_number(item: float, digits: int = 6) -> float:
-    """Keep so many significant digits: more than six can seldom be seen, and take half of the file."""
+    """Return a number with so many significant digits: more than six can seldom be seen, and take half of the file."""
     return float(f"{item:.{digits}g}")

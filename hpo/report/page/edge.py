@@ -1,4 +1,4 @@
-"""How a figure shows what is beyond its scale: as triangles at its upper edge, and with a word that says how many."""
+"""How a figure shows losses beyond its scale: as triangles at its upper edge, and with a text that counts them."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def marked(losses: Sequence[float], scale: Scale, marker: Mapping[str, Any]) -> 
 
 
 def _triangle(symbol: str) -> str:
-    """Return the triangle in the place of a symbol: open where that is."""
+    """Return the triangle in the place of a symbol: open where the symbol is open."""
     return f"{TRIANGLE}-open" if symbol.endswith("-open") else TRIANGLE
 
 
 def said(loss: float, scale: Scale, more: str = "") -> str:
-    """Say in a line of a label how high a loss at the edge is; nothing of others, whose height says it."""
+    """Return a label's line with a loss that is beyond the scale; empty for others, whose height shows it."""
     return f"<br>loss {number(loss)}{more}" if scale.beyond(loss) else ""
 
 
 def told(losses: Iterable[float], scale: Scale, noun: str = "evaluation") -> str:
-    """Say how many losses, each of a thing called so, are beyond the scale; nothing where none is."""
+    """Return a sentence on how many losses are beyond the scale, one per `noun`; empty where none is."""
     far = [loss for loss in losses if scale.beyond(loss)]
     if not far:
         return ""

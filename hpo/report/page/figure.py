@@ -25,7 +25,7 @@ STATES = (
     ("running", "--island-2", "triangle-right"),
 )
 
-_MOST_NAMED = 12  # hyperparameters of a point, of which there are as many labels as points
+_MOST_NAMED = 12  # hyperparameters in the label of a point; each point has a label
 _ISLAND_COLOURS = 8
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon", "star", "hexagram")
 MOST_POINTS = 2000  # what a browser draws at once as SVG without being slow
@@ -49,7 +49,7 @@ class Figure:
 
 
 def drawn(evaluations: Sequence[Evaluation], most: int = MOST_POINTS) -> list[Evaluation]:
-    """Choose the evaluations that are drawn: all, or of very many the best, and as many others, evenly."""
+    """Return the evaluations that are drawn: all, or of very many the best, and as many others, taken evenly."""
     if len(evaluations) <= most:
         return list(evaluations)
     ordered = sorted(evaluations, key=lambda evaluation: evaluation.loss)
@@ -60,7 +60,7 @@ def drawn(evaluations: Sequence[Evaluation], most: int = MOST_POINTS) -> list[Ev
 
 
 def points(x: Sequence[Any], evaluations: Sequence[Evaluation], name: str) -> Trace:
-    """Draw a point for each evaluation, which says what the evaluation was; its height has still to be given."""
+    """Return a point for each evaluation, labelled with what it was; the caller has to add their heights."""
     return {
         "x": list(x),
         "text": [label(one) for one in evaluations],
@@ -71,7 +71,7 @@ def points(x: Sequence[Any], evaluations: Sequence[Evaluation], name: str) -> Tr
 
 
 def label(evaluation: Evaluation) -> str:
-    """Say in one line per fact what an evaluation was."""
+    """Return what an evaluation was, one fact per line."""
     loss = f"loss {number(evaluation.loss)}" if math.isfinite(evaluation.loss) else evaluation.state
     params = [f"{name} = {value(item)}" for name, item in evaluation.params.items()][:_MOST_NAMED]
     facts = [f"trial {evaluation.trial}: {loss}", *params, f"island {evaluation.island}, worker {evaluation.worker}"]
@@ -89,7 +89,7 @@ def island_symbol(island: int) -> str:
 
 
 def joined(lines: Iterable[tuple[list[Any], list[Any]]]) -> tuple[list[Any], list[Any]]:
-    """Make one trace of many lines, with gaps between them: thousands of traces would take a browser minutes."""
+    """Return many lines as one, with gaps between them: thousands of traces would take a browser minutes."""
     x: list[Any] = []
     y: list[Any] = []
     for xs, ys in lines:
@@ -99,5 +99,5 @@ def joined(lines: Iterable[tuple[list[Any], list[Any]]]) -> tuple[list[Any], lis
 
 
 def shortened(values: Iterable[Any]) -> list[Any]:
-    """Keep of each float what can be seen."""
+    """Return values, floats with only as many digits as can be seen."""
     return [short_number(item) if isinstance(item, float) else item for item in values]

@@ -79,7 +79,7 @@ def _triangles(far: Sequence[Evaluation], group: str) -> list[Trace]:
 
 
 def _bands(count: int) -> list[tuple[str, int, int, str, float]]:
-    """Divide places into bands: a name, the first place and the one behind the last, a colour and a width."""
+    """Return bands of places: for each a name, the first place, the one behind the last, a colour and a width."""
     best, better = min(50, max(1, count // 10)), min(300, max(2, count // 2))
     bands = [
         (f"the best {best}", 0, best, "--accent", 2.0),
@@ -90,7 +90,7 @@ def _bands(count: int) -> list[tuple[str, int, int, str, float]]:
 
 
 def slices(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], order: Sequence[str]) -> list[Figure]:
-    """Draw the loss over each hyperparameter, in the order given, the later the stronger its colour."""
+    """Draw the loss over each hyperparameter, in the order given; later evaluations have a stronger colour."""
     most = min(MOST_POINTS, max(_LEAST_POINTS, _MOST_IN_ALL // max(1, len(order))))
     with_loss = [one for one in evaluations if one.finished and math.isfinite(one.loss)]
     if not with_loss:
@@ -122,7 +122,7 @@ def slices(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], 
 
 
 def _spread(values: Sequence[Any], choices: Sequence[Any]) -> list[float]:
-    """Return the points of each category places around its number, so that they do not hide each other."""
+    """Return a place for each point, spread around the number of its category so that points do not hide each other."""
     golden = (math.sqrt(5) - 1) / 2  # steps of it fill an interval evenly
     places = {choice: place for place, choice in enumerate(choices)}
     return [round(places[item] + (count * golden % 1 - 0.5) * 0.5, 3) for count, item in enumerate(values)]

@@ -17,7 +17,7 @@ from hpo.text import number
 
 
 def runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Evaluation | None:
-    """Return the evaluation with the lowest loss but for the winner's."""
+    """Return the evaluation with the lowest loss, the winner left out; None where there is none."""
     return next((one for one in rank(evaluations, 2) if winner is None or one.trial != winner.trial), None)
 
 
@@ -69,7 +69,7 @@ def history(evaluations: Sequence[Evaluation]) -> Figure | None:
     losses = [one.loss for one in with_loss]
     best_x, best_y = _best_so_far(evaluations, ended, place)
     scale = scale_of([*losses, *best_y], complete_losses(evaluations))
-    shown = sorted(drawn(with_loss), key=lambda one: scale.beyond(one.loss))  # the first one's symbol is the legend's
+    shown = sorted(drawn(with_loss), key=lambda one: scale.beyond(one.loss))  # the legend has the first symbol
     failed = drawn([one for one in ended if one.state == "failed"])
     traces = []
     for island in sorted({one.island for one in shown}):
@@ -143,7 +143,7 @@ def _group(group: Sequence[Evaluation], scale: Scale, name: str, look: Mapping[s
     far = [(one, epoch) for one, epoch in highest if scale.beyond(one.curve[epoch])]
     return [
         {**lines, "name": name, "legendgroup": name, "showlegend": False},
-        _marks([*inside, *outside], scale, name, look),  # the first one's symbol is the legend's
+        _marks([*inside, *outside], scale, name, look),  # the legend has the first symbol
         *_triangles(far, scale, name, look["color"]),
     ]
 

@@ -18,7 +18,7 @@ _LEAST_HEIGHT = 220  # holds five rows of the legend, in a narrow window: Plotly
 
 
 def timeline(evaluations: Sequence[Evaluation], workers: int, now: float | None) -> Figure | None:
-    """Draw what each worker did when; what runs has gone on until `now`, which is None where the run does not."""
+    """Draw what each worker did when; running evaluations end at `now`, which is None if the run does not go on."""
     own = [one for one in evaluations if not one.origin and math.isfinite(one.started)]
     if not own:
         return None

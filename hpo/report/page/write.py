@@ -35,7 +35,7 @@ _FOLDER = Path(__file__).parent
 
 
 def write_report(run: RunReader, path: Path) -> None:
-    """Write the report of a run as it stands; RunError where the file cannot be written."""
+    """Write the report of a run as it stands; raises RunError where the file cannot be written."""
     write_whole(path, report_of(run, top_n=10))
 
 
@@ -45,7 +45,7 @@ def report_of(run: RunReader, top_n: int) -> bytes:
 
 
 def render(run: RunReader, top_n: int, now: float) -> str:
-    """Return the report of a run as HTML; `now`, in seconds since the epoch, is where what still runs is drawn to."""
+    """Return the report of a run as HTML; evaluations that still run are drawn until `now`, seconds since the epoch."""
     goes_on = run.run_dir.in_use is not False
     evaluations, confirmations = run.evaluations(), run.confirmations()
     summary = summarize(evaluations, run.manifest.budget, top_n, confirmations)
@@ -104,7 +104,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
 
 
 def _about(run: Manifest) -> list[tuple[str, str]]:
-    """Say what was run, in the last session, as pairs of names and texts."""
+    """Return what the last session has run, as pairs of names and texts."""
     return [
         ("command", run.command),
         ("search space", run.search_space),
@@ -122,7 +122,7 @@ def _about(run: Manifest) -> list[tuple[str, str]]:
 
 
 def _confirmed(summary: Mapping[str, Any], best: Evaluation | None) -> dict[str, Any] | None:
-    """Return what the confirmation of the best came to, where that is why it is the best."""
+    """Return the best individual's confirmation; None where the best was not chosen by a confirmation."""
     first: dict[str, Any] | None = next(iter(summary["confirmed"]), None)
     if first is None or best is None or summary["unconfirmed"] or first["mean"] is None:
         return None
@@ -144,7 +144,7 @@ def _importances(run: RunReader, evaluations: Sequence[Evaluation]) -> dict[str,
 
 
 def _most_telling(importances: Mapping[str, float], top: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Choose the hyperparameters that there is room for: all, or those that matter most as far as that is known."""
+    """Return the names of the hyperparameters that there is room for: all, or those that seem to matter most."""
     if not top:
         return []
     return list(importances)[:MOST_SHOWN] if importances and len(top[0]) > MOST_SHOWN else most_different(top)
@@ -161,19 +161,19 @@ def _islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 
 def _failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Group failures by their reasons, the most frequent first, with the traceback of the last one of each."""
+    """Return failures by their reasons, the most frequent first, with the last evaluation of each."""
     groups = by_reason(evaluations)[:_MOST_FAILURES]
     return [{"reason": reason, "count": len(group), "last": group[-1]} for reason, group in groups]
 
 
 def _packed(text: str | bytes) -> str:
-    """Compress a text, which the page unpacks: plotly.js takes 2 MB like this, and 4.8 MB otherwise."""
+    """Return a text compressed, for the page to unpack: plotly.js takes 2 MB like this, and 4.8 MB otherwise."""
     content = text.encode() if isinstance(text, str) else text
     return base64.b64encode(zlib.compress(content, 6)).decode()
 
 
 def _plotly() -> bytes:
-    """Read the script that draws; plotly itself, which takes 0.4 s to import, is not needed."""
+    """Return the script that draws; plotly itself, which takes 0.4 s to import, is not needed."""
     package = importlib.util.find_spec("plotly")
     if package is None or package.origin is None:
         raise UsageError("the report needs the package plotly: pip install plotly")
