@@ -108,10 +108,7 @@ class Watch:
         self._crew = crew_of(worker, self.post, places, patience)
 
     def speak_for_the_run(self, sign_off: Callable[[], None], last_words: Callable[[], int]) -> None:
-        """On the first rank, set the functions that are called when the run begins to stop, and if it does not in time.
-
-        `last_words` sums the run up, and returns the exit status.
-        """
+        """On the first rank: call `sign_off` when the run begins to stop, and `last_words`, a status, if it is late."""
         self._sign_off, self._last_words = sign_off, last_words
 
     def end_after(self, seconds: float, reason: str) -> None:
@@ -245,9 +242,9 @@ class Watch:
             self._stop_late(self.stopping)
         patience = self._crew.patience if self._crew else math.inf
         if (silence := self.post.silence()) > max(patience, _LEAST_SILENCE) + _SECONDS_TO_DIE:
+            why = "its host may be gone, or it is in native code that lets no other thread run"
             self.die(
-                f"error: nothing has come from {self.post.previous} for {silence:.0f} s (--collective-timeout): its "
-                "host may be gone, or it is in native code that lets no other thread run"
+                f"error: nothing has come from {self.post.previous} for {silence:.0f} s (--collective-timeout): {why}"
             )
         if evaluation := self._evaluation:
             if evaluation.is_overdue(now):
