@@ -39,7 +39,7 @@ def trials_of(search: Path, pruner: str, seed: int, seconds: float) -> list[Froz
 
 
 def seconds_to(loss: float, trials: list[FrozenTrial]) -> float:
-    """Return the seconds from the first trial's start to the first end with this loss or a lower one, or infinity."""
+    """Return the seconds from the first trial's start to the first end with this loss or less; infinity without one."""
     began = min(trial.datetime_start for trial in trials if trial.datetime_start)
     ends = [trial.datetime_complete for trial in trials if trial.values and trial.values[0] <= loss]
     return min(((end - began).total_seconds() for end in ends if end), default=math.inf)

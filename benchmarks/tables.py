@@ -25,7 +25,7 @@ class Table:
     """All networks of a grid: their space, and for each its regret and how long it takes.
 
     Regret is 0 for the best and 1 for the median. Losses are means over the table's seeds: single seeds differ by more
-    than the searches do. Numbers are searched by their place on the grid, which is logarithmic where it should be.
+    than what is measured. Numbers are searched by their place on the grid, which is logarithmic where it should be.
     """
 
     name: str

@@ -20,7 +20,7 @@ class AgreedError(UsageError):
 
 
 class RunError(RuntimeError):
-    """The run cannot go on, since a disk is full or a rank is stuck, say: one message, and the whole job ends."""
+    """The run cannot go on, as with a full disk or a rank that is stuck: one message, and the whole job ends."""
 
     def __str__(self) -> str:
         return printable_text(super().__str__())

@@ -1,4 +1,4 @@
-"""Plain Python values from what people write instead: numpy's numbers, numbers in quotes, lists of choices."""
+"""Plain Python values in the place of what people write: numpy's numbers, numbers in quotes, lists of choices."""
 
 from __future__ import annotations
 

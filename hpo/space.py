@@ -86,7 +86,7 @@ class Int:
 
 @dataclass(frozen=True)
 class Float:
-    """A float from `low` to `high`, both included; `log` says that it is drawn and mutated on a logarithmic scale.
+    """A float from `low` to `high`, both included, drawn and mutated on a linear or, if `log`, logarithmic scale.
 
     Values have 12 significant digits; bounds with more digits are rounded towards the inside of the range.
     """
@@ -268,7 +268,7 @@ class SearchSpace:
                 raise ValueError(f"parameter {name!r}: {params[name]!r} is not in {self.parameters[name]!r}")
 
     def draw(self, rng: Random) -> dict[str, Value]:
-        """Return hyperparameters drawn at random, each uniformly on the scale of its range."""
+        """Return hyperparameters, each drawn uniformly from its range (its logarithm, for logarithmic floats)."""
         genes: dict[str, Gene] = {}
         for name, parameter in self.parameters.items():
             low, high = parameter.limits

@@ -1,4 +1,4 @@
-"""The published problem: a convolutional network on MNIST, or on Fashion-MNIST, as large but harder."""
+"""The published problem: a convolutional network on MNIST, or on Fashion-MNIST, which is harder and as large."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """A Gaussian process that predicts losses.
 
-After Rasmussen and Williams, Gaussian processes for machine learning (2006), with its numbers of equations.
+After Rasmussen and Williams, Gaussian processes for machine learning (2006); equation numbers are the book's.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ number = parser(float, "a number")
 def call(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
     """Run a typer app on the arguments of a command line and return its exit status; a mistake is one line on stderr.
 
-    So is a standard output that cannot be written, unless it is a pipe that its reader has closed.
+    A standard output that cannot be written is a mistake too, unless it is a pipe that its reader has closed.
     """
     try:
         status = int(app(list(arguments), standalone_mode=False, prog_name=program) or 0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Attempt:
-    """The state of an evaluation; `loss` is the lowest of its `epochs` losses so far, and `metrics` are those with it.
+    """The state of an evaluation; `loss` is the lowest of its `epochs` losses so far, with its `metrics`.
 
     `began` is when the evaluation began, on this process's clock, plus the time in which its losses were recorded.
     `offered` are the weights that the objective has offered for its next loss, and `weights` a copy of those with the

@@ -96,4 +96,4 @@ def collective_of(message: str) -> str:
     if called is None:
         return ""
     kind, shape, dtype = called.groups()
-    return f"{kind.lower()} of {dtype.lower()} {shape}" if shape and dtype else "barrier"  # only it has no tensor
+    return f"{kind.lower()} of {dtype.lower()} {shape}" if shape and dtype else "barrier"  # only a barrier takes none

@@ -23,7 +23,7 @@ from hpo.ranks.watched import Details
 from hpo.store.record import Assignment
 from hpo.text import named
 
-_MOST_SUSPENSIONS = 20  # of the job in one evaluation, after each of which a rank has waited in vain
+_MOST_SUSPENSIONS = 20  # of the job in one evaluation, each of which made a rank wait in vain
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ defer(
 
 _LOOPBACK = "127.0.0.1"
 _LIMIT = timedelta(minutes=5)  # to connect
-_SECONDS_OF_A_DEATH = 5.0  # in which MPI ends the job of a rank that has died
+_SECONDS_OF_A_DEATH = 5.0  # until MPI has ended the job of a rank that has died
 
 
 class Group:
@@ -89,7 +89,7 @@ class Group:
         keep_freed_memory()
 
     def __enter__(self) -> Group:
-        # The objects of now stay: garbage collection is quick without them.
+        # The objects that exist now will stay: garbage collection is quick if it leaves them out.
         gc.freeze()
         gc.enable()
         self._subgroups.__enter__()
@@ -263,7 +263,7 @@ def _threads(cores_of_ranks: list[list[int]], rank: int) -> int:
 
 
 def _address(comm: SleepingComm) -> str:
-    """Return the leader's address, by which its peers on other hosts reach it; collective."""
+    """Return the leader's address as its peers on other hosts reach it; collective."""
     hosts = comm.allgather(socket.gethostname())
     peer = next((host for host in hosts if host != hosts[0]), hosts[0])
     address: str = comm.bcast(address_towards(peer) if comm.rank == 0 else None)

@@ -92,7 +92,7 @@ class Leader:
         return verdict
 
     def copy_weights(self, attempt: Attempt) -> None:
-        """Copy the weights that the objective has offered, before it trains on."""
+        """Copy the weights that the objective has offered, before the objective trains on."""
         if self._keeper and attempt.offered is not None:
             attempt.weights = self._keeper.copy(attempt.offered)
 

@@ -33,7 +33,7 @@ _NAMES = {
     "Illegal instruction": "SIGILL",
     "Segmentation fault": "SIGSEGV",
 }
-_PIPE_BYTES = 1 << 20  # for the stacks of a hundred threads, as far as the system allows it
+_PIPE_BYTES = 1 << 20  # for the stacks of a hundred threads, as far as the system allows
 _COLLECTIVES = "/torch/distributed/"
 _MISMATCH = (
     "the ranks of its worker were in collectives of different sizes, or in different numbers of them "
@@ -93,7 +93,7 @@ class Crash:
         os.close(self._told)
 
     def read(self) -> Death | None:
-        """Return what this process is dying of; None where no signal has ended it."""
+        """Return what this process is dying of; None while it lives."""
         if not select.select([self._heard], [], [], 0)[0]:
             return None
         dump = ""

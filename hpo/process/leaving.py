@@ -1,4 +1,4 @@
-"""How a process of a job ends: when the job does and with its status, whatever objectives call or leave behind."""
+"""How a process of a job ends: when the job does, with its status, whatever objectives call or have left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of an MPI job, with its watch and with the streams that mark its output."""
+"""One rank of an MPI job, with what watches over it and what marks its output."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from hpo.process.leaving import is_alive
 from hpo.ranks.communicator import SleepingComm
 
 _ALIGNMENT = 64
-_MOST_MAPPED = 16  # each has a descriptor; those of past evaluations stay while reference cycles hold them
+_MOST_MAPPED = 16  # each has a descriptor; those of past evaluations live as long as reference cycles hold them
 
 
 class Shared:

@@ -63,7 +63,7 @@ class Watch:
         self._stopping = Stopping()
         self._dying = threading.Lock()
         self._ended = False
-        self._begun = 0  # evaluations of the worker, so far
+        self._begun = 0  # evaluations of the worker
         self._evaluation: Watched | None = None
         self._early: tuple[int, str] = (-1, "")  # a call-off that came before this rank has begun the evaluation
         self._beginning = threading.Lock()
@@ -234,7 +234,7 @@ class Watch:
     def _look_at_the_clock(self) -> None:
         now = clock.now()
         if self.post.size > 1 and os.getppid() != self._parent:
-            end_now(Exit.CRASHED)  # mpirun was killed, and some kinds of it leave their ranks behind
+            end_now(Exit.CRASHED)  # mpirun was killed, and some mpiruns leave their ranks behind
         for reason, end in self._end_at.items():
             if time.monotonic() > end:
                 self.stop(Stop(reason))

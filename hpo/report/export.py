@@ -110,7 +110,7 @@ def _plain(value: Any) -> Any:
 
 
 def writer(to: str) -> Callable[[Table], bytes]:
-    """Return what turns a table into one of FORMATS; raises UsageError for others, or where a package is missing."""
+    """Return a function that turns a table into one of FORMATS; raises UsageError for others and without a package."""
     if to == "csv":
         return _csv
     if to == "json":
@@ -134,7 +134,7 @@ def _csv(table: Table) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Return times as ISO 8601, curves as JSON, and texts without anything that programs which read them act upon."""
+    """Return times as ISO 8601, curves as JSON, and texts so that no program which reads them acts upon them."""
     if isinstance(value, datetime):
         return _iso(value)
     if isinstance(value, list):
@@ -143,7 +143,7 @@ def _cell(value: Any) -> Any:
 
 
 def _inert(text: str) -> str:
-    """Return a text without control characters, and with an apostrophe before what spreadsheets take for a formula."""
+    """Return a text, control characters escaped, with an apostrophe before what spreadsheets take for a formula."""
     shown = "".join(escaped(c) if _is_control(c) else c for c in text)
     return f"'{shown}" if shown.startswith(_FORMULAS) else shown
 

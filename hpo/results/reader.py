@@ -66,7 +66,7 @@ class RunReader:
         return summarize(self.evaluations(), self.manifest.budget, top_n, self.confirmations())
 
     def follow(self) -> Follower:
-        """Return what reads the run again and again, each time only what is new."""
+        """Return a follower, which reads the run again and again, each time only what is new."""
         return Follower(self.run_dir, self._located, self._record)
 
 

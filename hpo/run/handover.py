@@ -17,7 +17,7 @@ from hpo.text import number, printable
 def hand_over(run_dir: Path, storage: str | None, problem: Problem, to_test: bool) -> None:
     """Test the winner's network, where the search space says how, and write the report.
 
-    The result has been recorded by now, so that a mistake in either is only a warning.
+    The result has been recorded by now, so that a failure of either is only a warning.
     """
     try:
         run = RunReader(run_dir, storage)

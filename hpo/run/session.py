@@ -125,7 +125,7 @@ def _located(run_dir: RunDir, request: Request) -> str:
 
 
 def _manifest(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Manifest:
-    """Return the content of run.json, but for the version of the search space file in this session."""
+    """Return the manifest for run.json, but for the version of the search space file in this session."""
     problem, before, source = request.problem, request.before, request.inheritance
     storages = (request.options.storage, request.options.start_from)
     return Manifest(

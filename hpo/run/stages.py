@@ -31,7 +31,7 @@ from hpo.store.weights import WeightsKeeper
 from hpo.text import counted
 from hpo.trackers.tracking import Tracking
 
-_NICENESS_OF_TRACKERS = 5  # lower than that of ranks, one of which may have the same core
+_NICENESS_OF_TRACKERS = 5  # ranks come first: one of them may have the same core
 _SECONDS_FOR_TRACKERS = 10.0
 _SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # the watch ends a run that has not stopped after 7 s
 

@@ -94,7 +94,7 @@ class Supervisor:
         return RunDir(self._run_dir).holder
 
     def _has_stopped(self, since: float) -> bool:
-        """Tell whether a run has stopped and summed up, although its launcher returns the status of a killed rank."""
+        """Tell whether a run has stopped and summed up; its launcher may return the status of a killed rank."""
         run_dir = RunDir(self._run_dir)
         with suppress(OSError):
             return run_dir.summary_json.stat().st_mtime > since and bool(run_dir.summary().get("stopped"))

@@ -17,7 +17,7 @@ class FitSettings(Protocol):
 
     @property
     def epochs(self) -> int:
-        """The largest number of epochs to train."""
+        """The most epochs to train."""
         ...
 
     @property
@@ -27,7 +27,7 @@ class FitSettings(Protocol):
 
     @property
     def patience(self) -> int:
-        """The number of epochs in a row without a new best loss after which training ends."""
+        """The epochs in a row without a new best loss after which training ends."""
         ...
 
 
