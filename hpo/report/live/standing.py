@@ -8,14 +8,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from hpo.report.pace import Pace, pace
 from hpo.report.scale import complete_losses
 from hpo.report.working_time import WorkingTime
 from hpo.results.confirmation import compare
-from hpo.results.reader import Look
+from hpo.results.reader import Look, session_start
 from hpo.store.trials import Evaluation
 
 _LATEST = 50
@@ -85,7 +84,7 @@ def standing(look: Look) -> Standing:
     done = sum(evaluation.counts for evaluation in shown)
     goes_on = phase in GOING_ON
     running = _running(everything)
-    since = _session_start(look.about)
+    since = session_start(look.about)
     time = WorkingTime(everything, look.at if goes_on else None)
     return Standing(
         at=look.at,
@@ -124,14 +123,6 @@ def _phase(look: Look) -> tuple[str, str]:
     if look.in_use is None:
         return "unknown", f"{look.holder or 'the run'} may still go on; its lock cannot be seen from this host"
     return ("died", look.holder.split(" since ")[0]) if look.holder else ("stopped", look.stopped)
-
-
-def _session_start(about: dict[str, Any]) -> float:
-    """Return when the last session began, to the second; minus infinity if run.json does not say it."""
-    try:
-        return datetime.strptime(about["started"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return -math.inf
 
 
 def _best(evaluations: Iterable[Evaluation]) -> Evaluation | None:

@@ -48,8 +48,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     goes_on = run.run_dir.in_use is not False
     evaluations, confirmations = run.evaluations(), run.confirmations()
     summary = summarize(evaluations, run.about["budget"], top_n, confirmations)
-    trials = run.study.get_trials(deepcopy=False)
-    distributions = next((trial.distributions for trial in trials if trial.distributions), {})
+    distributions = run.distributions()
     importances = _importances(run, evaluations)
     order = list(importances) or list(distributions)
     shown = _most_telling(importances, [entry["params"] for entry in summary["top"]])
