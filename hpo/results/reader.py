@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
+    from hpo.results.advice.result import Advice
     from hpo.store.record import Record
 
 
@@ -74,6 +75,19 @@ class RunReader:
         """Return the Optuna distributions of the search space; empty before the first evaluation."""
         trials = self.study.get_trials(deepcopy=False)
         return next((dict(trial.distributions) for trial in trials if trial.distributions), {})
+
+    def advice(self) -> list[Advice]:
+        """Return what follows from the run as it stands."""
+        from hpo.results.advice.result import Result
+        from hpo.results.advice.rules import advice_on
+
+        run_dir, ended = self.run_dir, _last_summary(self.run_dir)
+        goes_on = not ended and run_dir.in_use is not False
+        evaluations, confirmations = self.evaluations(), self.confirmations()
+        since = session_start(self.about)
+        return advice_on(
+            Result(run_dir.path, self.about, evaluations, confirmations, self.distributions(), since, ended, goes_on)
+        )
 
     def follow(self) -> Follower:
         """Read the run again and again, each time at the cost of what is new."""

@@ -88,6 +88,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         top_metrics=metrics_shown(metrics, distributions, _COLUMNS),
         top_params={name: text for name, text in params_shown(distributions, _COLUMNS).items() if name in shown},
         confirmed=_confirmed(summary, best),
+        advice=run.advice(),
         runner_up=losses.runner_up(evaluations, best),
         first=min((one.started for one in evaluations if not one.origin and one.started > 0), default=now),
         importances=importances,
