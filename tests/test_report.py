@@ -314,6 +314,18 @@ def test_the_curve_of_the_best_goes_through_its_figure(page: Page) -> None:
     assert (seen == (26, 95, 180)).all(axis=2).any(axis=0).mean() > 0.9
 
 
+def test_nothing_covers_the_last_axis_title_while_the_mouse_is_over_the_figure(page: Page) -> None:
+    title = page.locator("#parallel .xtick text").last
+    assert title.text_content() == "gamma"
+    title.scroll_into_view_if_needed()
+    page.mouse.move(0, 0)
+    before = title.screenshot()
+    page.locator("#parallel").hover()
+    page.wait_for_timeout(500)  # in which a bar of buttons would fade in
+    assert title.screenshot() == before
+    assert page.locator(".modebar-btn").count() == 0, "one of them would send the figure to a server"
+
+
 def test_names_and_texts_are_shown_as_they_are_and_never_run(show: Show, tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
     space = SearchSpace(x=Float(0.0, 1.0), accent=Categorical("--text", "<b>&amp;", "'\"`"))

@@ -63,9 +63,10 @@ def top(
     elif as_json:
         print(json.dumps(run.summary(n), indent=2))
     else:
-        from hpo.report.tables import print_tables
+        from hpo.report.tables import print_advice, print_tables
 
         print_tables(run.summary(n), run_dir)
+        print_advice(run.advice())
 
 
 @app.command()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpo.report.grid import empty_table, table_text
 from hpo.report.individuals import individuals_text
+from hpo.results.advice.result import Advice
 from hpo.results.names import metrics_shown
 from hpo.results.reader import RunReader
 from hpo.results.winner import examined
@@ -17,6 +19,7 @@ from hpo.store.weights import trial_of_weights
 from hpo.text import duration, named, number, printable, short, show_command, tenths, value
 
 _MOST_REASONS = 10
+_WIDTH = 100  # of sentences
 _OWN = ("loss", "trial", "island", "worker", "generation", "seconds")  # columns
 
 
@@ -48,6 +51,17 @@ def print_times(summary: Mapping[str, Any]) -> None:
     """Print the wall time and how busy the workers were."""
     took = f"{duration(summary['wall_seconds'])}, " if summary["wall_seconds"] >= 0 else ""  # the clock was set
     print(f"{took}workers busy {summary['worker_busy_fraction']:.1%} of the time")
+
+
+def print_advice(advice: Sequence[Advice]) -> None:
+    """Print what follows from a run: what to do, why, and what to type; nothing where nothing follows."""
+    lines = ["", "What to do next"] if advice else []
+    for one in advice:
+        for text, first in ((one.text, "- "), (one.evidence, "  ")):
+            lines += textwrap.wrap(printable(text), _WIDTH, initial_indent=first, subsequent_indent="  ")
+        lines += [f"      {printable(one.command)}"] if one.command else []
+    if lines:
+        print("\n".join(lines))
 
 
 def print_winner(run: RunReader, winner: Evaluation) -> None:
@@ -108,9 +122,9 @@ def _told_apart(entries: Sequence[Mapping[str, Any]]) -> str:
     if len(entries) == 1:
         text = "There is nothing to tell it apart from: --top-n 3 would confirm three."
     elif not compared:
-        text = "Too few losses to tell them apart: --confirm 3 or more would do."
+        text = "Too few losses to tell them apart."
     elif same:
-        text = f"1 is not told apart from {', '.join(same)} ({test}, p >= 0.05): more seeds may do it."
+        text = f"1 is not told apart from {', '.join(same)} ({test}, p >= 0.05)."
     else:
         text = f"1 is told apart from all others ({test}, p < 0.05)."
     return text + "\n"

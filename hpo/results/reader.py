@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
+    from hpo.results.advice.result import Advice
     from hpo.store.record import Record
 
 
@@ -64,6 +67,24 @@ class RunReader:
     def summary(self, top_n: int) -> dict[str, Any]:
         """Return a summary of the run as it stands: summary.json without the times."""
         return summarize(self.evaluations(), self.manifest.budget, top_n, self.confirmations())
+
+    def distributions(self) -> dict[str, Any]:
+        """Return the Optuna distributions of the search space; empty before the first evaluation."""
+        trials = self.study.get_trials(deepcopy=False)
+        return next((dict(trial.distributions) for trial in trials if trial.distributions), {})
+
+    def advice(self) -> list[Advice]:
+        """Return what follows from the run as it stands."""
+        from hpo.results.advice.result import Result
+        from hpo.results.advice.rules import advice_on
+
+        run_dir, ended = self.run_dir, _last_summary(self.run_dir)
+        goes_on = not ended and run_dir.in_use is not False
+        evaluations, confirmations = self.evaluations(), self.confirmations()
+        since = session_start(self.manifest)
+        return advice_on(
+            Result(run_dir.path, self.manifest, evaluations, confirmations, self.distributions(), since, ended, goes_on)
+        )
 
     def follow(self) -> Follower:
         """Return a follower, which reads the run again and again, each time only what is new."""
@@ -141,14 +162,26 @@ class Follower:
         return self._confirmations.read()
 
     def _stopped(self) -> str:
-        """Return the reason in summary.json; empty where there is none, or the file is older than the last session."""
-        run_dir = self._run_dir
-        with suppress(OSError):
-            if run_dir.summary_json.stat().st_mtime >= run_dir.run_json.stat().st_mtime:
-                summary = run_dir.summary()
-                exhausted = "the search space is exhausted" if summary.get("exhausted") else ""
-                return str(summary.get("stopped") or exhausted)
-        return ""
+        """Return the reason in the last session's summary.json."""
+        summary = _last_summary(self._run_dir)
+        exhausted = "the search space is exhausted" if summary.get("exhausted") else ""
+        return str(summary.get("stopped") or exhausted)
+
+
+def _last_summary(run_dir: RunDir) -> dict[str, Any]:
+    """Return what summary.json holds of the last session; nothing where that has not ended by itself."""
+    with suppress(OSError):
+        if run_dir.summary_json.stat().st_mtime >= run_dir.run_json.stat().st_mtime:
+            return run_dir.summary()
+    return {}
+
+
+def session_start(run: Manifest) -> float:
+    """Return when the last session began, to the second; minus infinity if run.json does not say it."""
+    try:
+        return datetime.strptime(run.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (ValueError, OverflowError):
+        return -math.inf
 
 
 class _Known:

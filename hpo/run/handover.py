@@ -26,15 +26,29 @@ def hand_over(run_dir: Path, storage: str | None, problem: Problem, to_test: boo
         return
     if to_test:
         _test(run, problem)
+    advised = _advise(run)
     try:
         from hpo.report.page.write import write_report
 
         write_report(run, run.run_dir.report_html)
-        print(printable(f"The report is {run.run_dir.report_html}"), flush=True)
+        print("\n" * advised + printable(f"The report is {run.run_dir.report_html}"), flush=True)
     except Exception as error:
         reason = f"{type(error).__name__}: {with_hint(error)}"
         warning = f"warning: no report was written ({reason}): hpo report {run.run_dir.path} does it"
         print(printable(warning), file=sys.stderr)
+
+
+def _advise(run: RunReader) -> bool:
+    """Print what follows from the run, and tell whether anything does."""
+    try:
+        from hpo.report.tables import print_advice
+
+        advice = run.advice()
+        print_advice(advice)
+    except Exception as error:
+        print(printable(f"warning: no advice ({type(error).__name__}: {with_hint(error)})"), file=sys.stderr)
+        return False
+    return bool(advice)
 
 
 def _test(run: RunReader, problem: Problem) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from hpo.report.pace import Pace, pace
 from hpo.report.scale import complete_losses
 from hpo.report.working_time import WorkingTime
 from hpo.results.confirmation import compare
-from hpo.results.reader import Look
+from hpo.results.reader import Look, session_start
 from hpo.results.summary import improvements
-from hpo.store.manifest import Manifest
 from hpo.store.trials import Evaluation, best, is_spent
 
 _LATEST = 50
@@ -86,7 +83,7 @@ def standing(look: Look) -> Standing:
     done = sum(evaluation.counts for evaluation in shown)
     goes_on = phase in GOING_ON
     running = _running(everything)
-    since = _session_start(look.manifest)
+    since = session_start(look.manifest)
     time = WorkingTime(everything, look.at if goes_on else None)
     return Standing(
         at=look.at,
@@ -125,14 +122,6 @@ def _phase(look: Look) -> tuple[str, str]:
     if look.in_use is None:
         return "unknown", f"{look.holder or 'the run'} may still go on; its lock cannot be seen from this host"
     return ("died", look.holder.split(" since ")[0]) if look.holder else ("stopped", look.stopped)
-
-
-def _session_start(run: Manifest) -> float:
-    """Return when the last session began, to the second; minus infinity if run.json does not say it."""
-    try:
-        return datetime.strptime(run.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except (ValueError, OverflowError):
-        return -math.inf
 
 
 def _counts(evaluations: Iterable[Evaluation]) -> dict[str, int]:

@@ -25,6 +25,7 @@
     const line = {gridcolor: style.getPropertyValue("--grid"), linecolor: style.getPropertyValue("--grid"), automargin: true};
     const layout = coloured(figure.layout, style);
     drawn.add(div);
+    // Without the bar of buttons: it would cover titles and legends, and one button sends the figure to a server.
     return Plotly.react(div, coloured(figure.data, style), {
       margin: {l: 55, r: 10, t: 10, b: 45},
       paper_bgcolor: "rgba(0,0,0,0)",
@@ -36,7 +37,7 @@
       ...layout,
       xaxis: {...line, ...layout.xaxis},
       yaxis: {...line, ...layout.yaxis},
-    }, {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]});
+    }, {responsive: true, displayModeBar: false});
   };
 
   // A figure is drawn when it is about to be seen: a long report opens as fast as a short one.

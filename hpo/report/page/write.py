@@ -49,8 +49,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     goes_on = run.run_dir.in_use is not False
     evaluations, confirmations = run.evaluations(), run.confirmations()
     summary = summarize(evaluations, run.manifest.budget, top_n, confirmations)
-    trials = run.study.get_trials(deepcopy=False)
-    distributions = next((trial.distributions for trial in trials if trial.distributions), {})
+    distributions = run.distributions()
     importances = _importances(run, evaluations)
     order = list(importances) or list(distributions)
     shown = _most_telling(importances, [entry["params"] for entry in summary["top"]])
@@ -90,6 +89,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         top_metrics=metrics_shown(metrics, distributions, _COLUMNS),
         top_params={name: text for name, text in params_shown(distributions, _COLUMNS).items() if name in shown},
         confirmed=_confirmed(summary, best),
+        advice=run.advice(),
         runner_up=losses.runner_up(evaluations, best),
         first=min((one.started for one in evaluations if not one.origin and one.started > 0), default=now),
         importances=importances,

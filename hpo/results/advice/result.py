@@ -1,0 +1,114 @@
+"""What advice is, and what it is worked out from."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpo.store.manifest import Manifest
+from hpo.store.trials import Evaluation, is_spent, rank
+
+_LONGEST = 1000  # characters of a command: nobody types more
+_MOST_NAMED = 5  # things in a list
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do, the evidence for it, and the command to type; "" where there is none.
+
+    `kind` is worker, confirm, bounds, epochs, flat or idle. Commands begin with the program that mpirun or another
+    launcher starts.
+    """
+
+    kind: str
+    text: str
+    evidence: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is known of a run: `manifest` is its run.json, and `since` when its last session began, if that is known.
+
+    `ended` is the summary.json of that session, empty while it goes on, or where it has died; `goes_on` tells whether
+    it does, for all that can be told. Of the search space, there are the Optuna distributions.
+    """
+
+    run_dir: Path
+    manifest: Manifest
+    evaluations: Sequence[Evaluation]
+    confirmations: Sequence[Evaluation]
+    distributions: Mapping[str, Any]
+    since: float
+    ended: Mapping[str, Any]
+    goes_on: bool
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether there is nothing left to evaluate in the search space."""
+        return self.ended.get("exhausted") is True
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the search is at its end."""
+        return self.is_exhausted or is_spent(self.evaluations, self.manifest.budget)
+
+    def ranked(self) -> list[Evaluation]:
+        """Return the complete evaluations that have a loss, best first."""
+        finite = [one for one in self.evaluations if math.isfinite(one.loss)]
+        return rank(finite, len(finite))
+
+    def of_session(self) -> list[Evaluation]:
+        """Return what the last session has evaluated."""
+        everything = [*self.evaluations, *self.confirmations]
+        return [one for one in everything if one.counts and one.started >= self.since]
+
+    def going_on(self, *options: str) -> str:
+        """Write the command that goes on with the run."""
+        return self._command("--run-dir", str(self.run_dir), "--resume", *options)
+
+    def starting_anew(self, *options: str, **settings: object) -> str:
+        """Write the command that starts another run, with the settings of this one and those that are given."""
+        values = [f"{name}={text}" for name, text in {**self.manifest.set, **settings}.items()]
+        return self._command(*(word for value in values for word in ("--set", value)), *options)
+
+    def _command(self, *options: str) -> str:
+        """Write a command with the program and the search space that the last session was started with."""
+        command = shlex.join([*self._program(), *options])
+        return command if len(command) <= _LONGEST else ""
+
+    def _program(self) -> list[str]:
+        search_space = self.manifest.search_space
+        try:
+            words = shlex.split(self.manifest.command)
+        except ValueError:  # somebody has edited it
+            return []
+        if words[:2] == ["hpo", "search"]:
+            return [*words[:2], search_space]
+        if not words or not words[0].endswith(".py"):
+            return []
+        return [words[0], search_space] if search_space in words[1:] else words[:1]
+
+
+def apart(one: float, other: float) -> float:
+    """Return the distance of two losses as a share of the larger one."""
+    return abs(one - other) / max(abs(one), abs(other)) if one != other else 0.0
+
+
+def percent(share: float) -> str:
+    """Write a share as people read it."""
+    if 0 < share < 0.001:
+        return "less than 0.1%"
+    return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
+
+
+def listed(items: Iterable[object]) -> str:
+    """Write things in a row, the first few of many."""
+    texts = list(map(str, items))
+    rest = len(texts) - _MOST_NAMED
+    texts = [*texts[:_MOST_NAMED], f"{rest} more"] if rest > 0 else texts
+    return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))

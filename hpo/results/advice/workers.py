@@ -1,0 +1,92 @@
+"""Whether workers are broken, or idle."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from hpo.layout import Layout
+from hpo.results.advice.result import Advice, Result, listed, percent
+from hpo.store.trials import Evaluation
+from hpo.store.values import is_number
+from hpo.text import duration, show_command
+
+_LEAST_FAILED = 3
+_FALSE_ALARMS = 0.01  # of all runs in which workers fail by chance
+_BUSY = 0.5  # of the workers' time
+_LEAST_SECONDS = 60.0  # of a session: time that is worth saving
+_SHORT = 1.0  # second: of an evaluation, beside what is done between two of them
+
+
+def broken_workers(result: Result) -> Advice | None:
+    """Name the workers of which all evaluations fail, where this is no chance: most of the others' succeed."""
+    ours = result.of_session()
+    broken = _broken(ours)
+    if not broken:
+        return None
+    theirs = [one for one in ours if one.worker in broken]
+    others = [one.state for one in ours if one.worker not in broken]
+    last = max(theirs, key=lambda one: (one.ended, one.trial))
+    named = f"worker {broken[0]}" if len(broken) == 1 else f"workers {listed(broken)}"
+    return Advice(
+        "worker",
+        f"Look at {named}: the host may be broken.",
+        f"All {len(theirs)} evaluations of {named}{_ranks(broken, result.manifest.layout)} failed, and "
+        f"{others.count('failed')} of the {len(others)} others.",
+        show_command(result.run_dir, last.label),
+    )
+
+
+def _broken(ours: Sequence[Evaluation]) -> list[int]:
+    failed: dict[int, list[bool]] = {}
+    for one in ours:
+        failed.setdefault(one.worker, []).append(one.state == "failed")
+    others = [is_failed for ended in failed.values() if not all(ended) for is_failed in ended]
+    if 2 * sum(others) >= len(others):
+        return []
+    usual = (sum(others) + 1) / (len(others) + 2)  # Laplace's rule of succession: few evaluations tell little
+    return sorted(
+        worker
+        for worker, ended in failed.items()
+        # A worker fails as the others do, and that for so long, with this chance; of all workers, one does.
+        if all(ended) and len(ended) >= _LEAST_FAILED and usual ** len(ended) * len(failed) < _FALSE_ALARMS
+    )
+
+
+def _ranks(workers: Sequence[int], layout: Layout) -> str:
+    """Say which ranks a worker has, which leads to its host."""
+    size = layout.ranks_per_worker
+    if len(workers) > 1:
+        return ""
+    first, last = workers[0] * size, workers[0] * size + size - 1
+    return f" (rank {first})" if size == 1 else f" (ranks {first} to {last})"
+
+
+def idle_workers(result: Result) -> Advice | None:
+    """Say what to change where the workers of the last session were idle for most of its time."""
+    busy, wall = (_number(result.ended.get(name)) for name in ("worker_busy_fraction", "wall_seconds"))
+    workers, size = result.manifest.layout.workers, result.manifest.layout.ranks_per_worker
+    ours = [one for one in result.of_session() if math.isfinite(one.started) and math.isfinite(one.ended)]
+    if not (0 <= busy < _BUSY and wall >= _LEAST_SECONDS and 1 < workers < len(ours)):
+        return None
+    first, last = min(one.started for one in ours), max(one.ended for one in ours)
+    ends = {one.worker: one.ended for one in sorted(ours, key=lambda one: one.ended)}
+    at_the_end = sum(last - ends.get(worker, first) for worker in range(workers))
+    between = (1 - busy) * workers * (last - first) - at_the_end
+    rarely = f"Workers were busy {percent(busy)} of the time"
+    fewer = result.starting_anew("--ranks-per-worker", str(2 * size)) if workers % 2 == 0 else ""
+    if at_the_end >= between:
+        why = f"{rarely}: most of the rest, they had nothing left to do while others were at the last evaluations."
+        return Advice("idle", "Use fewer workers of more ranks each, or more evaluations.", why, fewer)
+    seconds = statistics.median(one.ended - one.started for one in ours)
+    takes = f"an evaluation takes {duration(seconds)}, and then its worker waits for {duration(between / len(ours))}"
+    if seconds < _SHORT:
+        text = "Use fewer workers of more ranks each: evaluations are short for so many."
+        return Advice("idle", text, f"{rarely}: {takes}.", fewer)
+    text = "Find out what workers wait for: the disk of the run directory may be slow, or the database of --storage."
+    return Advice("idle", text, f"{rarely}: {takes}.")
+
+
+def _number(value: object) -> float:
+    return float(value) if is_number(value) else math.nan  # type: ignore[arg-type]
