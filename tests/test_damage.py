@@ -13,10 +13,11 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 
 from hpo.errors import RunError, UsageError
+from hpo.report.page.write import render
 from hpo.results.reader import RunReader
 from hpo.store.run_dir import RunDir
 from tests.support import fuzz
-from tests.support.runs import add, complete, make_run, start, started
+from tests.support.runs import BEGAN, add, complete, make_run, start, started
 
 
 def test_whatever_is_damaged_is_read_or_refused_with_one_message(tmp_path: Path) -> None:
@@ -157,3 +158,21 @@ def test_a_summary_that_somebody_has_edited_counts_as_missing(tmp_path: Path, co
     assert run_dir.summary() == {"stopped": "SIGTERM"}
     run_dir.summary_json.unlink() if content is None else run_dir.summary_json.write_text(content)
     assert run_dir.summary() == {}
+
+
+def test_an_end_without_a_value_is_no_entry(run_dir: Path) -> None:
+    lines = lines_of(run_dir)
+    end = next(number for number, line in enumerate(lines) if b'"values":[' in line)
+    entry = {**json.loads(lines[end]), "values": []}
+    entry.pop("crc")
+    changed = [*lines[:end], json.dumps(entry).encode() + b"\n"]
+    assert_refused(run_dir, changed, rf"line {end + 1} is not an entry of a journal: 'values' is \[\]")
+
+
+def test_a_loss_that_another_program_has_written_as_a_whole_number_is_shown(tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run")
+    for trial in range(3):
+        add(record, curve={1: 3 + trial})
+    run = RunReader(tmp_path / "run")
+    assert [type(one.loss) for one in run.evaluations()] == [float] * 3
+    assert "Parallel coordinates" in render(run, 3, BEGAN)

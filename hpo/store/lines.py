@@ -95,7 +95,7 @@ _MAYBE: _Fields = {
     "worker_id": is_text,
     "state": is_whole,
     "value": _or_null(is_number),
-    "values": _or_null(lambda value: type(value) is list and all(map(is_number, value))),
+    "values": _or_null(lambda value: type(value) is list and bool(value) and all(map(is_number, value))),
     "params": are(_is_finite),
     "intermediate_values": are(is_number),
     "distributions": are(is_text),

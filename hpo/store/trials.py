@@ -105,7 +105,7 @@ def evaluation_of(trial: FrozenTrial) -> Evaluation:
     return Evaluation(
         trial=trial.number,
         state=state,
-        loss=trial.values[0] if trial.values else math.inf,
+        loss=float(trial.values[0]) if trial.values else math.inf,
         params=trial.params,
         started=trial.datetime_start.timestamp() if trial.datetime_start else math.nan,
         ended=trial.datetime_complete.timestamp() if trial.datetime_complete else math.nan,
