@@ -27,8 +27,8 @@ from hpo.process.place import Places, frames_of_thread
 from hpo.process.printed import own_words, warn
 from hpo.process.wakeup import WakeupPipe
 from hpo.ranks.communicator import SleepingComm, threads_may_communicate
-from hpo.ranks.crew import Crew, crew_of
 from hpo.ranks.messages import Post
+from hpo.ranks.peers import Peers, peers_of
 from hpo.ranks.stopping import Stopping
 from hpo.ranks.watched import INTERRUPT, Details, Watched
 
@@ -55,7 +55,7 @@ class Watch:
                 "needs; unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, or use another MPI"
             )
         self.post = Post(world)
-        self._crew: Crew | None = None
+        self._peers: Peers | None = None
         self._sign_off: Callable[[], None] = lambda: None
         self._last_words: Callable[[], int] | None = None
         self._parent = os.getppid()
@@ -105,7 +105,7 @@ class Watch:
         to leave it.
         """
         self.post.name_in(worker.rank, index)
-        self._crew = crew_of(worker, self.post, places, patience)
+        self._peers = peers_of(worker, self.post, places, patience)
 
     def speak_for_the_run(self, sign_off: Callable[[], None], last_words: Callable[[], int]) -> None:
         """On the first rank: call `sign_off` when the run begins to stop, and `last_words`, a status, if it is late."""
@@ -123,15 +123,15 @@ class Watch:
     @property
     def names_of_peers(self) -> str:
         """The names of the worker's other ranks, for a person."""
-        return self._crew.names if self._crew else ""
+        return self._peers.names if self._peers else ""
 
     @contextmanager
     def evaluation(self, details: Details) -> Iterator[Watched]:
         """Watch over an evaluation, which all ranks of the worker begin and end together."""
-        assert self._crew is not None
+        assert self._peers is not None
         with self._beginning:
             self._begun += 1
-            watched = Watched(self._begun, details, self._crew.patience, self._tell_peers)
+            watched = Watched(self._begun, details, self._peers.patience, self._tell_peers)
             self._evaluation = watched
             if self._early[0] == watched.number:
                 watched.be_called_off(self._early[1])
@@ -212,14 +212,14 @@ class Watch:
 
     def _die_in(self, evaluation: Watched | None, what: str, frames: Sequence[traceback.FrameSummary]) -> None:
         """End the job, and let the leader give up the evaluation that this rank was in, if it was in one."""
-        crew, number = self._crew, evaluation.number if evaluation else None
-        stack, place = stack_of(frames), crew.places.of(frames) if crew else ""
-        failure = f"rank {crew.rank if crew else 0}{f', {place}' if place else ''}: {what}"
+        peers, number = self._peers, evaluation.number if evaluation else None
+        stack, place = stack_of(frames), peers.places.of(frames) if peers else ""
+        failure = f"rank {peers.rank if peers else 0}{f', {place}' if place else ''}: {what}"
         message = f"error: {self.post.name}: {what}"
         message += f"; it was evaluating {evaluation.details.about}" if evaluation else ""
         message += f"; it was at\n{stack}" if stack else ""
-        if crew and self.post.rank != crew.leader:
-            self._send_soon(crew.leader, "died", number, failure, stack, message)
+        if peers and self.post.rank != peers.leader:
+            self._send_soon(peers.leader, "died", number, failure, stack, message)
             time.sleep(_SECONDS_FOR_THE_LEADER)
             self.die(message)
         self._on_death(number, failure, stack, message)
@@ -240,7 +240,7 @@ class Watch:
                 self.stop(Stop(reason))
         if self.stopping and self._stopping.seconds() > _SECONDS_TO_STOP:
             self._stop_late(self.stopping)
-        patience = self._crew.patience if self._crew else math.inf
+        patience = self._peers.patience if self._peers else math.inf
         if (silence := self.post.silence()) > max(patience, _LEAST_SILENCE) + _SECONDS_TO_DIE:
             why = "its host may be gone, or it is in native code that lets no other thread run"
             self.die(
@@ -266,7 +266,7 @@ class Watch:
     # For both
 
     def _tell_peers(self, number: int, cause: str) -> None:
-        for peer in self._crew.peers if self._crew else ():
+        for peer in self._peers.others if self._peers else ():
             self._send(peer, "call off", number, cause)
         self._wakeup.wake()
 
