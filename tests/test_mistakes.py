@@ -129,6 +129,7 @@ def test_what_torch_is_asked_to_check_is_checked_throughout(
 
 
 def test_an_evaluation_that_ends_the_process_is_told_given_up_and_not_repeated(tmp_path: Path) -> None:
+@pytest.mark.mpi
     search = tmp_path / "Übung 20€" / CARELESS.name  # which is named by the process that dies
     search.parent.mkdir()
     search.write_bytes(CARELESS.read_bytes())

@@ -66,6 +66,7 @@ def test_what_is_bred_is_of_the_space_and_new(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "factor"), [("ga", 0.1), ("tpe", 0.5)])
+@pytest.mark.slow
 def test_what_learns_finds_more_than_chance(name: str, factor: float) -> None:
     def mean_best(propagator: str) -> float:
         return float(np.mean([run(EVERYTHING, [propagator], 60, seed)[1].min() for seed in range(4)]))

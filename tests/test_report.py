@@ -35,6 +35,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 ARGUMENTS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
 
+pytestmark = pytest.mark.slow
+
 Show = Callable[[Path], AbstractContextManager[Page]]
 
 

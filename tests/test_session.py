@@ -95,6 +95,7 @@ def a_run(path: Path, evaluations: int = 3) -> Session:
     return session
 
 
+@pytest.mark.slow
 def test_a_study_cut_anywhere_goes_on_with_what_it_holds_or_is_refused_and_left_alone(tmp_path: Path) -> None:
     a_run(tmp_path / "whole")
     whole = (tmp_path / "whole" / "study.log").read_bytes()
@@ -578,7 +579,13 @@ def test_git_is_asked_and_writes_nothing(repository: Path) -> None:
 
 
 @needs_git
-@pytest.mark.parametrize("why", ["no repository", "no commit", "somebody else's", "no git", "hangs", "fails"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        *("no repository", "no commit", "somebody else's", "no git", "fails"),
+        pytest.param("hangs", marks=pytest.mark.slow),
+    ],
+)
 def test_where_git_tells_no_commit_there_is_none(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:

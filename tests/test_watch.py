@@ -325,15 +325,13 @@ def test_clock(seconds: float, text: str) -> None:
 
 
 PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
-DISTRIBUTIONS = load_search_file(QUICK).space.distributions()
 
 
 def evaluate(session: Session, number: int, losses: int = 1, budget: int = 9) -> None:
     """Record an evaluation that is complete if it has two losses, and running if it has not."""
-    record = session.open_record()
-    assignment = claim(
-        record, {**PARAMS, "depth": number}, DISTRIBUTIONS, budget, island=number % 2, worker=0, generation=0
-    )
+    record, distributions = session.open_record(), load_search_file(QUICK).space.distributions()
+    place = {"island": number % 2, "worker": 0, "generation": 0}
+    assignment = claim(record, {**PARAMS, "depth": number}, distributions, budget, **place)
     for epoch in range(losses):
         record.report(assignment, epoch + 1, 1.0 / number)
     if losses > 1:
@@ -348,8 +346,8 @@ def test_looks_follow_the_record(tmp_path: Path, url: str | None) -> None:
     follower = RunReader(tmp_path / "run").follow()
     assert follower.look().evaluations == []
     evaluate(session, 1, losses=2)
-    record = session.open_record()
-    assignment = claim(record, {**PARAMS, "depth": 2}, DISTRIBUTIONS, 9, island=1, worker=1, generation=0)
+    record, space = session.open_record(), load_search_file(QUICK).space
+    assignment = claim(record, {**PARAMS, "depth": 2}, space.distributions(), 9, island=1, worker=1, generation=0)
     for epochs in range(3):
         look = follower.look()
         assert [evaluation.state for evaluation in look.evaluations] == ["complete", "running"]
@@ -358,7 +356,6 @@ def test_looks_follow_the_record(tmp_path: Path, url: str | None) -> None:
     record.interrupt(assignment)
     assert [evaluation.state for evaluation in follower.look().evaluations] == ["complete", "interrupted", "waiting"]
     assert follower.look().confirmations == []
-    space = load_search_file(QUICK).space
     session.create_confirmations(space)
     plan = plan_of(RunReader(tmp_path / "run").manifest)
     plan.begin(session.open_confirmations(), look.evaluations[:1], space)
@@ -448,6 +445,7 @@ def test_a_finished_run_is_printed_once(tmp_path: Path) -> None:
     assert lines[0].endswith("finished")
     assert "5/5 evaluations" in lines[1]
     assert "best 0.2  trial 4, found 0:0" in shown.stdout
+@pytest.mark.slow
     ascii_only = piped(tmp_path / "run", PYTHONIOENCODING="ascii")
     assert ascii_only.returncode == 0
     assert "*" in ascii_only.stdout
@@ -464,6 +462,7 @@ def test_a_run_that_is_not_there_is_one_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("summary", "said"),
     [
+@pytest.mark.slow
         (None, "no run is going on here. To go on: --resume"),
         ({"stopped": "--time-limit 10.0 s"}, "--time-limit 10.0 s. To go on: --resume"),
         ({"exhausted": True}, "the search space is exhausted. To go on: --resume"),
@@ -578,6 +577,7 @@ def test_the_terminal_is_given_back_however_one_leaves(
         _press(b"x")(screen, tmp_path)  # means nothing
         screen.process.send_signal(signal.SIGTSTP)  # which the system does not heed where there is no shell
         screen.wait_for("\x1b[?1049l")
+@pytest.mark.slow
         screen.wait_for("searching")
         assert screen.takes_keys
         leave(screen, tmp_path / "run")
@@ -597,6 +597,7 @@ def test_a_run_that_dies_is_watched_on_until_it_is_resumed_and_ends(tmp_path: Pa
         assert "\x1b[?1049h" not in screen.written
     with held(path) as first, in_terminal("watch", path, NO_COLOR="1") as screen:
         screen.wait_for("1 complete")
+@pytest.mark.slow
         evaluate(session, 2)
         screen.wait_for("1 running")
         first.kill()
