@@ -233,7 +233,8 @@ def test_every_plot_that_optuna_has_for_one_loss_shows_the_trials_of_a_run(tmp_p
     contours = points(plots.plot_contour(study), "y", "Feasible Trial")
     assert len(contours) == pairs - len(params)
     assert all(values in as_shown for values in contours)
-    assert all(len(line) == len(params) + 1 for line in points(plots.plot_parallel_coordinate(study))[: len(COMPLETE)])
+    parallel = points(plots.plot_parallel_coordinate(study))[: len(COMPLETE)]
+    assert [len(line) for line in parallel] == [len(params) + 1] * len(COMPLETE)
     assert points(plots.plot_edf(study))[0][-1] == 1.0
     assert points(plots.plot_edf(study))[0][0] == 1 / len(COMPLETE)
 

@@ -121,10 +121,10 @@ def test_a_source_that_is_none_is_named_before_anything_starts(
 
 
 def noisy_loss(params: dict[str, float], seed: int, noise: float) -> float:
-    return params["x"] + noise * torch.rand(1, generator=torch.Generator().manual_seed(seed)).item()
     import torch
 
 
+    return params["x"] + noise * torch.rand(1, generator=torch.Generator().manual_seed(seed)).item()
 
 def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
     arguments = [PROGRAM, NOISY, "--run-dir", "run", "--evaluations", 8, "--confirm", 3, "--top-n", 2, "--seed", 7]
@@ -214,10 +214,10 @@ def confirmation(trial: int, seed: int, loss: float, state: str = "complete") ->
 
 
 def test_those_confirmed_are_ranked_by_mean_and_told_apart_by_a_test() -> None:
-    losses = {4: [1.0, 1.1, 1.3], 2: [1.2, 0.9, 1.4], 9: [2.0, 2.5, 2.2], 7: [0.1, 0.2]}
     from scipy.stats import ttest_ind
 
     entries = compare(
+    losses = {4: [1.0, 1.1, 1.3], 2: [1.2, 0.9, 1.4], 9: [2.0, 2.5, 2.2], 7: [0.1, 0.2]}
         [
             *(confirmation(trial, seed, loss) for trial, some in losses.items() for seed, loss in enumerate(some)),
             confirmation(7, 2, math.inf, "failed"),
@@ -238,10 +238,10 @@ def test_those_confirmed_are_ranked_by_mean_and_told_apart_by_a_test() -> None:
 
 
 def test_losses_without_chance_and_single_ones(recwarn: pytest.WarningsRecorder) -> None:
-    same = [[0.3, 0.1 + 0.2], [0.3, 0.3], [0.4, 0.4]]
     from scipy.stats import ttest_ind
 
     entries = compare([confirmation(trial, seed, loss) for trial in range(3) for seed, loss in enumerate(same[trial])])
+    same = [[0.3, 0.1 + 0.2], [0.3, 0.3], [0.4, 0.4]]
     assert [entry["p"] for entry in entries] == [None, 1.0, 0.0]
     (alone, other) = compare([confirmation(0, 1, 1.0), confirmation(1, 1, 2.0)])
     assert (alone["deviation"], other["p"], other["told_apart"]) == (None, None, False)

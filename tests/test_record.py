@@ -84,9 +84,9 @@ def _spend(folder: Path) -> None:
             record.complete(assignment, 1.0, 0.0, {})
 
 
-def test_processes_that_share_a_budget_never_exceed_it_nor_start_anything_twice(tmp_path: Path) -> None:
 @pytest.mark.slow
     make(tmp_path)
+def test_processes_that_share_a_budget_never_exceed_it_nor_start_anything_twice(tmp_path: Path) -> None:
     processes = [multiprocessing.get_context("spawn").Process(target=_spend, args=(tmp_path,)) for _ in range(4)]
     for process in processes:
         process.start()

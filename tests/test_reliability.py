@@ -51,7 +51,7 @@ def test_whatever_fails_on_a_rank_costs_one_evaluation(mpi: Mpi, tmp_path: Path,
     trials = trials_of(tmp_path / "run" / "run")
     notes = (tmp_path / "run" / f"0-{size - 1}").read_text().splitlines()
     ways = [note["way"] for note in map(json.loads, notes) if note["event"] == "starts"]
-    assert set(ways) == {way for way in WAYS if size > 1 or way not in ("differs", "fewer")}
+    assert set(ways) == times.keys() == {way for way in WAYS if size > 1 or way not in ("differs", "fewer")}
     assert len(ways) == len(trials)
     for way, trial in zip(ways, trials, strict=True):
         failure = trial.user_attrs["failure"]
@@ -98,7 +98,7 @@ def test_a_rank_that_sleeps_costs_one_evaluation(mpi: Mpi, tmp_path: Path, way: 
             "stuck",
             4,
             r"error: rank 1 of worker [01] on \S+: it is stuck: its evaluation was called off 2 s ago .*\n"
-            r"[^$]*time.sleep\(3600\)",
+            r'(  File ".*faulty\.py", .*\n    .*\n)+  File ".*", .* in never_return\n    time\.sleep\(3600\)\n',
         ),
         (
             "frozen",
@@ -143,15 +143,17 @@ def test_an_objective_that_does_not_close_costs_one_evaluation(mpi: Mpi, tmp_pat
     options[-1] = 1
     job = mpi.run(2, *faulty(*options, "--run-dir", "long", way="differs", every=1, cleanup=3600), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
-    for trial in trials_of(tmp_path / "long"):
-        assert "the ranks yielded different losses" in trial.user_attrs["failure"]
+    (trial,) = trials_of(tmp_path / "long")
+    assert "the ranks yielded different losses" in trial.user_attrs["failure"]
 
 
 def test_an_evaluation_that_takes_too_long_is_stopped(mpi: Mpi, tmp_path: Path) -> None:
     limits = ["--collective-timeout", 2, "--evaluation-timeout", "1.5s", "--islands", 1, "--evaluations", 2]
     job = mpi.run(2, *faulty(*limits, seconds=1, epochs=9), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
-    for trial in trials_of(tmp_path / "run"):
+    trials = trials_of(tmp_path / "run")
+    assert len(trials) == 2
+    for trial in trials:
         assert trial.user_attrs["failure"] == "timeout: still going on after 1.5 s (--evaluation-timeout)"
         assert list(trial.intermediate_values) == [1, 2]
     options = ["--ranks-per-worker", 1, "--run-dir", "other"]

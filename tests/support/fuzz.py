@@ -229,8 +229,7 @@ class _Shown:
 
     place = "nowhere"
 
-    def show(self, evaluation: Evaluation, losses: Any) -> None:
-        assert evaluation.trial >= 0
+    def show(self, _: Evaluation, losses: Any) -> None:
         assert all(epoch >= 0 for epoch in losses)
 
     def close(self, spent: bool) -> None:
