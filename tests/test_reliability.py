@@ -328,9 +328,9 @@ def test_nothing_that_was_reported_is_lost_when_a_run_is_killed(each_mpi: Mpi, t
     assert tally.readings > 10
 
 
+@pytest.mark.mpi
 def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
     arguments = ["--ranks-per-worker", "1", "--evaluations", "14", "--set", "seconds=0.3"]
-@pytest.mark.mpi
     command = ["mpirun", "-n", "2", sys.executable, PROGRAM, QUICK, "--run-dir", "run", *arguments]
     log = tmp_path / "log"
     with log.open("w") as out:
@@ -359,9 +359,9 @@ def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
     assert len(finished(trials_of(tmp_path / "run"))) == 14
 
 
+@pytest.mark.slow
 def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
     def supervise(*command: object, restarts: int = 2) -> subprocess.CompletedProcess[str]:
-@pytest.mark.slow
         line = hpo_line("run", "--restarts", restarts, *command)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         return subprocess.run(

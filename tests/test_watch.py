@@ -35,19 +35,12 @@ from hpo.run.session import Session
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import Evaluation
 from hpo.text import clock
+from tests.support.evaluations import one
 from tests.support.launch import PROGRAM, ROOT, Mpi, finish
 from tests.support.outcome import lines_of
 from tests.support.runs import QUICK, claim, manifest, start
 
 DAY = 86400.0
-
-
-def one(trial: int, state: str = "complete", **values: Any) -> Evaluation:
-    """Make an evaluation by a worker that took 10 s, the trial's number of seconds after the epoch."""
-    loss = 1.0 if state in ("complete", "pruned") else math.inf
-    ended = trial + 10.0 if state in ("complete", "pruned", "failed") else math.nan
-    given: dict[str, Any] = {"loss": loss, "params": {"lr": 0.1}, "island": 0, "worker": 0, "generation": 0}
-    return Evaluation(trial, state, **{**given, "started": float(trial), "ended": ended, **values})
 
 
 def a_look(evaluations: list[Evaluation], at: float = 200.0, **values: Any) -> Look:
@@ -452,6 +445,7 @@ def finished_run(path: Path, budget: int = 5) -> None:
         evaluate(session, number, losses=2)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_printed_once(tmp_path: Path) -> None:
     finished_run(tmp_path / "run")
     shown = piped(tmp_path / "run")
@@ -462,13 +456,13 @@ def test_a_finished_run_is_printed_once(tmp_path: Path) -> None:
     assert lines[0].endswith("finished")
     assert "5/5 evaluations" in lines[1]
     assert "best 0.2  trial 4, found 0:0" in shown.stdout
-@pytest.mark.slow
     ascii_only = piped(tmp_path / "run", PYTHONIOENCODING="ascii")
     assert ascii_only.returncode == 0
     assert "*" in ascii_only.stdout
     assert ascii_only.stdout.isascii()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_there_is_one_message(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         shown = piped(path)
@@ -479,7 +473,6 @@ def test_a_run_that_is_not_there_is_one_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("summary", "said"),
     [
-@pytest.mark.slow
         (None, "no run is going on here. To go on: --resume"),
         ({"stopped": "--time-limit 10.0 s"}, "--time-limit 10.0 s. To go on: --resume"),
         ({"exhausted": True}, "the search space is exhausted. To go on: --resume"),
@@ -584,6 +577,7 @@ def _send(number: signal.Signals) -> Callable[[Screen, Path], object]:
     ],
     ids=["q", "ctrl-c", "SIGTERM", "SIGHUP", "gone"],
 )
+@pytest.mark.slow
 def test_the_terminal_is_given_back_however_one_leaves(
     tmp_path: Path, leave: Callable[[Screen, Path], object], status: int
 ) -> None:
@@ -594,7 +588,6 @@ def test_the_terminal_is_given_back_however_one_leaves(
         _press(b"x")(screen, tmp_path)  # means nothing
         screen.process.send_signal(signal.SIGTSTP)  # which the system does not heed where there is no shell
         screen.wait_for("\x1b[?1049l")
-@pytest.mark.slow
         screen.wait_for("searching")
         assert screen.takes_keys
         leave(screen, tmp_path / "run")
@@ -604,6 +597,7 @@ def test_the_terminal_is_given_back_however_one_leaves(
         assert run.poll() is None
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_is_watched_on_until_it_is_resumed_and_ends(tmp_path: Path) -> None:
     path = tmp_path / "run"
     session = start(path)
@@ -614,7 +608,6 @@ def test_a_run_that_dies_is_watched_on_until_it_is_resumed_and_ends(tmp_path: Pa
         assert "\x1b[?1049h" not in screen.written
     with held(path) as first, in_terminal("watch", path, NO_COLOR="1") as screen:
         screen.wait_for("1 complete")
-@pytest.mark.slow
         evaluate(session, 2)
         screen.wait_for("1 running")
         first.kill()

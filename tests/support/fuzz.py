@@ -256,9 +256,9 @@ def _track(run_dir: Path, out: Path) -> None:
         follower.is_spent(run.manifest.study, 1)
     shutil.rmtree(out / "written")
 
+
 def _space() -> SearchSpace:
     return load_search_file(QUICK).space
-
 
 
 READERS: list[Callable[[Path, Path], object]] = [
