@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.launch import ROOT, Mpi, open_mpi
+from tests.support.launch import PROGRAM, ROOT, Mpi, open_mpi
 
 # What programs need to be found and to speak; whatever else this shell has (SLURM's job, an MPI's options, proxies,
 # colours, accounts, Python's and torch's switches) is another's, and would reach the jobs of the tests.
@@ -25,6 +28,30 @@ def pytest_configure() -> None:
         if name not in _KEPT and not name.startswith(_KEPT_KINDS):
             del os.environ[name]
     os.environ.update(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what launches jobs by the fixtures below; what does so without them has the marker where it is written."""
+    for item in items:
+        if {"mpi", "each_mpi"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("mpi")
+
+
+@pytest.fixture(autouse=True)
+def unmarked_launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test fail that launches a job, by whatever means, and has no marker by which `make test-fast` leaves it."""
+    if request.node.get_closest_marker("mpi"):
+        return
+    start = subprocess.Popen.__init__
+
+    def start_no_job(process: subprocess.Popen[Any], args: Any, *more: Any, **options: Any) -> None:
+        words = args if isinstance(args, (list, tuple)) else str(args).split()
+        if {Path(os.fsdecode(word)).name for word in words} & {"mpirun", PROGRAM.name}:
+            pytest.fail(f"a test that launches a job needs the marker mpi: {args!r}")
+        start(process, args, *more, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", start_no_job)
 
 
 @pytest.fixture(scope="session", autouse=True)

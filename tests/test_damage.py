@@ -20,6 +20,7 @@ from tests.support import fuzz
 from tests.support.runs import BEGAN, add, complete, make_run, start, started
 
 
+@pytest.mark.slow
 def test_whatever_is_damaged_is_read_or_refused_with_one_message(tmp_path: Path) -> None:
     outcome = fuzz.fuzz(tmp_path / "fuzz", seed=0, count=50)
     assert set(outcome) == {"read", "refused", "resumed", "resume refused"}

@@ -99,6 +99,7 @@ def test_too_few_samples_to_split_are_counted(tmp_path: Path) -> None:
         load_data("mnist", tmp_path)
 
 
+@pytest.mark.slow
 def test_data_that_is_nowhere_is_named_with_where_it_was_sought(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +233,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
 
 
 @needs_fashion_mnist
+@pytest.mark.slow
 def test_fashion_mnist_is_read_as_debian_ships_it() -> None:
     data, test = load_data("fashion-mnist", FASHION_MNIST), load_test("fashion-mnist", FASHION_MNIST)
     assert (len(data.train), len(data.validation), len(test)) == (50_000, 10_000, 10_000)

@@ -8,21 +8,18 @@ import runpy
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from safetensors import safe_open
-from safetensors.torch import load_file
-from torch import Tensor
-from torch.nn.functional import cross_entropy
-from torchvision.models import resnet18
 
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, ROOT, Mpi
 from tests.support.outcome import finished, trials_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -39,6 +36,11 @@ def example(page: str, name: str) -> str:
 
 def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]]:
     """Return the validation loss that a plain network has with the weights that a run has kept, and these."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+    from torch.nn.functional import cross_entropy
+
     with safe_open(run_dir / "best.safetensors", "pt") as file:
         params: dict[str, Any] = json.loads(file.metadata()["params"])
     module, weights = runpy.run_path(str(program)), load_file(run_dir / "best.safetensors")
@@ -62,6 +64,9 @@ def test_the_own_model_of_the_readme_runs_as_written(mpi: Mpi, tmp_path: Path) -
 
 
 def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
+    import torch
+    from torchvision.models import resnet18
+
     (tmp_path / "my_images.py").write_text(example("docs/own-model.md", "my_images.py"), "utf-8")
     make_images(tmp_path / "images")
     torch.save(resnet18().state_dict(), tmp_path / "resnet18.pth")
@@ -112,7 +117,7 @@ def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_i
     assert reported("cut", 1) == losses
     (loss, weights), (_, expected) = (loss_of_best(program, Path(run_dir)) for run_dir in ("cut", "whole"))
     assert loss == pytest.approx(min(losses), rel=1e-4)
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert all(weights[name].equal(expected[name]) for name in expected)
 
 
 def reported(run_dir: str, trial: int) -> list[float]:

@@ -180,6 +180,7 @@ def test_a_run_from_a_plain_study_is_in_the_dashboard_while_it_goes_on_and_after
     ]
 
 
+@pytest.mark.slow
 def test_the_dashboard_shows_a_run_with_everything_in_it_and_leaves_it_alone(tmp_path: Path) -> None:
     run_dir = run_of_everything(tmp_path)
     before = (run_dir / "study.log").read_bytes()
@@ -203,6 +204,7 @@ def points(figure: Any, axis: str = "y", name: str | None = None) -> list[list[A
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")  # which optuna imports, if it is there
+@pytest.mark.slow
 def test_every_plot_that_optuna_has_for_one_loss_shows_the_trials_of_a_run(tmp_path: Path) -> None:
     study = study_of(run_of_everything(tmp_path))
     params = {name: [study.trials[number].params[name] for number in COMPLETE] for name in study.best_params}
@@ -231,7 +233,8 @@ def test_every_plot_that_optuna_has_for_one_loss_shows_the_trials_of_a_run(tmp_p
     contours = points(plots.plot_contour(study), "y", "Feasible Trial")
     assert len(contours) == pairs - len(params)
     assert all(values in as_shown for values in contours)
-    assert all(len(line) == len(params) + 1 for line in points(plots.plot_parallel_coordinate(study))[: len(COMPLETE)])
+    parallel = points(plots.plot_parallel_coordinate(study))[: len(COMPLETE)]
+    assert [len(line) for line in parallel] == [len(params) + 1] * len(COMPLETE)
     assert points(plots.plot_edf(study))[0][-1] == 1.0
     assert points(plots.plot_edf(study))[0][0] == 1 / len(COMPLETE)
 

@@ -281,6 +281,7 @@ def test_parquet_says_what_it_needs(tmp_path: Path, export: Export, monkeypatch:
     [("closed", 1, ""), ("full", 2, "error: the standard output cannot be written: No space left on device\n")],
     ids=["closed", "full"],
 )
+@pytest.mark.slow
 def test_a_reader_that_has_enough_ends_it_quietly(
     tmp_path: Path, command: list[str], variables: dict[str, str], reader: str, status: int, message: str
 ) -> None:
@@ -347,6 +348,7 @@ def test_a_pipe_and_a_device_are_written_to_and_stay(tmp_path: Path, export: Exp
 
 
 @pytest.mark.parametrize("command", ["top", "watch", "export --to csv"])
+@pytest.mark.slow
 def test_a_standard_output_that_was_closed_is_said_and_takes_nothing(tmp_path: Path, command: str) -> None:
     start(tmp_path / "run")
     before = (tmp_path / "run" / "study.log").read_bytes()
@@ -358,6 +360,7 @@ def test_a_standard_output_that_was_closed_is_said_and_takes_nothing(tmp_path: P
     assert (tmp_path / "run" / "study.log").read_bytes() == before
 
 
+@pytest.mark.mpi
 def test_a_run_whose_standard_output_was_closed_comes_to_its_end(tmp_path: Path) -> None:
     program, search = str(ROOT / "run_islands.py"), str(SEARCHES / "tiny.py")
     line = [sys.executable, program, search, "--run-dir", "run", "--evaluations", "2"]

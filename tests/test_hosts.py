@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.launch import ROOT, Mpi, changed_program
 
+pytestmark = pytest.mark.mpi
+
 # TEST-NET-2 of RFC 5737: nobody's network.
 NETWORK = "198.51.100."
 

@@ -1,15 +1,17 @@
-"""The contract between the rooms of the house, which `make lint` checks, catches what breaks it."""
+"""What keeps the house in order catches what breaks it: the contract between its rooms, and the markers of tests."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.launch import ROOT
+from tests.support.chaos import Victim
+from tests.support.launch import PROGRAM, ROOT, Mpi, hpo_line
 
 WRONG = {
     "hpo/store/run_dir.py": ("from hpo.run import options", "rooms import only what stands below them"),
@@ -47,6 +49,7 @@ def test_the_package_keeps_the_contract() -> None:
     assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.slow
 def test_a_search_space_alone_needs_no_torch() -> None:
     program = (
         "import sys, hpo\n"
@@ -60,3 +63,24 @@ def test_no_module_has_more_than_300_lines() -> None:
     lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / "hpo").rglob("*.py")}
     assert len(lengths) > 100
     assert {path: length for path, length in lengths.items() if length > 300} == {}
+
+
+LAUNCHES: dict[str, Callable[[Path], object]] = {
+    "mpirun": lambda folder: Mpi().start(1, "-c", "", cwd=folder),
+    "another launcher": lambda folder: Mpi("taskset", flags=("1", "mpirun")).run(1, "-c", "", cwd=folder),
+    "to kill it": lambda folder: Victim(Mpi(), 1, ["-c", ""], folder, folder / "log"),
+    "supervised": lambda folder: subprocess.run(hpo_line("run", "mpirun", "--run-dir", "run"), cwd=folder, check=True),
+    "alone": lambda folder: subprocess.run([sys.executable, PROGRAM], cwd=folder, check=True),
+    "by the shell": lambda folder: subprocess.run("mpirun -n 1 true", shell=True, cwd=folder, check=True),
+}
+
+
+@pytest.mark.parametrize("way", LAUNCHES)
+def test_a_test_that_launches_a_job_has_its_marker(tmp_path: Path, way: str) -> None:
+    with pytest.raises(pytest.fail.Exception, match="a test that launches a job needs the marker mpi"):
+        LAUNCHES[way](tmp_path)
+
+
+def test_a_test_that_asks_for_an_mpi_is_marked(mpi: Mpi, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    assert request.node.get_closest_marker("mpi")
+    assert mpi.run(1, "-c", "", cwd=tmp_path).returncode == 0

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import optuna
 import pytest
-import torch
-from scipy.stats import ttest_ind
 
 from hpo.errors import UsageError
 from hpo.problem import load_search_file
 from hpo.results.confirmation import Plan, compare
 from hpo.run.inheritance import read_inheritance
 from hpo.store.trials import Evaluation
+from tests.support.evaluations import one
 from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, finish
 from tests.support.outcome import finished, lines_of, trials_of
 from tests.support.runs import start
@@ -123,6 +122,8 @@ def test_a_source_that_is_none_is_named_before_anything_starts(
 
 
 def noisy_loss(params: dict[str, float], seed: int, noise: float) -> float:
+    import torch
+
     return params["x"] + noise * torch.rand(1, generator=torch.Generator().manual_seed(seed)).item()
 
 
@@ -210,10 +211,12 @@ def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) 
 
 
 def confirmation(trial: int, seed: int, loss: float, state: str = "complete") -> Evaluation:
-    return Evaluation(0, state, loss, {}, 0, 0, 0, confirms=trial, seed=seed)
+    return one(0, state, loss=loss, confirms=trial, seed=seed)
 
 
 def test_those_confirmed_are_ranked_by_mean_and_told_apart_by_a_test() -> None:
+    from scipy.stats import ttest_ind
+
     losses = {4: [1.0, 1.1, 1.3], 2: [1.2, 0.9, 1.4], 9: [2.0, 2.5, 2.2], 7: [0.1, 0.2]}
     entries = compare(
         [
@@ -236,6 +239,8 @@ def test_those_confirmed_are_ranked_by_mean_and_told_apart_by_a_test() -> None:
 
 
 def test_losses_without_chance_and_single_ones(recwarn: pytest.WarningsRecorder) -> None:
+    from scipy.stats import ttest_ind
+
     same = [[0.3, 0.1 + 0.2], [0.3, 0.3], [0.4, 0.4]]
     entries = compare([confirmation(trial, seed, loss) for trial in range(3) for seed, loss in enumerate(same[trial])])
     assert [entry["p"] for entry in entries] == [None, 1.0, 0.0]
@@ -254,6 +259,6 @@ def test_seeds_follow_from_the_plan_and_are_shared_by_nobody() -> None:
     assert plan.of(there) == [], "one seed is missing, and the mean of the others flatters"
     last = confirmation(3, plan.seeds(3)[3], 1.0, "running")
     assert plan.of([*there, last]) == [*there[:3], last]
-    best = [Evaluation(trial, "complete", 1.0, {}, 0, 0, 0) for trial in (3, 4)]
+    best = [one(3), one(4)]
     assert plan.to_do(best, there) == 1 + 4
     assert Plan(0, "").to_do(best, there) == 0

@@ -50,6 +50,7 @@ def away(folder: Path, seconds: float, lock: str = "EXCLUSIVE") -> threading.Thr
     return thread
 
 
+@pytest.mark.slow
 def test_what_is_recorded_while_a_database_is_away_is_recorded_once(tmp_path: Path) -> None:
     said: list[str] = []
     record = made(tmp_path, said)
@@ -70,6 +71,7 @@ def test_what_is_recorded_while_a_database_is_away_is_recorded_once(tmp_path: Pa
     assert second.startswith("the storage the database answers again, after ")
 
 
+@pytest.mark.slow
 def test_what_was_recorded_though_no_answer_came_is_not_recorded_again(tmp_path: Path) -> None:
     Record.create(url(tmp_path), "run", SPACE.describe())
     storage = open_storage(url(tmp_path))
@@ -105,6 +107,7 @@ def test_what_was_recorded_though_no_answer_came_is_not_recorded_again(tmp_path:
     assert said == []
 
 
+@pytest.mark.slow
 def test_who_may_read_does_not_hide_that_nobody_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "_PATIENCE", 1.0)
     said: list[str] = []
@@ -140,6 +143,7 @@ def test_workers_that_are_in_each_others_way_for_a_moment_say_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.slow
 def test_an_outage_ends_a_run_where_it_lasts_too_long_or_the_run_is_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:

@@ -10,21 +10,20 @@ import pytest
 
 from hpo.report import progress
 from hpo.store.trials import Evaluation
+from tests.support.evaluations import one
 from tests.support.outcome import lines_of
 
 
-def one(trial: int, began: float, ended: float | None = None) -> Evaluation:
-    state, loss = ("running", float("inf")) if ended is None else ("complete", 1.0 / (trial + 1))
-    times = (began, float("nan") if ended is None else ended)
-    return Evaluation(trial, state, loss, {"lr": 0.1}, 0, trial % 4, 0, 10.0, started=times[0], ended=times[1])
+def complete(trial: int, began: float) -> Evaluation:
+    return one(trial, loss=1.0 / (trial + 1), worker=trial % 4, started=began, ended=began + 10)
 
 
 def test_each_evaluation_is_a_line_and_the_time_left_knows_what_is_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_ESTIMATES", 0.0)
     now = time.time()
-    past = [one(trial, now - 9000, now - 8990) for trial in range(4)]
-    ended = [one(trial, now - 15, now - 5) for trial in range(4, 8)]
-    running = [one(trial, now - 5) for trial in range(8, 12)]
+    past = [complete(trial, now - 9000) for trial in range(4)]
+    ended = [complete(trial, now - 15) for trial in range(4, 8)]
+    running = [one(trial, "running", worker=trial % 4, started=now - 5) for trial in range(8, 12)]
     news, out = iter([past, [*ended, *running]]), io.StringIO()
     with progress.Progress(lambda: next(news, []), 20, out):
         while "left" not in out.getvalue():

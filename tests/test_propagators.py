@@ -18,7 +18,7 @@ from hpo.breeding.propagators import make
 from hpo.breeding.upstream import Individual
 from hpo.errors import UsageError
 from hpo.run.request import check_space
-from hpo.store.trials import Evaluation
+from tests.support.evaluations import one
 
 NUMBERS = SearchSpace(depth=Int(1, 12), width=Float(0.0, 2.0), lr=Float(1e-5, 1.0, log=True))
 EVERYTHING = SearchSpace(
@@ -66,6 +66,7 @@ def test_what_is_bred_is_of_the_space_and_new(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "factor"), [("ga", 0.1), ("tpe", 0.5)])
+@pytest.mark.slow
 def test_what_learns_finds_more_than_chance(name: str, factor: float) -> None:
     def mean_best(propagator: str) -> float:
         return float(np.mean([run(EVERYTHING, [propagator], 60, seed)[1].min() for seed in range(4)]))
@@ -78,7 +79,7 @@ def test_an_exhausted_space_is_searched_to_its_end() -> None:
     for name in ("ga", "tpe", "propulate", "random"):
         started, _ = run(space, [name], 10)
         assert len({tuple(params.values()) for params in started}) == 10
-    news = [Evaluation(i, "complete", 1.0, params, 0, 0, 0) for i, params in enumerate(space.everything())]
+    news = [one(trial, params=params) for trial, params in enumerate(space.everything())]
     past = Past(space, lambda: news)
     past.update()
     assert past.draw_new(random.Random(0)) is None

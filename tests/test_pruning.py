@@ -37,8 +37,8 @@ def test_all_ranks_give_up_the_same_evaluations(
     assert len(trials) == evaluations
     pruned = [trial for trial in trials.values() if trial.state.name == "PRUNED"]
     assert evaluations // 4 < len(pruned) < evaluations
+    assert min(len(trial.intermediate_values) for trial in pruned) < 6, "some never come to their last epoch"
     for trial in pruned:
-        assert 1 <= len(trial.intermediate_values) <= 6
         assert trial.values == [min(trial.intermediate_values.values())]
         assert trial.user_attrs["seconds"] > 0
     counts = json.loads((tmp_path / "run" / "summary.json").read_text())["evaluations"]

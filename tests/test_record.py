@@ -18,6 +18,7 @@ from hpo.store.claims import Claims
 from hpo.store.record import Assignment, Record
 from hpo.store.trials import rank
 from hpo.store.url import without_password
+from tests.support.evaluations import one
 from tests.support.runs import LOCK, claim
 
 SPACE = SearchSpace(layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True))
@@ -84,6 +85,7 @@ def _spend(folder: Path) -> None:
             record.complete(assignment, 1.0, 0.0, {})
 
 
+@pytest.mark.slow
 def test_processes_that_share_a_budget_never_exceed_it_nor_start_anything_twice(tmp_path: Path) -> None:
     make(tmp_path)
     processes = [multiprocessing.get_context("spawn").Process(target=_spend, args=(tmp_path,)) for _ in range(4)]
@@ -252,17 +254,11 @@ def test_a_run_in_which_nothing_succeeded_has_a_summary(tmp_path: Path) -> None:
     assert (summary["best"], summary["islands"]) == (None, [{"island": 1, "top": []}])
 
 
-def test_the_busy_fraction_counts_this_session_only(tmp_path: Path) -> None:
-    record = make(tmp_path)
-    for layers in (1, 2, 3):
-        record.complete(started(record, layers=layers), 1.0, 0.0, {})
-    first, second, third = record.evaluations()
-    from dataclasses import replace
-
+def test_the_busy_fraction_counts_this_session_only() -> None:
     evaluations = [
-        replace(first, started=0.0, ended=50.0, seconds=50.0),  # an earlier session
-        replace(second, started=100.0, ended=110.0, seconds=10.0),
-        replace(third, started=102.0, ended=108.0, seconds=6.0),
+        one(0, started=0.0, ended=50.0, seconds=50.0),  # an earlier session
+        one(1, started=100.0, ended=110.0, seconds=10.0),
+        one(2, started=102.0, ended=108.0, seconds=6.0),
     ]
     assert busy_fraction(evaluations, workers=2, since=90.0) == pytest.approx(16 / 20)
     assert busy_fraction(evaluations, workers=2, since=200.0) is None

@@ -51,7 +51,7 @@ def test_whatever_fails_on_a_rank_costs_one_evaluation(mpi: Mpi, tmp_path: Path,
     trials = trials_of(tmp_path / "run" / "run")
     notes = (tmp_path / "run" / f"0-{size - 1}").read_text().splitlines()
     ways = [note["way"] for note in map(json.loads, notes) if note["event"] == "starts"]
-    assert set(ways) == {way for way in WAYS if size > 1 or way not in ("differs", "fewer")}
+    assert set(ways) == times.keys() == {way for way in WAYS if size > 1 or way not in ("differs", "fewer")}
     assert len(ways) == len(trials)
     for way, trial in zip(ways, trials, strict=True):
         failure = trial.user_attrs["failure"]
@@ -98,7 +98,7 @@ def test_a_rank_that_sleeps_costs_one_evaluation(mpi: Mpi, tmp_path: Path, way: 
             "stuck",
             4,
             r"error: rank 1 of worker [01] on \S+: it is stuck: its evaluation was called off 2 s ago .*\n"
-            r"[^$]*time.sleep\(3600\)",
+            r'(  File ".*faulty\.py", .*\n    .*\n)+  File ".*", .* in never_return\n    time\.sleep\(3600\)\n',
         ),
         (
             "frozen",
@@ -143,15 +143,17 @@ def test_an_objective_that_does_not_close_costs_one_evaluation(mpi: Mpi, tmp_pat
     options[-1] = 1
     job = mpi.run(2, *faulty(*options, "--run-dir", "long", way="differs", every=1, cleanup=3600), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
-    for trial in trials_of(tmp_path / "long"):
-        assert "the ranks yielded different losses" in trial.user_attrs["failure"]
+    (trial,) = trials_of(tmp_path / "long")
+    assert "the ranks yielded different losses" in trial.user_attrs["failure"]
 
 
 def test_an_evaluation_that_takes_too_long_is_stopped(mpi: Mpi, tmp_path: Path) -> None:
     limits = ["--collective-timeout", 2, "--evaluation-timeout", "1.5s", "--islands", 1, "--evaluations", 2]
     job = mpi.run(2, *faulty(*limits, seconds=1, epochs=9), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
-    for trial in trials_of(tmp_path / "run"):
+    trials = trials_of(tmp_path / "run")
+    assert len(trials) == 2
+    for trial in trials:
         assert trial.user_attrs["failure"] == "timeout: still going on after 1.5 s (--evaluation-timeout)"
         assert list(trial.intermediate_values) == [1, 2]
     options = ["--ranks-per-worker", 1, "--run-dir", "other"]
@@ -326,6 +328,7 @@ def test_nothing_that_was_reported_is_lost_when_a_run_is_killed(each_mpi: Mpi, t
     assert tally.readings > 10
 
 
+@pytest.mark.mpi
 def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
     arguments = ["--ranks-per-worker", "1", "--evaluations", "14", "--set", "seconds=0.3"]
     command = ["mpirun", "-n", "2", sys.executable, PROGRAM, QUICK, "--run-dir", "run", *arguments]
@@ -356,6 +359,7 @@ def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
     assert len(finished(trials_of(tmp_path / "run"))) == 14
 
 
+@pytest.mark.slow
 def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
     def supervise(*command: object, restarts: int = 2) -> subprocess.CompletedProcess[str]:
         line = hpo_line("run", "--restarts", restarts, *command)
@@ -374,7 +378,7 @@ def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
     for status in (0, 2, 3, 75):
         final = supervise("bash", "-c", f"exit {status}", "--run-dir=run")
         assert (final.returncode, final.stdout) == (status, "")
-    nameless = supervise("mpirun", "-n", 2, "python", PROGRAM)
+    nameless = supervise("bash", "-c", "exit 0")
     assert (nameless.returncode, nameless.stdout) == (2, "")
     assert "error: name the run's directory in the command" in nameless.stderr
     missing = supervise("mpirum", "--run-dir", "run")

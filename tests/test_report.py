@@ -35,6 +35,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 ARGUMENTS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
 
+pytestmark = pytest.mark.slow
+
 Show = Callable[[Path], AbstractContextManager[Page]]
 
 
@@ -288,6 +290,7 @@ def test_the_answer_comes_first_and_all_is_in_line(resized: tuple[Page, int]) ->
 
 def test_figures_fill_their_places_and_legends_cover_nothing(resized: tuple[Page, int]) -> None:
     page, _ = resized
+    legends = 0
     for figure in page.locator(".plot").all():
         place, axes = (part.first.evaluate(BOX) for part in (figure, figure.locator(".bglayer")))
         assert axes[2] - axes[0] > (place[2] - place[0]) / 2
@@ -299,7 +302,9 @@ def test_figures_fill_their_places_and_legends_cover_nothing(resized: tuple[Page
             assert place[0] - 2 < left < right < place[2] + 2
             assert place[1] - 2 < top < bottom < place[3] + 2
         for _, top, _, bottom in figure.locator(".legend .bg").evaluate_all(shown):
+            legends += 1
             assert bottom <= axes[1] + 1 or top >= axes[3] - 1
+    assert legends > 0
 
 
 def test_the_curve_of_the_best_goes_through_its_figure(page: Page) -> None:

@@ -264,6 +264,7 @@ def test_a_run_that_goes_on_with_another_objective_says_so(mpi: Mpi, tmp_path: P
     assert (tmp_path / "run" / "search_space-2.py").read_text() == now
 
 
+@pytest.mark.mpi
 def test_a_file_that_is_saved_while_ranks_read_it_is_a_mistake(tmp_path: Path) -> None:
     if not shutil.which("taskset"):
         pytest.skip("no taskset: ranks that share one core take turns")
@@ -359,6 +360,7 @@ def test_propagators_without_a_worker_each_are_refused(mpi: Mpi, tmp_path: Path)
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.mpi
 def test_ranks_that_a_launcher_of_another_mpi_has_started_make_no_runs_of_their_own(tmp_path: Path) -> None:
     another = [mpi for mpi in available_mpis() if mpi.python != Mpi().python]
     if not another:

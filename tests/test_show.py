@@ -166,6 +166,7 @@ def test_a_trial_that_does_not_exist_is_one_message(tmp_path: Path, hpo: Hpo, na
     assert said.format(run_dir) in err
 
 
+@pytest.mark.slow
 def test_what_goes_on_is_told_as_such(tmp_path: Path, hpo: Hpo) -> None:
     session = start(tmp_path / "run")
     record = session.open_record()
@@ -280,6 +281,7 @@ def test_who_is_in_a_run_directory_moves_no_cursor(tmp_path: Path, hpo: Hpo) -> 
         assert said.removesuffix("\n").isprintable()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_encoded_does_not_end_it(tmp_path: Path) -> None:
     run_dir = run_of_everything(tmp_path)
     for arguments in (["show", run_dir, 7], ["top", run_dir, "--failed"], ["top", run_dir]):
@@ -410,6 +412,7 @@ def in_terminal(columns: int, *arguments: object) -> str:
     return written.decode().replace("\r\n", "\n")
 
 
+@pytest.mark.slow
 def test_failures_are_as_wide_as_the_terminal(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
     fail(record, f"{PLACED} {'and so on ' * 30}end")

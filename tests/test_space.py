@@ -135,7 +135,7 @@ def test_bounds_with_too_many_digits_are_rounded_into_the_range() -> None:
         (Categorical("relu", "tanh", "relu"), "differ", "Categorical('relu', 'tanh', 'relu')"),
         (Categorical(1, True), "differ", "Categorical(1, True)"),
         (Categorical(0.5, math.nan), "finite", "Categorical(0.5, nan)"),
-        (Categorical("a", None), "string, a number or a boolean", "None"),  # type: ignore[arg-type]
+        (Categorical("a", None), "string, a number or a boolean", "Categorical('a', None)"),  # type: ignore[arg-type]
     ],
 )
 def test_a_bad_range_is_named_and_shown(parameter: Parameter, reason: str, shown: str) -> None:

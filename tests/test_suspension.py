@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from hpo.store.lock import FileLock
 from tests.support.launch import ROOT
 
@@ -31,6 +33,7 @@ print(f"{time.monotonic() - began:.1f} {clock.lost():.1f}", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_lock_is_not_stale_because_who_waits_for_it_was_stopped(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()

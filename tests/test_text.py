@@ -16,6 +16,7 @@ from hpo.results.reader import Look
 from hpo.results.summary import summarize
 from hpo.store.trials import Evaluation
 from hpo.text import number
+from tests.support.evaluations import one
 from tests.support.runs import manifest
 
 
@@ -45,8 +46,7 @@ def test_whole_numbers_have_all_their_digits(given: float, text: str) -> None:
 
 
 def ended(trial: int, loss: float, parameters: float) -> Evaluation:
-    metrics = {"parameters": parameters, "accuracy": 0.5}
-    return Evaluation(trial, "complete", loss, {"lr": 0.1}, 0, 0, 0, 1.0, metrics, started=0.0, ended=1.0 + trial)
+    return one(trial, loss=loss, metrics={"parameters": parameters, "accuracy": 0.5})
 
 
 def test_the_parameters_of_a_network_are_counted_in_lines_tables_and_the_live_view(
@@ -54,7 +54,7 @@ def test_the_parameters_of_a_network_are_counted_in_lines_tables_and_the_live_vi
 ) -> None:
     evaluations = [ended(0, 0.25, 110300.0), ended(1, 0.5, 2.0**53 - 1), ended(2, 0.75, 8.0)]
     lines = Lines([], 3)
-    texts = [lines.line(one) for one in evaluations]
+    texts = [lines.line(evaluation) for evaluation in evaluations]
     assert "  parameters=110300  accuracy=0.5" in texts[0]
     assert texts[1].index("accuracy") == texts[2].index("accuracy"), "columns are as wide as the widest so far"
     print_tables(summarize(evaluations, 3, 3), Path("run"))

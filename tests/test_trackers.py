@@ -95,6 +95,7 @@ def process_of(run_dir: Path, name: str) -> int:
 
 
 @pytest.mark.parametrize("name", TRACKERS)
+@pytest.mark.slow
 def test_a_tracker_shows_what_is_recorded_while_it_is_recorded_and_once(name: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "my run"
     session = begin_run(run_dir)
@@ -160,6 +161,7 @@ def test_what_another_run_has_evaluated_is_that_runs_to_show(tmp_path: Path) -> 
     assert READERS["tensorboard"](tmp_path / "run").keys() == {"trial-0000"}
 
 
+@pytest.mark.slow
 def test_what_died_with_its_tracker_is_over_at_the_next_session(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     session = begin_run(run_dir)
@@ -186,6 +188,7 @@ def test_what_died_with_its_tracker_is_over_at_the_next_session(tmp_path: Path) 
     assert shown["trial-0002"].curve == curve
 
 
+@pytest.mark.slow
 def test_what_ends_after_its_tracker_has_died_is_shown_once(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     session = begin_run(run_dir)
@@ -309,6 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
     ],
     ids=["begin", "start", "losses", "end", "close"],
 )
+@pytest.mark.slow
 def test_a_tracker_that_fails_warns_once_and_is_left_alone(
     refused: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +353,7 @@ def test_no_secret_of_a_url_is_shown(message: str, shown: str) -> None:
     assert without_secrets(message) == shown
 
 
+@pytest.mark.slow
 def test_a_warning_has_no_password_and_moves_no_cursor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = begin_run(tmp_path / "run")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://me:secret@host/\x1b[31m" + "x" * 500)
@@ -360,6 +365,7 @@ def test_a_warning_has_no_password_and_moves_no_cursor(tmp_path: Path, monkeypat
     assert "secret" not in line
 
 
+@pytest.mark.slow
 def test_a_tracker_may_say_what_the_locale_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = begin_run(tmp_path / "run")
     record = session.open_record()
@@ -374,6 +380,7 @@ def test_a_tracker_may_say_what_the_locale_cannot(tmp_path: Path, monkeypatch: p
     assert [line for line in said if "warning" in line] == []
 
 
+@pytest.mark.slow
 def test_a_tracker_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = begin_run(tmp_path / "run")
     start(session.open_record(), 1)
@@ -389,6 +396,7 @@ def test_a_tracker_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pyt
         )
 
 
+@pytest.mark.slow
 def test_a_tracker_does_not_outlive_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = begin_run(tmp_path / "run")
     start(session.open_record(), 1)
@@ -466,6 +474,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_tracker_has_to_be_known_and_installed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no tracker 'tensorbord'; there are tensorboard, mlflow, wandb"):
         Options(QUICK, trackers=("mlflow", "tensorbord"))

@@ -15,6 +15,7 @@ EPOCHS, BATCH, TRAIN, VALIDATION, SEED, LR, GAMMA = 3, 32, 193, 101, 7, 0.3, 0.8
 comm = world()
 size_of_worker = [1, 2, 2, 3, 3, 3][comm.rank]
 subcommunicator = SleepingComm(comm.Split(size_of_worker, comm.rank))
+torch.set_num_threads(1 + torch.get_num_threads())  # which the group is to change
 data = load_data("digits", train_samples=TRAIN, validation_samples=VALIDATION)
 
 

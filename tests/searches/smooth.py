@@ -7,7 +7,6 @@ from hpo import Float, SearchSpace
 space = SearchSpace(**{name: Float(0.0, 1.0) for name in "abcd"})
 
 
-def objective(params, worker):
-    assert worker.size >= 1
+def objective(params, _):
     time.sleep(0.05)
     return sum(params.values())

@@ -85,6 +85,7 @@ def survive(mpi: Mpi, folder: Path, chance: random.Random, budget: int, most_kil
     ended = Counter(_key_of_trial(trial) for trial in trials)
     tally.finished, tally.repeated = len(trials), sum("repeats" in trial.user_attrs for trial in trials)
     tally.lost = (reported - ended).total()
+    assert reported, "no line of an evaluation was understood"
     assert tally.lost == 0, f"printed, and not in the study: {reported - ended}"
     assert {trial.state.name for trial in trials} <= {"COMPLETE", "FAIL"}
     assert len(trials) == budget

@@ -22,6 +22,7 @@ from unittest import mock
 
 import typer
 
+from hpo import SearchSpace
 from hpo.errors import UsageError
 from hpo.problem import load_search_file
 from hpo.report.live.lines import Pen
@@ -38,7 +39,6 @@ from hpo.trackers.written import Written
 from tests.support.launch import call_hpo
 from tests.support.runs import QUICK, claim, complete, run_of_everything, start, started
 
-SPACE = load_search_file(QUICK).space
 DEEP = "[" * 100_000 + "]" * 100_000
 VALUES: list[Any] = [
     *(None, True, -1, 0, 1, 10**30, 1e308, -0.5, float("nan"), float("inf"), "", "0", "\x1b[31m\x00\u202e"),
@@ -229,8 +229,7 @@ class _Shown:
 
     place = "nowhere"
 
-    def show(self, evaluation: Evaluation, losses: Any) -> None:
-        assert evaluation.trial >= 0
+    def show(self, _: Evaluation, losses: Any) -> None:
         assert all(epoch >= 0 for epoch in losses)
 
     def close(self, spent: bool) -> None:
@@ -258,13 +257,17 @@ def _track(run_dir: Path, out: Path) -> None:
     shutil.rmtree(out / "written")
 
 
+def _space() -> SearchSpace:
+    return load_search_file(QUICK).space
+
+
 READERS: list[Callable[[Path, Path], object]] = [
     _look,
     _track,
-    lambda run_dir, _: read_inheritance(str(run_dir), SPACE),
-    lambda run_dir, _: read_inheritance(f"{run_dir / JOURNAL}#{run_dir.name}", SPACE),
+    lambda run_dir, _: read_inheritance(str(run_dir), _space()),
+    lambda run_dir, _: read_inheritance(f"{run_dir / JOURNAL}#{run_dir.name}", _space()),
     lambda run_dir, _: read_weights(run_dir / "best.safetensors"),
-    lambda run_dir, _: read_given(run_dir / "given.json", SPACE, 0),
+    lambda run_dir, _: read_given(run_dir / "given.json", _space(), 0),
 ]
 
 
@@ -329,12 +332,12 @@ def _is_a_message(mistake: str, run_dir: Path) -> bool:
 
 
 def _resume(run_dir: Path) -> None:
-    session = start(run_dir, resume=True)
+    session, space = start(run_dir, resume=True), _space()
     record = session.open_record()
-    claim(record, SPACE.draw(random.Random(7)), SPACE.distributions(), 10**6, island=0, worker=0)
+    claim(record, space.draw(random.Random(7)), space.distributions(), 10**6, island=0, worker=0)
     if session.plan.count:
-        session.create_confirmations(SPACE)
-        session.plan.begin(session.open_confirmations(), [], SPACE)
+        session.create_confirmations(space)
+        session.plan.begin(session.open_confirmations(), [], space)
 
 
 def _evaluations(run_dir: Path) -> list[Evaluation] | None:
