@@ -67,6 +67,7 @@ def test_times_in_which_the_clock_was_set_are_none(tmp_path: Path, capsys: pytes
     assert [duration(seconds) for seconds in (BACK, math.nan, 0.0)] == ["an unknown time", "an unknown time", "0.0 s"]
 
 
+@pytest.mark.slow
 def test_what_another_study_has_of_it_is_taken_over_without_a_time(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/mine.db"
     study = optuna.create_study(study_name="mine", storage=url)

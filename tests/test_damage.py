@@ -48,6 +48,7 @@ def assert_refused(run_dir: Path, lines: list[bytes], message: str) -> None:
     assert lines_of(run_dir) == lines
 
 
+@pytest.mark.slow
 def test_a_line_that_was_lost_changed_repeated_or_moved_is_noticed(run_dir: Path) -> None:
     lines = lines_of(run_dir)
     ways: dict[str, Callable[[int], list[bytes]]] = {

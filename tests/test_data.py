@@ -141,6 +141,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_cifar10_is_downloaded_whole_or_not_at_all_and_not_unpickled(
     tmp_path: Path, served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
