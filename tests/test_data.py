@@ -187,6 +187,7 @@ class Code:
         return os.mkdir, (self.path,)
 
 
+@pytest.mark.slow
 def test_files_that_would_run_code_when_unpickled_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     place = tmp_path / "cifar-10-batches-py"
