@@ -186,12 +186,12 @@ def test_a_database_that_is_away_costs_nothing(mpi: Mpi, tmp_path: Path) -> None
         connection.execute("COMMIT")
     status, errors = victim.wait(60)
     assert status == 0, errors
-    first, *_, last = errors.splitlines()
-    assert re.match(r"warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for it", first)
-    # It is asked after 3, 6.2 and 11.2 s, and who asks may find another process writing, so that it is 11.2 at times.
-    back = re.match(r"the storage sqlite://\S+ answers again, after (\d+\.\d) s", last)
-    assert back, last
-    assert float(back[1]) >= 4.0
+    # Optuna itself may warn before, where a trial is being added; and on a busy machine, processes that write at once
+    # are in each other's way for long enough to be told of, too.
+    told = r"^warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for it"
+    assert re.search(told, errors, re.MULTILINE), errors
+    waited = re.findall(r"^the storage sqlite://\S+ answers again, after (\d+\.\d) s$", errors, re.MULTILINE)
+    assert max(map(float, waited)) >= 4.0, errors
     assert "3 complete, of 3" in (tmp_path / "log").read_text()
     connection.execute("BEGIN EXCLUSIVE")
     again = Victim(mpi, 2, [*arguments, "--evaluations", 4, "--resume"], tmp_path, tmp_path / "again")
