@@ -70,8 +70,7 @@ class RunReader:
 
     def distributions(self) -> dict[str, Any]:
         """Return the Optuna distributions of the search space; empty before the first evaluation."""
-        trials = self.study.get_trials(deepcopy=False)
-        return next((dict(trial.distributions) for trial in trials if trial.distributions), {})
+        return _distributions(self._record.trials())
 
     def advice(self) -> list[Advice]:
         """Return what follows from the run as it stands."""
@@ -91,9 +90,13 @@ class RunReader:
         return Follower(self.run_dir, self._located, self._record)
 
 
+def _distributions(trials: Sequence[FrozenTrial]) -> dict[str, Any]:
+    return next((dict(trial.distributions) for trial in trials if trial.distributions), {})
+
+
 def _check_trials(trials: Sequence[FrozenTrial], space: Mapping[str, Any], storage: str) -> None:
     """Raise a UsageError unless trials are of one search space, whose parameters have these names."""
-    distributions = next((trial.distributions for trial in trials if trial.distributions), {})
+    distributions = _distributions(trials)
     for trial in trials:
         for name in [*trial.params, *space]:
             if name not in space or not _fits(trial, name, distributions):

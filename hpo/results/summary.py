@@ -64,7 +64,7 @@ def reason_of(failed: Evaluation) -> str:
 def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return for each propagator its evaluations, how many of them improved the best so far, and its own best loss."""
     found: dict[str, dict[str, Any]] = {}
-    for evaluation in _in_order(evaluations):
+    for evaluation in in_order(evaluations):
         entry = found.setdefault(
             evaluation.propagator, {"propagator": evaluation.propagator, "evaluations": 0, "improved": 0, "best": None}
         )
@@ -83,7 +83,7 @@ def improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """
     found, lowest = [], math.inf
     taken_over = [evaluation for evaluation in evaluations if evaluation.origin and evaluation.state == "complete"]
-    for evaluation in _in_order(evaluations):
+    for evaluation in in_order(evaluations):
         lowest = min([lowest, *(other.loss for other in taken_over if other.trial < evaluation.trial)])
         if evaluation.state == "complete" and evaluation.loss < lowest:
             lowest = evaluation.loss
@@ -91,7 +91,7 @@ def improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     return found
 
 
-def _in_order(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+def in_order(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Return the finished evaluations of the run itself, in the order in which they ended."""
     return sorted((one for one in evaluations if one.counts), key=lambda one: (one.ended, one.trial))
 

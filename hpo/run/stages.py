@@ -45,6 +45,7 @@ class Stages:
         self._task = task
         self._group = group
         self._files = RunDir(session.run_dir.path.absolute())  # absolute: objectives may change the directory
+        self._timeout = options.evaluation_timeout or math.inf
         self._target = -math.inf if options.target_loss is None else options.target_loss
         say = warn if job.is_first else lambda _: None
         patience = Patience(without_password(session.storage), say, self._cannot_wait)
@@ -68,7 +69,7 @@ class Stages:
         if self._group.rank == 0:
             record = session.open_record()
             claims = session.claims(record, space, run.budget, self._is_stopping)
-            limits = Limits(options.evaluation_timeout or math.inf, options.max_failures, self._target)
+            limits = Limits(self._timeout, options.max_failures, self._target)
             keeper = WeightsKeeper(self._files.weights, record, run.settings)
             leader = Leader(
                 record, Log(self._files.printed), limits, self._job.watch.stop, make_pruner(run.pruner), keeper
@@ -89,11 +90,8 @@ class Stages:
         if self._group.rank == 0:
             record = session.open_confirmations()
             claims = session.claims(record, self._task.problem.space, total, self._is_stopping)
-            limits, log = (
-                Limits(self._options.evaluation_timeout or math.inf),
-                partial(self._files.printed, confirms=True),
-            )
-            leader = Leader(record, Log(log), limits, self._job.watch.stop)
+            log = Log(partial(self._files.printed, confirms=True))
+            leader = Leader(record, log, Limits(self._timeout), self._job.watch.stop)
         evaluate = self._evaluator(leader)
         place = {"island": session.manifest.layout.island_of(self._group.index), "worker": self._group.index}
         with self._progress(session.open_confirmations, total):

@@ -10,7 +10,7 @@ from hpo.report.page.axes import axis
 from hpo.report.page.edge import loss_layout, marked, placed, said, told
 from hpo.report.page.figure import STATES, Figure, Trace, drawn, island_colour, island_symbol, joined, points
 from hpo.report.scale import Scale, complete_losses, scale_of
-from hpo.results.summary import improvements
+from hpo.results.summary import improvements, in_order
 from hpo.store.trials import Evaluation, rank
 from hpo.store.trials import best as best_of
 from hpo.text import number
@@ -61,7 +61,7 @@ def _curve(one: Evaluation, scale: Scale, name: str, line: Mapping[str, Any]) ->
 
 def history(evaluations: Sequence[Evaluation]) -> Figure | None:
     """Draw each loss in the order in which evaluations ended, by island, and the best so far; None without any."""
-    ended = sorted((one for one in evaluations if one.counts), key=lambda one: (one.ended, one.trial))
+    ended = in_order(evaluations)
     if not ended:
         return None
     place = {one.trial: count for count, one in enumerate(ended, start=1)}

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from hpo.results.advice.result import Advice, Result, apart, percent
+from hpo.results.summary import in_order
 
 _BEST = 5  # evaluations whose curves are looked at
 _SHORTEST = 4  # epochs
@@ -60,7 +61,7 @@ def too_many_evaluations(result: Result) -> Advice | None:
     That the best was found in the first half says little: in a random search, it is so in one of two runs. How close
     together the best losses are says more, see `_expected_gain`.
     """
-    ended = sorted((one for one in result.evaluations if one.counts), key=lambda one: (one.ended, one.trial))
+    ended = in_order(result.evaluations)
     complete = [one for one in ended if one.state == "complete"]
     best = result.ranked()[:_CLOSEST]
     if result.goes_on or result.is_exhausted or len(complete) < _LEAST_COMPLETE or not best:
