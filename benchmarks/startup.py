@@ -43,10 +43,10 @@ def prepare(_: Settings) -> Any:
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[float]:
     """Take one step."""
-    from hpo.training import Net, Schedule, fit
+    from hpo.training import Net, Recipe, fit
 
     network = Net(worker.data.image_shape, worker.data.classes, conv_layers=2, activation="relu")
-    for loss, _ in fit(network, worker.data, worker, Schedule(1, 64, patience=1, lr=params["lr"], gamma=1.0)):
+    for loss, _ in fit(network, worker.data, worker, Recipe(1, 64, params["lr"], optimizer="adadelta")):
         Path(settings.folder, f"{worker.index}-{worker.rank}").write_text(str(time.time()))
         yield loss
 

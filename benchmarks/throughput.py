@@ -104,18 +104,17 @@ def seconds_of_bare(data_dir: str) -> float:
 def bare(part: int, settings: list[str]) -> None:
     """Train every second network in this process alone, from the moment that all processes are ready."""
     import torch
+    import torch.nn.functional as F
     from torch.optim import Adadelta
 
     from hpo.evaluation.group import keep_freed_memory
     from hpo.problem import load_search_file
     from hpo.training import Net
-    from hpo.training.fit import OnDevice, loss_and_hits, train_epoch
 
     torch.set_num_threads(1)
     keep_freed_memory()
     data = load_search_file(SEARCH).bound(settings).prepared()
-    cpu = torch.device("cpu")
-    train, validation = OnDevice(data.train, data, cpu), OnDevice(data.validation, data, cpu)
+    train, validation = data.on(torch.device("cpu"))
     print("ready", flush=True)
     sys.stdin.readline()
     start = time.time()
@@ -124,8 +123,15 @@ def bare(part: int, settings: list[str]) -> None:
         net = Net(data.image_shape, data.classes, layers, activation)
         net.to(memory_format=torch.channels_last)
         optimizer = Adadelta(net.parameters(), lr=LR)
-        train_epoch(net, optimizer, train, list(torch.randperm(len(train)).view(-1, BATCH_SIZE)))
-        loss_and_hits(net, validation, torch.arange(len(validation)))
+        for batch in torch.randperm(len(train)).view(-1, BATCH_SIZE):
+            images, labels = train.batch(batch)
+            optimizer.zero_grad()
+            F.nll_loss(net(images), labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        with torch.no_grad():
+            for batch in torch.arange(len(validation)).split(256):  # type: ignore[no-untyped-call]
+                images, labels = validation.batch(batch)
+                F.nll_loss(net(images), labels).item()
     print(start, time.time())
 
 

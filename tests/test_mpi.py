@@ -97,11 +97,11 @@ def test_a_signal_overrules_the_end_by_a_target_which_is_forgotten_for_what_come
 
 
 def test_training_leaves_torchs_compiler_alone_until_it_is_used(mpi: Mpi, tmp_path: Path) -> None:
-    (line,) = results(mpi, 1, "compiling.py", tmp_path)
-    assert line["after_training"] is False
-    assert line["after_compiling"] is True
-    assert line["graphs"] >= 1
-    assert line["difference"] == pytest.approx(0.0, abs=1e-6)
+    for line in results(mpi, 2, "compiling.py", tmp_path):
+        assert line["after_training"] is False
+        assert line["after_compiling"] is True
+        assert line["graphs"] >= 1
+        assert line["difference"] == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(

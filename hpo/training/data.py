@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from hpo.training.sources import SOURCES, Arrays, Source
 
@@ -51,6 +52,30 @@ class Dataset:
         """The channels, the height and the width of an image."""
         _, channels, height, width = self.train.images.shape
         return channels, height, width
+
+    def on(self, device: torch.device) -> tuple[Images, Images]:
+        """Return the training and the validation part on a device."""
+        return Images(self.train, self, device), Images(self.validation, self, device)
+
+
+class Images:
+    """Images on a device: views of the host's one copy on a CPU, a copy on each GPU."""
+
+    def __init__(self, split: Split, data: Dataset, device: torch.device) -> None:
+        self.device = device
+        self._images = torch.from_numpy(split.images).to(device)
+        self._labels = torch.from_numpy(split.labels).to(device)
+        self._mean = torch.from_numpy(data.mean).to(device).view(1, -1, 1, 1)
+        self._scale = 1 / torch.from_numpy(data.std).to(device).view(1, -1, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the normalised images (N, C, H, W) and the labels (N) at `indices`."""
+        indices = indices.to(self.device)
+        images = self._images[indices].to(torch.float32).sub_(self._mean).mul_(self._scale)
+        return images.contiguous(memory_format=torch.channels_last), self._labels[indices]
 
 
 def load_data(

@@ -1,131 +1,106 @@
-"""Training a classifier on a worker's ranks, as one process would train it."""
+"""Training a network on a worker's ranks, as one process would train it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Adadelta
-from torch.optim.lr_scheduler import StepLR
+from torch.nn.utils import clip_grads_with_norm_
 
-from hpo.training.data import Dataset, Split
+from hpo.training.augment import NUMBERS, augmented
+from hpo.training.parallel import ParallelSettings, share
+from hpo.training.parallel.way import Batch, Way, split
+from hpo.training.recipe import Recipe, optimizer_of, schedule_of
+from hpo.training.samples import Data, Samples
 
 if TYPE_CHECKING:
     from hpo.evaluation.worker import Worker
 
-_VALIDATION_BATCH = 256
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How a network is trained.
-
-    `batch_size` is the size of the global batch, which is divided among the ranks; `lr` is multiplied by `gamma` after
-    every epoch. Training ends after `epochs` epochs, or after `patience` epochs in a row without a new best loss.
-    """
-
-    epochs: int
-    batch_size: int
-    patience: int
-    lr: float
-    gamma: float
+_VALIDATION_BATCH = 256  # samples on a rank at a time
 
 
 def fit(
-    network: nn.Module, data: Dataset, worker: Worker, schedule: Schedule
+    network: nn.Module,
+    data: Data,
+    worker: Worker,
+    recipe: Recipe,
+    settings: ParallelSettings | None = None,
+    costs: Mapping[str, float] | None = None,
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train with Adadelta (Zeiler 2012), and yield the validation loss and ``{"accuracy": ...}`` after each epoch.
+    """Train a network, and yield the validation loss and the recipe's metrics after each epoch.
 
-    `network` returns log-probabilities, shape (N, classes). Its weights are offered before each yield. The order of the
-    samples follows from the worker's seed and is the same on all ranks.
+    The ranks share it in the way that `settings` says, and the losses are the same on any number of ranks and in each
+    way, to rounding: the order of the samples, augmentation and dropout follow from the worker's seed. (Statistics of
+    batch normalisation are those of each part of a batch, where `settings` divides it.) The whole network's weights are
+    offered before each yield. `network` is taken over, as `share` says, which `costs` is for, too.
     """
-    network = network.to(worker.device).to(memory_format=torch.channels_last)
-    model = DistributedDataParallel(network)
-    optimizer = Adadelta(model.parameters(), lr=schedule.lr)
-    decay = StepLR(optimizer, step_size=1, gamma=schedule.gamma)
-    generator = torch.Generator().manual_seed(worker.seed)
-    train, validation = OnDevice(data.train, data, worker.device), OnDevice(data.validation, data, worker.device)
-    ours = torch.arange(worker.rank, len(validation), worker.size)
+    way = share(network, worker, settings or ParallelSettings(), costs)
+    del network  # a rank may have no room for all of it
+    train, validation = data.on(worker.device)
+    training = Training(way, train, recipe, worker.seed)
     best, epochs_since_best = float("inf"), 0
-    for _ in range(schedule.epochs):
-        order = torch.randperm(len(train), generator=generator)
-        train_epoch(model, optimizer, train, _split(order, schedule.batch_size), worker.rank, worker.size)
-        decay.step()
-        sums = loss_and_hits(network, validation, ours)
-        dist.all_reduce(sums)
-        loss, accuracy = (sums / len(validation)).tolist()
-        worker.offer(network.state_dict())
-        yield loss, {"accuracy": accuracy}
+    for _ in range(recipe.epochs):
+        for batch in training.batches():
+            training.step(batch)
+        loss, metrics = evaluate(way, validation, recipe)
+        worker.offer(way.state_dict)
+        yield loss, metrics
         best, epochs_since_best = (loss, 0) if loss < best else (best, epochs_since_best + 1)
-        if epochs_since_best >= schedule.patience:
+        if epochs_since_best == recipe.patience:
             return
 
 
-def check_positive(settings: object, *names: str) -> None:
-    """Raise a ValueError unless these settings are at least 1."""
-    for name in names:
-        if getattr(settings, name) < 1:
-            raise ValueError(f"{name} must be at least 1, not {getattr(settings, name)}")
+class Training:
+    """A training: a network that ranks share, its optimizer, and what is drawn for each epoch and each batch."""
+
+    def __init__(self, way: Way, train: Samples, recipe: Recipe, seed: int) -> None:
+        self.way = way
+        self._train = train
+        self._recipe = recipe
+        self._drawn = torch.Generator().manual_seed(seed)
+        self._steps = 0
+        self._optimizer = optimizer_of(recipe, way.named_parameters())
+        self._schedule = schedule_of(recipe, self._optimizer, -(-len(train) // recipe.batch_size))
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Return the indices of an epoch's global batches, in a new order: the same on all ranks."""
+        return iter(split(torch.randperm(len(self._train), generator=self._drawn), self._recipe.batch_size))
+
+    def step(self, indices: torch.Tensor) -> torch.Tensor:
+        """Take a training step for the global batch of these samples.
+
+        Returns this rank's part of the batch's mean loss: the sum over all ranks is the loss.
+        """
+        way, recipe = self.way, self._recipe
+        drawn = torch.zeros(0)
+        if recipe.augmentation != "none":
+            drawn = torch.rand(len(indices), NUMBERS, generator=self._drawn)
+
+        def load(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            inputs, targets = self._train.batch(indices[positions])
+            if recipe.augmentation != "none":
+                inputs = augmented(inputs, drawn[positions], recipe.augmentation)
+            return inputs, targets
+
+        self._optimizer.zero_grad()
+        loss = way.gradients(Batch(load, len(indices), self._steps, recipe.training_loss))
+        way.scaler.unscale_(self._optimizer)
+        if recipe.clip:
+            clip_grads_with_norm_((p for _, p in way.named_parameters()), recipe.clip, way.total_norm())
+        scale = way.scaler.get_scale()
+        way.scaler.step(self._optimizer)
+        way.scaler.update()
+        if way.scaler.get_scale() >= scale:  # else gradients in float16 were infinite, and the step is left out
+            self._schedule.step()
+        self._steps += 1
+        return loss
 
 
-class OnDevice:
-    """A split as tensors on a device: views of the host's one copy on a CPU, a copy on each GPU."""
-
-    def __init__(self, split: Split, data: Dataset, device: torch.device) -> None:
-        self.device = device
-        self._images = torch.from_numpy(split.images).to(device)
-        self._labels = torch.from_numpy(split.labels).to(device)
-        self._mean = torch.from_numpy(data.mean).to(device).view(1, -1, 1, 1)
-        self._scale = 1 / torch.from_numpy(data.std).to(device).view(1, -1, 1, 1)
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the normalised images (N, C, H, W) and the labels (N) at `indices`."""
-        indices = indices.to(self.device)
-        images = self._images[indices].to(torch.float32).sub_(self._mean).mul_(self._scale)
-        return images.contiguous(memory_format=torch.channels_last), self._labels[indices]
-
-
-def train_epoch(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    train: OnDevice,
-    batches: Sequence[torch.Tensor],
-    rank: int = 0,
-    size: int = 1,
-) -> None:
-    """Take a training step for each global batch of sample indices; this rank computes its share of the batch."""
-    model.train()
-    for batch in batches:
-        images, labels = train.batch(batch[rank::size])
-        optimizer.zero_grad()
-        # DDP averages gradients over ranks, whose shares of a batch may differ by a sample: weighted like this, the
-        # average is the gradient of the global batch's mean loss.
-        loss = F.nll_loss(model(images), labels, reduction="sum") * (size / len(batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-
-@torch.no_grad()
-def loss_and_hits(network: nn.Module, split: OnDevice, indices: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the losses and the number of right predictions at `indices`, as a float64 tensor of two."""
-    network.eval()
-    sums = torch.zeros(2, dtype=torch.float64, device=split.device)
-    for part in _split(indices, _VALIDATION_BATCH):
-        images, labels = split.batch(part)
-        output = network(images)
-        sums[0] += F.nll_loss(output, labels, reduction="none").double().sum()
-        sums[1] += (output.argmax(dim=1) == labels).sum()
-    return sums
-
-
-def _split(indices: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
-    return indices.split(size)  # type: ignore[no-any-return, no-untyped-call]
+def evaluate(way: Way, samples: Samples, recipe: Recipe) -> tuple[float, dict[str, float]]:
+    """Return the mean loss over samples, and the mean of each metric."""
+    measures = [recipe.loss, *recipe.metrics.values()]
+    sums = way.sums(samples.batch, len(samples), _VALIDATION_BATCH, measures)
+    loss, *metrics = (sums / len(samples)).tolist()
+    return loss, dict(zip(recipe.metrics, metrics, strict=True))

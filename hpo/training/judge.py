@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpo.prediction import Prediction
-from hpo.training.data import Dataset, Split
-from hpo.training.fit import OnDevice
+from hpo.training.data import Dataset, Images, Split
 from hpo.training.net import Net
 
 _BATCH = 256
@@ -38,7 +37,7 @@ def judge(network: nn.Module, data: Dataset, test: Split) -> tuple[dict[str, flo
     `network` returns log-probabilities, shape (N, classes). The predictions are up to 20 wrong ones, those with the
     highest confidence, and up to 20 right ones, taken evenly from the images.
     """
-    output = _outputs(network, OnDevice(test, data, torch.device("cuda" if torch.cuda.is_available() else "cpu")))
+    output = _outputs(network, Images(test, data, torch.device("cuda" if torch.cuda.is_available() else "cpu")))
     labels = torch.from_numpy(test.labels)
     sure, predicted = output.exp().max(dim=1)
     metrics = {
@@ -56,7 +55,7 @@ def judge(network: nn.Module, data: Dataset, test: Split) -> tuple[dict[str, flo
 
 
 @torch.no_grad()
-def _outputs(network: nn.Module, images: OnDevice) -> torch.Tensor:
+def _outputs(network: nn.Module, images: Images) -> torch.Tensor:
     network = network.to(images.device).eval()
     batches = torch.arange(len(images)).split(_BATCH)  # type: ignore[no-untyped-call]
     return torch.cat([network(images.batch(batch)[0]).double().cpu() for batch in batches])

@@ -5,29 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hpo.training.fit import Schedule, fit
+from hpo.training.fit import fit
 from hpo.training.net import Net
+from hpo.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from hpo.evaluation.worker import Worker
 
 
 class FitSettings(Protocol):
-    """Settings of a search over the reference network."""
+    """Settings of a search space that trains a `Net`."""
 
     @property
     def epochs(self) -> int:
-        """The most epochs to train."""
+        """How long to train."""
         ...
 
     @property
     def batch_size(self) -> int:
-        """The global batch size."""
+        """The size of the global batch."""
         ...
 
     @property
     def patience(self) -> int:
-        """The epochs in a row without a new best loss after which training ends."""
+        """How many epochs without a new best loss end the training."""
         ...
 
 
@@ -36,9 +37,18 @@ def fit_net(
 ) -> Iterator[tuple[float, dict[str, float]]]:
     """Train a `Net` on `worker.data`, a Dataset, and yield what `fit` yields.
 
-    `params` has conv_layers, activation, lr and gamma; `settings` has epochs, batch_size and patience.
+    `params` has conv_layers, activation, lr and gamma; `settings` has epochs, batch_size and patience. As in the
+    published problem, the optimizer is Adadelta, and `gamma` multiplies its rate after each epoch.
     """
     data = worker.data
     network = Net(data.image_shape, data.classes, params["conv_layers"], params["activation"])
-    schedule = Schedule(settings.epochs, settings.batch_size, settings.patience, params["lr"], params["gamma"])
-    return fit(network, data, worker, schedule)
+    recipe = Recipe(
+        settings.epochs,
+        settings.batch_size,
+        params["lr"],
+        optimizer="adadelta",
+        schedule="step",
+        gamma=params["gamma"],
+        patience=settings.patience,
+    )
+    return fit(network, data, worker, recipe)

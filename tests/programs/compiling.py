@@ -6,7 +6,7 @@ import torch
 
 from hpo.evaluation.group import Group
 from hpo.ranks.communicator import same_host, world
-from hpo.training import Net, Schedule, fit, load_data
+from hpo.training import Net, Recipe, fit, load_data
 from tests.programs.tell import tell
 
 
@@ -18,7 +18,7 @@ data = load_data("digits", train_samples=64, validation_samples=10)
 with Group(world(), same_host(world()), index=0, collective_timeout=60.0) as group:
     group.connect()
     net = Net(data.image_shape, data.classes, conv_layers=1, activation="relu")
-    list(fit(net, data, group.worker(seed=0), Schedule(epochs=1, batch_size=32, patience=1, lr=0.1, gamma=0.9)))
+    list(fit(net, data, group.worker(seed=0), Recipe(epochs=1, batch_size=32, lr=0.1)))
     after_training = imported()
     compiled = torch.compile(net, backend="eager")
     images = torch.rand(3, *data.image_shape)
@@ -27,4 +27,4 @@ with Group(world(), same_host(world()), index=0, collective_timeout=60.0) as gro
     compiled(images).sum().backward()
     optimizer.step()
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-tell(rank=0, after_training=after_training, after_compiling=imported(), graphs=graphs, difference=difference)
+tell(after_training=after_training, after_compiling=imported(), graphs=graphs, difference=difference)

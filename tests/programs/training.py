@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from hpo.evaluation.group import Group
 from hpo.ranks.communicator import SleepingComm, same_host, world
-from hpo.training import Dataset, Net, Schedule, Split, fit, load_data
+from hpo.training import Dataset, Net, Recipe, Split, fit, load_data
 from tests.programs.tell import tell
 
 # Nothing divides by 2 or 3. 193 samples in batches of 32 leave one of a single sample: an empty share on most ranks.
@@ -58,12 +58,13 @@ with Group(subcommunicator, same_host(comm), index=0, collective_timeout=60.0) a
     runs = []
     for _run in range(2):
         network = net()
-        steps = fit(network, data, worker, Schedule(EPOCHS, BATCH, patience=EPOCHS, lr=LR, gamma=GAMMA))
+        recipe = Recipe(EPOCHS, BATCH, LR, optimizer="adadelta", schedule="step", gamma=GAMMA)
+        steps = fit(network, data, worker, recipe)
         runs.append(list(steps))
     with torch.no_grad():
         output = network(normalised(data.validation))
     labels = torch.from_numpy(data.validation.labels)
-    still = list(fit(net(), data, worker, Schedule(epochs=20, batch_size=BATCH, patience=4, lr=0.0, gamma=1.0)))
+    still = list(fit(net(), data, worker, Recipe(epochs=20, batch_size=BATCH, lr=0.0, patience=4)))
     result = {
         "rank": comm.rank,
         "size": worker.size,

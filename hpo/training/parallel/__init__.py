@@ -1,0 +1,40 @@
+"""Ways for the ranks of a worker to share the training of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hpo.training.parallel.settings import ParallelSettings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hpo.evaluation.worker import Worker
+    from hpo.training.parallel.way import Way
+
+
+def share(
+    network: nn.Module, worker: Worker, settings: ParallelSettings, costs: Mapping[str, float] | None = None
+) -> Way:
+    """Let a worker's ranks share a network, in the way that `settings` says; called by all of them together.
+
+    The network is taken over: it moves to the worker's device, and each rank may keep a part of it alone. Its layers of
+    dropout and batch normalisation are replaced by ones that do the same on any number of ranks. `costs` says what the
+    blocks of a pipeline cost, by their names; without it, they cost what they have of parameters.
+    """
+    # Imported here: what shards and stages need takes a second to import.
+    if settings.parallel == "shard" and worker.size > 1:
+        from hpo.training.parallel.shard import Shard
+
+        return Shard(network, worker, settings)
+    if settings.parallel == "pipeline" and worker.size > 1:
+        from hpo.training.parallel.pipeline import Pipeline
+
+        return Pipeline(network, worker, settings, costs)
+    from hpo.training.parallel.replicate import Replicate
+
+    return Replicate(network, worker, settings)
+
+
+__all__ = ["ParallelSettings", "share"]

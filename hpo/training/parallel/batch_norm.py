@@ -1,0 +1,128 @@
+"""Batch normalisation over the samples of all ranks, on devices for which torch has none.
+
+torch's SyncBatchNorm takes tensors on GPUs only. The statistics are those of the samples of all ranks together, by the
+formula of Chan, Golub and LeVeque (1979) for the variance of a union; gradients flow through them (Ioffe and Szegedy
+2015, section 3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hpo.training.parallel.modules import with_replaced
+
+
+class SharedBatchNorm(_BatchNorm):
+    """nn.BatchNorm1d, 2d or 3d with the statistics of all ranks' samples in training; a rank may have no sample."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name
+        if input.dim() < 2:
+            raise ValueError(f"expected an input of at least two dimensions, not {input.dim()}")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        """Normalise `input`, shape (N, channels, ...)."""
+        if not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)
+        weight = torch.ones(self.num_features) if self.weight is None else self.weight
+        bias = torch.zeros(self.num_features) if self.bias is None else self.bias
+        output, mean, variance, count = _Normalise.apply(input, weight.float(), bias.float(), self.eps)
+        if self.track_running_stats:
+            self._track(mean, variance, count)
+        return output  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked += 1
+        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, share)
+        self.running_var.lerp_(variance * (count / (count - 1)), share)
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:
+        inputs = _packed(inputs)
+        mean, variance, count = _statistics(inputs)
+        # torch's kernels divide by the number of samples: without any, they end the process (torch 2.15, SIGFPE).
+        output = inputs.clone()
+        if inputs.numel():
+            output = torch.native_batch_norm(inputs, weight, bias, mean, variance, False, 0.0, eps)[0]
+        ctx.save_for_backward(inputs, weight, mean, variance, count)
+        ctx.eps = eps
+        ctx.mark_non_differentiable(mean, variance, count)
+        return output, mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs, weight, mean, variance, count = ctx.saved_tensors
+        # As if mean and variance were constants: in one pass, with both sums over this rank's samples.
+        gradient, of_weight, of_bias = inputs.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
+        if inputs.numel():
+            gradient, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+                _packed(gradients[0].to(inputs.dtype)),
+                *(inputs, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]),
+            )
+        sums = torch.stack([of_weight, of_bias])
+        dist.all_reduce(sums)
+        # And what flows through mean and variance, which is linear in the input for each channel.
+        inverse = torch.rsqrt(variance + ctx.eps)
+        slope = -weight * inverse * inverse * sums[0] / count
+        offset = -weight * inverse * sums[1] / count - slope * mean
+        shape = [1, -1] + [1] * (inputs.dim() - 2)
+        gradient.add_(offset.view(shape)).addcmul_(inputs, slope.view(shape))
+        return gradient, of_weight, of_bias, None
+
+
+def _statistics(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the mean and the variance, shape (channels,), and the number of all ranks' values of a channel."""
+    channels = inputs.shape[1]
+    ours = torch.zeros(2 * channels + 1, device=inputs.device)
+    count = inputs.numel() // channels
+    if count:
+        mean, variance = torch.ops.aten.batch_norm_update_stats(inputs, None, None, 0.0)
+        ours = torch.cat([mean, variance, torch.full((1,), float(count), device=inputs.device)])
+    parts = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, ours)
+    every = torch.stack(parts).double()
+    means, variances, counts = every[:, :channels], every[:, channels:-1], every[:, -1:]
+    total = counts.sum()
+    if total < 2:
+        raise ValueError(f"batch normalisation needs two values of a channel in training, and has {int(total)}")
+    mean = (means * counts).sum(0) / total
+    variance = ((variances + (means - mean) ** 2) * counts).sum(0) / total
+    return mean.float(), variance.float(), total.float()
+
+
+def _packed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as the kernels for it take it: contiguous, also as channels_last."""
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return tensor
+    return tensor.contiguous()
+
+
+def with_shared_statistics(network: nn.Module, device: torch.device) -> nn.Module:
+    """Return the network with batch normalisation over all ranks of the default process group."""
+    if device.type == "cuda":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-any-return, no-untyped-call]
+    return with_replaced(network, _shared)
+
+
+def _shared(module: nn.Module) -> nn.Module | None:
+    if not isinstance(module, _BatchNorm) or isinstance(module, (SharedBatchNorm, nn.SyncBatchNorm)):
+        return None
+    shared = SharedBatchNorm(
+        module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
+    )
+    shared.weight, shared.bias = module.weight, module.bias
+    shared.running_mean, shared.running_var = module.running_mean, module.running_var
+    shared.num_batches_tracked = module.num_batches_tracked
+    return shared

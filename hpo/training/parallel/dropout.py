@@ -1,0 +1,100 @@
+"""Dropout that does not depend on how many ranks share a batch, nor on how they share the network.
+
+torch draws a mask for the samples that a rank has: with other ranks, or with the layers on other ranks, other numbers
+are drawn, and the loss of an individual depends on the size of its worker. Here the mask of a sample follows from the
+seed, the training step, the layer, and the sample's place in the global batch, by hashing (as counter-based generators
+do: Salmon et al. 2011), so that every rank computes the masks of its own samples and no others.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import nn
+
+from hpo.training.parallel.modules import with_replaced
+
+# The multipliers of "lowbias32" (C. Wellons, "Prospecting for Hash Functions", 2018) as signed numbers.
+_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - (1 << 32)
+
+
+class Draws:
+    """What the masks of all dropout layers of a network follow from, while a rank computes some samples."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._calls: dict[int, int] = {}
+        self.keys = torch.zeros(0, dtype=torch.int32)
+
+    def begin(self, step: int, positions: torch.Tensor, device: torch.device) -> None:
+        """Begin a forward pass of the samples at these positions, int64 of shape (N,), of a step's global batch."""
+        self._calls.clear()
+        self.keys = _hashed(positions.to(torch.int32).to(device) ^ _number(self._seed, step))
+
+    def mask(self, layer: int, shape: torch.Size, p: float) -> torch.Tensor:
+        """Return which elements of an activation of this shape (N, ...) a layer keeps, each with probability 1 - p."""
+        call = self._calls.get(layer, 0)
+        self._calls[layer] = call + 1
+        return kept(_hashed(self.keys ^ _number(layer, call)), shape, p)
+
+
+class Dropout(nn.Module):
+    """nn.Dropout, with masks from `Draws`; it stands for the network's dropout layer number `layer`."""
+
+    def __init__(self, p: float, layer: int, draws: Draws) -> None:
+        super().__init__()
+        self.p = p
+        self._layer = layer
+        self._draws = draws
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Zero some elements of each sample of `inputs`, shape (N, ...), and scale the others by 1 / (1 - p)."""
+        if not self.training or self.p == 0:
+            return inputs
+        if self.p == 1:
+            return inputs * 0
+        mask = self._draws.mask(self._layer, inputs.shape, self.p)
+        return inputs * mask.to(inputs.dtype).mul_(1 / (1 - self.p))
+
+    def extra_repr(self) -> str:
+        """Return what the module's representation says of it."""
+        return f"p={self.p}"
+
+
+def kept(keys: torch.Tensor, shape: torch.Size, p: float) -> torch.Tensor:
+    """Return a boolean tensor of this shape (N, ...) from the samples' keys, int32 of shape (N,)."""
+    elements = _hashed(torch.arange(shape[1:].numel(), dtype=torch.int32, device=keys.device))
+    bits = keys[:, None] ^ elements
+    bits *= _FIRST
+    bits ^= bits >> 15
+    bits *= _SECOND
+    threshold = min(round(p * (1 << 32)), (1 << 32) - 1) - (1 << 31)
+    return (bits >= threshold).view(shape)
+
+
+def _hashed(numbers: torch.Tensor) -> torch.Tensor:
+    """Return int32 numbers that are as good as independent, one for each number."""
+    numbers = numbers ^ ((numbers >> 16) & 0xFFFF)
+    numbers = numbers * _FIRST
+    numbers = numbers ^ ((numbers >> 15) & 0x1FFFF)
+    numbers = numbers * _SECOND
+    return numbers ^ ((numbers >> 16) & 0xFFFF)
+
+
+def _number(high: int, low: int) -> int:
+    """Return a signed number of 32 bits that follows from two numbers."""
+    mixed = (high * 0x9E3779B97F4A7C15 + low * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & ((1 << 64) - 1)
+    mixed = (mixed ^ (mixed >> 32)) * 0xD6E8FEB86659FD93 & ((1 << 64) - 1)
+    number = (mixed ^ (mixed >> 32)) & 0xFFFFFFFF
+    return number - (1 << 32) if number >= 1 << 31 else number
+
+
+def with_shared_dropout(network: nn.Module, draws: Draws) -> nn.Module:
+    """Return the network with `Dropout` in place of each nn.Dropout; what else draws random numbers stays as it is."""
+    layers = itertools.count()
+
+    def shared(module: nn.Module) -> nn.Module | None:
+        return Dropout(module.p, next(layers), draws) if type(module) is nn.Dropout else None
+
+    return with_replaced(network, shared)

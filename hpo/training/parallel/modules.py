@@ -1,0 +1,41 @@
+"""A network as a tree of modules: replacing some of them, and naming those that are sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+
+def with_replaced(network: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
+    """Return the network with each module for which `replacement` returns one replaced; it is changed in place.
+
+    A module that stands in several places is replaced by one. They are asked for in the order of `modules()`.
+    """
+    new = {module: replacement(module) for module in network.modules()}
+    for parent in list(network.modules()):
+        for name, child in parent.named_children():
+            other = new.get(child)
+            if other is not None:
+                setattr(parent, name, other.train(child.training))
+    return new[network] or network
+
+
+def units_of(network: nn.Module) -> list[nn.Module]:
+    """Return the modules of a network that are sharded each by itself, with the memory of one at a time.
+
+    They are the elements of its nn.Sequentials and nn.ModuleLists, the innermost that are no such lists; where there
+    are none, its children.
+    """
+    lists = (nn.Sequential, nn.ModuleList)
+
+    def units(module: nn.Module) -> Iterator[nn.Module]:
+        for child in module.children():
+            if type(child) in lists:
+                yield from units(child)
+            elif type(module) in lists or not any(type(inner) in lists for inner in child.modules()):
+                yield child
+            else:
+                yield from units(child)
+
+    return [module for module in units(network) if any(True for _ in module.parameters())]

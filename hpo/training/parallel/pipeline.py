@@ -1,0 +1,192 @@
+"""Pipeline stages: each rank has some blocks of the network, which a batch passes through in microbatches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from hpo.training.parallel.dropout import with_shared_dropout
+from hpo.training.parallel.stages import Blocks, blocks_of, stages_of
+from hpo.training.parallel.way import Batch, Load, PerSample, Way, divided, measured, split
+
+if TYPE_CHECKING:
+    from hpo.evaluation.worker import Worker
+    from hpo.training.parallel.settings import ParallelSettings
+
+
+class Pipeline(Way):
+    """A network in stages (Huang et al. 2019), computed one microbatch forward, one backward (Narayanan et al. 2019).
+
+    Statistics of batch normalisation are those of a microbatch.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        worker: Worker,
+        settings: ParallelSettings,
+        costs: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(worker, settings)
+        self._comm = worker.comm
+        stages = stages_of(blocks_of(with_shared_dropout(network, self.draws)), self.size, costs)
+        self._states = [{name: (t.shape, t.dtype) for name, t in _state_of(stage).items()} for stage in stages]
+        for stage in stages[: self.rank] + stages[self.rank + 1 :]:
+            for _, block in stage:
+                if not any(block is own for _, own in stages[self.rank]):
+                    block.to("meta")  # whoever still holds the network: this rank has no room for it
+        self._blocks = stages[self.rank]
+        self._stage = _Stage(self._blocks, self).to(self.device).to(memory_format=torch.channels_last)
+        # Its own, since torch's check of collectives counts what ranks send each other, too.
+        self._group: Any = dist.new_group()
+        self._boundaries: list[tuple[torch.Size, torch.dtype]] = []
+        self._schedules: dict[tuple[int, int, bool], Any] = {}
+        self._batch: Batch | None = None
+        self.positions: deque[torch.Tensor] = deque()
+
+    @property
+    def _is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def _is_last(self) -> bool:
+        return self.rank == self.size - 1
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:  # noqa: D102
+        return ((f"{name}.{inner}", p) for name, block in self._blocks for inner, p in block.named_parameters())
+
+    def gradients(self, batch: Batch) -> torch.Tensor:  # noqa: D102
+        self._meet(batch.load)
+        self._stage.train()
+        self._batch = batch
+        total = torch.zeros((), device=self.device)
+        for part in batch.parts(self.settings.accumulate):
+            for microbatches in self._equal(part):
+                schedule, inputs, targets = self._prepared(batch.load, microbatches, training=True)
+                losses: list[torch.Tensor] = []
+                told = {"target": targets, "losses": losses} if self._is_last else {}
+                schedule.step(*inputs, **told, return_outputs=False)
+                total += sum((loss.detach() for loss in losses), torch.zeros_like(total))
+        return total / self.scaler.get_scale()
+
+    @torch.no_grad()
+    def sums(self, load: Load, samples: int, most: int, measures: Sequence[PerSample]) -> torch.Tensor:  # noqa: D102
+        self._meet(load)
+        self._stage.eval()
+        sums = torch.zeros(len(measures), dtype=torch.float64, device=self.device)
+        for part in split(torch.arange(samples), most * self.settings.microbatches):
+            for microbatches in self._equal(part):
+                schedule, inputs, targets = self._prepared(load, microbatches, training=False)
+                outputs = schedule.step(*inputs)
+                if targets is not None and self._is_last:
+                    sums += measured(outputs, targets, measures)
+        dist.all_reduce(sums)  # which the last stage alone has
+        return sums
+
+    def total_norm(self) -> torch.Tensor:  # noqa: D102
+        square = super().total_norm().square()
+        dist.all_reduce(square)
+        return square.sqrt()
+
+    def state_dict(self) -> Mapping[str, torch.Tensor]:  # noqa: D102
+        whole = {name: tensor.detach() for name, tensor in _state_of(self._blocks).items()}
+        if self.rank != 0:
+            for tensor in whole.values():
+                dist.send(tensor.contiguous(), 0, group=self._group)
+            return {}
+        for rank, state in enumerate(self._states[1:], 1):
+            for name, (shape, dtype) in state.items():
+                received = torch.empty(shape, dtype=dtype, device=self.device)
+                dist.recv(received, rank, group=self._group)
+                whole[name] = received.cpu()  # there may be no room for the others on the leader's device
+        return whole
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:  # noqa: D102
+        for name, block in self._blocks:
+            prefix = f"{name}."
+            block.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return a microbatch's part of the batch's loss, times the scaler's factor."""
+        assert self._batch is not None
+        return self.scaler.scale(self._batch.loss(outputs.float(), targets).sum() / self._batch.size)
+
+    def begin(self) -> None:
+        """Begin a microbatch's way through this rank's stage."""
+        if self._batch is not None and self.positions:
+            self.draws.begin(self._batch.step, self.positions.popleft(), self.device)
+
+    def _equal(self, part: torch.Tensor) -> list[Sequence[torch.Tensor]]:
+        """Return a part's microbatches, those of one size together: buffers between stages are of one size."""
+        microbatches = divided(part, self.settings.microbatches)
+        whole = [one for one in microbatches if len(one) == len(microbatches[0])]
+        return [group for group in (whole, microbatches[len(whole) :]) if group]
+
+    def _prepared(
+        self, load: Load, microbatches: Sequence[torch.Tensor], training: bool
+    ) -> tuple[Any, list[torch.Tensor], torch.Tensor | None]:
+        """Return the schedule for these microbatches, the inputs on the first rank, and the targets on the last."""
+        self.positions = deque(microbatches if training else ())
+        schedule = self._schedule(len(microbatches), len(microbatches[0]), training)
+        if not (self._is_first or self._is_last):
+            return schedule, [], None
+        inputs, targets = load(torch.cat(list(microbatches)))
+        return schedule, [inputs] if self._is_first else [], targets
+
+    def _schedule(self, count: int, size: int, training: bool) -> Any:
+        key = (count, size, training)
+        if key not in self._schedules:
+            before, after = (
+                torch.empty(size, *shape, dtype=dtype, device="meta", requires_grad=training and place > 0)
+                for place, (shape, dtype) in enumerate(self._boundaries[self.rank : self.rank + 2], self.rank)
+            )
+            stage = PipelineStage(
+                *(self._stage, self.rank, self.size, self.device),
+                input_args=(before,),
+                output_args=(after,),
+                group=self._group,
+            )
+            # One forward, one backward needs as many microbatches as stages; with less, all go forward first.
+            kind = Schedule1F1B if training and count >= self.size else ScheduleGPipe
+            self._schedules[key] = kind(stage, count, self.loss if training else None, scale_grads=False)
+        return self._schedules[key]
+
+    @torch.no_grad()
+    def _meet(self, load: Load) -> None:
+        """Tell each other what passes between the stages, from a sample that goes through them once."""
+        if self._boundaries:
+            return
+        self._stage.eval()
+        inputs, _ = load(torch.zeros(1, dtype=torch.int64))
+        boundary = (inputs.shape[1:], inputs.dtype)
+        self._boundaries.append(boundary)
+        for rank in range(self.size):
+            if rank == self.rank:
+                shape, dtype = boundary
+                output = self._stage(inputs if rank == 0 else torch.zeros(1, *shape, dtype=dtype, device=self.device))
+                boundary = (output.shape[1:], output.dtype)
+            boundary = self._comm.bcast(boundary, root=rank)
+            self._boundaries.append(boundary)
+
+
+class _Stage(nn.Module):
+    """Some of a network's blocks, one after the other."""
+
+    def __init__(self, blocks: Blocks, way: Pipeline) -> None:
+        super().__init__()
+        self._blocks = nn.Sequential(*(block for _, block in blocks))
+        self._way = way
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self._way.begin()
+        return self._way.outputs(self._blocks, inputs).contiguous()  # as what is sent has to be
+
+
+def _state_of(blocks: Blocks) -> dict[str, torch.Tensor]:
+    return {f"{name}.{inner}": t for name, block in blocks for inner, t in block.state_dict().items()}

@@ -1,0 +1,49 @@
+"""Mixed precision: most of a network is computed in 16 bits, and float16's small gradients are kept from vanishing."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.amp.grad_scaler import GradScaler
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which torch computes in this precision what does not suffer from it."""
+    # No cache: it would hold the casted weights of a sharded block, and a microbatch's belong to its own graph.
+    return torch.autocast(device.type, DTYPES[precision], enabled=precision != "float32", cache_enabled=False)
+
+
+class SharedScaler(GradScaler):
+    """A GradScaler for float16 (Micikevicius et al. 2018) whose ranks skip the same steps.
+
+    torch's looks for overflows in a rank's own gradients only: where each rank has the gradients of other parameters,
+    ranks would skip different steps, and scale differently from then on.
+    """
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+    ) -> dict[torch.device, torch.Tensor]:
+        del allow_fp16
+        gradients = [_local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        found = found_inf.clone()
+        torch._amp_foreach_non_finite_check_and_unscale_([g for g in gradients if g.numel()], found, inv_scale)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return {found.device: found}
+
+
+def scaler_of(precision: str, device: torch.device) -> GradScaler:
+    """Return the scaler of the gradients of this precision, which does nothing unless it is float16."""
+    # torch begins with 2 ** 16: the first steps are left out until the scale fits, and short trainings have few steps.
+    scaler = SharedScaler(device.type, init_scale=2.0**10, growth_interval=500, enabled=precision == "float16")
+    scaler.scale(torch.zeros((), device=device))  # it begins with the first loss, which only a last stage has
+    return scaler
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor that may be sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]

@@ -1,0 +1,50 @@
+"""Replicas: each rank has the whole network, and DistributedDataParallel averages gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpo.training.parallel.batch_norm import with_shared_statistics
+from hpo.training.parallel.dropout import with_shared_dropout
+from hpo.training.parallel.way import DataParallelWay
+
+if TYPE_CHECKING:
+    from hpo.evaluation.worker import Worker
+    from hpo.training.parallel.settings import ParallelSettings
+
+
+class Replicate(DataParallelWay):
+    """A replica of the network on each rank; a worker of one rank trains the network as it is."""
+
+    def __init__(self, network: nn.Module, worker: Worker, settings: ParallelSettings) -> None:
+        super().__init__(worker, settings)
+        network = with_shared_dropout(network, self.draws)
+        if self.size > 1:
+            network = with_shared_statistics(network, self.device)
+        # Convolutions take this format faster, on CPUs (measured: shared statistics of 8 ranks, 1.6 times) and GPUs.
+        self.network = network.to(self.device).to(memory_format=torch.channels_last)
+        self._replica: DistributedDataParallel | None = None
+        if self.size > 1:
+            self._replica = DistributedDataParallel(self.network, gradient_as_bucket_view=True)
+            # What ranks keep in buffers is the same on all of them, statistics of batches too. (As an argument, torch
+            # 2.15 warns of it; what replaces it is not known to earlier ones.)
+            self._replica.broadcast_buffers = False
+
+    @property
+    def trained(self) -> nn.Module:  # noqa: D102
+        return self._replica or self.network
+
+    def unfinished(self) -> AbstractContextManager[object]:  # noqa: D102
+        return self._replica.no_sync() if self._replica else super().unfinished()
+
+    def state_dict(self) -> Mapping[str, torch.Tensor]:  # noqa: D102
+        return self.network.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:  # noqa: D102
+        self.network.load_state_dict(state)

@@ -1,0 +1,79 @@
+"""Shards: each rank has a part of each parameter, and gathers a block's when it computes it (FSDP2)."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from hpo.training.parallel.batch_norm import with_shared_statistics
+from hpo.training.parallel.dropout import with_shared_dropout
+from hpo.training.parallel.modules import units_of
+from hpo.training.parallel.precision import DTYPES
+from hpo.training.parallel.way import DataParallelWay
+
+if TYPE_CHECKING:
+    from hpo.evaluation.worker import Worker
+    from hpo.training.parallel.settings import ParallelSettings
+
+_numbers = itertools.count()
+_names: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
+
+
+class Shard(DataParallelWay):
+    """A network of whose parameters, gradients and optimizer state each rank has a part (Rajbhandari et al. 2020)."""
+
+    def __init__(self, network: nn.Module, worker: Worker, settings: ParallelSettings) -> None:
+        super().__init__(worker, settings)
+        network = with_shared_statistics(with_shared_dropout(network, self.draws), self.device)
+        mesh = _mesh(self.device)
+        whole = MixedPrecisionPolicy(cast_forward_inputs=False)
+        # Gradients are reduced in float32: a sum over ranks in 16 bits would lose more than they have to lose.
+        half = MixedPrecisionPolicy(DTYPES[settings.precision], torch.float32, cast_forward_inputs=False)
+        # A block moves to the device when it is sharded: there is never room for more than one whole block.
+        for block in [*units_of(network), network]:
+            # Under autocast, kernels of norms take their parameters in float32.
+            norms = _norms_of(block) if settings.precision != "float32" else []
+            if norms and block not in norms:
+                fully_shard(norms, mesh=mesh, mp_policy=whole)
+            fully_shard(block, mesh=mesh, mp_policy=whole if block in norms else half)
+        self.network = network
+
+    def total_norm(self) -> torch.Tensor:  # noqa: D102
+        norm = super().total_norm()
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def state_dict(self) -> Mapping[str, torch.Tensor]:  # noqa: D102
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state: Any = get_model_state_dict(self.network, options=options)
+        return state  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:  # noqa: D102
+        set_model_state_dict(self.network, dict(state), options=StateDictOptions(full_state_dict=True))
+
+
+def _norms_of(module: nn.Module) -> list[nn.Module]:
+    """Return the norms in a module that are not sharded yet: what has parameters, all of them vectors."""
+    own = ((inner, list(inner.parameters(recurse=False))) for inner in module.modules())
+    return [inner for inner, ps in own if ps and all(p.dim() == 1 for p in ps) and not isinstance(inner, FSDPModule)]
+
+
+def _mesh(device: torch.device) -> DeviceMesh:
+    """Return a mesh of the worker's ranks, with a name of its own for each process group.
+
+    Meshes over the same ranks count as equal, and torch keeps how it has sharded tensors by their meshes: in a later
+    process group, it would find the mesh of one that is gone.
+    """
+    group = dist.group.WORLD
+    assert group is not None
+    name = _names.setdefault(group, f"ranks_{next(_numbers)}")
+    return init_device_mesh(device.type, (group.size(),), mesh_dim_names=(name,))

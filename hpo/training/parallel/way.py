@@ -1,0 +1,152 @@
+"""What the ways to share a network have in common: gradients of a global batch, evaluation, one whole state dict."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import get_total_norm
+
+from hpo.training.parallel.dropout import Draws
+from hpo.training.parallel.precision import autocast, scaler_of
+
+if TYPE_CHECKING:
+    from hpo.evaluation.worker import Worker
+    from hpo.training.parallel.settings import ParallelSettings
+
+# Returns the inputs and the targets of a batch's samples at some positions, int64 of shape (N,) on the CPU.
+Load = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+# Returns a number for each sample, shape (N,), from a network's outputs and the targets: a loss, or a metric.
+PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Batch:
+    """A global batch of a training step: its samples are at the positions 0 to `size` - 1, `loss` is each one's."""
+
+    def __init__(self, load: Load, size: int, step: int, loss: PerSample) -> None:
+        self.load = load
+        self.size = size
+        self.step = step
+        self.loss = loss
+
+    def parts(self, count: int) -> Sequence[torch.Tensor]:
+        """Return the positions in this many parts of one size, of which the last may have less."""
+        return divided(torch.arange(self.size), count)
+
+
+class Way(ABC):
+    """A network that a worker's ranks share; made by all of them together, as all calls are.
+
+    Losses are means over a global batch, and gradients those of a single process that has all of it, however the ranks
+    share it.
+    """
+
+    def __init__(self, worker: Worker, settings: ParallelSettings) -> None:
+        self.rank = worker.rank
+        self.size = worker.size
+        self.device = worker.device
+        self.settings = settings
+        self.draws = Draws(worker.seed)
+        self.scaler = scaler_of(settings.precision, worker.device)
+
+    @abstractmethod
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return this rank's parameters, or its parts of them, by their names in the whole network."""
+
+    @abstractmethod
+    def gradients(self, batch: Batch) -> torch.Tensor:
+        """Add the gradients of a batch's mean loss, times the scaler's factor, to this rank's parameters.
+
+        Returns this rank's part of the loss: the sum over all ranks is the loss.
+        """
+
+    @abstractmethod
+    def sums(self, load: Load, samples: int, most: int, measures: Sequence[PerSample]) -> torch.Tensor:
+        """Return the sum of each measure over so many samples, float64, the same on all ranks.
+
+        The network computes at most `most` samples on a rank at a time, without gradients.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> Mapping[str, torch.Tensor]:
+        """Return the whole network's state dict on the leader; what other ranks get is of no use."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Load a whole network's state dict, which each rank has."""
+
+    def total_norm(self) -> torch.Tensor:
+        """Return the Euclidean norm of the gradients of all parameters of the network."""
+        return get_total_norm([p.grad for _, p in self.named_parameters() if p.grad is not None])
+
+    def outputs(self, network: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        """Return what a network computes in the precision that was asked for."""
+        with autocast(self.settings.precision, self.device):
+            return network(inputs)  # type: ignore[no-any-return]
+
+
+class DataParallelWay(Way):
+    """A way in which each rank computes its share of each batch with the whole network."""
+
+    network: nn.Module
+
+    def gradients(self, batch: Batch) -> torch.Tensor:  # noqa: D102 - as above
+        self.network.train()
+        total = torch.zeros((), device=self.device)
+        # A worker of one rank has no stages, and computes microbatches as parts.
+        parts = [micro for part in batch.parts(self.settings.accumulate) for micro in self._microbatches(part)]
+        for number, part in enumerate(parts, 1):
+            mine = part[self.rank :: self.size]
+            self.draws.begin(batch.step, mine, self.device)
+            inputs, targets = batch.load(mine)
+            with nullcontext() if number == len(parts) else self.unfinished():
+                loss = batch.loss(self.outputs(self.trained, inputs).float(), targets).sum() / batch.size
+                # Gradients are averaged over the ranks, whose shares may differ by a sample, or be empty.
+                self.scaler.scale(loss * self.size).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def _microbatches(self, part: torch.Tensor) -> Sequence[torch.Tensor]:
+        return divided(part, self.settings.microbatches)
+
+    @property
+    def trained(self) -> nn.Module:
+        """The network as it is called in training."""
+        return self.network
+
+    def unfinished(self) -> AbstractContextManager[object]:
+        """Return a context for a part of a batch that is not its last; gradients need not be averaged in it."""
+        return nullcontext()
+
+    @torch.no_grad()
+    def sums(self, load: Load, samples: int, most: int, measures: Sequence[PerSample]) -> torch.Tensor:  # noqa: D102
+        self.network.eval()
+        sums = torch.zeros(len(measures), dtype=torch.float64, device=self.device)
+        for part in split(torch.arange(samples), most * self.size):
+            inputs, targets = load(part[self.rank :: self.size])
+            sums += measured(self.outputs(self.network, inputs), targets, measures)
+        dist.all_reduce(sums)
+        return sums
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:  # noqa: D102
+        return self.network.named_parameters()
+
+
+def measured(outputs: torch.Tensor, targets: torch.Tensor, measures: Sequence[PerSample]) -> torch.Tensor:
+    """Return the sum of each measure over the samples, float64."""
+    return torch.stack([measure(outputs.float(), targets).double().sum() for measure in measures])
+
+
+def divided(positions: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
+    """Return positions in this many parts of one size, of which the last may have less, or in fewer."""
+    return split(positions, max(1, -(-len(positions) // count)))
+
+
+def split(positions: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
+    """Return positions in parts of this size, of which the last may have less."""
+    return positions.split(size)  # type: ignore[no-any-return, no-untyped-call]

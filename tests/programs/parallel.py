@@ -1,0 +1,295 @@
+"""Trains networks in each way on a worker of all ranks, and by a textbook's loop; prints a line of JSON from rank 0.
+
+The first argument is the function below whose cases are run.
+"""
+
+import itertools
+import math
+import sys
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from hpo.evaluation.group import Group
+from hpo.ranks.communicator import same_host, world
+from hpo.training import ParallelSettings, Recipe
+from hpo.training.augment import augmented
+from hpo.training.fit import Training, evaluate
+from hpo.training.parallel import share
+from hpo.training.parallel.dropout import Draws
+from hpo.training.parallel.precision import scaler_of
+from tests.programs.tell import tell
+
+# Nothing divides by 2, 3 or 4; the last batch of an epoch has one sample more than none.
+EPOCHS, BATCH, TRAIN, VALIDATION, SEED = 3, 21, 64, 45, 5
+
+
+class Numbers:
+    """Samples of two classes, or of pieces of text, that can be learnt."""
+
+    def __init__(self, count: int, shape: tuple[int, ...], seed: int) -> None:
+        drawn = torch.Generator().manual_seed(seed)
+        if len(shape) == 1:
+            text = torch.randint(0, 7, (count, shape[0] + 1), generator=drawn).cumsum(1) % 11
+            self.inputs, self.targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        else:
+            self.targets = torch.randint(0, 3, (count,), generator=drawn)
+            self.inputs = torch.randn(count, *shape, generator=drawn) + self.targets.view(-1, 1, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[indices], self.targets[indices]
+
+
+class TextbookDropout(nn.Module):
+    """Draws the masks of whole batches, step by step, as a single process does."""
+
+    def __init__(self, p: float, layer: int) -> None:
+        super().__init__()
+        self.p, self.layer, self.step = p, layer, 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return inputs
+        draws = Draws(SEED)
+        draws.begin(self.step, torch.arange(len(inputs)), inputs.device)
+        self.step += 1
+        return inputs * draws.mask(self.layer, inputs.shape, self.p) / (1 - self.p)
+
+
+def dropout(p: float, layer: int, textbook: bool) -> nn.Module:
+    return TextbookDropout(p, layer) if textbook else nn.Dropout(p)
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int, norm: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1, bias=not norm)
+        self.norm = nn.BatchNorm2d(width) if norm else nn.Identity()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + F.relu(self.norm(self.conv(inputs)))
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 16)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.words(inputs)
+
+
+class Block(nn.Module):
+    def __init__(self, layer: int, textbook: bool) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+        self.drop = dropout(0.2, layer, textbook)
+        self.more = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.drop(self.out(seen))
+        return x + self.more(x)
+
+
+def convolutional(norm: bool, dropped: bool, textbook: bool = False) -> nn.Sequential:
+    torch.manual_seed(SEED)
+    body = nn.Sequential(Residual(6, norm), Residual(6, norm))
+    drop = [dropout(0.3, 0, textbook)] if dropped else []
+    return nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), body, *drop, nn.Flatten(), nn.Linear(96, 3))
+
+
+def transformer(textbook: bool = False) -> nn.Sequential:
+    torch.manual_seed(SEED)
+    return nn.Sequential(Words(), *(Block(layer, textbook) for layer in range(3)), nn.Linear(16, 11))
+
+
+NETWORKS = {
+    "conv": lambda textbook: convolutional(False, False, textbook),
+    "conv-norm": lambda textbook: convolutional(True, False, textbook),
+    "conv-dropout": lambda textbook: convolutional(False, True, textbook),
+    "conv-norm-dropout": lambda textbook: convolutional(True, True, textbook),
+    "transformer": transformer,
+}
+RECIPE = Recipe(EPOCHS, BATCH, lr=0.02, clip=0.5, weight_decay=0.01, schedule="cosine", warmup=0.2)
+RECIPES = {
+    "conv": replace(RECIPE, augmentation="crop-and-flip"),
+    "conv-norm": replace(RECIPE, schedule="step", gamma=0.5, clip=0.0),
+    "conv-dropout": replace(RECIPE, optimizer="adadelta", lr=0.5, schedule="constant"),
+    "conv-norm-dropout": RECIPE,
+    "transformer": replace(RECIPE, optimizer="adamw", schedule="one-cycle", warmup=0.3, label_smoothing=0.1),
+}
+
+
+def data_of(name: str) -> tuple[Numbers, Numbers]:
+    shape = (9,) if name == "transformer" else (2, 6, 6)
+    return Numbers(TRAIN, shape, 1), Numbers(VALIDATION, shape, 2)
+
+
+def textbook(name: str, accumulate: int = 1) -> tuple[list[float], list[float]]:
+    """Train in this process alone; returns the losses of all steps, and those of the validation part."""
+    net, recipe, (train, validation) = NETWORKS[name](True), RECIPES[name], data_of(name)
+    groups = [
+        {"params": [p for p in net.parameters() if p.dim() > 1], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in net.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    optimizer, schedule = optimizer_by_hand(recipe, groups)
+    drawn = torch.Generator().manual_seed(SEED)
+    losses, validated = [], []
+    for _ in range(EPOCHS):
+        net.train()
+        for batch in torch.randperm(TRAIN, generator=drawn).split(BATCH):
+            inputs, targets = train.batch(batch)
+            if recipe.augmentation != "none":
+                inputs = augmented(inputs, torch.rand(len(batch), 3, generator=drawn), recipe.augmentation)
+            optimizer.zero_grad()
+            total = 0.0
+            size = -(-len(batch) // accumulate)
+            for part, wanted in zip(inputs.split(size), targets.split(size), strict=True):
+                outputs = net(part).flatten(0, -2)
+                loss = F.cross_entropy(outputs, wanted.flatten(), label_smoothing=recipe.label_smoothing)
+                loss = loss * len(part) / len(batch)
+                loss.backward()
+                total += loss.item()
+            if recipe.clip:
+                nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
+            optimizer.step()
+            schedule.step()
+            losses.append(total)
+        net.eval()
+        with torch.no_grad():
+            inputs, targets = validation.batch(torch.arange(VALIDATION))
+            validated.append(F.cross_entropy(net(inputs).flatten(0, -2), targets.flatten()).item())
+    return losses, validated
+
+
+def optimizer_by_hand(recipe: Recipe, groups: list[dict]) -> tuple:
+    steps = EPOCHS * math.ceil(TRAIN / BATCH)
+    if recipe.optimizer == "sgd":
+        optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, nesterov=True)
+    else:
+        kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adadelta
+        optimizer = kind(groups, lr=recipe.lr)
+    schedulers = torch.optim.lr_scheduler
+    if recipe.schedule == "cosine":
+        rise = round(recipe.warmup * steps)
+        warmup = schedulers.LinearLR(optimizer, 1 / (rise + 1), total_iters=rise)
+        cosine = schedulers.CosineAnnealingLR(optimizer, steps - rise)
+        return optimizer, schedulers.SequentialLR(optimizer, [warmup, cosine], [rise])
+    if recipe.schedule == "one-cycle":
+        return optimizer, schedulers.OneCycleLR(
+            optimizer, recipe.lr, steps, pct_start=recipe.warmup, cycle_momentum=False
+        )
+    if recipe.schedule == "step":
+        return optimizer, schedulers.StepLR(optimizer, math.ceil(TRAIN / BATCH), recipe.gamma)
+    return optimizer, schedulers.ConstantLR(optimizer, 1.0)
+
+
+def trained(name: str, settings: ParallelSettings) -> tuple[list[float], list[float], Training]:
+    """Train on the worker's ranks; returns what `textbook` returns, and the training."""
+    recipe, (train, validation) = RECIPES[name], data_of(name)
+    training = Training(share(NETWORKS[name](False), worker, settings), train, recipe, SEED)
+    losses, validated = [], []
+    for _ in range(EPOCHS):
+        for batch in training.batches():
+            part = training.step(batch)
+            dist.all_reduce(part)
+            losses.append(part.item())
+        validated.append(evaluate(training.way, validation, recipe)[0])
+    return losses, validated, training
+
+
+def difference(one: list[float], other: list[float]) -> float:
+    assert len(one) == len(other)
+    return max(abs(a - b) / abs(b) if math.isfinite(a) else math.inf for a, b in zip(one, other, strict=True))
+
+
+def ways(name: str) -> list[ParallelSettings]:
+    """Return settings whose losses are those of a textbook's loop for whole batches."""
+    found = [ParallelSettings(parallel) for parallel in ("replicate", "shard", "pipeline")]
+    if "norm" not in name:  # statistics of a part of a batch are others
+        found += [ParallelSettings(parallel, accumulate=3) for parallel in ("replicate", "shard", "pipeline")]
+        found += [ParallelSettings("pipeline", microbatches=4), ParallelSettings("pipeline", "float32", 2, 3)]
+    return found
+
+
+def plain() -> None:
+    for name in NETWORKS:
+        expected, validated = textbook(name)
+        for settings in ways(name):
+            got, also, _ = trained(name, settings)
+            told[f"{name} {settings}"] = [difference(got, expected), difference(also, validated)]
+    for parallel in ("replicate", "shard"):
+        expected, validated = textbook("conv-norm", accumulate=3)
+        got, also, _ = trained("conv-norm", ParallelSettings(parallel, accumulate=3))
+        told[f"parts {parallel}"] = [difference(got, expected), difference(also, validated)]
+    expected, validated = textbook("conv-norm", accumulate=3)
+    got, also, _ = trained("conv-norm", ParallelSettings("pipeline", microbatches=3))
+    told["parts pipeline"] = [difference(got, expected), difference(also, validated)]
+
+
+def mixed() -> None:
+    RECIPES["conv-norm"] = replace(RECIPE, lr=0.004)  # larger steps on so few samples are chaotic
+    for name, precision in itertools.product(("conv-norm", "transformer"), ("bfloat16", "float16")):
+        expected, validated = textbook(name)
+        for parallel in ("replicate", "shard", "pipeline"):
+            got, also, _ = trained(name, ParallelSettings(parallel, precision))
+            told[f"{name} {parallel} {precision}"] = [difference(got, expected), difference(also, validated)]
+
+
+def state() -> None:
+    """Tell what the loss is with the whole state, in a plain network, and loaded in each way; and how large a rank's part is."""
+    for name, parallel in itertools.product(("conv-norm", "transformer"), ("replicate", "shard", "pipeline")):
+        settings = ParallelSettings(parallel)
+        _, validated, training = trained(name, settings)
+        whole = comm.bcast(dict(training.way.state_dict()))
+        plain, validation = NETWORKS[name](False), data_of(name)[1]
+        plain.load_state_dict(whole)
+        inputs, targets = validation.batch(torch.arange(VALIDATION))
+        with torch.no_grad():
+            loss = F.cross_entropy(plain.eval()(inputs).flatten(0, -2), targets.flatten()).item()
+        again = share(NETWORKS[name](False), worker, settings)
+        again.load_state_dict(whole)
+        told[f"{name} {parallel}"] = [loss, evaluate(again, validation, RECIPES[name])[0], validated[-1]]
+        ours = comm.allgather(size_of(training))
+        blocks = [sum(p.numel() for p in block.parameters()) for block in plain]
+        # Parameters, gradients and AdamW's or momentum's state, of four bytes each.
+        each = 4 if name == "transformer" else 3
+        told[f"size {name} {parallel}"] = [max(ours), 4 * each * sum(blocks), 4 * each * max(blocks)]
+
+
+def size_of(training: Training) -> int:
+    """Return the bytes of this rank's parameters, their gradients, and the optimizer's state of them."""
+    parameters = [p for _, p in training.way.named_parameters()]
+    states = [t for p in parameters for t in training._optimizer.state[p].values() if torch.is_tensor(t) and t.dim()]
+    ours = (getattr(t, "_local_tensor", t) for t in [*parameters, *(p.grad for p in parameters), *states])
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (t.untyped_storage() for t in ours)}
+    return sum(storages.values())
+
+
+def scaler() -> None:
+    """Tell this rank's parameter after a step in which the last rank's gradient is infinite, and one in which none is."""
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), scaler_of("float16", torch.device("cpu"))
+    for gradient in (math.inf if comm.rank == comm.size - 1 else 512.0, 512.0):
+        parameter.grad = torch.full((3,), gradient)
+        scaler.step(optimizer)
+        scaler.update()
+        told[f"after {len(told)}"] = comm.allgather(parameter[0].item())
+
+
+with Group(comm := world(), same_host(comm), index=0, collective_timeout=60.0) as group:
+    group.connect()
+    group.trust()
+    worker = group.worker(SEED)
+    told: dict[str, list[float]] = {}
+    globals()[sys.argv[1]]()
+    if comm.rank == 0:
+        tell(**told)
