@@ -22,14 +22,20 @@ def test_a_pruner_that_does_not_exist_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "size", "pruner", "evaluations"),
-    [(2, 1, "median", 60), (2, 2, "percentile:25", 240), (1, 3, "asha", 60), (2, 1, "hyperband", 60)],
+    ("workers", "size", "pruner", "evaluations", "reports"),
+    [
+        (2, 1, "median", 60, False),
+        (2, 2, "percentile:25", 240, False),
+        (1, 2, "percentile:25", 120, True),
+        (1, 3, "asha", 60, True),
+        (2, 1, "hyperband", 60, False),
+    ],
 )
 def test_all_ranks_give_up_the_same_evaluations(
-    mpi: Mpi, tmp_path: Path, workers: int, size: int, pruner: str, evaluations: int
+    mpi: Mpi, tmp_path: Path, workers: int, size: int, pruner: str, evaluations: int, reports: bool
 ) -> None:
     options = ["--ranks-per-worker", size, "--evaluations", evaluations, "--pruner", pruner, "--propagators", "random"]
-    settings = ["--set", f"folder={tmp_path}", "--set", "epochs=6"]
+    settings = ["--set", f"folder={tmp_path}", "--set", "epochs=6", "--set", f"reports={reports}"]
     command = [PROGRAM, SEARCHES / "prunable.py", "--run-dir", "run", "--islands", workers, *options, *settings]
     job = mpi.run(workers * size, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")

@@ -12,6 +12,7 @@ from hpo.process import clock
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hpo.evaluation.worker import Offered
     from hpo.store.record import Assignment
 
 
@@ -19,8 +20,8 @@ class Attempt:
     """The state of an evaluation; `loss` is the lowest of its `epochs` losses so far, with its `metrics`.
 
     `began` is when the evaluation began, on this process's clock, plus the time in which its losses were recorded.
-    `offered` are the weights that the objective has offered for its next loss, and `weights` a copy of those with the
-    lowest loss, if they are to be kept.
+    `offered` are the weights that the objective has offered for its next loss, or a function that gathers them, and
+    `weights` a copy of those with the lowest loss, if they are to be kept.
     """
 
     def __init__(self, assignment: Assignment) -> None:
@@ -30,7 +31,7 @@ class Attempt:
         self.epochs = 0
         self.loss = math.inf
         self.metrics: Mapping[str, float] = {}
-        self.offered: Mapping[str, Tensor] | None = None
+        self.offered: Offered | None = None
         self.weights: dict[str, Tensor] | None = None
 
     @property
@@ -43,8 +44,13 @@ class Attempt:
         """The seconds for which the evaluation has gone on."""
         return clock.now() - self.began
 
-    def offer(self, weights: Mapping[str, Tensor]) -> None:
-        """Remember the weights that the next loss belongs to."""
+    @property
+    def was_broken_off(self) -> bool:
+        """Whether the evaluation has ended without a result, and ranks may be anywhere in the objective."""
+        return self.verdict.state in ("failed", "again", "suspended", "stopped")
+
+    def offer(self, weights: Offered) -> None:
+        """Remember the weights that the next loss belongs to, or what gathers them."""
         self.offered = weights
 
     def take(self, verdict: Verdict) -> None:

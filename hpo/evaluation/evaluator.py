@@ -11,6 +11,7 @@ from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.group import Group
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.lockstep import Lockstep
+from hpo.evaluation.meeting import Meeting
 from hpo.evaluation.objective import Objective
 from hpo.evaluation.surroundings import as_before
 from hpo.evaluation.verdict import Verdict
@@ -82,14 +83,15 @@ class Evaluator:
         self._group.connect(self._watch.post.alone)
         attempt, task = Attempt(assignment), self._task
         seed = task.seed if assignment.seed is None else assignment.seed
-        worker = self._group.worker(seed, task.data.load, attempt.offer)
-        objective = Objective(task.problem, assignment.params, worker)
+        objective = Objective(task.problem, assignment.params)
         with self._watch.evaluation(self._details(attempt)) as watched:
-            lockstep = Lockstep(objective, self._group, self._watch, watched, self._printed)
             decide = partial(self._leader.decide, attempt, watched) if self._leader else None
+            meeting = Meeting(self._group, self._watch, watched, self._printed, decide)
+            lockstep = Lockstep(objective, self._group, watched, meeting, attempt, self._leader)
+            worker = self._group.worker(seed, task.data.load, attempt.offer, lockstep.report)
             with as_before(), self._printed.marked():
                 while attempt.goes_on:
-                    self._take(attempt, lockstep.step(decide))
+                    lockstep.step(worker)
                 self._end(attempt, lockstep)
         return attempt
 
@@ -105,18 +107,10 @@ class Evaluator:
         self._group.descriptors.take_back()
         leader.give_up(attempt, failure, stack)
 
-    def _take(self, attempt: Attempt, verdict: Verdict) -> None:
-        attempt.take(verdict)
-        if verdict.loss is not None:
-            self._group.trust()
-        if self._leader and verdict.keep:
-            self._leader.copy_weights(attempt)
-        attempt.offered = None  # it holds the model
-
     def _end(self, attempt: Attempt, lockstep: Lockstep) -> None:
         """Clean up after an evaluation; its objective is closed if it has not ended by itself."""
         verdict = attempt.verdict
-        if verdict.state in ("failed", "again", "suspended", "stopped"):
+        if attempt.was_broken_off:
             attempt.loss = math.inf
             lockstep.abandon()
         elif verdict.loss is not None:

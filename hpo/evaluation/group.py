@@ -108,16 +108,21 @@ class Group:
         return self._collective_timeout.total_seconds()
 
     def worker(
-        self, seed: int, data: Callable[[], Any] = lambda: None, offer: Callable[[Any], object] = lambda _: None
+        self,
+        seed: int,
+        data: Callable[[], Any] = lambda: None,
+        offer: Callable[[Any], object] = lambda _: None,
+        report: Callable[[Any, dict[str, Any]], None] = lambda *_: None,
     ) -> Worker:
         """Return the worker as one objective sees it, and seed all random numbers with `seed`.
 
-        `data` is called when the objective asks for its data, and `offer` when it offers weights.
+        `data` is called when the objective asks for its data, `offer` when it offers weights, and `report` when it
+        reports a loss with its metrics.
         """
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
-        return Worker(self.rank, self.size, self.device, seed, self.comm, self.index, data, offer)
+        return Worker(self.rank, self.size, self.device, seed, self.comm, self.index, data, offer, report)
 
     def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
         """Make the process group, unless all ranks have one whose connections are whole; collective.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -70,15 +70,16 @@ class Leader:
             self._log.add(attempt.assignment.number, printed)
             if verdict.loss is not None:
                 self._record.report(attempt.assignment, attempt.epochs + 1, verdict.loss)
-                keep = self._is_to_be_kept(attempt, verdict.loss)
-                verdict = self._decided(attempt, replace(verdict, keep=keep), verdict.loss, seconds)
+                verdict = self._decided(attempt, verdict, verdict.loss, seconds)
+                verdict = replace(verdict, keep=self._is_to_be_kept(attempt, verdict))
         attempt.began += clock.now() - since
         return verdict
 
-    def _is_to_be_kept(self, attempt: Attempt, loss: float) -> bool:
-        if self._keeper is None or attempt.offered is None or loss >= attempt.loss:
+    def _is_to_be_kept(self, attempt: Attempt, verdict: Verdict) -> bool:
+        if self._keeper is None or attempt.offered is None or verdict.state not in ("going", "complete"):
             return False
-        return self._keeper.wants(attempt.assignment, loss)
+        assert verdict.loss is not None
+        return verdict.loss < attempt.loss and self._keeper.wants(attempt.assignment, verdict.loss)
 
     def _decided(self, attempt: Attempt, verdict: Verdict, loss: float, seconds: float) -> Verdict:
         limits = self.limits
@@ -93,7 +94,7 @@ class Leader:
 
     def copy_weights(self, attempt: Attempt) -> None:
         """Copy the weights that the objective has offered, before the objective trains on."""
-        if self._keeper and attempt.offered is not None:
+        if self._keeper and isinstance(attempt.offered, Mapping):
             attempt.weights = self._keeper.copy(attempt.offered)
 
     def give_up(self, attempt: Attempt, failure: str, stack: str) -> None:

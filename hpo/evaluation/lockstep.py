@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
-from hpo.errors import RunError
+from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.collectives import collective_of
 from hpo.evaluation.group import Group
-from hpo.evaluation.objective import Objective
-from hpo.evaluation.verdict import Step, Verdict, judge
+from hpo.evaluation.leader import Leader
+from hpo.evaluation.meeting import Meeting, waited_in_vain
+from hpo.evaluation.objective import Objective, reported
+from hpo.evaluation.verdict import Step, Verdict
+from hpo.evaluation.worker import Worker, checked_weights
 from hpo.process import clock
 from hpo.process.failure import stack_of, traceback_of, with_hint
-from hpo.process.leaving import end_if_forked
-from hpo.process.place import frames_of
-from hpo.process.printed import Printed
-from hpo.ranks.communicator import GAVE_UP, sleep_until
-from hpo.ranks.watch import STOPPED, Watch
+from hpo.process.leaving import end_if_forked, is_forked
+from hpo.process.place import frames_here, frames_of
+from hpo.ranks.communicator import GAVE_UP
+from hpo.ranks.watch import STOPPED
 from hpo.ranks.watched import CalledOff, Watched
 
 # What gloo says where a peer has ended the connection, or has died.
@@ -27,44 +31,67 @@ _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe
 # What it says where a rank has waited in vain, in a collective or in the check before it.
 _TIMEOUTS = ("Timed out waiting", "Application timeout caused pair closure", "failed to pass monitoredBarrier", GAVE_UP)
 
-_SECONDS_TO_SAY_WHY = 5.0  # for a rank that is stuck, before its peers say so
-
-
-# Called on the leader with the verdict of all ranks on a step, and what they have printed in it; returns the final one.
-Decide = Callable[[Verdict, str], Verdict]
+T = TypeVar("T")
+Frames = Sequence[traceback.FrameSummary]
 
 
 class Lockstep:
     """Takes an objective on one rank from loss to loss, as all ranks of the worker do at the same time."""
 
-    def __init__(self, objective: Objective, group: Group, watch: Watch, watched: Watched, printed: Printed) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        group: Group,
+        watched: Watched,
+        meeting: Meeting,
+        attempt: Attempt,
+        leader: Leader | None,
+    ) -> None:
         self._objective = objective
         self._group = group
-        self._watch = watch
         self._watched = watched
-        self._printed = printed
+        self._meeting = meeting
+        self._attempt = attempt
+        self._leader = leader
+        self._settling = False
+        self._bug: BaseException | None = None
+        self._began, self._lost = clock.now(), clock.lost()
 
-    def step(self, decide: Decide | None) -> Verdict:
-        """Go on to the next loss on all ranks, and return the verdict, the same on all ranks.
+    def step(self, worker: Worker) -> None:
+        """Let the objective go on to its next yield or its end on all ranks, and settle what comes of it."""
+        said = self._run(lambda: self._objective.advance(worker))
+        if self._bug is not None:
+            raise self._bug
+        if self._attempt.goes_on:
+            frames = self._objective.frames()
+            self._settle(said if isinstance(said, Step) else self._step(said, frames), frames)
 
-        `decide` returns the final verdict; it is None on all ranks but the leader.
+    def report(self, loss: Any, metrics: Mapping[str, Any]) -> None:
+        """Settle a loss that the objective reports.
+
+        Raises CalledOff where the evaluation is over, and RuntimeError where it is not the objective that calls this.
         """
-        steps = self._meet(self._advance())
-        verdict = None
-        if decide is not None:
-            judged = replace(judge(steps), leaves_messages=any(step.unreceived for step in steps))
-            verdict = decide(judged, "".join(step.printed for step in steps))
-        told: Verdict = self._group.own_comm.bcast(verdict)
-        return told
+        if is_forked():
+            raise RuntimeError("worker.report is called by the worker's ranks, not by processes that they have forked")
+        if threading.current_thread() is not threading.main_thread():
+            name = threading.current_thread().name
+            raise RuntimeError(f"worker.report is called in the main thread, in which the objective is, not in {name}")
+        if self._settling:
+            raise RuntimeError("worker.report is called in a function that was given to worker.offer")
+        if not self._watched.is_inside:
+            raise RuntimeError("worker.report is called after the evaluation of this worker has ended")
+        with self._watched.outside(), self._group.descriptors.taken_back():
+            if self._attempt.goes_on and self._bug is None:
+                self._settle_reported(loss, metrics, frames_here())
+        self._begin()
 
     def close(self, patient: bool = False) -> None:
         """Close an objective that has not ended by itself."""
         try:
             with self._watched.closing(patient):
                 self._objective.close()
-        except BaseException:
-            logging.getLogger(__name__).info("while an objective was closed:\n%s", traceback.format_exc())
-        self._printed.take()
+        except BaseException as error:
+            _log(error)
 
     def abandon(self) -> None:
         """Close an objective, and the process group, in which ranks may still wait."""
@@ -73,60 +100,119 @@ class Lockstep:
         self._group.renew_comm()  # the ranks wait for each other in it: all are cut when the first one disconnects
         self._group.disconnect()
 
-    def _advance(self) -> Step:
-        """Run the objective on this rank up to its next loss; whatever it raises is caught, and becomes a failure."""
-        rank, began, lost = self._group.rank, clock.now(), clock.lost()
+    def _settle_reported(self, loss: Any, metrics: Mapping[str, Any], frames: Frames) -> None:
+        """Settle a loss, and begin to close the objective where the evaluation is over.
+
+        Nothing is raised here, where an objective could catch it: a bug of this program is raised by `step`.
+        """
+        try:
+            self._settle(self._step_reported(loss, metrics, frames), frames)
+        except BaseException as error:
+            self._bug = error
+        if self._bug is not None or self._attempt.was_broken_off:
+            self._group.cut()
+            self._watched.begin_closing(patient=False)
+        elif not self._attempt.goes_on:
+            self._watched.begin_closing(patient=True)
+
+    def _step_reported(self, loss: Any, metrics: Mapping[str, Any], frames: Frames) -> Step:
+        try:
+            if self._watched.cause is not None:  # the objective has caught CalledOff
+                raise CalledOff
+            said = reported(loss, metrics)
+        except (CalledOff, TypeError, ValueError) as error:
+            return self._failed(error, frames)
+        self._objective.has_loss = True
+        return self._step(said, frames)
+
+    def _settle(self, step: Step, frames: Frames) -> None:
+        """Take over the verdict of all ranks on a step, and keep the weights of its loss, if they are to be kept."""
+        self._settling = True
+        try:
+            attempt, verdict = self._attempt, self._meeting.verdict(step, frames)
+            if verdict.keep and callable(attempt.offered):
+                verdict = self._gathered(attempt.offered, verdict, frames)
+            attempt.take(verdict)
+            if verdict.loss is not None:
+                self._group.trust()
+            if self._leader and verdict.keep:
+                self._leader.copy_weights(attempt)
+            attempt.offered = None  # it holds the model
+        finally:
+            self._settling = False
+
+    def _gathered(self, function: Callable[[], Any], verdict: Verdict, frames: Frames) -> Verdict:
+        """Call the function that all ranks have offered; the verdict is another one if it fails."""
+
+        def gather() -> None:
+            weights = self._objective.gathered(function)
+            self._attempt.offered = checked_weights(weights) if self._leader else None
+
+        failed = self._run(gather, frames)
+        gathered = self._meeting.verdict(failed or self._step(None, frames), frames)
+        return verdict if gathered.state == "complete" else replace(gathered, loss=verdict.loss)
+
+    def _step(self, said: tuple[float, dict[str, float]] | None, frames: Frames) -> Step:
+        loss, metrics = said if said is not None else (None, {})
+        gathers = callable(self._attempt.offered)
+        return Step(self._group.rank, loss, metrics, gathers=gathers, place=self._objective.place(frames))
+
+    def _begin(self) -> None:
+        self._began, self._lost = clock.now(), clock.lost()
+
+    def _run(self, act: Callable[[], T], frames: Frames = ()) -> T | Step:
+        """Let the objective act on this rank; whatever it raises is caught, and becomes a failure.
+
+        `frames` is where the objective is, if it is not `act` that takes it there.
+        """
+        self._begin()
         try:
             with self._group.descriptors.lent(), self._watched.interruptible():
-                yielded = self._objective.advance()
+                done = act()
         except BaseException as error:
             end_if_forked(error)
-            return self._failed(error, clock.now() - began, clock.lost() > lost)
+            if self._attempt.goes_on and self._bug is None:
+                return self._failed(error, frames)
+            _log(error)  # it was raised because the evaluation was over
+            return Step(self._group.rank)
         end_if_forked()
-        loss, metrics = yielded if yielded is not None else (None, {})
-        return Step(rank, loss, metrics, place=self._objective.place())
+        return done
 
-    def _meet(self, step: Step) -> list[Step]:
-        """Wait for the worker's other ranks, call off late ones, and return the steps of all ranks on the leader."""
-        patience, here = self._group.patience, self._group.own_comm.arrive()
-        if step.failure is None and not sleep_until(here, patience):
-            self._watched.call_off(f"a peer {self._waited}")
-            stack = stack_of(self._objective.frames())
-            step = replace(step, failure=self._waited, timeout=True, at=time.time(), traceback=stack)
-        if not sleep_until(here, patience + _SECONDS_TO_SAY_WHY):
-            raise RunError(
-                f"{self._watch.post.name} waits in vain for {self._watch.names_of_peers}: their evaluation was "
-                f"called off {patience:g} s ago (--collective-timeout), and one of them is gone"
-            )
-        step = replace(step, printed=self._printed.take(), unreceived=self._group.comm.has_unreceived)
-        return self._group.own_comm.gather(step) or []
-
-    def _failed(self, error: BaseException, waited: float, suspended: bool) -> Step:
+    def _failed(self, error: BaseException, frames: Frames) -> Step:
         """Return what the objective raised as a failure, and tell the peers, which may be waiting for this rank."""
         cause, reason = self._watched.cause, f"{type(error).__name__}: {with_hint(error)}"
         if cause is None:
             self._watched.call_off(f"a peer failed: {reason}")
         self._group.cut()
-        frames = frames_of(error) or self._objective.frames() or self._objective.definition()
+        frames = [*frames, *frames_of(error)] or self._objective.frames() or self._objective.definition()
         gave_up = isinstance(error, (RuntimeError, TimeoutError)) and any(text in reason for text in _TIMEOUTS)
-        timeout = gave_up and waited >= self._group.patience
+        timeout = gave_up and clock.now() - self._began >= self._group.patience
         step = Step(
             self._group.rank,
-            failure=cause or (self._waited if timeout else reason),
+            failure=cause or (waited_in_vain(self._group.patience) if timeout else reason),
             own=cause is None,
             echo=any(text in reason for text in _ECHOES),
             timeout=timeout,
-            suspended=gave_up and suspended,
+            suspended=gave_up and clock.lost() > self._lost,
             collective=collective_of(reason),
             stopped=cause == STOPPED,
             at=time.time(),
             place=self._objective.place(frames),
             traceback=stack_of(frames) if isinstance(error, CalledOff) else traceback_of(error, frames),
         )
-        traceback.clear_frames(error.__traceback__)  # they hold the model
-        error.__traceback__ = None
+        _forget(error)
         return step
 
-    @property
-    def _waited(self) -> str:
-        return f"waited {self._group.patience:g} s (--collective-timeout)"
+
+def _forget(error: BaseException) -> None:
+    """Let go of what the frames of an exception hold, such as the model."""
+    traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = None
+
+
+def _log(error: BaseException) -> None:
+    """Log what an objective raised while it was closed, unless it was only told to end."""
+    if not isinstance(error, CalledOff):
+        text = "".join(traceback.format_exception(error))
+        logging.getLogger(__name__).info("while an objective was closed:\n%s", text)
+    _forget(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import reprlib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from types import GeneratorType
 from typing import Any
@@ -16,46 +16,55 @@ from hpo.process.place import Places, frames_of_generator
 
 
 class Objective:
-    """The objective of a search space file for one individual; called when its first loss is asked for."""
+    """The objective of a search space file for one individual; called when its first loss is asked for.
 
-    def __init__(self, problem: Problem, params: Mapping[str, Any], worker: Worker) -> None:
+    ``has_loss`` is whether there was a loss, yielded or reported.
+    """
+
+    def __init__(self, problem: Problem, params: Mapping[str, Any]) -> None:
         self._problem = problem
         self._params = dict(params)
-        self._worker = worker
         self._places = Places(problem.file.location)
         self._losses: GeneratorType[Any, Any, Any] | None = None
-        self._empty = True
+        self.has_loss = False
         self._ended = False
 
-    def advance(self) -> tuple[float, dict[str, float]] | None:
-        """Go on to the next validation loss, and return it with its metrics; None where there are no more."""
+    def advance(self, worker: Worker) -> tuple[float, dict[str, float]] | None:
+        """Go on to the next validation loss that is yielded or returned, and return it with its metrics.
+
+        Returns None where there are no more. What a function returns that has reported losses is none.
+        """
         if self._ended:
             return None
         if self._losses is None:
-            result = self._problem.objective(self._params, self._worker)
+            result = self._problem.objective(self._params, worker)
             if not isinstance(result, GeneratorType):
                 self._ended = True
-                return checked(result)
+                return None if self.has_loss else checked(result)
             self._losses = result
         try:
             value = next(self._losses)
         except StopIteration as end:
             self._ended = True
-            if not self._empty:
+            if self.has_loss:
                 return None
             value = end.value
             lost = "" if value is None else f", but returned {reprlib.repr(value)}: it has a yield somewhere"
             raise ValueError(f"the objective yielded no loss{lost}") from None
-        self._empty = False
+        self.has_loss = True
         return checked(value)
 
     def frames(self) -> list[traceback.FrameSummary]:
         """Return the frames in which the objective waits at a yield; an empty list where it has returned."""
         return frames_of_generator(self._losses) if self._losses is not None else []
 
-    def place(self, frames: Sequence[traceback.FrameSummary] | None = None) -> str:
-        """Return the line of the user's code in these frames, or else in `frames()`; "" where there is none."""
-        return self._places.of(self.frames() if frames is None else frames)
+    def gathered(self, function: Callable[[], Any]) -> Any:
+        """Return what a function of the objective gathers; it is called here to be found as a part of the objective."""
+        return function()
+
+    def place(self, frames: Sequence[traceback.FrameSummary]) -> str:
+        """Return the line of the user's code in these frames; "" where there is none."""
+        return self._places.of(frames)
 
     def definition(self) -> list[traceback.FrameSummary]:
         """Return where the objective is defined, for a failure that no single line in it has caused."""
@@ -75,17 +84,27 @@ def checked(value: Any) -> tuple[float, dict[str, float]]:
     Raises TypeError where it is neither, and ValueError where the loss is not finite.
     """
     loss, metrics = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
-    loss = _plain(loss)
-    if not isinstance(loss, Real):
+    if not isinstance(_plain(loss), Real):
         raise TypeError(f"an objective yields its validation loss, a number, not {reprlib.repr(value)}")
     if not isinstance(metrics, Mapping):
         raise TypeError(
             f"metrics are a dict of numbers by name, not {reprlib.repr(metrics)}: yield loss, {{'accuracy': 0.9}}"
         )
-    if not math.isfinite(loss):
-        raise ValueError(f"the validation loss is {float(loss)}")
+    return reported(loss, metrics)
+
+
+def reported(loss: Any, metrics: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
+    """Return the loss and the finite metrics that an objective has reported.
+
+    Raises TypeError where one of them is no number, and ValueError where the loss is not finite.
+    """
+    plain = _plain(loss)
+    if not isinstance(plain, Real):
+        raise TypeError(f"worker.report takes the validation loss, a number, not {reprlib.repr(loss)}")
+    if not math.isfinite(plain):
+        raise ValueError(f"the validation loss is {float(plain)}")
     numbers = {str(name): _number(name, metric) for name, metric in metrics.items()}
-    return float(loss), {name: metric for name, metric in numbers.items() if math.isfinite(metric)}
+    return float(plain), {name: metric for name, metric in numbers.items() if math.isfinite(metric)}
 
 
 def _number(name: object, metric: Any) -> float:

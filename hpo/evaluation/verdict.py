@@ -19,7 +19,8 @@ class Step:
     A failure is the rank's `own` if the evaluation had not been called off before; `echo` if it came from a connection
     that a peer had ended; a `timeout` if the rank had waited for others for as long as it may; a mismatch if the rank
     was in a `collective` that did not fit to those of its peers. `at` is the time of the failure, in seconds since the
-    epoch. `place` is the line of the objective that the rank was at, with or without a failure. `suspended` says that
+    epoch. `place` is the line of the objective that the rank was at, with or without a failure. `gathers` says that it
+    has offered a function, which gathers the weights of the loss on all ranks together. `suspended` says that
     the process was stopped while it waited, `stopped` that the whole run stops. `printed` is what the objective has
     printed in this step; `unreceived` says that some messages of the rank have not been received.
     """
@@ -27,6 +28,7 @@ class Step:
     rank: int
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    gathers: bool = False
     failure: str | None = None
     own: bool = True
     echo: bool = False
@@ -76,6 +78,9 @@ def judge(steps: Sequence[Step]) -> Verdict:
         return _differ("the ranks do not yield equally many losses", steps)
     if not all(math.isclose(loss, losses[0], rel_tol=_TOLERANCE, abs_tol=1e-12) for loss in losses):
         return _differ("the ranks yielded different losses", steps, "; all_reduce it, for example")
+    if len({step.gathers for step in steps}) > 1:
+        shown = ", ".join(f"rank {step.rank} {'a function' if step.gathers else 'none'}{_at(step)}" for step in steps)
+        return Verdict("failed", failure=f"not all ranks offered a function, which all of them have to call: {shown}")
     return Verdict("going", losses[0], steps[0].metrics)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import torch
 
 if TYPE_CHECKING:
     from hpo.ranks.communicator import SleepingComm
+
+# Weights, or a function that gathers them.
+Offered = Union[Mapping[str, torch.Tensor], Callable[[], Mapping[str, torch.Tensor]]]
 
 _SHARDED = (
     "worker.offer takes whole tensors, and {name!r} is sharded: offer, on all ranks, get_model_state_dict(model, "
@@ -47,32 +50,57 @@ class Worker:
     """The worker's number in the run, from 0."""
 
     _data: Callable[[], Any]
-    _offer: Callable[[Mapping[str, torch.Tensor]], object]
+    _offer: Callable[[Offered], object]
+    _report: Callable[[Any, dict[str, Any]], None]
 
     @cached_property
     def data(self) -> Any:
         """What the search space's `prepare` returned, unchanged by other evaluations; None without a `prepare`."""
         return self._data()
 
-    def offer(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Offer the network's weights, as its `state_dict()`, before yielding or returning the loss that they have.
+    def report(self, loss: Any, /, **metrics: Any) -> None:
+        """Report a validation loss, as a yield does, from code that owns its loop; all ranks do so together.
+
+        Returns where the evaluation goes on. Where it is over (pruned, at the target loss, out of time, failed on any
+        rank, or the run stops), the objective is ended by an exception that is no Exception, here and in any later
+        call. What a function returns that has reported counts no more: the loss is the lowest that it has reported.
+
+        A loss that is not finite, or is no number, fails the evaluation; so does a metric that is no number. Raises
+        RuntimeError in a thread that is not the main thread, and after the evaluation has ended.
+        """
+        self._report(loss, metrics)
+
+    def offer(self, weights: Offered) -> None:
+        """Offer the network's weights, as its `state_dict()`, before the loss that they have is yielded or reported.
 
         The weights of the run's best individual are kept in RUN_DIR/best.safetensors. Only the leader's weights are
-        used. They are copied at the yield if the loss is the best of the run so far, so that the network may train on
+        used. They are copied with the loss if it is the best of the run so far, so that the network may train on
         afterwards.
 
-        Raises TypeError where `weights` is no mapping of whole tensors by their names.
+        `weights` may be a function without arguments that returns them, offered on all ranks. It is called on all ranks
+        together, and only if the loss is the best of the run so far: gathering the weights of a sharded network takes
+        time.
+
+        Raises TypeError where `weights` is neither a function nor a mapping of whole tensors by their names. So does,
+        and fails the evaluation, what a function returns on the leader.
         """
-        if isinstance(weights, torch.nn.Module):
-            raise TypeError("worker.offer takes a network's weights: worker.offer(model.state_dict())")
-        if not isinstance(weights, Mapping):
-            raise TypeError(f"worker.offer takes a dict of tensors by their names, not a {_name(weights)}")
-        for name, tensor in weights.items():
-            if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"worker.offer takes a dict of tensors by their names, not {name!r}: {_name(tensor)}")
-            if hasattr(tensor, "full_tensor"):  # a DTensor, without importing what defines it
-                raise TypeError(_SHARDED.format(name=name))
+        if isinstance(weights, Mapping) or not callable(weights) or isinstance(weights, torch.nn.Module):
+            checked_weights(weights)
         self._offer(weights)
+
+
+def checked_weights(weights: Any) -> Mapping[str, torch.Tensor]:
+    """Return weights that were offered; raises TypeError where they are no mapping of whole tensors by their names."""
+    if isinstance(weights, torch.nn.Module):
+        raise TypeError("worker.offer takes a network's weights: worker.offer(model.state_dict())")
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"worker.offer takes a dict of tensors by their names, not a {_name(weights)}")
+    for name, tensor in weights.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"worker.offer takes a dict of tensors by their names, not {name!r}: {_name(tensor)}")
+        if hasattr(tensor, "full_tensor"):  # a DTensor, without importing what defines it
+            raise TypeError(_SHARDED.format(name=name))
+    return weights
 
 
 def _name(thing: object) -> str:

@@ -33,6 +33,15 @@ class Reserve:
         finally:
             self.take_back()
 
+    @contextmanager
+    def taken_back(self) -> Iterator[None]:
+        """Let the program have the descriptors inside ``with``, where an objective to which they are lent calls it."""
+        self.take_back()
+        try:
+            yield
+        finally:
+            self._set(self._lent)
+
     def take_back(self) -> None:
         """Let the program have the descriptors; may be called from any thread."""
         self._set(self._all)

@@ -18,6 +18,7 @@ _HINTS = {
     "not compiled with CUDA": "worker.device is where this rank computes: use .to(worker.device)",
     "No CUDA GPUs are available": "worker.device is where this rank computes: use .to(worker.device)",
     "Found no NVIDIA driver": "worker.device is where this rank computes: use .to(worker.device)",
+    "Worker.report() takes 2 positional": "metrics go by name: worker.report(loss, accuracy=0.9)",
     "all tensors to be on the same device": "worker.device is where this rank computes: use .to(worker.device)",
 }
 

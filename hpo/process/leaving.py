@@ -40,12 +40,17 @@ def refusing(refuse: Callable[[int], None]) -> Iterator[None]:
         os._exit = end_now
 
 
+def is_forked() -> bool:
+    """Tell whether an objective has forked this process, which then is no rank."""
+    return os.getpid() != _own
+
+
 def end_if_forked(error: BaseException | None = None) -> None:
     """End this process, as Python would, where an objective has forked it and it has left the objective.
 
     A forked process is no rank.
     """
-    if os.getpid() == _own:
+    if not is_forked():
         return
     status = 0
     if isinstance(error, SystemExit):

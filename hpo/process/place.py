@@ -50,6 +50,12 @@ def frames_of(error: BaseException) -> list[traceback.FrameSummary]:
     return without_program(traceback.extract_tb(error.__traceback__))
 
 
+def frames_here() -> list[traceback.FrameSummary]:
+    """Return the frames that the caller is in, without those of this program around the objective."""
+    outermost_first = reversed(list(traceback.walk_stack(sys._getframe())))
+    return without_program(traceback.StackSummary.extract(outermost_first, lookup_lines=False))
+
+
 def frames_of_thread(thread: threading.Thread) -> list[traceback.FrameSummary]:
     """Return the frames that a thread is in, without those of this program around the objective."""
     return without_program(traceback.extract_stack(sys._current_frames()[thread.ident or 0]))
@@ -79,8 +85,8 @@ def without_program(frames: Sequence[traceback.FrameSummary]) -> list[traceback.
 
     The frames of `hpo.training`, which objectives call, stay, and so do all frames between the objective's.
     """
-    called = [place + 1 for place, frame in enumerate(frames) if frame.filename == _CALLER]
-    inside = list(frames[called[-1] if called else 0 :])
+    called = next((place + 1 for place, frame in enumerate(frames) if frame.filename == _CALLER), 0)
+    inside = list(frames[called:])
     while inside and _is_around(inside[0].filename):
         del inside[0]
     while inside and _is_around(inside[-1].filename):

@@ -68,17 +68,39 @@ class Watched:
             self._inside = False
 
     @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Raise CalledOff not inside ``with``, in which an objective has called this program, but at its end."""
+        self._inside = False
+        try:
+            yield
+        finally:
+            self._inside = True
+        self.interrupt()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the main thread is in the objective."""
+        return self._inside
+
+    @contextmanager
     def closing(self, patient: bool) -> Iterator[None]:
-        """Let an objective clean up in its `patience` seconds; if `patient`, without interrupts in their first half."""
-        with self._pressing:
-            self.cause = self.cause or "it is being closed"
-            self._called_off_at = clock.now()
-            self._interrupted_at = self._called_off_at + (self._patience / 2 if patient else 0.0)
+        """Let an objective clean up inside ``with``, as from `begin_closing` on."""
+        self.begin_closing(patient)
         try:
             self._inside = True
             yield
         finally:
             self._inside = False
+
+    def begin_closing(self, patient: bool) -> None:
+        """Give an objective its `patience` seconds to clean up; if `patient`, without interrupts in their first half.
+
+        If it is in a call of this program, CalledOff is raised when this ends.
+        """
+        with self._pressing:
+            self.cause = self.cause or "it is being closed"
+            self._called_off_at = clock.now()
+            self._interrupted_at = self._called_off_at + (self._patience / 2 if patient else 0.0)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """A search of networks that are trained by all ranks of a worker; each rank writes down what it did."""
 
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ space = SearchSpace(x=Float(0.0, 1.0))
 class Settings:
     folder: str = ""
     epochs: int = 4
+    reports: bool = False
 
 
 def memory():
@@ -25,6 +27,16 @@ def memory():
 
 
 def objective(params, worker, settings):
+    losses = train(params, worker, settings)
+    if not settings.reports:
+        return losses
+    with closing(losses):
+        for loss in losses:
+            worker.report(loss)
+    return None
+
+
+def train(params, worker, settings):
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
     epochs = 0
     try:
