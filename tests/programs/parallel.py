@@ -81,7 +81,7 @@ class Words(nn.Module):
         super().__init__()
         self.words = nn.Embedding(11, 16)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs):
         return self.words(inputs)
 
 
@@ -92,7 +92,7 @@ class Block(nn.Module):
         self.drop = dropout(0.2, layer, textbook)
         self.more = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.drop(self.out(seen))
@@ -170,13 +170,13 @@ def textbook(name: str, accumulate: int = 1) -> tuple[list[float], list[float]]:
     return losses, validated
 
 
-def optimizer_by_hand(recipe: Recipe, groups: list[dict]) -> tuple:
+def optimizer_by_hand(recipe, groups):
     steps = EPOCHS * math.ceil(TRAIN / BATCH)
-    if recipe.optimizer == "sgd":
-        optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, nesterov=True)
-    else:
-        kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adadelta
-        optimizer = kind(groups, lr=recipe.lr)
+    optimizer = {
+        "sgd": lambda: torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, nesterov=True),
+        "adamw": lambda: torch.optim.AdamW(groups, lr=recipe.lr),
+        "adadelta": lambda: torch.optim.Adadelta(groups, lr=recipe.lr),
+    }[recipe.optimizer]()
     schedulers = torch.optim.lr_scheduler
     if recipe.schedule == "cosine":
         rise = round(recipe.warmup * steps)
@@ -245,7 +245,7 @@ def mixed() -> None:
 
 
 def state() -> None:
-    """Tell what the loss is with the whole state, in a plain network, and loaded in each way; and how large a rank's part is."""
+    """Tell the loss of the whole state, in a plain network and loaded in each way, and how large a rank's part is."""
     for name, parallel in itertools.product(("conv-norm", "transformer"), ("replicate", "shard", "pipeline")):
         settings = ParallelSettings(parallel)
         _, validated, training = trained(name, settings)
@@ -269,13 +269,15 @@ def size_of(training: Training) -> int:
     """Return the bytes of this rank's parameters, their gradients, and the optimizer's state of them."""
     parameters = [p for _, p in training.way.named_parameters()]
     states = [t for p in parameters for t in training._optimizer.state[p].values() if torch.is_tensor(t) and t.dim()]
-    ours = (getattr(t, "_local_tensor", t) for t in [*parameters, *(p.grad for p in parameters), *states])
+    ours = (
+        getattr(t, "_local_tensor", t) for t in [*parameters, *(p.grad for p in parameters), *states] if t is not None
+    )
     storages = {storage.data_ptr(): storage.nbytes() for storage in (t.untyped_storage() for t in ours)}
     return sum(storages.values())
 
 
 def scaler() -> None:
-    """Tell this rank's parameter after a step in which the last rank's gradient is infinite, and one in which none is."""
+    """Tell all parameters after a step in which the last rank's gradient is infinite, and one in which none is."""
     parameter = nn.Parameter(torch.ones(3))
     optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), scaler_of("float16", torch.device("cpu"))
     for gradient in (math.inf if comm.rank == comm.size - 1 else 512.0, 512.0):
@@ -288,6 +290,7 @@ def scaler() -> None:
 with Group(comm := world(), same_host(comm), index=0, collective_timeout=60.0) as group:
     group.connect()
     group.trust()
+    torch.set_num_threads(1)  # networks this small are computed faster so
     worker = group.worker(SEED)
     told: dict[str, list[float]] = {}
     globals()[sys.argv[1]]()

@@ -1,0 +1,227 @@
+"""The ways for ranks to share a network, beside a textbook's loop in one process; and what they are made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hpo.training import ParallelSettings, Recipe
+from hpo.training.augment import augmented
+from hpo.training.parallel.dropout import Draws, with_shared_dropout
+from hpo.training.parallel.modules import units_of
+from hpo.training.parallel.stages import blocks_of, stages_of
+from hpo.training.recipe import optimizer_of, schedule_of
+from tests.support.launch import PROGRAMS, Mpi
+
+
+def told_by(mpi: Mpi, ranks: int, cases: str, folder: Path) -> dict[str, list[float]]:
+    job = mpi.run(ranks, "-m", "mpi4py", PROGRAMS / "parallel.py", cases, cwd=folder, timeout=200)
+    assert (job.returncode, job.stderr) == (0, "")
+    told: dict[str, list[float]] = json.loads(job.stdout)
+    return told
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_way_computes_what_one_process_would_step_for_step(mpi: Mpi, tmp_path: Path, ranks: int) -> None:
+    """Batches that do not divide, with and without batch normalisation, dropout, clipping, and parts of a batch."""
+    told = told_by(mpi, ranks, "plain", tmp_path)
+    assert len(told) == 33
+    wrong = {case: differences for case, differences in told.items() if not max(differences) < 1e-5}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_mixed_precision_is_close_to_float32(mpi: Mpi, tmp_path: Path, ranks: int) -> None:
+    told = told_by(mpi, ranks, "mixed", tmp_path)
+    assert len(told) == 12
+    assert all(1e-7 < steps < 0.02 and validated < 0.02 for steps, validated in told.values()), told
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_whole_states_are_given_and_loaded_in_every_way_and_a_rank_has_its_part(
+    mpi: Mpi, tmp_path: Path, ranks: int
+) -> None:
+    told = told_by(mpi, ranks, "state", tmp_path)
+    for case, numbers in told.items():
+        if case.startswith("size"):
+            largest, whole, block = numbers
+            part = whole if "replicate" in case else whole / ranks + block
+            assert whole / ranks <= largest <= part, case
+        else:
+            plain, loaded, trained = numbers
+            assert plain == pytest.approx(trained, rel=1e-6), case
+            assert loaded == pytest.approx(trained, rel=1e-9), case
+
+
+def test_ranks_leave_out_the_same_steps_where_one_of_them_overflows(mpi: Mpi, tmp_path: Path) -> None:
+    told = told_by(mpi, 2, "scaler", tmp_path)
+    assert told == {"after 0": [1.0, 1.0], "after 1": [0.0, 0.0]}
+
+
+def test_images_are_moved_and_mirrored_one_by_one_as_drawn() -> None:
+    images = torch.rand(64, 3, 16, 12)
+    drawn = torch.rand(64, 3)
+    got = augmented(images, drawn, "crop-and-flip")
+    padded = nn.functional.pad(images, (1, 1, 2, 2))
+    for number, (down, right, mirrored) in enumerate(drawn.tolist()):
+        top, left = int(down * 5), int(right * 3)
+        expected = padded[number, :, top : top + 16, left : left + 12]
+        assert got[number].equal(expected.flip(-1) if mirrored < 0.5 else expected)
+    assert augmented(images, drawn, "crop")[0].equal(
+        padded[0, :, int(drawn[0, 0] * 5) :, int(drawn[0, 1] * 3) :][:, :16, :12]
+    )
+    assert augmented(images, drawn, "none").equal(images)
+    assert augmented(images[:0], drawn[:0], "crop").shape == (0, 3, 16, 12)
+
+
+def test_masks_keep_the_share_that_was_asked_for_and_do_not_repeat() -> None:
+    draws, shape = Draws(seed=1), torch.Size([50, 40, 20])
+    draws.begin(0, torch.arange(50), torch.device("cpu"))
+    masks = [draws.mask(layer, shape, p) for layer, p in ((0, 0.1), (1, 0.1), (0, 0.1), (2, 0.9))]
+    assert [mask.float().mean().item() for mask in masks] == pytest.approx([0.9, 0.9, 0.9, 0.1], abs=0.01)
+    draws.begin(1, torch.arange(50), torch.device("cpu"))
+    masks.append(draws.mask(0, shape, 0.1))
+    for one in range(3):
+        for other in (*range(one + 1, 3), 4):  # independent masks agree on 0.9 ** 2 + 0.1 ** 2
+            assert (masks[one] == masks[other]).float().mean().item() == pytest.approx(0.82, abs=0.01)
+    samples = masks[0].flatten(1).float()
+    assert (torch.corrcoef(samples) - torch.eye(50)).abs().max() < 6 / 800**0.5
+    assert (torch.corrcoef(samples[:, :100].T) - torch.eye(100)).abs().max() < 6 / 50**0.5
+
+
+def test_a_sample_has_its_mask_whoever_computes_it() -> None:
+    draws = Draws(seed=3)
+    shared = with_shared_dropout(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), draws)
+    inputs = torch.rand(10, 6)
+    draws.begin(7, torch.arange(10), inputs.device)
+    whole = shared(inputs)
+    mine = torch.arange(1, 10, 3)
+    draws.begin(7, mine, inputs.device)
+    assert shared(inputs[mine]).equal(whole[mine])
+    assert whole.count_nonzero() < whole.numel()
+    shared.eval()
+    assert shared(inputs).count_nonzero() == whole.numel()
+
+
+def layers(*sizes: int) -> nn.Sequential:
+    """Return layers with this many parameters each; 0 is one without any."""
+    return nn.Sequential(*(nn.Linear(1, size, bias=False) if size else nn.ReLU() for size in sizes))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "expected"),
+    [
+        ((1, 1, 1, 1), 2, [2, 2]),
+        ((0, 5, 0, 1, 1, 3), 2, [3, 3]),
+        ((9, 1, 1, 1), 3, [1, 1, 2]),
+        ((1, 2, 3, 4, 5, 6, 7, 8, 9), 3, [5, 2, 2]),
+        ((4, 0, 0, 4), 2, [3, 1]),
+    ],
+)
+def test_stages_have_about_as_many_parameters_each(sizes: tuple[int, ...], count: int, expected: list[int]) -> None:
+    stages = stages_of(blocks_of(layers(*sizes)), count)
+    assert [name for stage in stages for name, _ in stage] == list(map(str, range(len(sizes))))
+    found = [len(stage) for stage in stages]
+    worst = max(sum(p.numel() for _, block in stage for p in block.parameters()) for stage in stages)
+    assert worst == max(sum(sizes[sum(expected[:i]) : sum(expected[: i + 1])]) for i in range(count))
+    assert all(found)
+
+
+def test_stages_follow_the_costs_that_the_user_gives() -> None:
+    network = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2), nn.Linear(2, 2))
+    stages = stages_of(blocks_of(network), 2, {"0.0": 9.0, "0.1": 1.0, "1": 1.0, "2": 1.0})
+    assert [[name for name, _ in stage] for stage in stages] == [["0.0"], ["0.1", "1", "2"]]
+
+
+def test_what_cannot_be_cut_into_stages_is_said() -> None:
+    with pytest.raises(ValueError, match=r"cuts an nn.Sequential into stages, and the network is a Linear"):
+        blocks_of(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"2 blocks with parameters, too few for the 3 ranks .*--ranks-per-worker 2"):
+        stages_of(blocks_of(layers(1, 0, 1)), 3)
+    with pytest.raises(ValueError, match="costs are for the blocks 0, 1, not for layer1"):
+        stages_of(blocks_of(layers(1, 1)), 2, {"layer1": 1.0})
+    tied = layers(2, 2)
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ValueError, match=r"1\.weight is a parameter of two stages"):
+        stages_of(blocks_of(tied), 2)
+
+
+def test_blocks_are_sharded_one_by_one() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read = nn.Linear(1, 2)
+            self.body = nn.Module()
+            self.body.layers = nn.ModuleList([nn.TransformerEncoderLayer(4, 2), nn.TransformerEncoderLayer(4, 2)])
+            self.activation = nn.ReLU()
+
+    model = Model()
+    assert units_of(model) == [model.read, *model.body.layers]  # type: ignore[misc]
+    inner = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    nested = nn.Sequential(nn.Linear(1, 1), inner)
+    assert units_of(nested) == [nested[0], inner[0], inner[2]]
+
+
+def test_weights_alone_decay() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
+    recipe = Recipe(1, 1, 0.1, optimizer="adamw", weight_decay=0.25)
+    decays, others = optimizer_of(recipe, network.named_parameters()).param_groups
+    assert (decays["weight_decay"], others["weight_decay"]) == (0.25, 0.0)
+    assert [p.dim() for p in decays["params"]] == [4, 2]
+    assert [p.dim() for p in others["params"]] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        (Recipe(2, 1, 1.0), [1.0, 1.0, 1.0, 1.0]),
+        (Recipe(2, 1, 1.0, schedule="step", gamma=0.5), [1.0, 1.0, 0.5, 0.5]),
+        (Recipe(2, 1, 1.0, schedule="cosine"), [1.0, 0.8536, 0.5, 0.1464]),
+        (Recipe(2, 1, 1.0, schedule="cosine", warmup=0.5), [1 / 3, 2 / 3, 1.0, 0.5]),
+        (Recipe(2, 1, 1.0, schedule="one-cycle", warmup=0.5), [0.04, 1.0, 0.5, 4e-6]),
+    ],
+)
+def test_schedules_rise_and_fall(recipe: Recipe, expected: list[float]) -> None:
+    optimizer = optimizer_of(recipe, nn.Linear(1, 1).named_parameters())
+    schedule = schedule_of(recipe, optimizer, steps_per_epoch=2)
+    rates = []
+    for _ in range(4):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"parallel": "ddp"}, "parallel must be one of replicate, shard, pipeline, not ddp"),
+        ({"precision": "fp16"}, "precision must be one of float32, bfloat16, float16, not fp16"),
+        ({"accumulate": 0}, "accumulate must be at least 1, not 0"),
+        ({"microbatches": 4}, "microbatches=4 is for parallel=pipeline, not for replicate"),
+    ],
+)
+def test_wrong_settings_are_named(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ParallelSettings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw, adadelta, not adam"),
+        ({"schedule": "linear"}, "schedule must be one of constant, step, cosine, one-cycle, not linear"),
+        ({"augmentation": "flip"}, "augmentation must be one of none, crop, crop-and-flip, not flip"),
+        ({"epochs": 0}, "epochs must be at least 1, not 0"),
+        ({"lr": float("nan")}, "lr must not be negative, but it is nan"),
+        ({"label_smoothing": 2.0}, "label_smoothing must be from 0 to 1, not 2.0"),
+        ({"label_smoothing": 0.1, "loss": lambda *_: None}, "is for cross-entropy, not for a loss of your own"),
+    ],
+)
+def test_a_wrong_recipe_is_named(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recipe(**{"epochs": 1, "batch_size": 1, "lr": 0.1} | wrong)  # type: ignore[arg-type]
