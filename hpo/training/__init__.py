@@ -5,17 +5,21 @@ from hpo.training.fit import Schedule, check_positive, fit
 from hpo.training.judge import judge, test_net
 from hpo.training.net import Net
 from hpo.training.reference import fit_net
+from hpo.training.text import Text, load_test_text, load_text
 
 __all__ = [
     "Dataset",
     "Net",
     "Schedule",
     "Split",
+    "Text",
     "check_positive",
     "fit",
     "fit_net",
     "judge",
     "load_data",
     "load_test",
+    "load_test_text",
+    "load_text",
     "test_net",
 ]
