@@ -5,7 +5,9 @@ from hpo.training.fit import Schedule, check_positive, fit
 from hpo.training.judge import judge, test_net
 from hpo.training.net import Net
 from hpo.training.reference import fit_net
+from hpo.training.resnet import resnet18
 from hpo.training.text import Text, load_test_text, load_text
+from hpo.training.transformer import transformer, write
 
 __all__ = [
     "Dataset",
@@ -21,5 +23,8 @@ __all__ = [
     "load_test",
     "load_test_text",
     "load_text",
+    "resnet18",
     "test_net",
+    "transformer",
+    "write",
 ]
