@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from hpo.prediction import Prediction
+from hpo.prediction import Prediction, TextSample
 from hpo.space import Categorical, Float, Int, SearchSpace
 
 if TYPE_CHECKING:
     from hpo.evaluation.worker import Worker
 
-__all__ = ["Categorical", "Float", "Int", "Prediction", "SearchSpace", "Worker"]
+__all__ = ["Categorical", "Float", "Int", "Prediction", "SearchSpace", "TextSample", "Worker"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Predictions of the best network, which a search space's `test` may return."""
+"""Predictions and texts of the best network, which a search space's `test` may return."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from hpo.text import quoted
 
 
 @dataclass(frozen=True)
@@ -35,3 +37,19 @@ class Prediction:
     def is_right(self) -> bool:
         """Whether the network is right."""
         return self.predicted == self.label
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """What a network writes: the `prompt` that it is given, and the `text` that it goes on with.
+
+    Raises ValueError where one is no string.
+    """
+
+    prompt: str
+    text: str
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "text"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"the {name} of a text sample must be a string, not {quoted(getattr(self, name))}")

@@ -63,6 +63,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one core: two threads that wait for each other take twenty times as long on busy ones."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def mpi() -> Mpi:
     return Mpi()
 

@@ -20,6 +20,7 @@ import pytest
 
 from hpo.training import load_data, load_test
 from hpo.training.sources import Cifar10
+from tests.support.cifar import cifar10_patterns, write_cifar10
 from tests.support.launch import FASHION_MNIST, needs_fashion_mnist
 
 SAMPLES = 10_300
@@ -175,6 +176,26 @@ def test_cifar10_is_downloaded_whole_or_not_at_all_and_not_unpickled(
     place.write_bytes(b"\x0b" * 3073)
     with pytest.raises(ValueError, match=r"data_batch_3.bin holds the label 11, and there are 10 classes"):
         source.development(tmp_path / "data")
+
+
+def test_cifar10_is_read_from_its_binary_files(tmp_path: Path) -> None:
+    write_cifar10(tmp_path / "cifar-10-batches-bin")
+    data = load_data("cifar10", tmp_path, validation_samples=500)
+    test = load_test("cifar10", tmp_path)
+    assert (len(data.train), len(data.validation), len(test)) == (5, 500, 100)
+    assert data.image_shape == (3, 32, 32)
+    assert data.names[3] == "cat"
+    patterns = cifar10_patterns().astype(np.float32).reshape(10, -1)
+    patterns -= patterns.mean(axis=1, keepdims=True)
+    for split in (data.train, data.validation, test):
+        alike = (
+            split.images.reshape(len(split), -1).astype(np.float32)
+            @ (patterns / np.linalg.norm(patterns, axis=1)[:, None]).T
+        )
+        assert (alike.argmax(axis=1) == split.labels).all(), (
+            "each image is of its class, and all bytes are in their places"
+        )
+    assert set(data.validation.labels) == set(range(10))
 
 
 @dataclass

@@ -348,6 +348,60 @@ def test_names_and_texts_are_shown_as_they_are_and_never_run(show: Show, tmp_pat
         assert {"--text", "<b>&amp;", "'\"`"} <= set(texts)
 
 
+HOSTILE_TEXT = (
+    "</mark></pre><script>alert(1)</script><img src=x onerror=alert(2)>\0\x1b[31m\u202e\u2066\r\udcff {{ 7 * 7 }}"
+)
+TEXTS = {
+    "def f(x):\n": "\treturn x\n\n\nprint(f(3))",
+    "": "\nafter a prompt of nothing",
+    "import os": "x" * 20_000,
+    HOSTILE_TEXT: HOSTILE_TEXT,
+    "many lines": "\n" * 20_000,
+}
+# The ratio of two colours' luminances, as WCAG 2 defines contrast.
+CONTRAST = """it => {
+  const luminance = (colour) => colour.match(/[0-9.]+/g).slice(0, 3).map(Number).map((c) => c / 255)
+    .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, n) => sum + c * [0.2126, 0.7152, 0.0722][n], 0);
+  const {color, backgroundColor} = getComputedStyle(it);
+  const [dark, light] = [luminance(color), luminance(backgroundColor)].sort((a, b) => a - b);
+  return (light + 0.05) / (dark + 0.05);
+}"""
+
+
+def test_texts_that_a_network_has_written_are_shown_as_they_are(show: Show, tmp_path: Path) -> None:
+    add(make_run(tmp_path / "run"))
+    test = {"trial": 0, "times": 1, "metrics": {"loss": 1.5}, "predictions": []}
+    texts = [{"prompt": prompt, "text": text} for prompt, text in TEXTS.items()]
+    (tmp_path / "run" / "test.json").write_text(json.dumps({**test, "texts": texts}))
+    with show(tmp_path / "run") as page:
+        assert page.locator("nav a[href='#texts']").is_visible()
+        assert page.locator("script").count() == 4
+        assert page.locator("img").count() == 0
+        shown = page.locator("#texts pre")
+        function, nothing, long, hostile, lines = (one.text_content() or "" for one in shown.all())
+        assert function == "def f(x):\n\treturn x\n\n\nprint(f(3))"
+        assert nothing == "\nafter a prompt of nothing"
+        assert long == "import os" + "x" * 10_000 + "..."
+        escaped = r"\x00\x1b[31m\u202e\u2066\r\udcff {{ 7 * 7 }}"
+        assert hostile == 2 * HOSTILE_TEXT.replace(HOSTILE_TEXT[HOSTILE_TEXT.index("\0") :], escaped)
+        assert lines == "many lines" + "\n" * 10_000 + "..."
+        assert shown.locator("mark").first.text_content() == "def f(x):\n"
+        for width in (400, 1300):
+            resize(page, width)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            for one in shown.all():
+                size = one.evaluate("it => [it.scrollWidth, it.clientWidth, it.clientHeight]")
+                assert size[0] == size[1], "long lines wrap"
+                assert size[2] < 500, "and long texts scroll"
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert shown.locator("mark").first.evaluate(CONTRAST) > 7
+            marked, other = shown.locator("mark").first, shown.first
+            colour = "it => getComputedStyle(it).backgroundColor"
+            assert marked.evaluate(colour) != other.evaluate(colour)
+
+
 STUDIES: dict[str, list[dict[str, Any]]] = {
     "empty": [],
     "one": [{}],

@@ -12,7 +12,7 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
-from hpo import Prediction
+from hpo import Prediction, TextSample
 from hpo.errors import UsageError
 from hpo.problem import load_search_file
 from hpo.results.reader import RunReader
@@ -138,6 +138,7 @@ def test_a_run_keeps_the_weights_of_its_best_epoch_and_tests_them_once(mpi: Mpi,
     assert page.count('src="data:image/png;base64,') == 2
     assert "taken for dog" in page
     assert "&lt;cat&gt;" in page
+    assert '<pre class="text" tabindex="0"><mark>def &lt;cat&gt;</mark>(dog):\n\tpass</pre>' in page
     alone = ["--ranks-per-worker", 1, "--islands", 1]
     again = mpi.run(1, *arguments, "--resume", *alone, "--set", "tests=badly", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, ""), "what was tested is not tested again"
@@ -190,6 +191,10 @@ def test_the_winner_is_the_one_that_was_confirmed_once_all_have_been(tmp_path: P
         '{"trial": 0, "times": 1, "metrics": 3, "predictions": []}',
         '{"trial": Infinity, "times": 1, "metrics": {}, "predictions": []}',
         '{"trial": 1, "times": 1, "metrics": {}, "predictions": []}',
+        '{"trial": 0, "times": 1, "metrics": {}, "predictions": [], "texts": 3}',
+        '{"trial": 0, "times": 1, "metrics": {}, "predictions": [], "texts": {}}',
+        '{"trial": 0, "times": 1, "metrics": {}, "predictions": [], "texts": ["def "]}',
+        '{"trial": 0, "times": 1, "metrics": {}, "predictions": [], "texts": [{"prompt": "def "}]}',
         "[" * 100_000,
     ],
 )
@@ -217,7 +222,7 @@ def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trai
     assert examine(run.run_dir, testable, winner) is None, "it was trained with other settings"
     run.run_dir.run_json.write_text(json.dumps(run_json))
     assert examine(run.run_dir, testable, replace(winner, trial=7)) is None, "these weights are another's"
-    tested = {"trial": 0, "times": 1, "metrics": {"epoch": 3.0}, "predictions": []}
+    tested = {"trial": 0, "times": 1, "metrics": {"epoch": 3.0}, "predictions": [], "texts": []}
     assert examine(run.run_dir, testable, winner) == examined(run.run_dir, winner) == tested
     assert examine(run.run_dir, testable, winner) is None, "once"
     complete(leader, begin(leader[1], 0.2), 0.4, {"epoch": torch.tensor([4.0])})
@@ -231,7 +236,7 @@ def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trai
     ("result", "message"),
     [
         ({"loss": float("nan")}, "the test metric 'loss' must be a finite number, not nan"),
-        (({}, [3]), "'int' object has no attribute"),
+        (({}, [3]), "test returns metrics, and a list of hpo.Prediction and hpo.TextSample: 3 is neither"),
         ("fine", "dictionary update sequence"),
     ],
 )
@@ -241,8 +246,49 @@ def test_a_test_must_give_numbers_and_predictions(tmp_path: Path, result: Any, m
     complete(leader, begin(leader[1], 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
     wrong = replace(problem, file=replace(problem.file, test=lambda *_: result))
-    with pytest.raises((ValueError, AttributeError), match=message):
+    with pytest.raises(ValueError, match=message):
         examine(run.run_dir, wrong, run.evaluations()[0])
+
+
+def test_of_many_samples_the_first_of_each_kind_are_kept_and_of_long_texts_what_is_around_the_prompts_end(
+    tmp_path: Path,
+) -> None:
+    make_run(tmp_path / "run")
+    leader, problem = keeper_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
+    complete(leader, begin(leader[1], 0.1), 0.5, {"w": torch.ones(1)})
+    run, image = RunReader(tmp_path / "run"), np.zeros((4, 4), np.uint8)
+    (winner,) = run.evaluations()
+    hostile = "\0\u202e\udcff</pre>"
+    samples = [
+        *(Prediction(image, str(number), "b", 0.5) for number in range(100)),
+        TextSample(hostile, hostile),
+        TextSample("p" * 1_000_000 + "!", "t" * 1_000_000),
+        *(TextSample("", str(number)) for number in range(100)),
+    ]
+    testable = replace(problem, file=replace(problem.file, test=lambda *_: ({}, samples)))
+    made = examine(run.run_dir, testable, winner)
+    assert made is not None
+    assert made == examined(run.run_dir, winner)
+    assert [one["label"] for one in made["predictions"]] == [str(number) for number in range(60)]
+    assert made["texts"][0] == {"prompt": hostile, "text": hostile}
+    assert made["texts"][1] == {"prompt": "..." + "p" * 9_999 + "!", "text": "t" * 10_000 + "..."}
+    assert [one["text"] for one in made["texts"][2:]] == [str(number) for number in range(18)]
+    assert run.run_dir.test_json.stat().st_size < 100_000
+
+
+def test_the_test_of_a_run_of_before_there_were_texts_is_read(tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run")
+    add(record)
+    run = RunReader(tmp_path / "run")
+    run.run_dir.test_json.write_text('{"trial": 0, "times": 1, "metrics": {"loss": 2}, "predictions": []}')
+    before = {"trial": 0, "times": 1, "metrics": {"loss": 2.0}, "predictions": [], "texts": []}
+    assert examined(run.run_dir, run.evaluations()[0]) == before
+
+
+@pytest.mark.parametrize(("prompt", "text", "wrong"), [(3, "a", "prompt"), ("a", None, "text"), ("a", b"b", "text")])
+def test_a_text_sample_is_of_strings(prompt: Any, text: Any, wrong: str) -> None:
+    with pytest.raises(ValueError, match=f"the {wrong} of a text sample must be a string, not "):
+        TextSample(prompt, text)
 
 
 def test_what_is_said_of_a_test_is_one_line_whatever_its_metrics_are_called(

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import base64
 import io
-import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
-from hpo.prediction import Prediction
+from hpo.prediction import Prediction, TextSample
 from hpo.problem import Problem
 from hpo.results.confirmation import compare
 from hpo.store.run_dir import RunDir, write_json
 from hpo.store.trials import Evaluation, best
 from hpo.store.weights import read_weights
+from hpo.text import quoted
 
 _MOST_PREDICTIONS = 60
+_MOST_TEXTS = 20
+_LONGEST_TEXT = 10_000  # characters of a prompt or of what follows it
 _SHOWN: dict[str, type] = {"image": str, "label": str, "predicted": str, "confidence": float, "wrong": bool}
 
 
@@ -49,15 +51,16 @@ def examine(run_dir: RunDir, problem: Problem, winner: Evaluation) -> dict[str, 
         return None
     before = _read(run_dir)  # the test of an earlier winner, before the run was resumed
     result = problem.test(dict(winner.params), weights.state)
-    metrics, predictions = result if isinstance(result, tuple) else (result, ())
+    metrics, samples = result if isinstance(result, tuple) else (result, ())
     content: dict[str, Any] = {
         "trial": winner.trial,
         "times": 1 + (before["times"] if before is not None else 0),
         "metrics": {str(name): _finite(name, value) for name, value in dict(metrics).items()},
         "predictions": [],
+        "texts": [],
     }
-    write_json(run_dir.test_json, content)  # first without pictures, which may fail: the test has been made
-    content["predictions"] = [_shown(one) for one in itertools.islice(predictions, _MOST_PREDICTIONS)]
+    write_json(run_dir.test_json, content)  # first without samples, which may fail: the test has been made
+    content |= _samples(samples)
     write_json(run_dir.test_json, content)
     return content
 
@@ -65,7 +68,7 @@ def examine(run_dir: RunDir, problem: Problem, winner: Evaluation) -> dict[str, 
 def examined(run_dir: RunDir, winner: Evaluation) -> dict[str, Any] | None:
     """Return the result of the winner's test; None where it was not tested.
 
-    It has metrics and predictions, and `times`: how many networks of this run had been tested by then, this one too.
+    It has metrics, predictions, texts and `times`: how many networks of this run had been tested by then, this one too.
     """
     content = _read(run_dir)
     return content if content is not None and content["trial"] == winner.trial else None
@@ -79,6 +82,8 @@ def _read(run_dir: RunDir) -> dict[str, Any] | None:
             "times": int(content["times"]),
             "metrics": {str(name): float(metric) for name, metric in content["metrics"].items()},
             "predictions": [{name: kind(one[name]) for name, kind in _SHOWN.items()} for one in content["predictions"]],
+            # A run of before there were texts has none.
+            "texts": [_text(str(one["prompt"]), str(one["text"])) for one in content.get("texts", [])[:_MOST_TEXTS]],
         }
     except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return None  # there is none, or somebody has edited it
@@ -89,6 +94,28 @@ def _finite(name: object, value: object) -> float:
     if not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"the test metric {name!r} must be a finite number, not {value!r}")
     return float(value)
+
+
+def _samples(samples: Iterable[object]) -> dict[str, list[Any]]:
+    """Return the first predictions and the first texts among samples, as JSON can hold them."""
+    predictions: list[dict[str, Any]] = []
+    texts: list[dict[str, str]] = []
+    for one in samples:
+        if isinstance(one, Prediction):
+            predictions += [_shown(one)] if len(predictions) < _MOST_PREDICTIONS else []
+        elif isinstance(one, TextSample):
+            texts += [_text(one.prompt, one.text)] if len(texts) < _MOST_TEXTS else []
+        else:
+            raise ValueError(
+                f"test returns metrics, and a list of hpo.Prediction and hpo.TextSample: {quoted(one)} is neither"
+            )
+    return {"predictions": predictions, "texts": texts}
+
+
+def _text(prompt: str, text: str) -> dict[str, str]:
+    """Return a text as JSON can hold it: of a long one, what stands around the end of its prompt."""
+    prompt = prompt if len(prompt) <= _LONGEST_TEXT else "..." + prompt[-_LONGEST_TEXT:]
+    return {"prompt": prompt, "text": text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."}
 
 
 def _shown(prediction: Prediction) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Judging a trained network by test data: metrics, and images whose predictions are right or wrong."""
+"""Judging a trained network by test data: metrics, images whose predictions are right or wrong, and written text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hpo.prediction import Prediction
+from hpo.prediction import Prediction, TextSample
 from hpo.training.data import Dataset, Images, Split
+from hpo.training.losses import accuracy, cross_entropy
 from hpo.training.net import Net
+from hpo.training.parallel.way import measured
+from hpo.training.text import Pieces, Text, TextOnDevice
+from hpo.training.transformer import write
 
 _BATCH = 256
+_TEMPERATURE = 0.7  # below 1: a network that has learnt little writes more of what it is sure of
 _SHOWN = 20  # right predictions at most, and as many wrong ones
 
 
@@ -34,10 +39,11 @@ test_net.__test__ = False  # type: ignore[attr-defined]
 def judge(network: nn.Module, data: Dataset, test: Split) -> tuple[dict[str, float], list[Prediction]]:
     """Return the mean loss and the accuracy of a network on test images, by their names, and some predictions.
 
-    `network` returns log-probabilities, shape (N, classes). The predictions are up to 20 wrong ones, those with the
+    `network` returns logits or log-probabilities, shape (N, classes). The predictions are up to 20 wrong ones, those with the
     highest confidence, and up to 20 right ones, taken evenly from the images.
     """
-    output = _outputs(network, Images(test, data, torch.device("cuda" if torch.cuda.is_available() else "cpu")))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    output = F.log_softmax(_outputs(network, Images(test, data, device)), dim=1)
     labels = torch.from_numpy(test.labels)
     sure, predicted = output.exp().max(dim=1)
     metrics = {
@@ -52,6 +58,27 @@ def judge(network: nn.Module, data: Dataset, test: Split) -> tuple[dict[str, flo
         for i in [*worst.tolist(), *some.tolist()]
     ]
     return metrics, shown
+
+
+@torch.no_grad()
+def judge_text(
+    network: nn.Module, text: Text, test: Pieces, prompts: Sequence[str]
+) -> tuple[dict[str, float], list[TextSample]]:
+    """Return the mean loss of a network, in nats per character, and its accuracy on pieces of text; and what it writes.
+
+    `network` is one that `transformer` returns, and `test` pieces, uint8 of shape (N, context + 1). It writes
+    as many characters after each prompt as it reads, twice over.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network = network.to(device).eval()
+    pieces = TextOnDevice(test, device)
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    for batch in torch.arange(len(pieces)).split(_BATCH):  # type: ignore[no-untyped-call]
+        inputs, targets = pieces.batch(batch)
+        sums += measured(network(inputs), targets, [cross_entropy, accuracy])
+    loss, right = (sums / len(pieces)).tolist()
+    written = [TextSample(prompt, write(network, text, prompt, 2 * text.context, _TEMPERATURE)) for prompt in prompts]
+    return {"loss": loss, "accuracy": right}, written
 
 
 @torch.no_grad()

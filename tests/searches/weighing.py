@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hpo import Int, Prediction, SearchSpace
+from hpo import Int, Prediction, SearchSpace, TextSample
 
 space = SearchSpace(dip=Int(1, 5), height=Int(1, 40))
 
@@ -31,5 +31,9 @@ def test(params, weights, settings):
     if settings.tests == "badly":
         raise ValueError("no test data today")
     image = np.full((4, 4), 200, np.uint8)
-    predictions = [Prediction(image, "cat", "dog", 0.9), Prediction(image, "<cat>", "<cat>", 0.5)]
-    return {"epoch": weights["epoch"].item(), "height": params["height"]}, predictions
+    samples = [
+        Prediction(image, "cat", "dog", 0.9),
+        TextSample("def <cat>", "(dog):\n\tpass"),
+        Prediction(image, "<cat>", "<cat>", 0.5),
+    ]
+    return {"epoch": weights["epoch"].item(), "height": params["height"]}, samples

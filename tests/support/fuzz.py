@@ -76,7 +76,9 @@ def _leave_the_rest(run_dir: Path) -> None:
     save_file(
         {"weight": torch.ones(3)}, run_dir / "best.safetensors", {name: json.dumps(it) for name, it in about.items()}
     )
-    test = {"trial": winner.trial, "times": 1, "metrics": {"accuracy": 0.5}, "predictions": []}
+    prediction = {"image": "data:image/png;base64,", "label": "a", "predicted": "b", "confidence": 0.5, "wrong": True}
+    test = {"trial": winner.trial, "times": 1, "metrics": {"accuracy": 0.5}, "predictions": [prediction]}
+    test["texts"] = [{"prompt": "def ", "text": "f(x):\n\treturn x\n"}]
     (run_dir / "test.json").write_text(json.dumps(test, indent=2))
     summary = {**run.summary(3), "stopped": "--time-limit 1 s", "exhausted": False, "wall_seconds": 1.0}
     (run_dir / "summary.json").write_text(json.dumps(summary, indent=2))

@@ -26,7 +26,7 @@ from hpo.store.run_dir import write_whole
 from hpo.store.trials import Evaluation
 from hpo.store.trials import best as best_of
 from hpo.store.weights import trial_of_weights
-from hpo.text import day, duration, number, tenths, value
+from hpo.text import day, duration, escaped, number, tenths, value
 
 _LEAST_FOR_IMPORTANCES = 20
 _MOST_FAILURES = 50
@@ -74,6 +74,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         undefined=jinja2.StrictUndefined,
     )
     template.filters |= {"number": number, "value": value, "duration": duration, "tenths": tenths, "day": day}
+    template.filters["lines"] = lambda text: escaped(text, keep="\n\t")
     return template.get_template("page.html").render(
         about=_about(run.manifest),
         space=run.manifest.space,

@@ -1,0 +1,98 @@
+"""A decoder-only transformer that learns to write Python, character by character, from Python's standard library."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hpo import Categorical, Float, Int, SearchSpace, TextSample, Worker
+from hpo.training import (
+    ParallelSettings,
+    Recipe,
+    Text,
+    check_positive,
+    fit,
+    judge_text,
+    load_test_text,
+    load_text,
+    transformer,
+)
+
+space = SearchSpace(
+    depth=Int(1, 8),
+    width=Categorical(64, 128, 192, 256),
+    heads=Categorical(2, 4, 8),
+    dropout=Float(0.0, 0.3),
+    lr=Float(1e-4, 1e-2, log=True),
+    warmup=Float(0.0, 0.3),
+    weight_decay=Float(1e-3, 1.0, log=True),
+)
+
+PROMPTS = ("def ", "class ", "import ")
+
+
+@dataclass(frozen=True)
+class Settings(ParallelSettings):
+    """Options of this search: --set context=64."""
+
+    context: int = 128
+    """How many characters the network reads to predict the next one; each sample is a piece of this length."""
+    epochs: int = 5
+    batch_size: int = 64
+    """The global batch, which the ranks share."""
+    patience: int = 0
+    """How many epochs in a row without a new best loss end a training; 0: none do"""
+    train_samples: int = 0
+    """0: all, about 49,000 pieces of 128 characters"""
+    validation_samples: int = 0
+    """0: all, about 4,500 pieces of 128 characters"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "context", "epochs", "batch_size")
+
+
+def prepare(settings: Settings) -> Text:
+    """Load the text, once per host and before anything starts; the objective finds it as `worker.data`."""
+    return load_text(
+        settings.context, train_samples=settings.train_samples, validation_samples=settings.validation_samples
+    )
+
+
+def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
+    """Train one network on the worker's ranks; yield its loss, in nats per character, after each epoch."""
+    recipe = Recipe(
+        settings.epochs,
+        settings.batch_size,
+        params["lr"],
+        optimizer="adamw",
+        weight_decay=params["weight_decay"],
+        schedule="cosine",
+        warmup=params["warmup"],
+        clip=1.0,
+        patience=settings.patience,
+    )
+    return fit(network_of(params, worker.data), worker.data, worker, recipe, settings)
+
+
+def network_of(params: Mapping[str, Any], text: Text) -> nn.Sequential:
+    """Return the network of an individual."""
+    return transformer(
+        text.vocabulary,
+        text.context,
+        depth=params["depth"],
+        width=params["width"],
+        heads=params["heads"],
+        dropout=params["dropout"],
+    )
+
+
+def test(
+    params: dict[str, Any], weights: Mapping[str, Tensor], settings: Settings
+) -> tuple[dict[str, float], list[TextSample]]:
+    """Judge the best network by files that the search has not seen, and let it write; called once, at the end."""
+    text = prepare(settings)
+    network = network_of(params, text)
+    network.load_state_dict(dict(weights))
+    return judge_text(network, text, load_test_text(settings.context), PROMPTS)
