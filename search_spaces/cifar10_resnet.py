@@ -11,6 +11,7 @@ from hpo.training import (
     Dataset,
     ParallelSettings,
     Recipe,
+    Split,
     check_choice,
     check_positive,
     fit,
@@ -98,4 +99,7 @@ def test(
     data = prepare(settings)  # the mean and the deviation that the network was trained with
     network = resnet18(data.image_shape, data.classes)
     network.load_state_dict(dict(weights))
-    return judge(network, data, load_test(settings.dataset, settings.data_dir))
+    images = load_test(settings.dataset, settings.data_dir)
+    if settings.validation_samples:  # a search that is kept small is tested with as many
+        images = Split(images.images[: settings.validation_samples], images.labels[: settings.validation_samples])
+    return judge(network, data, images)

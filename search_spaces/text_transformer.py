@@ -95,4 +95,7 @@ def test(
     text = prepare(settings)
     network = network_of(params, text)
     network.load_state_dict(dict(weights))
-    return judge_text(network, text, load_test_text(settings.context), PROMPTS)
+    pieces = load_test_text(settings.context)
+    if settings.validation_samples:  # a search that is kept small is tested with as many, from all files
+        pieces = pieces[:: max(1, len(pieces) // settings.validation_samples)]
+    return judge_text(network, text, pieces, PROMPTS)

@@ -48,7 +48,7 @@ def fit(
         worker.offer(way.state_dict)
         yield loss, metrics
         best, epochs_since_best = (loss, 0) if loss < best else (best, epochs_since_best + 1)
-        if epochs_since_best == recipe.patience:
+        if 0 < recipe.patience <= epochs_since_best:
             return
 
 

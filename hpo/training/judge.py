@@ -39,8 +39,8 @@ test_net.__test__ = False  # type: ignore[attr-defined]
 def judge(network: nn.Module, data: Dataset, test: Split) -> tuple[dict[str, float], list[Prediction]]:
     """Return the mean loss and the accuracy of a network on test images, by their names, and some predictions.
 
-    `network` returns logits or log-probabilities, shape (N, classes). The predictions are up to 20 wrong ones, those with the
-    highest confidence, and up to 20 right ones, taken evenly from the images.
+    `network` returns logits or log-probabilities, shape (N, classes). The predictions are up to 20 wrong ones, those
+    with the highest confidence, and up to 20 right ones, taken evenly from the images.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     output = F.log_softmax(_outputs(network, Images(test, data, device)), dim=1)

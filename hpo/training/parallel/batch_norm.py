@@ -31,7 +31,8 @@ class SharedBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         weight = torch.ones(self.num_features) if self.weight is None else self.weight
         bias = torch.zeros(self.num_features) if self.bias is None else self.bias
-        output, mean, variance, count = _Normalise.apply(input, weight.float(), bias.float(), self.eps)
+        exact = torch.promote_types(input.dtype, torch.float32)
+        output, mean, variance, count = _Normalise.apply(input, weight.to(exact), bias.to(exact), self.eps)
         if self.track_running_stats:
             self._track(mean, variance, count)
         return output  # type: ignore[no-any-return]
@@ -51,7 +52,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:
         inputs = _packed(inputs)
-        mean, variance, count = _statistics(inputs)
+        mean, variance, count = _statistics(inputs, weight.dtype)
         # torch's kernels divide by the number of samples: without any, they end the process (torch 2.15, SIGFPE).
         output = inputs.clone()
         if inputs.numel():
@@ -82,14 +83,14 @@ class _Normalise(torch.autograd.Function):
         return gradient, of_weight, of_bias, None
 
 
-def _statistics(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the mean and the variance, shape (channels,), and the number of all ranks' values of a channel."""
     channels = inputs.shape[1]
-    ours = torch.zeros(2 * channels + 1, device=inputs.device)
+    ours = torch.zeros(2 * channels + 1, dtype=exact, device=inputs.device)
     count = inputs.numel() // channels
     if count:
         mean, variance = torch.ops.aten.batch_norm_update_stats(inputs, None, None, 0.0)
-        ours = torch.cat([mean, variance, torch.full((1,), float(count), device=inputs.device)])
+        ours = torch.cat([mean, variance, mean.new_full((1,), count)])
     parts = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, ours)
     every = torch.stack(parts).double()
@@ -99,7 +100,7 @@ def _statistics(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
         raise ValueError(f"batch normalisation needs two values of a channel in training, and has {int(total)}")
     mean = (means * counts).sum(0) / total
     variance = ((variances + (means - mean) ** 2) * counts).sum(0) / total
-    return mean.float(), variance.float(), total.float()
+    return mean.to(exact), variance.to(exact), total.to(exact)
 
 
 def _packed(tensor: torch.Tensor) -> torch.Tensor:
