@@ -29,11 +29,11 @@ def notes_of(folder: Path, rank: int) -> list[list[str]]:
     return [line.split() for line in (folder / f"0-{rank}").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("size", "way"), [(1, "none"), (3, "none"), (2, "sharded")])
 def test_a_trainer_reports_after_each_validation_of_a_fit_and_leaves_nothing_behind(
-    mpi: Mpi, tmp_path: Path, size: int
+    mpi: Mpi, tmp_path: Path, size: int, way: str
 ) -> None:
-    job = mpi.run(size, *lit(tmp_path, "none", "--evaluations", 4, "--ranks-per-worker", size), cwd=tmp_path)
+    job = mpi.run(size, *lit(tmp_path, way, "--evaluations", 4, "--ranks-per-worker", size), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, ""), "no tips, no warnings, no progress bars"
     assert " | " not in job.stdout
     trials = trials_of(tmp_path / "run")

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import lightning
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -33,8 +36,10 @@ class Line(lightning.LightningModule):
         self.way = way
         self.worker = worker
         self.is_last = worker.rank == worker.size - 1
+        self.on_sigterm = signal.getsignal(signal.SIGTERM)
 
     def training_step(self, batch, _):
+        assert signal.getsignal(signal.SIGTERM) is self.on_sigterm, "Lightning's calls a collective"
         if self.way == "raises" and self.is_last and self.current_epoch == 1:
             raise ValueError("injected")
         if self.way == "sleeps":
@@ -52,6 +57,12 @@ class Line(lightning.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Sharded(Line):
+    def configure_model(self):
+        if not isinstance(self.layer, FSDPModule):  # it is called for the validation again
+            fully_shard(self.layer, mesh=init_device_mesh("cpu", (self.worker.size,)))
 
 
 class Ended(lightning.Callback):
@@ -75,19 +86,19 @@ def objective(params, worker, settings):
     ways = settings.ways.split(",")
     way = ways[counts["evaluations"] % len(ways)]
     counts["evaluations"] += 1
-    module, ended = Line(params["x"], way, worker), Ended()
+    module, ended = (Sharded if way == "sharded" else Line)(params["x"], way, worker), Ended()
     options = {"max_epochs": settings.epochs, "callbacks": ended}
     if way == "devices":
         options["devices"] = 2
+    if way == "sharded":
+        options["strategy"] = ModelParallelStrategy(worker.size, tensor_parallel_size=1)
     if way == "fabric":
         fabric_of(worker, num_nodes=2)
     trainer = trainer_of(worker, "loss" if way == "monitor" else "val_loss", **options)
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     try:
         trainer.fit(module, loader(worker), loader(worker))
         trainer.validate(module, loader(worker), verbose=False)  # is no epoch
     finally:
-        assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
         if settings.folder:
             left = getattr(module, "ended_by", "nothing")
             threads = os.environ["OMP_NUM_THREADS"]
