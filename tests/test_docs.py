@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hpo.store.weights import read_weights
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, ROOT, Mpi
 from tests.support.outcome import finished, trials_of
@@ -85,6 +86,24 @@ def test_the_weights_of_a_network_in_parts_are_whole(mpi: Mpi, tmp_path: Path, n
     assert (job.returncode, job.stderr) == (0, "")
     (loss,) = finished(trials_of(tmp_path / "run")).values()
     assert loss_of_best(program, tmp_path / "run")[0] == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", ["my_trainer.py", "my_fabric.py"])
+def test_what_lightning_trains_is_searched_as_written(mpi: Mpi, tmp_path: Path, name: str, size: int) -> None:
+    (tmp_path / name).write_text(example("docs/frameworks.md", name), "utf-8")
+    options = ["--evaluations", 2, "--islands", 1, "--ranks-per-worker", size, "--run-dir", "run"]
+    job = mpi.run(size, PROGRAM, name, *options, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    assert [len(trial.intermediate_values) for trial in trials] == [3, 3]
+    best = min(trials, key=lambda trial: trial.values)
+    assert best.values[0] < 2.2, "it learns: chance is 2.3"
+    width, weights = best.params["width"], read_weights(tmp_path / "run" / "best.safetensors")
+    assert weights is not None
+    shapes = {name.removeprefix("net."): list(tensor.shape) for name, tensor in weights.state.items()}
+    assert shapes == {"0.weight": [width, 64], "0.bias": [width], "2.weight": [10, width], "2.bias": [10]}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name, "run"], "no checkpoints, no logs"
 
 
 def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_its_best_epoch(

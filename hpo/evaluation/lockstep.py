@@ -83,6 +83,7 @@ class Lockstep:
         with self._watched.outside(), self._group.descriptors.taken_back():
             if self._attempt.goes_on and self._bug is None:
                 self._settle_reported(loss, metrics, frames_here())
+        self._watched.interrupt()
         self._begin()
 
     def close(self, patient: bool = False) -> None:

@@ -69,13 +69,12 @@ class Watched:
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Raise CalledOff not inside ``with``, in which an objective has called this program, but at its end."""
+        """Do not raise CalledOff inside ``with``, in which an objective has called this program."""
         self._inside = False
         try:
             yield
         finally:
             self._inside = True
-        self.interrupt()
 
     @property
     def is_inside(self) -> bool:
@@ -95,7 +94,7 @@ class Watched:
     def begin_closing(self, patient: bool) -> None:
         """Give an objective its `patience` seconds to clean up; if `patient`, without interrupts in their first half.
 
-        If it is in a call of this program, CalledOff is raised when this ends.
+        If it has called this program, the caller raises CalledOff.
         """
         with self._pressing:
             self.cause = self.cause or "it is being closed"
