@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -48,18 +48,26 @@ def examine(run_dir: RunDir, problem: Problem, winner: Evaluation) -> dict[str, 
     if weights.settings != run_dir.manifest().settings:
         return None
     before = _read(run_dir)  # the test of an earlier winner, before the run was resumed
-    result = problem.test(dict(winner.params), weights.state)
-    metrics, predictions = result if isinstance(result, tuple) else (result, ())
+    metrics, predictions = tested(problem, winner.params, weights.state)
     content: dict[str, Any] = {
         "trial": winner.trial,
         "times": 1 + (before["times"] if before is not None else 0),
-        "metrics": {str(name): _finite(name, value) for name, value in dict(metrics).items()},
+        "metrics": metrics,
         "predictions": [],
     }
     write_json(run_dir.test_json, content)  # first without pictures, which may fail: the test has been made
     content["predictions"] = [_shown(one) for one in itertools.islice(predictions, _MOST_PREDICTIONS)]
     write_json(run_dir.test_json, content)
     return content
+
+
+def tested(
+    problem: Problem, params: Mapping[str, Any], weights: Mapping[str, Any]
+) -> tuple[dict[str, float], Iterable[Prediction]]:
+    """Call the search space's `test`, which it must have, and return its metrics, which are finite, and predictions."""
+    result = problem.test(dict(params), weights)
+    metrics, predictions = result if isinstance(result, tuple) else (result, ())
+    return {str(name): _finite(name, value) for name, value in dict(metrics).items()}, predictions
 
 
 def examined(run_dir: RunDir, winner: Evaluation) -> dict[str, Any] | None:
