@@ -66,6 +66,7 @@ UNTOLD = {
 DIFFERENT = {
     "norm": r"look   BatchNorm1d \(1\): each rank normalises by its own share .*SyncBatchNorm",
     "dropout": r"look   Dropout \(1\): each rank draws for its own share.*probability of 0",
+    "augmented": "look   The network is given other samples .* check once without augmentation",
     "growing batch": "look   An epoch has 5 steps on 2 ranks and 10 on 1: .* batch_size // worker.size",
     "no share": "look   Each of 2 ranks trains on all 200 samples, .* let each rank take its share",
     "unseeded": "look   The same seed .* from the same first weights .* without worker.seed",

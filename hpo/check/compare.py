@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from hpo.check.bench import Outcome
 from hpo.check.point import Point
@@ -104,8 +105,9 @@ def compared(whole: Outcome, alone: Outcome) -> Iterator[Point]:
 def _causes(whole: Outcome, alone: Outcome) -> Iterator[Point]:
     """Yield why losses on all ranks may differ from those on one, the surest alone, or all that may be."""
     ratios = [ours / theirs for ours, theirs in zip(whole.losses, alone.losses, strict=False) if theirs]
+    layers = list(_layers(whole.seen[0]))
     for factor in (whole.ranks, 1 / whole.ranks):
-        if all(math.isclose(ratio, factor, rel_tol=_FEW) for ratio in ratios):
+        if all(math.isclose(ratio, factor, rel_tol=_FEW if layers else _FEW / 10) for ratio in ratios):
             yield Point(
                 "wrong",
                 f"They are {factor:.3g} times those of 1 rank",
@@ -122,8 +124,8 @@ def _causes(whole: Outcome, alone: Outcome) -> Iterator[Point]:
         return
     training = list(_of_training(whole, alone))
     yield from training
-    if not training:
-        yield from _layers(whole.seen[0])
+    if all(cause.state == "look" for cause in training):
+        yield from layers
 
 
 def _of_training(whole: Outcome, alone: Outcome) -> Iterator[Point]:
@@ -141,7 +143,7 @@ def _of_training(whole: Outcome, alone: Outcome) -> Iterator[Point]:
             "rates that are good on one number of ranks are not on another",
         )
     elif _is_whole(whole, alone) and not list(_layers(many)):
-        yield from _gradients(whole.ranks, many, one)
+        yield from _gradients(whole.ranks, many, one, "wrong" if any(hashes for _, hashes in one.samples) else "look")
 
 
 def _unexplained(whole: Outcome, alone: Outcome) -> str:
@@ -179,36 +181,41 @@ def _layers(seen: Seen) -> Iterator[Point]:
 
 
 def _samples(whole: Outcome, alone: Outcome) -> Iterator[Point]:
-    """Yield what is wrong with the samples that the ranks trained on until the first loss, each of them hashed."""
-    mine = [hash_ for steps, hashes in alone.seen[0].samples if steps < _steps(alone.seen[0]) for hash_ in hashes]
-    known = set(mine)
-    limit = _steps(whole.seen[0])
-    theirs = Counter(
-        hash_ for seen in whole.seen for steps, hashes in seen.samples if steps < limit for hash_ in hashes
-    )
-    found = known & theirs.keys()
-    if not known or len(found) < len(known) / 4 or len(theirs) > 2 * len(known):
-        return  # they are changed at random, or these are no samples
-    repeats = sum(theirs[hash_] for hash_ in found) / len(found)
-    ranks = counted(whole.ranks, "rank")
-    if len(found) < (1 - _FEW) * len(known):
+    """Yield what is different about the samples that the ranks trained on until the first loss, each of them hashed."""
+    ours, theirs = _until_loss(alone), _until_loss(whole)
+    if not ours or not theirs or not _is_whole(whole, alone):
+        return
+    found, ranks = ours.keys() & theirs.keys(), counted(whole.ranks, "rank")
+    if sum(theirs[hash_] for hash_ in found) < (1 - _FEW / 10) * theirs.total():
+        yield Point(
+            "look",
+            "The network is given other samples than on 1 rank; changed at random, perhaps, by each rank for its share",
+            "To see whether anything else differs, check once without augmentation",
+        )
+    elif len(found) < (1 - _FEW) * len(ours):
         yield Point(
             "wrong",
-            f"Of the {len(known)} samples of 1 rank's first epoch, {ranks} train on {len(found)}"
-            f"{', and on some of them more than once' if repeats > 1 + _FEW else ''}",
+            f"Of the {len(ours)} samples of 1 rank's first epoch, {ranks} train on {len(found)}"
+            f"{', and on some of them more than once' if theirs.total() > len(found) else ''}",
             "The order of the samples has to be the same on all ranks, which then take shares of it: give "
             "torch.randperm a Generator, torch.Generator().manual_seed(worker.seed + epoch)",
         )
-    elif repeats > whole.ranks - _FEW and len(mine) == len(known) and not whole.seen[0].sharded:
+    elif theirs.total() > (whole.ranks - _FEW) * ours.total():
         yield Point(
             "look",
-            f"Each of {ranks} trains on all {len(known)} samples, as 1 rank does",
+            f"Each of {ranks} trains on all {len(ours)} samples, as 1 rank does",
             "A worker of more ranks is no faster then: let each rank take its share, batch[worker.rank :: worker.size]",
         )
 
 
-def _gradients(ranks: int, many: Seen, one: Seen) -> Iterator[Point]:
-    """Yield what is seen of the first step's gradients, where nothing else tells why losses differ."""
+def _until_loss(outcome: Outcome) -> Counter[bytes]:
+    """Return the samples of the first epoch, on all ranks, by their hashes."""
+    limit = _steps(outcome.seen[0])
+    return Counter(one for seen in outcome.seen for steps, hashes in seen.samples if steps < limit for one in hashes)
+
+
+def _gradients(ranks: int, many: Seen, one: Seen, state: Literal["look", "wrong"]) -> Iterator[Point]:
+    """Yield what is different about the first step's gradients; it is not wrong where the samples are not known."""
     ours, theirs = many.gradients[0], one.gradients[0]
     off = distance(ours, theirs)
     if not off > _TOLERANCE:
@@ -223,7 +230,7 @@ def _gradients(ranks: int, many: Seen, one: Seen) -> Iterator[Point]:
         )
         return
     yield Point(
-        "wrong",
+        state,
         f"The gradients of the first step are {_shown(off)} off those of 1 rank",
         "Where the ranks' shares of a batch differ in size, a mean of their means is not the mean: "
         "reduction='sum', and (loss * worker.size / len(batch)).backward()",

@@ -170,7 +170,8 @@ def _numbers(tensor: torch.Tensor | None) -> tuple[float, float]:
     if tensor is None:
         return 0.0, 0.0
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    values = (local.coalesce().values() if local.is_sparse else local).detach().flatten().double()
+    values = (local.coalesce().values() if local.is_sparse else local).detach()
+    values = (torch.view_as_real(values.resolve_conj()) if values.is_complex() else values).flatten().double()
     fixed = torch.arange(len(values), dtype=values.dtype, device=values.device).cos_()
     return values.norm().item(), values.dot(fixed).item()
 

@@ -152,7 +152,8 @@ def objective(params, worker, settings):
         network.train()
         for batch, whole in batches(way, worker, epoch, settings.batch):
             optimizer.zero_grad()
-            outputs = (network if way == "unwrapped call" else model)(inputs[batch])
+            given = inputs[batch] * (torch.rand(len(batch), 1) + 0.5) if way == "augmented" else inputs[batch]
+            outputs = (network if way == "unwrapped call" else model)(given)
             step_loss(way, worker, outputs, labels[batch], whole).backward()
             optimizer.step()
         loss = validated(way, worker, network, inputs[TRAIN:], labels[TRAIN:])
