@@ -20,12 +20,12 @@ from hpo.check.probe import Probe
 from hpo.check.start import middle
 from hpo.process.place import Places
 from tests.support.launch import FASHION_MNIST, PROGRAM, PROGRAMS, ROOT, SEARCHES, Mpi, finish, needs_fashion_mnist
-from tests.test_docs import blocks, example
+from tests.test_docs import example
 
 CODE = "from hpo.cli import main; main()"
 MISTAKEN = SEARCHES / "mistaken.py"
-EVERYWHERE = "wrong  On 2 ranks, and on 1 rank, it fails: "
-TOGETHER = "wrong  On 2 ranks, and on 1 rank it does not, it fails: "
+EVERYWHERE = "wrong  It fails on 2 ranks and on 1: "
+TOGETHER = "wrong  It fails on 2 ranks, and not on 1: "
 WAIT = "The ranks of a worker have to call the same collectives"
 EPOCHS = "The ranks have to train equally many epochs"
 
@@ -174,16 +174,14 @@ def test_any_number_of_ranks_is_compared_with_one(mpi: Mpi, tmp_path: Path) -> N
         assert ("Nothing was compared with more ranks" in printed) == (ranks == 1)
 
 
-def test_networks_in_parts_and_examples_are_right(mpi: Mpi, tmp_path: Path) -> None:
-    for name, code, ranks in (
-        ("my_search.py", blocks("docs/own-model.md", "python")[0], 2),
-        ("my_pipeline.py", example("docs/larger-models.md", "my_pipeline.py"), 3),  # where torch's check is too strict
-        ("my_sharded.py", example("docs/larger-models.md", "my_sharded.py"), 2),
-    ):
-        (tmp_path / name).write_text(code, "utf-8")
-        status, printed = check(mpi, ranks, tmp_path, name)
-        assert status == 0, printed
-        assert "wrong" not in printed.replace("Nothing is wrong", "")
+@pytest.mark.parametrize(("name", "ranks"), [("my_pipeline.py", 3), ("my_sharded.py", 2)])
+def test_networks_in_parts_are_right(mpi: Mpi, tmp_path: Path, name: str, ranks: int) -> None:
+    """With three stages, torch's check of collectives, which is too strict, fails the first evaluation."""
+    (tmp_path / name).write_text(example("docs/larger-models.md", name), "utf-8")
+    status, printed = check(mpi, ranks, tmp_path, name)
+    assert status == 0, printed
+    assert re.search(rf"^ {ranks} ranks +\d\.\d+ +\d\.\d+ +\d\.\d+ +25 ", printed, re.MULTILINE), printed
+    assert "\nNothing is wrong" in printed
 
 
 def test_an_evaluation_that_goes_on_from_a_checkpoint_is_told(mpi: Mpi, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ _DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 
 
 def check(options: Options, layout: Layout, job: Job) -> int:
-    """Check a search space, and return 0 if all is well, 1 if something is wrong; collective over the job's ranks.
+    """Check a search space, and return 0 if nothing is wrong, or else 1; collective over the job's ranks.
 
     Raises UsageError, on all ranks alike, before anything starts where a person has to mend something first.
     """
@@ -72,7 +72,7 @@ def check(options: Options, layout: Layout, job: Job) -> int:
             print_outcomes(told)
             points = points_on(problem, told, bench.hand_over())
             print_points(points)
-            status = Exit.BUDGET_SPENT if is_well(points) else Exit.CRASHED
+            status = Exit.BUDGET_SPENT if is_well(points) else Exit.CRASHED  # 0 and 1, as linters have them
         return int(world.bcast(status))
 
 

@@ -35,7 +35,7 @@ def _on_evaluations(outcomes: Sequence[Outcome]) -> Iterator[Point]:
         return
     if outcomes[1].failure:
         yield Point(
-            "wrong", f"The second time, it fails: {short(outcomes[1].failure, _LONGEST)}", advice_on(outcomes[1])
+            "wrong", f"It fails the second time: {short(outcomes[1].failure, _LONGEST)}", advice_on(outcomes[1])
         )
         return
     again = repeated(whole, outcomes[1])
@@ -49,14 +49,12 @@ def _on_evaluations(outcomes: Sequence[Outcome]) -> Iterator[Point]:
 
 
 def _failures(whole: Outcome, alone: Outcome | None) -> Iterator[Point]:
-    ranks = counted(whole.ranks, "rank")
     if whole.failure:
-        others = ""
-        if alone is not None:
-            others = f", and on 1 rank{'' if alone.failure else ' it does not'}"
-        yield Point("wrong", f"On {ranks}{others}, it fails: {short(whole.failure, _LONGEST)}", advice_on(whole))
+        others = "" if alone is None else " and on 1" if alone.failure else ", and not on 1"
+        where = f"{counted(whole.ranks, 'rank')}{others}"
+        yield Point("wrong", f"It fails on {where}: {short(whole.failure, _LONGEST)}", advice_on(whole))
     elif alone is not None and alone.failure:
-        yield Point("wrong", f"On 1 rank, it fails: {short(alone.failure, _LONGEST)}", advice_on(alone))
+        yield Point("wrong", f"It fails on 1 rank alone: {short(alone.failure, _LONGEST)}", advice_on(alone))
 
 
 def _forks(outcomes: Sequence[Outcome]) -> Iterator[Point]:
