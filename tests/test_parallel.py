@@ -34,6 +34,12 @@ def test_every_way_computes_what_one_process_would_step_for_step(mpi: Mpi, tmp_p
     assert wrong == {}
 
 
+def test_a_resnet_is_computed_exactly(mpi: Mpi, tmp_path: Path) -> None:
+    told = told_by(mpi, 2, "exact", tmp_path)
+    assert sorted(told) == ["pipeline", "replicate", "shard"]
+    assert max(map(max, told.values())) < 1e-9, told
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_mixed_precision_is_close_to_float32(mpi: Mpi, tmp_path: Path, ranks: int) -> None:
     told = told_by(mpi, ranks, "mixed", tmp_path)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from hpo.cli.check import check_command
 from hpo.cli.command_line import new_app, whole
 from hpo.cli.search import search_command
 from hpo.errors import RunError, UsageError
@@ -30,8 +31,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it
 Storage = Annotated[Optional[str], typer.Option(metavar="URL", help="The study's storage, where it needs a password.")]
 
 
-# Only so that the list of commands has it: hpo.cli.entry itself runs hpo search, on each rank of an MPI job.
+# Only so that the list of commands has them: hpo.cli.entry itself runs them, on each rank of an MPI job.
 app.command()(search_command(None, lambda _: None))
+app.command()(check_command(lambda _: None))
 
 
 @app.callback(invoke_without_command=True)

@@ -29,6 +29,8 @@ def main() -> None:
     if sys.argv[1:2] == ["search"]:
         sys.argv[0] = "hpo"  # as it was typed, for run.json: launchers give the whole path
         search("hpo search", sys.argv[2:])
+    if sys.argv[1:2] == ["check"]:
+        check("hpo check", sys.argv[2:])
     from hpo.cli.command_line import call
     from hpo.cli.commands import app
     from hpo.process.printed import fill_closed_streams
@@ -44,6 +46,28 @@ def main() -> None:
 
 def search(program: str, arguments: Sequence[str], default: Path | None = None) -> NoReturn:
     """Run run_islands.py, or hpo search, on a rank of an MPI job, and exit; `default` is the default search space."""
+
+    def run(options: Options, layout: Layout, job: Job) -> int:
+        from hpo.run.start import run
+
+        return run(options, layout, job)
+
+    _enter(partial(_parse, program, arguments, default), run)
+
+
+def check(program: str, arguments: Sequence[str]) -> NoReturn:
+    """Run hpo check on a rank of an MPI job, and exit."""
+
+    def run(options: Options, layout: Layout, job: Job) -> int:
+        from hpo.check.start import check
+
+        return check(options, layout, job)
+
+    _enter(partial(_parse_check, program, arguments), run)
+
+
+def _enter(parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> NoReturn:
+    """Run something on a rank of an MPI job, and exit; `parse` reads its options, given the number of ranks."""
     from hpo.process.printed import Printed, fill_closed_streams
 
     fill_closed_streams()
@@ -67,7 +91,7 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
     printed.install()
     try:
         with Watch(comm) as watch:
-            status = _run(Job(comm, watch, printed), partial(_parse, program, arguments, default, comm.size))
+            status = _run(Job(comm, watch, printed), parse, run)
     except AgreedError as error:
         if first:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -87,12 +111,10 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
     leave(status, speaks=first)
 
 
-def _run(job: Job, parse: Callable[[], _Parsed]) -> int:
-    options, layout, status = job.world.bcast(parse() if job.is_first else None)
+def _run(job: Job, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> int:
+    options, layout, status = job.world.bcast(parse(job.world.size) if job.is_first else None)
     if status is not None:
         return int(status)
-    from hpo.run.start import run
-
     handler = logging.StreamHandler(job.printed.always_marked())
     handler.setLevel(options.log_level.upper())  # for libraries whose loggers have levels of their own
     logging.basicConfig(
@@ -111,10 +133,30 @@ def _parse(program: str, arguments: Sequence[str], default: Path | None, ranks: 
     def check(options: Options) -> None:
         check_launch(ranks, os.environ)
         layout = Layout.fitting(ranks, options.ranks_per_worker, options.islands, options.propagators)
-        if not options.search_space.exists():
-            raise UsageError(f"{options.search_space}: no such file; give the path of a search space file")
+        _check_there(options.search_space)
         RunDir(options.run_dir or RUNS / options.search_space.stem).check(options.resume)
         chosen.append((options, layout))
 
     status = call(search_app(default, check), program, arguments)
     return (*chosen[0], None) if chosen else (None, None, status)
+
+
+def _parse_check(program: str, arguments: Sequence[str], ranks: int) -> _Parsed:
+    """Read and check the command line of hpo check, whose worker is all ranks of the job, as `_parse` does."""
+    from hpo.cli.check import check_app
+    from hpo.cli.command_line import call
+
+    chosen: list[tuple[Options, Layout]] = []
+
+    def take(options: Options) -> None:
+        check_launch(ranks, os.environ)
+        _check_there(options.search_space)
+        chosen.append((options, Layout(ranks, ranks, 1)))
+
+    status = call(check_app(take), program, arguments)
+    return (*chosen[0], None) if chosen else (None, None, status)
+
+
+def _check_there(search_space: Path) -> None:
+    if not search_space.exists():
+        raise UsageError(f"{search_space}: no such file; give the path of a search space file")

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -50,12 +50,11 @@ def examine(run_dir: RunDir, problem: Problem, winner: Evaluation) -> dict[str, 
     if weights.settings != run_dir.manifest().settings:
         return None
     before = _read(run_dir)  # the test of an earlier winner, before the run was resumed
-    result = problem.test(dict(winner.params), weights.state)
-    metrics, samples = result if isinstance(result, tuple) else (result, ())
+    metrics, samples = tested(problem, winner.params, weights.state)
     content: dict[str, Any] = {
         "trial": winner.trial,
         "times": 1 + (before["times"] if before is not None else 0),
-        "metrics": {str(name): _finite(name, value) for name, value in dict(metrics).items()},
+        "metrics": metrics,
         "predictions": [],
         "texts": [],
     }
@@ -63,6 +62,15 @@ def examine(run_dir: RunDir, problem: Problem, winner: Evaluation) -> dict[str, 
     content |= _samples(samples)
     write_json(run_dir.test_json, content)
     return content
+
+
+def tested(
+    problem: Problem, params: Mapping[str, Any], weights: Mapping[str, Any]
+) -> tuple[dict[str, float], Iterable[Prediction | TextSample]]:
+    """Call the search space's `test`, which it must have, and return its metrics, which are finite, and its samples."""
+    result = problem.test(dict(params), weights)
+    metrics, samples = result if isinstance(result, tuple) else (result, ())
+    return {str(name): _finite(name, value) for name, value in dict(metrics).items()}, samples
 
 
 def examined(run_dir: RunDir, winner: Evaluation) -> dict[str, Any] | None:

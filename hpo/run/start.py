@@ -35,7 +35,7 @@ def run(options: Options, layout: Layout, job: Job) -> int:
     leave_no_segments(host)
     if job.is_first:
         _limit_time(options, job.watch)
-    request, problem, shared = _prepare(options, layout, world, host)
+    request, problem, shared = prepare(options, layout, world, host)
     from hpo.evaluation.evaluator import Task
     from hpo.evaluation.group import Group
     from hpo.run import session
@@ -69,7 +69,7 @@ def _limit_time(options: Options, watch: Watch) -> None:
         watch.end_after(int(job_end) - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the SLURM job")
 
 
-def _prepare(
+def prepare(
     options: Options, layout: Layout, world: SleepingComm, host: SleepingComm
 ) -> tuple[Request | None, Problem, Shared]:
     """Load the search space on all ranks and its data once per host, and import what takes long.

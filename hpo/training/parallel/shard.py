@@ -36,16 +36,17 @@ class Shard(DataParallelWay):
         super().__init__(worker, settings)
         network = with_shared_statistics(with_shared_dropout(network, self.draws), self.device)
         mesh = _mesh(self.device)
+        mixed = settings.precision != "float32"
         whole = MixedPrecisionPolicy(cast_forward_inputs=False)
         # Gradients are reduced in float32: a sum over ranks in 16 bits would lose more than they have to lose.
         half = MixedPrecisionPolicy(DTYPES[settings.precision], torch.float32, cast_forward_inputs=False)
         # A block moves to the device when it is sharded: there is never room for more than one whole block.
         for block in [*units_of(network), network]:
             # Under autocast, kernels of norms take their parameters in float32.
-            norms = _norms_of(block) if settings.precision != "float32" else []
+            norms = _norms_of(block) if mixed else []
             if norms and block not in norms:
                 fully_shard(norms, mesh=mesh, mp_policy=whole)
-            fully_shard(block, mesh=mesh, mp_policy=whole if block in norms else half)
+            fully_shard(block, mesh=mesh, mp_policy=half if mixed and block not in norms else whole)
         self.network = network
 
     def total_norm(self) -> torch.Tensor:  # noqa: D102

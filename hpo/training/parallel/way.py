@@ -97,7 +97,7 @@ class DataParallelWay(Way):
 
     def gradients(self, batch: Batch) -> torch.Tensor:  # noqa: D102 - as above
         self.network.train()
-        total = torch.zeros((), device=self.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         # A worker of one rank has no stages, and computes microbatches as parts.
         parts = [micro for part in batch.parts(self.settings.accumulate) for micro in self._microbatches(part)]
         for number, part in enumerate(parts, 1):
@@ -105,7 +105,7 @@ class DataParallelWay(Way):
             self.draws.begin(batch.step, mine, self.device)
             inputs, targets = batch.load(mine)
             with nullcontext() if number == len(parts) else self.unfinished():
-                loss = batch.loss(self.outputs(self.trained, inputs).float(), targets).sum() / batch.size
+                loss = batch.loss(exact(self.outputs(self.trained, inputs)), targets).sum() / batch.size
                 # Gradients are averaged over the ranks, whose shares may differ by a sample, or be empty.
                 self.scaler.scale(loss * self.size).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
@@ -139,7 +139,12 @@ class DataParallelWay(Way):
 
 def measured(outputs: torch.Tensor, targets: torch.Tensor, measures: Sequence[PerSample]) -> torch.Tensor:
     """Return the sum of each measure over the samples, float64."""
-    return torch.stack([measure(outputs.float(), targets).double().sum() for measure in measures])
+    return torch.stack([measure(exact(outputs), targets).double().sum() for measure in measures])
+
+
+def exact(outputs: torch.Tensor) -> torch.Tensor:
+    """Return outputs with 32 bits at least, as losses need them."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def divided(positions: torch.Tensor, count: int) -> Sequence[torch.Tensor]:

@@ -1,0 +1,83 @@
+"""What to do about a failure: the usual mistakes, by what an evaluation says of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from hpo.check.bench import Outcome
+from hpo.check.seen import Seen
+from hpo.text import counted
+
+_MOST_NAMED = 5
+
+_REDUCE = (
+    "A rank yields the loss of its own share, or of a network of its own: add up the sums over all ranks, "
+    "dist.all_reduce(total), and divide by the number of all samples"
+)
+_LOADER = (
+    "Loader processes cannot import what is defined in the search space file (No module named 'search_file_...'): put "
+    "the Dataset into a module beside it, my_data.py, and import it"
+)
+_DIVERGED = (
+    "Some hyperparameters do that in any search. Where these should be good ones, look at the data and the loss, and "
+    "narrow the learning rate; --start-with FILE checks another individual"
+)
+_UNUSED = (
+    "Parameters that had no part in the loss{unused}: freeze them, requires_grad_(False), before "
+    "DistributedDataParallel sees the network, or give it find_unused_parameters=True"
+)
+_WAIT = (
+    "The ranks of a worker have to call the same collectives (all_reduce, a backward pass of DistributedDataParallel, "
+    "a yield) equally often: look for numbers of steps that differ, and for what is only done if worker.rank == 0"
+)
+_EPOCHS = (
+    "The ranks have to train equally many epochs: end early by what is the same on all of them, such as a loss that "
+    "was all_reduced"
+)
+
+# The first that is found in the failure or in the traceback is meant.
+_ADVICE = [
+    (r"the ranks yielded different losses", _REDUCE),
+    (r"do not yield equally many losses", _EPOCHS),
+    (r"DataLoader worker .* exited unexpectedly", _LOADER),
+    (r"Expected to have finished reduction", _UNUSED),
+    (r"the ranks are in different collectives", _WAIT),
+    (r"timeout: .*( at its end for rank|, which had ended)", _EPOCHS),
+    (r"timeout: ", _WAIT),
+    (
+        r"the objective yielded no loss",
+        "Yield the validation loss after each epoch; a function without any yield may return it",
+    ),
+    (
+        r"an objective yields its validation loss, a number, not None",
+        "Every rank has to yield the loss: where only one computes it, dist.broadcast it to the others",
+    ),
+    (
+        r"FileNotFoundError: .*a relative path",
+        "Let it be a setting, --set data=/path/to/it, or write an absolute path",
+    ),
+    (r"the validation loss is (nan|-?inf)", _DIVERGED),
+    (
+        r"torchrun would have set it|default process group twice",
+        "The worker's ranks are worker.rank of worker.size; their process group is up before the objective is called",
+    ),
+]
+
+
+def advice_on(outcome: Outcome) -> str:
+    """Return what to do about an evaluation that has failed; empty where that is not known."""
+    said = f"{outcome.failure}\n{outcome.evaluation.traceback}"
+    text = next((text for pattern, text in _ADVICE if re.search(pattern, said)), "")
+    return text.format(unused=_unused(outcome.seen))
+
+
+def _unused(seen: Sequence[Seen]) -> str:
+    names = sorted({name for one in seen for name in one.without_gradient})
+    return f" ({listed(names)})" if names else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as text, the first of them where they are many."""
+    rest = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {counted(rest, 'more')}".removesuffix("s") if rest > 0 else "")

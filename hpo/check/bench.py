@@ -1,0 +1,148 @@
+"""The bench on which one individual is evaluated several times, as a run evaluates it, and looked at meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpo.check.probe import Probe
+from hpo.check.seen import Seen
+from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.evaluator import Evaluator, Task
+from hpo.evaluation.group import Group
+from hpo.evaluation.leader import Leader, Limits
+from hpo.evaluation.verdict import Verdict
+from hpo.process.failure import with_hint
+from hpo.process.place import Places, frames_of
+from hpo.ranks.job import Job
+from hpo.ranks.watched import Watched
+from hpo.results.winner import tested
+from hpo.store.log import Log
+from hpo.store.record import Record
+from hpo.store.run_dir import RunDir
+from hpo.store.trials import Evaluation
+from hpo.store.weights import WeightsKeeper, read_weights
+
+MOST_LOSSES = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an evaluation on some ranks: what the record has, what each rank has seen, what was `offered`.
+
+    `is_fine` says that only torch's check of collectives failed it, which is stricter than collectives are.
+    """
+
+    evaluation: Evaluation
+    seen: list[Seen]
+    offered: bool
+    is_fine: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.seen)
+
+    @property
+    def failure(self) -> str:
+        """Why it failed; empty where it did not."""
+        return self.evaluation.failure or ""
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses, in their order."""
+        return list(self.evaluation.curve.values())
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What a run would hand over: the names of the weights that were kept, None without any, and what `test` did.
+
+    `failure` is why `test` failed, empty where it did not; `seconds` is how long it took, None where it was not called.
+    """
+
+    names: list[str] | None = None
+    failure: str = ""
+    seconds: float | None = None
+
+
+class _Brief(Leader):
+    """A leader that ends each evaluation after some losses, and tells of each; all else is as in a run."""
+
+    def __init__(self, record: Record, log: Log, keeper: WeightsKeeper | None, told: Callable[[], None]) -> None:
+        super().__init__(record, log, Limits(), lambda _: None, keeper=keeper)
+        self._told = told
+        self.offered = False
+        self.is_fine = False
+
+    def decide(self, attempt: Attempt, watched: Watched, verdict: Verdict, printed: str) -> Verdict:
+        """Record what all ranks have said of a step, as a leader does; the last loss that is wanted is the end."""
+        if verdict.loss is not None:
+            self._told()
+        self.offered |= attempt.offered is not None
+        self.is_fine |= verdict.state == "again"
+        decided = super().decide(attempt, watched, verdict, printed)
+        is_last = decided.loss is not None and attempt.epochs + 1 >= MOST_LOSSES
+        return replace(decided, state="complete") if is_last and decided.state == "going" else decided
+
+
+@dataclass
+class Bench:
+    """Evaluates one individual on a worker, whose leader is the job's first rank; `folder` and `params` are its alone.
+
+    Weights that are offered are kept once, in `folder`.
+    """
+
+    task: Task
+    job: Job
+    places: Places
+    folder: Path | None
+    params: Mapping[str, Any] | None
+    _record: Record | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.folder is not None:
+            self._files = RunDir(self.folder)
+            self._record = Record.create(self._files.journal, "check", self.task.problem.space.describe())
+
+    def evaluate(self, group: Group, keeps: bool = False) -> Outcome | None:
+        """Evaluate the individual on all ranks of a worker, and return what came of it, on the job's first rank.
+
+        If it `keeps`, the weights that are offered are kept. The worker is this rank's, as its watch knows it.
+        """
+        probe, leader, assignment = Probe(self.places, group.device), None, None
+        if self._record is not None and self.params is not None:
+            problem = self.task.problem
+            keeper = WeightsKeeper(self._files.weights, self._record, problem.values) if keeps else None
+            leader = _Brief(self._record, Log(self._files.printed), keeper, probe.mark)
+            place = {"island": 0, "worker": 0, "generation": 0}
+            assignment = self._record.start(self.params, problem.space.distributions(), place)
+        with probe:
+            Evaluator(self.task, group, self.job.watch, self.job.printed, leader)(assignment)
+        seen = group.own_comm.gather(probe.seen)
+        if leader is None or self._record is None or seen is None:
+            return None
+        return Outcome(self._record.evaluations()[-1], seen, leader.offered, leader.is_fine)
+
+    def hand_over(self) -> Handed:
+        """Hand the weights that were kept to `test`, where there is one, as a run does at its end; on the first rank.
+
+        What `test` returns is not told: test data are for the winner of a search.
+        """
+        problem, weights = self.task.problem, read_weights(self._files.weights)
+        if weights is None:
+            return Handed()
+        if problem.file.test is None:
+            return Handed(list(weights.state))
+        began = time.monotonic()
+        try:
+            tested(problem, weights.params, weights.state)
+        except (Exception, SystemExit) as error:
+            place = self.places.of(frames_of(error))
+            return Handed(
+                list(weights.state), f"{f'{place}: ' if place else ''}{type(error).__name__}: {with_hint(error)}"
+            )
+        return Handed(list(weights.state), seconds=time.monotonic() - began)

@@ -1,0 +1,223 @@
+"""A probe of one rank: torch's own hooks, through which it sees what an objective does, and changes nothing of it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import resource
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from hpo.check.seen import Print, Seen
+from hpo.process.place import Places, in_objective
+
+_MOST_SAMPLES = 200_000  # whose hashes are kept
+_VALUES_OF_A_SAMPLE = 1024  # that are hashed, at most, evenly taken
+_WRAPPERS = ("module.", "_orig_mod.", "_forward_module.")  # in names, of DistributedDataParallel, compile and Fabric
+_LOADER = "/torch/utils/data/dataloader.py"
+
+
+class Probe:
+    """Sees what an objective does on this rank inside ``with``; `places` finds the user's lines.
+
+    It holds no parameter and no network: those of an evaluation that has failed must be freed. It draws no random
+    numbers, and begins no communication.
+    """
+
+    def __init__(self, places: Places, device: torch.device) -> None:
+        self.seen = Seen()
+        self._places = places
+        self._device = device
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._taken: list[int] = []  # steps of each
+        self._network: weakref.ref[nn.Module] | None = None  # the first that was trained
+        self._modules: set[int] = set()
+        self._names: dict[int, str] = {}  # of parameters, by id
+        self._waiting: dict[int, str] = {}  # parameters that have had no gradient so far
+        self._graded: set[int] = set()
+        self._hashed = 0
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Probe:
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+            register_module_forward_pre_hook(self._before_forward),
+        ]
+        _listen_to_forks()
+        _entered.append(self)
+        _reset_peak(self._device)
+        self._began = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        seen = self.seen
+        seen.seconds, seen.memory = time.monotonic() - self._began, _peak(self._device)
+        seen.without_gradient = list(self._waiting.values())
+        _entered.remove(self)
+        for handle in self._handles:
+            handle.remove()
+
+    def mark(self) -> None:
+        """Note that there is a loss; on the leader."""
+        self.seen.until.append(self.seen.steps)
+        optimizers = [reference() for reference in self._optimizers]
+        prints = [_print(_parameters(optimizer)) for optimizer in optimizers if optimizer is not None]
+        self.seen.at_loss.append(tuple(one for each in prints for one in each))
+
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        number = self._number(optimizer)
+        if self._taken[number] == 0:
+            parameters = _parameters(optimizer)
+            self.seen.weights[number, 0] = _print(parameters)
+            self.seen.gradients[number] = _print([one.grad for one in parameters])
+            self.seen.shapes += [tuple(one.shape) for one in parameters]
+            self.seen.sharded |= any(hasattr(one, "to_local") for one in parameters)
+
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        number = self._number(optimizer)
+        self._taken[number] += 1
+        self.seen.steps = max(self._taken)  # an optimizer may be made of others
+        for place, one in enumerate(_parameters(optimizer)):
+            if one.grad is not None:
+                self._graded.add(id(one))
+                self._waiting.pop(id(one), None)
+            elif one.requires_grad and id(one) not in self._graded:
+                self._waiting[id(one)] = self._names.get(id(one), f"parameter {place} of the optimizer")
+        taken = self._taken[number]
+        if taken & (taken - 1) == 0:
+            self.seen.weights[number, taken] = _print(_parameters(optimizer))
+
+    def _number(self, optimizer: Optimizer) -> int:
+        for number, reference in enumerate(self._optimizers):
+            if reference() is optimizer:
+                return number
+        self._optimizers.append(weakref.ref(optimizer))
+        self._taken.append(0)
+        return len(self._taken) - 1
+
+    def _before_forward(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if id(module) not in self._modules:
+            self._meet(module)
+        if self._network is not None and self._network() is module and given and self._hashed < _MOST_SAMPLES:
+            hashes = _hashes(given[0])
+            self._hashed += len(hashes)
+            self.seen.samples.append((self.seen.steps, hashes))
+
+    def _meet(self, module: nn.Module) -> None:
+        """Learn the names of a network's parameters, and its layers, when it is first trained."""
+        self._modules.update(map(id, module.modules()))
+        named = list(module.named_parameters())
+        self._names.update((id(one), _plain(name)) for name, one in named)
+        if named and self._network is None:
+            self._network = weakref.ref(module)
+        for layer in module.modules():
+            kind = type(layer).__name__
+            if layer.training and isinstance(layer, _BatchNorm) and not isinstance(layer, SyncBatchNorm):
+                self.seen.normal[kind] += type(layer).__module__.startswith("torch.nn.")
+            if layer.training and _is_noisy(layer):
+                self.seen.noisy[kind] += 1
+
+    def on_fork(self) -> None:
+        """Note a fork that the objective is about to make."""
+        frames = in_objective(traceback.extract_stack())
+        if frames and threading.current_thread() is threading.main_thread():
+            is_loader = any(frame.filename.endswith(_LOADER) for frame in frames)
+            self.seen.forks[self._places.of(frames)] = is_loader
+
+
+_entered: list[Probe] = []
+
+
+@functools.cache
+def _listen_to_forks() -> None:  # once: at-fork hooks cannot be removed
+    def before() -> None:
+        for probe in _entered:
+            probe.on_fork()
+
+    os.register_at_fork(before=before)
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+@torch.no_grad()
+def _print(tensors: Sequence[torch.Tensor | None]) -> Print:
+    return tuple(_numbers(tensor) for tensor in tensors)
+
+
+def _numbers(tensor: torch.Tensor | None) -> tuple[float, float]:
+    if tensor is None:
+        return 0.0, 0.0
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    values = (local.coalesce().values() if local.is_sparse else local).detach()
+    values = (torch.view_as_real(values.resolve_conj()) if values.is_complex() else values).flatten().double()
+    fixed = torch.arange(len(values), dtype=values.dtype, device=values.device).cos_()
+    return values.norm().item(), values.dot(fixed).item()
+
+
+def _plain(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "") if name.startswith(wrapper) else name
+    return name
+
+
+def _is_noisy(layer: nn.Module) -> bool:
+    if "drop" not in type(layer).__name__.lower() and type(layer).__name__ != "StochasticDepth":
+        chance = getattr(layer, "dropout", 0.0)  # of recurrent and attention layers; others have a layer of that name
+        return isinstance(chance, float) and chance > 0
+    chance = getattr(layer, "p", 1.0)
+    return not isinstance(chance, float) or chance > 0
+
+
+def _hashes(batch: object) -> list[bytes]:
+    """Return a hash of each sample of a batch, a tensor (N, ...); none of anything else."""
+    if not isinstance(batch, torch.Tensor) or batch.dim() < 1 or hasattr(batch, "to_local") or batch.is_meta:
+        return []
+    with torch.no_grad():
+        rows = batch.detach().reshape(len(batch), -1)
+        rows = rows[:, :: max(1, -(-rows.shape[1] // _VALUES_OF_A_SAMPLE))].contiguous().cpu()
+        return [hashlib.blake2b(bytes(row), digest_size=8).digest() for row in _bytes(rows)]
+
+
+def _bytes(rows: torch.Tensor) -> Iterator[memoryview]:
+    for row in rows.view(torch.uint8).numpy() if rows.numel() else ():
+        yield row.data
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):  # no Linux, or not allowed: then the peak is that of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak(device: torch.device) -> int:
+    """Return the most bytes since `_reset_peak`: of the GPU's memory, or of what was resident on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,52 @@
+"""What a rank has seen of one evaluation, as numbers and names that ranks can send to each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+# Of each parameter of an optimizer, its norm and its product with a fixed vector: two that agree in both are the same.
+Print = tuple[tuple[float, float], ...]
+
+
+@dataclass
+class Seen:
+    """One evaluation on one rank.
+
+    `steps` counts optimizer steps, and `until` those before each loss, on the leader alone. `weights` are prints of
+    each optimizer's parameters, by the optimizer's number and by steps: before the first, and after 1, 2, 4, 8...
+    `at_loss` are those at each loss, on the leader alone. `gradients` are prints of each optimizer's gradients in its
+    first step. `shapes` are the shapes of all these parameters; `sharded` says that some are parts of larger ones.
+
+    `without_gradient` names parameters that had none in any step. `noisy` and `normal` count the layers, by type, that
+    draw random numbers in training and that normalise by a batch. `samples` are hashes of what the network was given to
+    train on, each with the steps before it. `forks` are the lines that forked this process, each with whether it was a
+    DataLoader that did. `seconds` is the evaluation's wall time, `memory` this rank's peak in bytes.
+    """
+
+    steps: int = 0
+    until: list[int] = field(default_factory=list)
+    weights: dict[tuple[int, int], Print] = field(default_factory=dict)
+    at_loss: list[Print] = field(default_factory=list)
+    gradients: dict[int, Print] = field(default_factory=dict)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    sharded: bool = False
+    without_gradient: list[str] = field(default_factory=list)
+    noisy: Counter[str] = field(default_factory=Counter)
+    normal: Counter[str] = field(default_factory=Counter)
+    samples: list[tuple[int, list[bytes]]] = field(default_factory=list)
+    forks: dict[str, bool] = field(default_factory=dict)
+    seconds: float = 0.0
+    memory: int = 0
+
+
+def distance(one: Print, other: Print) -> float:
+    """Return how far two prints of as many parameters are from each other, relative to the norm of all parameters."""
+    scale = max(sum(norm**2 for norm, _ in one), sum(norm**2 for norm, _ in other)) ** 0.5
+    off = sum((a - c) ** 2 + (b - d) ** 2 for (a, b), (c, d) in zip(one, other, strict=True)) ** 0.5
+    return off / scale if scale else 0.0
+
+
+def length(one: Print) -> float:
+    """Return the norm of all parameters of a print."""
+    return float(sum(norm**2 for norm, _ in one) ** 0.5)

@@ -1,0 +1,66 @@
+"""The options of hpo check on the command line, as typer reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from hpo.cli.command_line import duration, new_app
+from hpo.run.options import Options
+
+_PATIENCE = 60.0  # seconds: a mistake that makes ranks wait for each other is to show soon
+
+
+def check_app(chosen: Callable[[Options], None]) -> typer.Typer:
+    """Make the command line of hpo check, which calls `chosen` with its options."""
+    app = new_app()
+    app.command("check")(check_command(chosen))
+    return app
+
+
+def check_command(chosen: Callable[[Options], None]) -> Callable[..., None]:
+    """Make the function that typer calls with what is on the command line, a parameter for each option."""
+
+    def check(
+        search_space: Annotated[
+            Path, typer.Argument(metavar="SEARCH_SPACE", help="Python file with a `space` and an `objective`.")
+        ],
+        settings: Annotated[
+            Optional[list[str]],
+            typer.Option("--set", metavar="NAME=VALUE", help="A setting of the search space; may be given many times."),
+        ] = None,
+        start_with: Annotated[
+            Optional[Path],
+            typer.Option(
+                metavar="FILE",
+                help="JSON list of hyperparameters, the first of which to evaluate.  [default: the middle of the "
+                "search space]",
+            ),
+        ] = None,
+        collective_timeout: Annotated[
+            float,
+            typer.Option(
+                metavar="TIME",
+                parser=duration,
+                help="Give up on a rank that the other ranks have waited for.  [default: 60s]",
+                show_default=False,
+            ),
+        ] = _PATIENCE,
+    ) -> None:
+        """Evaluate one individual on all ranks, again, and on one rank; say what is wrong with a search space.
+
+        Start it under MPI, with as many ranks as a worker has: mpirun -n 2 hpo check SEARCH_SPACE
+        """
+        chosen(
+            Options(
+                search_space,
+                settings=tuple(settings or ()),
+                start_with=start_with,
+                collective_timeout=collective_timeout,
+            )
+        )
+
+    return check

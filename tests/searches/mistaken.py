@@ -1,0 +1,173 @@
+"""A search that makes one usual mistake, by request, each as people make it; without one, it is right."""
+
+import itertools
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from hpo import Categorical, Float, Int, SearchSpace
+
+space = SearchSpace(width=Int(8, 24), lr=Float(1e-3, 1.0, log=True), act=Categorical("tanh", "relu"))
+TRAIN = 200
+ALONE = ("weights by rank", "uneven")  # ways in which each rank trains a network of its own
+kept: list[nn.Module] = []
+
+
+@dataclass(frozen=True)
+class Settings:
+    way: str = "none"
+    epochs: int = 2
+    batch: int = 20
+
+
+class Samples(Dataset[object]):
+    """Defined in the search space file, where loader processes cannot find it."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, place):
+        return torch.full((8,), place / self.count), place % 4
+
+
+class Network(nn.Module):
+    def __init__(self, width, way):
+        super().__init__()
+        self.first = nn.Linear(8, width)
+        self.normal = nn.BatchNorm1d(width) if way == "norm" else nn.Identity()
+        self.drop = nn.Dropout(0.3 if way == "dropout" else 0.0)
+        self.last = nn.Linear(width, 4)
+        if way in ("unused", "idle"):
+            self.aside = nn.Linear(width, 4)
+
+    def forward(self, inputs):
+        return self.last(self.drop(self.normal(self.first(inputs).tanh())))
+
+
+def prepare(settings):
+    if settings.way == "unpicklable":
+        return {"file": Path(__file__).open()}
+    if settings.way == "path in prepare":
+        Path("data/train.csv").read_text()
+    chance = torch.Generator().manual_seed(7)
+    inputs = torch.randn(TRAIN + 80, 8, generator=chance)
+    return inputs, (inputs[:, :4] + 0.3 * torch.randn(TRAIN + 80, 4, generator=chance)).argmax(dim=1)
+
+
+def load(way):
+    """Load one batch in a process of its own."""
+    context = None if way == "fork" else "forkserver"
+    data = Samples(40) if way == "dataset in file" else TensorDataset(torch.arange(40))
+    return next(iter(DataLoader(data, 4, num_workers=1, multiprocessing_context=context)))
+
+
+def early(way, worker):
+    """Make a mistake before the network is made."""
+    if way == "torchrun":
+        int(os.environ["RANK"])
+    elif way == "init":
+        dist.init_process_group("gloo")
+    elif way == "path":
+        Path("data/train.csv").read_text()
+    elif way in ("fork", "dataset in file"):
+        load(way)
+    elif way == "rank 0 alone" and worker.rank == 0:
+        dist.barrier()
+    elif way == "slow":
+        time.sleep(100)
+    elif way == "weights by rank":
+        torch.manual_seed(worker.rank)
+
+
+def network_of(params, way):
+    if way == "global network":
+        kept[:] = kept or [Network(params["width"], way)]
+        return kept[0]
+    return Network(params["width"], way)
+
+
+def order_of(way, worker, epoch):
+    if way == "order":
+        return torch.randperm(TRAIN, generator=torch.Generator().manual_seed(100 * epoch + worker.rank))
+    if way == "unseeded":
+        return torch.randperm(TRAIN, generator=torch.Generator().manual_seed(torch.Generator().seed()))
+    return torch.randperm(TRAIN, generator=torch.Generator().manual_seed(worker.seed + epoch))
+
+
+def batches(way, worker, epoch, size):
+    """Yield this rank's share of each batch, and the size of the whole."""
+    size = size * worker.size if way == "growing batch" else size
+    for number, batch in enumerate(order_of(way, worker, epoch).split(size)):
+        if way in ("unequal steps", "uneven") and epoch == 1 and number >= 5 and worker.rank == 1:
+            return
+        yield batch if way == "no share" else batch[worker.rank :: worker.size], len(batch)
+
+
+def step_loss(way, worker, outputs, labels, whole):
+    if way in ("mean of means", "no share"):
+        return cross_entropy(outputs, labels)
+    scale = 1 if way == "scale" else worker.size
+    return cross_entropy(outputs, labels, reduction="sum") * scale / whole
+
+
+def validated(way, worker, network, inputs, labels):
+    """Return the loss on this rank's share of the validation samples, or on all."""
+    network.eval()
+    ours = range(worker.rank, len(labels), worker.size)
+    with torch.no_grad():
+        total = cross_entropy(network(inputs[ours]), labels[ours], reduction="sum")
+    if way == "own loss":
+        return total.item() / len(ours)
+    dist.all_reduce(total)
+    if way == "wrong mean":
+        return total.item() / len(ours)
+    if way == "nan":
+        return float("nan")
+    return total.item() / len(labels)
+
+
+def objective(params, worker, settings):
+    way = settings.way
+    if way == "returned":
+        return 0.5
+    early(way, worker)
+    inputs, labels = worker.data
+    network = network_of(params, way)
+    model = network if way in ALONE else DistributedDataParallel(network, find_unused_parameters=way == "idle")
+    optimizer = torch.optim.SGD(network.parameters(), lr=params["lr"])
+    for epoch in (
+        itertools.count() if way == "early stopping" else range(settings.epochs + (way == "epochs") * worker.rank)
+    ):
+        network.train()
+        for batch, whole in batches(way, worker, epoch, settings.batch):
+            optimizer.zero_grad()
+            given = inputs[batch] * (torch.rand(len(batch), 1) + 0.5) if way == "augmented" else inputs[batch]
+            outputs = (network if way == "unwrapped call" else model)(given)
+            step_loss(way, worker, outputs, labels[batch], whole).backward()
+            optimizer.step()
+        loss = validated(way, worker, network, inputs[TRAIN:], labels[TRAIN:])
+        if way != "no offer":
+            worker.offer(model.state_dict() if way == "prefix" else network.state_dict())
+        yield None if way == "none elsewhere" and worker.rank else loss
+        if way == "early stopping" and worker.rank == 1 and epoch == 1:
+            return
+
+
+def test(params, weights, settings):
+    if settings.way == "test":
+        return {"accuracy": weights["missing"].mean()}
+    network = Network(params["width"], settings.way)
+    if settings.way != "prefix":
+        network.load_state_dict(weights)
+    return {"accuracy": 0.5}

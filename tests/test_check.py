@@ -1,0 +1,263 @@
+"""hpo check, as people type it, on real jobs: what is right passes, and each usual mistake is found and told."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module
+from torch.optim import optimizer
+
+from hpo import Categorical, Float, Int, SearchSpace
+from hpo.check.probe import Probe
+from hpo.check.start import middle
+from hpo.process.place import Places
+from tests.support.launch import FASHION_MNIST, PROGRAM, PROGRAMS, ROOT, SEARCHES, Mpi, finish, needs_fashion_mnist
+from tests.test_docs import example
+
+CODE = "from hpo.cli import main; main()"
+MISTAKEN = SEARCHES / "mistaken.py"
+EVERYWHERE = "wrong  It fails on 2 ranks and on 1: "
+TOGETHER = "wrong  It fails on 2 ranks, and not on 1: "
+WAIT = "The ranks of a worker have to call the same collectives"
+EPOCHS = "The ranks have to train equally many epochs"
+
+# What docs/own-model.md lists as going wrong most often.
+TOLD = {
+    "own loss": f"{TOGETHER}the ranks yielded different losses: rank 0 .* add up the sums over all ranks",
+    "epochs": f"{TOGETHER}timeout: .* {EPOCHS}",
+    "early stopping": f"{TOGETHER}timeout: .* {EPOCHS}",
+    "rank 0 alone": f"{TOGETHER}the ranks are in different collectives: rank 0 barrier at .* {WAIT}",
+    "unequal steps": f"{TOGETHER}the ranks are in different collectives: .* rank 1 allreduce .* {WAIT}",
+    "fork": r'wrong  mistaken\.py:\d+: a DataLoader forks .* multiprocessing_context="forkserver"',
+    "dataset in file": f"{EVERYWHERE}.* exited unexpectedly .* put the Dataset into a module beside it",
+    "unused": rf"{EVERYWHERE}.*Expected to have finished .* \(aside\.bias, aside\.weight\): freeze them",
+    "returned": f"{EVERYWHERE}.* yielded no loss, but returned 0.5: .* Yield the validation loss after each epoch",
+    "none elsewhere": f"{TOGETHER}.* not None Every rank has to yield the loss: .* dist.broadcast",
+    "path": f"{EVERYWHERE}.*'data/train.csv' .* Let it be a setting",
+    "torchrun": f"{EVERYWHERE}.*KeyError: 'RANK' .* worker.rank of worker.size",
+    "init": f"{EVERYWHERE}.*default process group twice! .* process group is up",
+    "nan": f"{EVERYWHERE}.*the validation loss is nan .* narrow the learning rate",
+}
+
+# What a run does not tell.
+UNTOLD = {
+    "unwrapped call": "wrong  The networks of rank 0 and rank 1 differ after 1 step .* and call model",
+    "weights by rank": "wrong  The networks of rank 0 and rank 1 differ before the first step .* Wrap it",
+    "uneven": "wrong  The ranks take different numbers of steps: rank 0 20, rank 1 15",
+    "mean of means": r"wrong  The gradients of the first step are \d.\d% off .* reduction='sum'",
+    "scale": r"wrong  The gradients of the first step are 0.5 times .* \(loss \* worker.size / len",
+    "order": "wrong  Of the 200 samples of 1 rank's first epoch, 2 ranks train on 1.*worker.seed",
+    "wrong mean": "wrong  They are 2 times those of 1 rank Divide the sum",
+    "prefix": r"wrong  The names .* begin with module.: module.first.bias, .*model.module.state_dict\(\)",
+    "no offer": "wrong  No weights are offered, .* and `test` will not be called worker.offer",
+    "test": r"wrong  `test` fails with them: mistaken\.py:\d+: KeyError: 'missing'",
+    "global network": "wrong  The same seed .* begins with other weights Make the network in the objective",
+}
+
+# What is only different.
+DIFFERENT = {
+    "norm": r"look   BatchNorm1d \(1\): each rank normalises by its own share .*SyncBatchNorm",
+    "dropout": r"look   Dropout \(1\): each rank draws for its own share.*probability of 0",
+    "augmented": "look   The network is given other samples .* check once without augmentation",
+    "growing batch": "look   An epoch has 5 steps on 2 ranks and 10 on 1: .* batch_size // worker.size",
+    "no share": "look   Each of 2 ranks trains on all 200 samples, .* let each rank take its share",
+    "unseeded": "look   The same seed .* from the same first weights .* without worker.seed",
+    "idle": "look   2 parameters of the optimizer never had a gradient: aside.bias, aside.weight",
+}
+
+
+def check(mpi: Mpi, ranks: int, folder: Path, search: object, *settings: str) -> tuple[int, str]:
+    """Check a search space; return the status, and what was printed, with a line for each point."""
+    options = [word for setting in settings for word in ("--set", setting)]
+    job = mpi.run(ranks, "-c", CODE, "check", search, *options, "--collective-timeout", 5, cwd=folder)
+    return job.returncode, joined(job.stdout)
+
+
+def joined(printed: str) -> str:
+    """Return what was printed with a line for each point."""
+    return re.sub(r"\n {7}(?=\S)", " ", printed)
+
+
+def checks(mpi: Mpi, folder: Path, ways: Sequence[str]) -> list[tuple[int, str]]:
+    """Check the search that makes mistakes in several ways, in one job; return what `check` returns, for each."""
+    settings = [f"way={way},batch={15 if way == 'mean of means' else 20}" for way in ways]
+    job = mpi.run(2, PROGRAMS / "checking.py", MISTAKEN, *settings, cwd=folder, timeout=200)
+    assert job.returncode == 0, job.stderr
+    parts = re.split(r"=== (\d+)\n", job.stdout)[:-1]
+    return [(int(status), joined(printed)) for printed, status in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def test_usual_mistakes_are_found_with_what_to_do(mpi: Mpi, tmp_path: Path) -> None:
+    for (way, told), (status, printed) in zip(TOLD.items(), checks(mpi, tmp_path, list(TOLD)), strict=True):
+        assert re.search(told, printed), f"{way}: {printed}"
+        assert status == 1, way
+        assert "\n1 point wrong\n" in printed, f"{way}: one mistake is one point: {printed}"
+
+
+def test_mistakes_that_a_run_does_not_tell_are_found(mpi: Mpi, tmp_path: Path) -> None:
+    for (way, told), (status, printed) in zip(UNTOLD.items(), checks(mpi, tmp_path, list(UNTOLD)), strict=True):
+        assert re.search(told, printed), f"{way}: {printed}"
+        assert status == 1, way
+        assert re.search(r"\n1 point wrong(, 1 point to look at)?\n", printed), f"{way}: {printed}"
+
+
+def test_what_is_only_different_is_to_be_looked_at(mpi: Mpi, tmp_path: Path) -> None:
+    for (way, told), (status, printed) in zip(DIFFERENT.items(), checks(mpi, tmp_path, list(DIFFERENT)), strict=True):
+        assert re.search(told, printed), f"{way}: {printed}"
+        assert status == 0, way
+        assert "\nNothing is wrong, " in printed, f"{way}: {printed}"
+
+
+@pytest.mark.parametrize(("way", "ended"), [("own loss", 1), ("none", 0)])
+def test_the_status_says_whether_anything_is_wrong(mpi: Mpi, tmp_path: Path, way: str, ended: int) -> None:
+    status, printed = check(mpi, 2, tmp_path, MISTAKEN, f"way={way}")
+    assert status == ended, printed
+    assert printed.endswith("\n1 point wrong\n" if ended else "\nNothing is wrong\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("way=unpicklable", "what prepare returned cannot be copied .* open files in the objective"),
+        ("way=path in prepare", r"mistaken\.py: .*No such file or directory: 'data/train\.csv'"),
+        ("bach=3", "--set bach=3: .* has no setting 'bach'; did you mean batch"),
+    ],
+)
+def test_what_is_wrong_before_anything_starts_is_one_message(
+    mpi: Mpi, tmp_path: Path, setting: str, message: str
+) -> None:
+    job = mpi.run(2, "-c", CODE, "check", MISTAKEN, "--set", setting, cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert re.match(f"error: .*{message}", job.stderr), job.stderr
+
+
+# Short settings for the shipped search spaces; one without any here takes what it has.
+SHORT = {
+    "digits_cnn": ["epochs=1"],
+    "mnist_cnn": ["dataset=fashion-mnist", f"data_dir={FASHION_MNIST}", "epochs=1", "train_samples=2000"],
+}
+
+
+@pytest.mark.parametrize("search", sorted((ROOT / "search_spaces").glob("*.py")), ids=lambda path: path.stem)
+@needs_fashion_mnist
+def test_shipped_search_spaces_pass(mpi: Mpi, tmp_path: Path, search: Path) -> None:
+    status, printed = check(mpi, 2, tmp_path, search, *SHORT.get(search.stem, []))
+    assert status == 0, printed
+    found = [line for line in printed.splitlines() if line.startswith(("ok", "look", "wrong"))]
+    assert re.fullmatch(
+        r"ok     The same seed on 2 ranks has the same losses twice, to the last digit\n"
+        r"ok     2 ranks and 1 rank have the same losses, .*\n"
+        r"ok     All parameters of the optimizer had gradients\n"
+        r"ok     \d+ tensors of weights are offered\n"
+        r"ok     `test` takes them, in .*",
+        "\n".join(found),
+    ), printed
+
+
+def test_any_number_of_ranks_is_compared_with_one(mpi: Mpi, tmp_path: Path) -> None:
+    for ranks in (1, 3):
+        status, printed = check(mpi, ranks, tmp_path, MISTAKEN)
+        assert status == 0, printed
+        rows = re.findall(
+            r"^ (\d) ranks?(, again)? +1\.335 +1\.28\d +10 +\d+\.\d( +\d+)( \d+)*$", printed, re.MULTILINE
+        )
+        assert [row[0] for row in rows] == (["3", "3", "1"] if ranks == 3 else ["1", "1"]), printed
+        assert ("3 ranks and 1 rank have the same losses" in printed) == (ranks == 3)
+        assert ("Nothing was compared with more ranks" in printed) == (ranks == 1)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("my_pipeline.py", 3), ("my_sharded.py", 2)])
+def test_networks_in_parts_are_right(mpi: Mpi, tmp_path: Path, name: str, ranks: int) -> None:
+    """With three stages, torch's check of collectives, which is too strict, fails the first evaluation."""
+    (tmp_path / name).write_text(example("docs/larger-models.md", name), "utf-8")
+    status, printed = check(mpi, ranks, tmp_path, name)
+    assert status == 0, printed
+    assert re.search(rf"^ {ranks} ranks +\d\.\d+ +\d\.\d+ +\d\.\d+ +25 ", printed, re.MULTILINE), printed
+    assert "\nNothing is wrong" in printed
+
+
+def test_an_evaluation_that_goes_on_from_a_checkpoint_is_told(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text(example("docs/larger-models.md", "my_long_search.py"), "utf-8")
+    status, printed = check(mpi, 2, tmp_path, "long.py", "epochs=2")
+    assert status == 0
+    assert "look   The same seed on 2 ranks: the second evaluation took no step" in printed, printed
+
+
+def test_the_individual_is_the_first_of_a_file_and_nothing_stays(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "start.json").write_text(json.dumps([{"width": 9, "lr": 0.5, "act": "relu"}, {"width": 10}]))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    job = mpi.run(2, "-c", CODE, "check", MISTAKEN, "--start-with", "start.json", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert job.stdout.startswith(f"{MISTAKEN}: width=9  lr=0.5  act=relu\non 2 ranks, once again, and on 1 rank;")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["start.json", "temporary"]
+
+
+def test_a_check_stops_when_it_is_told_to(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.start(2, "-u", "-c", CODE, "check", MISTAKEN, "--set", "way=slow", cwd=tmp_path)
+    assert job.stdout is not None
+    assert job.stdout.readline().startswith(str(MISTAKEN))
+    time.sleep(3)  # it is in the objective, or about to be
+    told = time.monotonic()
+    job.send_signal(signal.SIGUSR1)
+    ended = finish(job, 30)
+    assert time.monotonic() - told < 15
+    assert ended.returncode == 130
+    assert ended.stdout.endswith("Stopped: SIGUSR1\n")
+
+
+def test_a_search_imports_nothing_of_it(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "quick.py").write_text(
+        "import sys\n"
+        "from hpo import Float, SearchSpace\n"
+        "space = SearchSpace(x=Float(0, 1))\n\n\n"
+        "def objective(params, worker):\n"
+        "    return float(sum(name.startswith('hpo.check') for name in sys.modules))\n"
+    )
+    job = mpi.run(1, PROGRAM, "quick.py", "--evaluations", 1, "--run-dir", "run", cwd=tmp_path)
+    assert job.returncode == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["best"]["loss"] == 0
+
+
+def test_the_middle_of_a_space_is_on_each_scale() -> None:
+    space = SearchSpace(
+        layers=Int(1, 5), lr=Float(1e-4, 1.0, log=True), gamma=Float(0.5, 0.75), act=Categorical("tanh", "relu", "elu")
+    )
+    assert middle(space) == {"layers": 3, "lr": 0.01, "gamma": 0.625, "act": "tanh"}
+
+
+def test_a_probe_sees_a_training_and_changes_nothing_of_it(tmp_path: Path) -> None:
+    def train() -> torch.Tensor:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+        network.register_parameter("idle", nn.Parameter(torch.zeros(3)))
+        steps = torch.optim.Adam(network.parameters())
+        for batch in torch.randn(5, 6, 4):
+            steps.zero_grad()
+            network(batch).square().mean().backward()
+            steps.step()
+        return torch.as_tensor(network(torch.ones(2, 4)))
+
+    before = len(module._global_forward_pre_hooks), len(optimizer._global_optimizer_post_hooks)
+    alone = train()
+    with Probe(Places(tmp_path / "search.py"), torch.device("cpu")) as probe:
+        watched = train()
+    assert watched.equal(alone)
+    assert (len(module._global_forward_pre_hooks), len(optimizer._global_optimizer_post_hooks)) == before
+    seen = probe.seen
+    assert (seen.steps, seen.without_gradient, len(seen.shapes)) == (5, ["idle"], 7)
+    assert (dict(seen.normal), dict(seen.noisy)) == ({"BatchNorm1d": 1}, {"Dropout": 1})
+    assert sorted(seen.weights) == [(0, 0), (0, 1), (0, 2), (0, 4)]
+    assert [len(hashes) for _, hashes in seen.samples] == [6, 6, 6, 6, 6, 2]
+    assert len({one for _, hashes in seen.samples for one in hashes}) == 31, "the last two samples are alike"
+    assert seen.memory > 1 << 20
