@@ -63,6 +63,16 @@ def test_whole_states_are_given_and_loaded_in_every_way_and_a_rank_has_its_part(
             assert loaded == pytest.approx(trained, rel=1e-9), case
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_has_a_stage_on_each_of_its_devices(mpi: Mpi, tmp_path: Path, ranks: int) -> None:
+    """Without GPUs, both devices are the CPU: what is computed where, and sent from where to where, is as with them."""
+    told = told_by(mpi, ranks, "several", tmp_path)
+    parts = told.pop("parts")
+    assert parts == [2] * ranks
+    assert len(told) == 4
+    assert max(map(max, told.values())) < 1e-5, told
+
+
 def test_ranks_leave_out_the_same_steps_where_one_of_them_overflows(mpi: Mpi, tmp_path: Path) -> None:
     told = told_by(mpi, 2, "scaler", tmp_path)
     assert told == {"after 0": [1.0, 1.0], "after 1": [0.0, 0.0]}
@@ -148,7 +158,7 @@ def test_stages_follow_the_costs_that_the_user_gives() -> None:
 def test_what_cannot_be_cut_into_stages_is_said() -> None:
     with pytest.raises(ValueError, match=r"cuts an nn.Sequential into stages, and the network is a Linear"):
         blocks_of(nn.Linear(1, 1))
-    with pytest.raises(ValueError, match=r"2 blocks with parameters, too few for the 3 ranks .*--ranks-per-worker 2"):
+    with pytest.raises(ValueError, match=r"2 blocks with parameters, too few for 3 stages, .*; give workers 2 ranks"):
         stages_of(blocks_of(layers(1, 0, 1)), 3)
     with pytest.raises(ValueError, match="costs are for the blocks 0, 1, not for layer1"):
         stages_of(blocks_of(layers(1, 1)), 2, {"layer1": 1.0})

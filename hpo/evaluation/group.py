@@ -24,6 +24,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from hpo.errors import RunError
 from hpo.evaluation.collectives import Check, always_checked, never_checked, without_torchs_check
 from hpo.evaluation.connections import Connections
+from hpo.evaluation.devices import backend_of, devices_here
 from hpo.evaluation.network import address_towards, interface_towards
 from hpo.evaluation.rendezvous import Rendezvous
 from hpo.evaluation.subgroups import Subgroups
@@ -69,11 +70,12 @@ class Group:
         self.own_comm = comm  # for this program; objectives have `comm`
         self.rank: int = comm.rank
         self.size: int = comm.size
-        self.device = _device(host.rank)
+        self.devices = devices_here(host)
+        self.device = self.devices[0]
         self.index = index
         self.comm = self._lend(collective_timeout)
         self._on_one_host = MPI.Group.Intersection(comm.group, host.group).size == comm.size
-        self._backend = _backend(comm, self.device)
+        self._backend = backend_of(comm, self.device)
         self._collective_timeout = timedelta(seconds=collective_timeout)
         self._connections = Connections()
         self._subgroups = Subgroups(self._collective_timeout)
@@ -122,7 +124,7 @@ class Group:
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
-        return Worker(self.rank, self.size, self.device, seed, self.comm, self.index, data, offer, report)
+        return Worker(self.rank, self.size, self.devices, seed, self.comm, self.index, data, offer, report)
 
     def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
         """Make the process group, unless all ranks have one whose connections are whole; collective.
@@ -141,7 +143,14 @@ class Group:
         with alone or nullcontext(), self._connections.opening():
             with self._connecting(), without_torchs_check():
                 dist.init_process_group(
-                    self._backend, store=store, rank=self.rank, world_size=self.size, timeout=_LIMIT
+                    self._backend,
+                    store=store,
+                    rank=self.rank,
+                    world_size=self.size,
+                    timeout=_LIMIT,
+                    # nccl would have to guess the device where a collective has no tensor, and groups of some ranks
+                    # are split from one that knows it.
+                    device_id=self.device if self._backend == "nccl" else None,
                 )
             self._store.patience = self._collective_timeout.total_seconds()
             _group()._get_backend(self.device)._set_default_timeout(self._collective_timeout)
@@ -240,22 +249,6 @@ class Group:
 def _group() -> Any:
     """Return the default process group, as Any: torch's types lack most of its methods."""
     return dist.group.WORLD
-
-
-def _device(place: int) -> torch.device:
-    """Return the device for the rank that is number `place` on its host, and make it the current one."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", place % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def _backend(comm: SleepingComm, device: torch.device) -> str:
-    """Return nccl where every rank has a GPU of its own, as nccl needs, else gloo; both take CUDA tensors."""
-    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-    gpus = comm.allgather(gpu)
-    return "nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
 
 
 def _threads(cores_of_ranks: list[list[int]], rank: int) -> int:

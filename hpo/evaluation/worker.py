@@ -40,8 +40,8 @@ class Worker:
     """This rank's number in the worker, from 0; rank 0 is the leader."""
     size: int
     """The number of ranks in the worker."""
-    device: torch.device
-    """The `torch.device` that this rank computes on."""
+    devices: tuple[torch.device, ...]
+    """The devices of this rank alone: a CPU, or GPUs, of which there may be several, as for stages of a pipeline."""
     seed: int
     """The seed for weights and the order of samples: the run's, or another one where an individual is confirmed."""
     comm: SleepingComm
@@ -52,6 +52,11 @@ class Worker:
     _data: Callable[[], Any]
     _offer: Callable[[Offered], object]
     _report: Callable[[Any, dict[str, Any]], None]
+
+    @property
+    def device(self) -> torch.device:
+        """The `torch.device` that this rank computes on: the first of its devices."""
+        return self.devices[0]
 
     @cached_property
     def data(self) -> Any:

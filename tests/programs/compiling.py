@@ -27,4 +27,4 @@ with Group(world(), same_host(world()), index=0, collective_timeout=60.0) as gro
     compiled(images).sum().backward()
     optimizer.step()
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-tell(after_training=after_training, after_compiling=imported(), graphs=graphs, difference=difference)
+tell(rank=world().rank, after_training=after_training, after_compiling=imported(), graphs=graphs, difference=difference)

@@ -238,6 +238,18 @@ def plain() -> None:
     told["parts pipeline"] = [difference(got, expected), difference(also, validated)]
 
 
+def several() -> None:
+    """Tell the same where each rank has two devices, and how many parts its stage has."""
+    worker.devices = worker.devices * 2
+    for name, settings in itertools.product(
+        ("conv-dropout", "transformer"), (ParallelSettings("pipeline"), ParallelSettings("pipeline", microbatches=3))
+    ):
+        expected, validated = textbook(name)
+        got, also, training = trained(name, settings)
+        told[f"{name} {settings}"] = [difference(got, expected), difference(also, validated)]
+    told["parts"] = comm.allgather(len(vars(training.way)["_stage"]._parts))
+
+
 def exact() -> None:
     """Tell how far ResNet-18 is from a textbook's loop, in numbers of 64 bits.
 

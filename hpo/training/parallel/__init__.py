@@ -28,7 +28,7 @@ def share(
         from hpo.training.parallel.shard import Shard
 
         return Shard(network, worker, settings)
-    if settings.parallel == "pipeline" and worker.size > 1:
+    if settings.parallel == "pipeline" and (worker.size > 1 or len(worker.devices) > 1):
         from hpo.training.parallel.pipeline import Pipeline
 
         return Pipeline(network, worker, settings, costs)

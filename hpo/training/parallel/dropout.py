@@ -55,7 +55,7 @@ class Dropout(nn.Module):
         if self.p == 1:
             return inputs * 0
         mask = self._draws.mask(self._layer, inputs.shape, self.p)
-        return inputs * mask.to(inputs.dtype).mul_(1 / (1 - self.p))
+        return inputs * mask.to(inputs).mul_(1 / (1 - self.p))
 
     def extra_repr(self) -> str:
         """Return what the module's representation says of it."""

@@ -35,14 +35,17 @@ class Pipeline(Way):
     ) -> None:
         super().__init__(worker, settings)
         self._comm = worker.comm
-        stages = stages_of(blocks_of(with_shared_dropout(network, self.draws)), self.size, costs)
+        counts = worker.comm.allgather(len(worker.devices))
+        parts = stages_of(blocks_of(with_shared_dropout(network, self.draws)), sum(counts), costs)
+        parts_of_ranks = [parts[sum(counts[:rank]) : sum(counts[: rank + 1])] for rank in range(self.size)]
+        stages = [[block for part in parts for block in part] for parts in parts_of_ranks]
         self._states = [{name: (t.shape, t.dtype) for name, t in _state_of(stage).items()} for stage in stages]
         for stage in stages[: self.rank] + stages[self.rank + 1 :]:
             for _, block in stage:
                 if not any(block is own for _, own in stages[self.rank]):
                     block.to("meta")  # whoever still holds the network: this rank has no room for it
         self._blocks = stages[self.rank]
-        self._stage = _Stage(self._blocks, self).to(self.device).to(memory_format=torch.channels_last)
+        self._stage = _Stage(parts_of_ranks[self.rank], worker.devices, self)
         # Its own, since torch's check of collectives counts what ranks send each other, too.
         self._group: Any = dist.new_group()
         self._boundaries: list[tuple[torch.Size, torch.dtype]] = []
@@ -176,16 +179,22 @@ class Pipeline(Way):
 
 
 class _Stage(nn.Module):
-    """Some of a network's blocks, one after the other."""
+    """Some of a network's blocks, one after the other, on one or more devices of a rank."""
 
-    def __init__(self, blocks: Blocks, way: Pipeline) -> None:
+    def __init__(self, parts: Sequence[Blocks], devices: Sequence[torch.device], way: Pipeline) -> None:
         super().__init__()
-        self._blocks = nn.Sequential(*(block for _, block in blocks))
+        self._devices = devices
         self._way = way
+        self._parts = nn.ModuleList(
+            nn.Sequential(*(block for _, block in part)).to(device).to(memory_format=torch.channels_last)
+            for part, device in zip(parts, devices, strict=True)
+        )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self._way.begin()
-        return self._way.outputs(self._blocks, inputs).contiguous()  # as what is sent has to be
+        for part, device in zip(self._parts, self._devices, strict=True):
+            inputs = self._way.outputs(part, inputs.to(device))
+        return inputs.to(self._devices[0]).contiguous()  # as what is sent has to be
 
 
 def _state_of(blocks: Blocks) -> dict[str, torch.Tensor]:

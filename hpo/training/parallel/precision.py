@@ -31,7 +31,10 @@ class SharedScaler(GradScaler):
         del allow_fp16
         gradients = [_local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         found = found_inf.clone()
-        torch._amp_foreach_non_finite_check_and_unscale_([g for g in gradients if g.numel()], found, inv_scale)
+        for device in {gradient.device for gradient in gradients}:
+            ours, here = [g for g in gradients if g.device == device and g.numel()], found_inf.to(device, copy=True)
+            torch._amp_foreach_non_finite_check_and_unscale_(ours, here, inv_scale.to(device))
+            found = torch.maximum(found, here.to(found.device))
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return {found.device: found}
 

@@ -41,8 +41,9 @@ def stages_of(blocks: Blocks, count: int, costs: Mapping[str, float] | None = No
     units = _units(blocks)
     if len(units) < count:
         raise ValueError(
-            f"parallel=pipeline: the network has {len(units)} blocks with parameters, too few for the {count} ranks of "
-            f"a worker; give workers fewer ranks (--ranks-per-worker {len(units)}), or use parallel=shard"
+            f"parallel=pipeline: the network has {len(units)} blocks with parameters, too few for {count} stages, one "
+            f"for each rank (or each of a rank's GPUs); give workers {len(units)} ranks at most (--ranks-per-worker), "
+            "or use parallel=shard"
         )
     unknown = [name for name in costs or () if all(name != block for block, _ in blocks)]
     if unknown:
