@@ -20,8 +20,8 @@ from hpo.training import (
 )
 
 space = SearchSpace(
-    depth=Int(1, 8),
-    width=Categorical(64, 128, 192, 256),
+    depth=Int(2, 6),
+    width=Categorical(64, 128, 192),
     heads=Categorical(2, 4, 8),
     dropout=Float(0.0, 0.3),
     lr=Float(1e-4, 1e-2, log=True),
@@ -36,17 +36,17 @@ PROMPTS = ("def ", "class ", "import ")
 class Settings(ParallelSettings):
     """Options of this search: --set context=64."""
 
-    context: int = 128
+    context: int = 64
     """How many characters the network reads to predict the next one; each sample is a piece of this length."""
-    epochs: int = 5
-    batch_size: int = 64
+    epochs: int = 3
+    batch_size: int = 32
     """The global batch, which the ranks share."""
     patience: int = 0
     """How many epochs in a row without a new best loss end a training; 0: none do"""
-    train_samples: int = 0
-    """0: all, about 49,000 pieces of 128 characters"""
-    validation_samples: int = 0
-    """0: all, about 4,500 pieces of 128 characters"""
+    train_samples: int = 1024
+    """What two cores can do; 0: all, about 97,000 pieces of 64 characters"""
+    validation_samples: int = 256
+    """0: all, about 8,900 pieces of 64 characters"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
