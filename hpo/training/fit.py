@@ -18,8 +18,6 @@ from hpo.training.samples import Data, Samples
 if TYPE_CHECKING:
     from hpo.evaluation.worker import Worker
 
-_VALIDATION_BATCH = 256  # samples on a rank at a time
-
 
 def fit(
     network: nn.Module,
@@ -101,6 +99,6 @@ class Training:
 def evaluate(way: Way, samples: Samples, recipe: Recipe) -> tuple[float, dict[str, float]]:
     """Return the mean loss over samples, and the mean of each metric."""
     measures = [recipe.loss, *recipe.metrics.values()]
-    sums = way.sums(samples.batch, len(samples), _VALIDATION_BATCH, measures)
+    sums = way.sums(samples.batch, len(samples), recipe.validation_batch, measures)
     loss, *metrics = (sums / len(samples)).tolist()
     return loss, dict(zip(recipe.metrics, metrics, strict=True))

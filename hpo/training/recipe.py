@@ -38,7 +38,8 @@ class Recipe:
 
     `clip` is the largest norm of the gradients of all parameters (0: any). `loss` and `metrics` are functions of
     outputs and targets that return a number for each sample; `label_smoothing` is for training alone, and for
-    cross-entropy. `augmentation`, of images, is "none", "crop" or "crop-and-flip".
+    cross-entropy. `augmentation`, of images, is "none", "crop" or "crop-and-flip". A rank computes `validation_batch`
+    samples at a time where it takes no gradients.
     """
 
     epochs: int
@@ -54,6 +55,7 @@ class Recipe:
     label_smoothing: float = 0.0
     augmentation: str = "none"
     patience: int = 0
+    validation_batch: int = 256
     loss: PerSample = cross_entropy
     metrics: Mapping[str, PerSample] = field(default_factory=lambda: {"accuracy": accuracy})
 
@@ -61,7 +63,7 @@ class Recipe:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("augmentation", self.augmentation, AUGMENTATIONS)
-        check_positive(self, "epochs", "batch_size")
+        check_positive(self, "epochs", "batch_size", "validation_batch")
         for name in ("lr", "momentum", "weight_decay", "gamma", "clip", "patience"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, but it is {getattr(self, name)}")
