@@ -77,7 +77,11 @@ def judge_text(
         inputs, targets = pieces.batch(batch)
         sums += measured(network(inputs), targets, [cross_entropy, accuracy])
     loss, right = (sums / len(pieces)).tolist()
-    written = [TextSample(prompt, write(network, text, prompt, 2 * text.context, _TEMPERATURE)) for prompt in prompts]
+    length = 2 * text.context
+    written = [
+        TextSample(prompt, write(network, text, prompt, length, _TEMPERATURE, seed))
+        for seed, prompt in enumerate(prompts)
+    ]
     return {"loss": loss, "accuracy": right}, written
 
 
