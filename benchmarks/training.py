@@ -103,7 +103,7 @@ CASES = {
 def by_hand(case: Case) -> Iterator[tuple[float, float]]:
     """Train as `fit` does on one rank, in torch alone; yield the validation loss and accuracy after each epoch."""
     recipe, network = case.recipe, case.network()
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network.to(memory_format=torch.channels_last)
     train, validation = case.data().on(torch.device("cpu"))
     optimizer, schedule = optimizer_by_hand(network, recipe, -(-len(train) // recipe.batch_size))
     drawn = torch.Generator().manual_seed(SEED)
@@ -113,7 +113,7 @@ def by_hand(case: Case) -> Iterator[tuple[float, float]]:
             inputs, targets = train.batch(batch)
             optimizer.zero_grad()
             loss = F.cross_entropy(network(inputs).flatten(0, -2), targets.flatten())
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             if recipe.clip:
                 clip_grad_norm_(network.parameters(), recipe.clip)
             optimizer.step()
