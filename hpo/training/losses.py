@@ -13,7 +13,7 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, smoothing: float
     `smoothing` is the share of the probability that is spread over all classes (Szegedy et al. 2016, section 7).
     """
     losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none", label_smoothing=smoothing)
-    return _per_sample(losses.view(targets.shape))
+    return losses if targets.dim() == 1 else _per_sample(losses.view(targets.shape))
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -89,8 +89,10 @@ def _statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch.Tensor,
     ours = torch.zeros(2 * channels + 1, dtype=exact, device=inputs.device)
     count = inputs.numel() // channels
     if count:
-        mean, variance = torch.ops.aten.batch_norm_update_stats(inputs, None, None, 0.0)
-        ours = torch.cat([mean, variance, mean.new_full((1,), count)])
+        # Of inputs in 16 bits, the kernel returns statistics in 32 only where it has buffers of 32 to update.
+        buffers = ours.new_zeros(2, channels)
+        mean, variance = torch.ops.aten.batch_norm_update_stats(inputs, buffers[0], buffers[1], 0.0)
+        ours = torch.cat([mean, variance, ours.new_full((1,), count)])
     parts = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, ours)
     every = torch.stack(parts).double()

@@ -25,18 +25,22 @@ class Draws:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._calls: dict[int, int] = {}
-        self.keys = torch.zeros(0, dtype=torch.int32)
+        self._samples = (0, torch.zeros(0), torch.device("cpu"))
+        self._keys: torch.Tensor | None = None
 
     def begin(self, step: int, positions: torch.Tensor, device: torch.device) -> None:
         """Begin a forward pass of the samples at these positions, int64 of shape (N,), of a step's global batch."""
         self._calls.clear()
-        self.keys = _hashed(positions.to(torch.int32).to(device) ^ _number(self._seed, step))
+        self._samples, self._keys = (step, positions, device), None
 
     def mask(self, layer: int, shape: torch.Size, p: float) -> torch.Tensor:
         """Return which elements of an activation of this shape (N, ...) a layer keeps, each with probability 1 - p."""
         call = self._calls.get(layer, 0)
         self._calls[layer] = call + 1
-        return kept(_hashed(self.keys ^ _number(layer, call)), shape, p)
+        if self._keys is None:  # a network without dropout needs none
+            step, positions, device = self._samples
+            self._keys = _hashed(positions.to(torch.int32).to(device) ^ _number(self._seed, step))
+        return kept(_hashed(self._keys ^ _number(layer, call)), shape, p)
 
 
 class Dropout(nn.Module):

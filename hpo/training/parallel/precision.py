@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,8 +14,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which torch computes in this precision what does not suffer from it."""
+    if precision == "float32":
+        return nullcontext()
     # No cache: it would hold the casted weights of a sharded block, and a microbatch's belong to its own graph.
-    return torch.autocast(device.type, DTYPES[precision], enabled=precision != "float32", cache_enabled=False)
+    return torch.autocast(device.type, DTYPES[precision], cache_enabled=False)
 
 
 class SharedScaler(GradScaler):

@@ -47,7 +47,7 @@ class Shard(DataParallelWay):
             if norms and block not in norms:
                 fully_shard(norms, mesh=mesh, mp_policy=whole)
             fully_shard(block, mesh=mesh, mp_policy=half if mixed and block not in norms else whole)
-        self.network = network
+        self.network = network.train()
 
     def total_norm(self) -> torch.Tensor:  # noqa: D102
         norm = super().total_norm()

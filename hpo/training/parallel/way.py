@@ -93,10 +93,11 @@ class Way(ABC):
 class DataParallelWay(Way):
     """A way in which each rank computes its share of each batch with the whole network."""
 
-    network: nn.Module
+    network: nn.Module  # begins in training mode, all of it
 
     def gradients(self, batch: Batch) -> torch.Tensor:  # noqa: D102 - as above
-        self.network.train()
+        if not self.network.training:  # it goes through all modules, which takes 1% of a small network's step
+            self.network.train()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         # A worker of one rank has no stages, and computes microbatches as parts.
         parts = [micro for part in batch.parts(self.settings.accumulate) for micro in self._microbatches(part)]
@@ -105,11 +106,12 @@ class DataParallelWay(Way):
             self.draws.begin(batch.step, mine, self.device)
             inputs, targets = batch.load(mine)
             with nullcontext() if number == len(parts) else self.unfinished():
-                loss = batch.loss(exact(self.outputs(self.trained, inputs)), targets).sum() / batch.size
+                losses = batch.loss(exact(self.outputs(self.trained, inputs)), targets)
                 # Gradients are averaged over the ranks, whose shares may differ by a sample, or be empty.
-                self.scaler.scale(loss * self.size).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return total
+                share = torch.full_like(losses, self.size / batch.size)
+                losses.backward(self.scaler.scale(share))  # type: ignore[no-untyped-call]
+            total += losses.detach().sum()
+        return total / batch.size
 
     def _microbatches(self, part: torch.Tensor) -> Sequence[torch.Tensor]:
         return divided(part, self.settings.microbatches)
@@ -149,7 +151,7 @@ def exact(outputs: torch.Tensor) -> torch.Tensor:
 
 def divided(positions: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
     """Return positions in this many parts of one size, of which the last may have less, or in fewer."""
-    return split(positions, max(1, -(-len(positions) // count)))
+    return [positions] if count == 1 else split(positions, max(1, -(-len(positions) // count)))
 
 
 def split(positions: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
