@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,7 +72,8 @@ class Pipeline(Way):
                 schedule, inputs, targets = self._prepared(batch.load, microbatches, training=True)
                 losses: list[torch.Tensor] = []
                 told = {"target": targets, "losses": losses} if self._is_last else {}
-                schedule.step(*inputs, **told, return_outputs=False)
+                with _own_errors():
+                    schedule.step(*inputs, **told, return_outputs=False)
                 total += sum((loss.detach() for loss in losses), torch.zeros_like(total))
         return total / self.scaler.get_scale()
 
@@ -83,7 +85,8 @@ class Pipeline(Way):
         for part in split(torch.arange(samples), most * self.settings.microbatches):
             for microbatches in self._equal(part):
                 schedule, inputs, targets = self._prepared(load, microbatches, training=False)
-                outputs = schedule.step(*inputs)
+                with _own_errors():
+                    outputs = schedule.step(*inputs)
                 if targets is not None and self._is_last:
                     sums += measured(outputs, targets, measures)
         dist.all_reduce(sums)  # which the last stage alone has
@@ -186,6 +189,18 @@ class _Stage(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self._way.begin()
         return self._way.outputs(self._blocks, inputs).contiguous()  # as what is sent has to be
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise what a block has raised, and not that a stage has failed, as torch says of it, with the tensors' shapes."""
+    try:
+        yield
+    except RuntimeError as error:
+        if error.__cause__ is None:
+            raise
+        cause, error = error.__cause__, None
+        raise cause from None
 
 
 def _state_of(blocks: Blocks) -> dict[str, torch.Tensor]:
