@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -40,15 +41,16 @@ class Subgroups:
         self.connections.cut()
 
     def destroy(self) -> None:
-        """Destroy the groups that an evaluation has made; the default group stays.
+        """Destroy the groups that an evaluation has made, and free what it has sharded; the default group stays.
 
         The threads of a group that an objective still refers to stay, but its connections do not.
         """
         made = [group for group in distributed_c10d._world.pg_map if group is not dist.group.WORLD]
-        if made:
-            for group in made:
-                dist.destroy_process_group(group)
-            del made, group
+        # FSDP's hooks and modules refer to each other: without a collection, networks of many evaluations pile up. (One
+        # that has failed is collected with its default group.)
+        if made or ("torch.distributed.fsdp" in sys.modules and dist.is_initialized()):
+            while made:
+                dist.destroy_process_group(made.pop())
             gc.collect()
         self.connections.cut()
         self.connections.close()

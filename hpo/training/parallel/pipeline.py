@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,7 +75,8 @@ class Pipeline(Way):
                 schedule, inputs, targets = self._prepared(batch.load, microbatches, training=True)
                 losses: list[torch.Tensor] = []
                 told = {"target": targets, "losses": losses} if self._is_last else {}
-                schedule.step(*inputs, **told, return_outputs=False)
+                with _own_errors():
+                    schedule.step(*inputs, **told, return_outputs=False)
                 total += sum((loss.detach() for loss in losses), torch.zeros_like(total))
         return total / self.scaler.get_scale()
 
@@ -86,7 +88,8 @@ class Pipeline(Way):
         for part in split(torch.arange(samples), most * self.settings.microbatches):
             for microbatches in self._equal(part):
                 schedule, inputs, targets = self._prepared(load, microbatches, training=False)
-                outputs = schedule.step(*inputs)
+                with _own_errors():
+                    outputs = schedule.step(*inputs)
                 if targets is not None and self._is_last:
                     sums += measured(outputs, targets, measures)
         dist.all_reduce(sums)  # which the last stage alone has
@@ -195,6 +198,18 @@ class _Stage(nn.Module):
         for part, device in zip(self._parts, self._devices, strict=True):
             inputs = self._way.outputs(part, inputs.to(device))
         return inputs.to(self._devices[0]).contiguous()  # as what is sent has to be
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise what a block has raised, and not that a stage has failed, as torch says of it, with the tensors' shapes."""
+    try:
+        yield
+    except RuntimeError as error:
+        if error.__cause__ is None:
+            raise
+        cause, error = error.__cause__, None
+        raise cause from None
 
 
 def _state_of(blocks: Blocks) -> dict[str, torch.Tensor]:

@@ -77,4 +77,8 @@ def _mesh(device: torch.device) -> DeviceMesh:
     group = dist.group.WORLD
     assert group is not None
     name = _names.setdefault(group, f"ranks_{next(_numbers)}")
-    return init_device_mesh(device.type, (group.size(),), mesh_dim_names=(name,))
+    mesh = init_device_mesh(device.type, (group.size(),), mesh_dim_names=(name,))
+    # torch never forgets the meshes in what it keeps, and a mesh holds its group, with connections and threads, to have
+    # it where it compiles (torch 2.15). It finds the group by its name otherwise.
+    getattr(mesh, "_pg_registry", {}).clear()
+    return mesh

@@ -1,0 +1,163 @@
+"""A search whose ranks share a network by `hpo.training.fit`, one of which fails at a chosen moment of the training.
+
+`fails` names ways to fail, as "sleep@backward1:2": what rank 2 does in the backward pass of epoch 1. Evaluations take
+them in turn, and go well in between. All train the same network, so that those that go well have the same losses, but
+for `slope` times the number of the evaluation: with -1, each is the best so far, and its weights are gathered. Each
+rank writes down what it finds at its start, and when it fails.
+"""
+
+import json
+import os
+import re
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hpo import Float, SearchSpace
+from hpo.training import ParallelSettings, Recipe, accuracy, cross_entropy, fit
+
+space = SearchSpace(x=Float(0.0, 1.0))
+numbers: dict[float, int] = {}  # of evaluations, by their hyperparameters
+networks: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+kept: list[object] = []
+
+
+@dataclass(frozen=True)
+class Settings(ParallelSettings):
+    fails: str = "none"
+    every: int = 2  # which evaluations fail: 2 every second, beginning with the first
+    slope: float = -1.0
+    epochs: int = 2
+    seconds: float = 0.0  # that each batch takes
+    folder: str = ""
+
+
+RAISED = {"memory": torch.OutOfMemoryError, "interrupt": KeyboardInterrupt}
+
+
+class Trap:
+    """What a rank does at a place in the training, once it is set."""
+
+    def __init__(self):
+        self.kind = self.place = ""
+        self.tell = lambda: None
+
+    def spring(self, place):
+        if place != self.place:
+            return
+        self.tell()
+        if self.kind == "sleep":
+            time.sleep(3600)
+        raise RAISED.get(self.kind, ValueError)(f"injected: {self.kind} in {place}")
+
+
+trap = Trap()
+
+
+class Through(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(_, gradient):
+        trap.spring("backward")
+        return gradient.clone()
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, inputs):
+        trap.spring("forward" if self.training else "validation")
+        return Through.apply(inputs + self.dropout(torch.tanh(self.norm(self.linear(inputs)))))
+
+    def _save_to_state_dict(self, *arguments):
+        trap.spring("gather")
+        super()._save_to_state_dict(*arguments)
+
+
+class Part:
+    """Samples of three classes; no number of ranks divides the size of a batch, and the last is smaller."""
+
+    def __init__(self, count, seed, seconds, place):
+        drawn = torch.Generator().manual_seed(seed)
+        self.targets = torch.randint(0, 3, (count,), generator=drawn)
+        self.inputs = torch.randn(count, 8, generator=drawn) + self.targets.view(-1, 1)
+        self.seconds, self.place = seconds, place
+
+    def __len__(self):
+        return len(self.targets)
+
+    def batch(self, indices):
+        time.sleep(self.seconds)
+        trap.spring(self.place)
+        return self.inputs[indices], self.targets[indices]
+
+
+@dataclass
+class Data:
+    seconds: float
+
+    def on(self, _):
+        return Part(72, 0, self.seconds, "data"), Part(31, 1, self.seconds, "validation data")
+
+
+def network_of():
+    return nn.Sequential(*(Block(8) for _ in range(4)), nn.Linear(8, 3))
+
+
+def share_of_memory():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+def note(settings, worker, **event):
+    if settings.folder:
+        with Path(settings.folder, f"{worker.index}-{worker.rank}").open("a") as file:
+            file.write(json.dumps({"at": time.time(), **event}) + "\n")
+
+
+def objective(params, worker, settings):
+    number = numbers.setdefault(params["x"], len(numbers))
+    worker.comm.barrier()  # all ranks have counted this evaluation before one of them fails
+    turn, due = divmod(number, settings.every)
+    ways = settings.fails.split(",")
+    way = ways[turn % len(ways)] if due == 0 else "none"
+    note(
+        settings,
+        worker,
+        event="starts",
+        number=number,
+        way=way,
+        descriptors=len(os.listdir("/dev/fd")),  # noqa: PTH208
+        threads=len(os.listdir("/proc/self/task")),  # noqa: PTH208
+        memory=share_of_memory(),
+        networks=len(networks),
+    )
+    kind, place, epoch, rank = re.fullmatch(r"(\w+)@([a-z ]+)(\d):(\d)", way).groups() if way != "none" else [""] * 4
+    trap.kind, trap.place, trap.tell = kind, "", lambda: note(settings, worker, event="fails", number=number)
+    network = network_of()
+    networks.add(network)
+    if kind == "keep":
+        kept.append(network)
+    recipe = Recipe(settings.epochs, 17, 0.02, metrics={"accuracy": accuracy}, loss=loss_of)
+    losses = fit(network, Data(settings.seconds), worker, recipe, settings)
+    for done in range(settings.epochs):
+        if str(worker.rank) == rank and done == int(epoch):
+            trap.place = place
+        loss, metrics = next(losses)
+        yield loss + settings.slope * number, metrics
+
+
+def loss_of(outputs, targets):
+    if trap.kind == "nan":
+        outputs = outputs * torch.nan
+    return cross_entropy(outputs, targets)
