@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from hpo.training.parallel.dropout import with_shared_dropout
 from hpo.training.parallel.stages import Blocks, blocks_of, stages_of
-from hpo.training.parallel.way import Batch, Load, PerSample, Way, divided, exact, measured, split
+from hpo.training.parallel.way import Batch, Load, PerSample, Way, divided, each, measured, split
 
 if TYPE_CHECKING:
     from hpo.evaluation.worker import Worker
@@ -118,7 +118,7 @@ class Pipeline(Way):
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return a microbatch's part of the batch's loss, times the scaler's factor."""
         assert self._batch is not None
-        return self.scaler.scale(self._batch.loss(exact(outputs), targets).sum() / self._batch.size)
+        return self.scaler.scale(each(self._batch.loss, outputs, targets).sum() / self._batch.size)
 
     def begin(self) -> None:
         """Begin a microbatch's way through this rank's stage."""
