@@ -194,13 +194,15 @@ class _Stage(nn.Module):
 @contextmanager
 def _own_errors() -> Iterator[None]:
     """Raise what a block has raised, and not that a stage has failed, as torch says of it, with the tensors' shapes."""
+    cause = None
     try:
         yield
     except RuntimeError as error:
-        if error.__cause__ is None:
+        cause = error.__cause__
+        if cause is None:
             raise
-        cause, error = error.__cause__, None
-        raise cause from None
+    if cause is not None:  # raised here, it does not hold torch's error, with its frames, as its context
+        raise cause
 
 
 def _state_of(blocks: Blocks) -> dict[str, torch.Tensor]:
