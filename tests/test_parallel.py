@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from hpo.training import ParallelSettings, Recipe
+from hpo.training import ParallelSettings, Recipe, cross_entropy, share
 from hpo.training.augment import augmented
 from hpo.training.parallel.dropout import Draws, with_shared_dropout
 from hpo.training.parallel.modules import units_of
 from hpo.training.parallel.stages import blocks_of, stages_of
+from hpo.training.parallel.way import each
 from hpo.training.recipe import optimizer_of, schedule_of
 from tests.support.launch import PROGRAMS, Mpi
 
@@ -166,6 +169,22 @@ def test_what_cannot_be_cut_into_stages_is_said() -> None:
     tied[1].weight = tied[0].weight
     with pytest.raises(ValueError, match=r"1\.weight is a parameter of two stages"):
         stages_of(blocks_of(tied), 2)
+
+
+def test_a_loss_that_is_no_loss_of_each_sample_is_said() -> None:
+    outputs, targets = torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)
+    assert each(cross_entropy, outputs, targets).tolist() == pytest.approx([math.log(3)] * 5)
+    with pytest.raises(ValueError, match=r"cross_entropy returned .* of shape \(\) for 5 samples: .* shape \(5,\)"):
+        each(nn.functional.cross_entropy, outputs, targets)
+
+
+def test_a_part_of_a_network_may_be_left_as_it_is_and_not_all_of_it() -> None:
+    network = nn.Sequential(nn.Linear(2, 2)).requires_grad_(False)
+    (group,) = optimizer_of(Recipe(1, 1, 0.1), network.named_parameters()).param_groups
+    assert group["params"] == [], "a stage of a pipeline, of which others are trained"
+    alone = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"), seed=0)
+    with pytest.raises(ValueError, match="no parameter to train: requires_grad is False for each"):
+        share(network, alone, ParallelSettings())  # type: ignore[arg-type]
 
 
 def test_blocks_are_sharded_one_by_one() -> None:

@@ -18,6 +18,10 @@ _HINTS = {
     "not compiled with CUDA": "worker.device is where this rank computes: use .to(worker.device)",
     "No CUDA GPUs are available": "worker.device is where this rank computes: use .to(worker.device)",
     "Found no NVIDIA driver": "worker.device is where this rank computes: use .to(worker.device)",
+    "finished reduction in the prior iteration": (
+        "parameters without a part in the loss: requires_grad_(False) for them, or parallel=shard, or DDP's "
+        "find_unused_parameters"
+    ),
     "Worker.report() takes 2 positional": "metrics go by name: worker.report(loss, accuracy=0.9)",
     "all tensors to be on the same device": "worker.device is where this rank computes: use .to(worker.device)",
 }

@@ -92,7 +92,8 @@ def optimizer_of(recipe: Recipe, parameters: Iterable[tuple[str, nn.Parameter]])
         "adamw": torch.optim.AdamW,
         "adadelta": torch.optim.Adadelta,
     }
-    return kinds[recipe.optimizer]([group for group in groups if group["params"]], lr=recipe.lr)
+    # A stage of a pipeline may have none, where a part of the network is not trained.
+    return kinds[recipe.optimizer]([group for group in groups if group["params"]] or groups[:1], lr=recipe.lr)
 
 
 def schedule_of(recipe: Recipe, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> LRScheduler:

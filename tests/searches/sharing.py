@@ -142,7 +142,7 @@ def objective(params, worker, settings):
         memory=share_of_memory(),
         networks=len(networks),
     )
-    kind, place, epoch, rank = re.fullmatch(r"(\w+)@([a-z ]+)(\d):(\d)", way).groups() if way != "none" else [""] * 4
+    kind, place, epoch, rank = (re.findall(r"(\w+)@([a-z ]+)(\d):(\d)", way) or [("",) * 4])[0]
     trap.kind, trap.place, trap.tell = kind, "", lambda: note(settings, worker, event="fails", number=number)
     network = network_of()
     networks.add(network)

@@ -22,7 +22,13 @@ def share(
     The network is taken over: it moves to the worker's device, and each rank may keep a part of it alone. Its layers of
     dropout and batch normalisation are replaced by ones that do the same on any number of ranks. `costs` says what the
     blocks of a pipeline cost, by their names; without it, they cost what they have of parameters.
+
+    Raises ValueError where no parameter is to be trained.
     """
+    if not any(p.requires_grad for p in network.parameters()):
+        raise ValueError(
+            "the network has no parameter to train: requires_grad is False for all of them, or it has none"
+        )
     # Imported here: what shards and stages need takes a second to import.
     if settings.parallel == "shard" and worker.size > 1:
         from hpo.training.parallel.shard import Shard

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from hpo.training.parallel.dropout import with_shared_dropout
 from hpo.training.parallel.stages import Blocks, blocks_of, stages_of
-from hpo.training.parallel.way import Batch, Load, PerSample, Way, divided, exact, measured, split
+from hpo.training.parallel.way import Batch, Load, PerSample, Way, divided, each, measured, split
 
 if TYPE_CHECKING:
     from hpo.evaluation.worker import Worker
@@ -121,7 +121,7 @@ class Pipeline(Way):
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return a microbatch's part of the batch's loss, times the scaler's factor."""
         assert self._batch is not None
-        return self.scaler.scale(self._batch.loss(exact(outputs), targets).sum() / self._batch.size)
+        return self.scaler.scale(each(self._batch.loss, outputs, targets).sum() / self._batch.size)
 
     def begin(self) -> None:
         """Begin a microbatch's way through this rank's stage."""
@@ -203,13 +203,15 @@ class _Stage(nn.Module):
 @contextmanager
 def _own_errors() -> Iterator[None]:
     """Raise what a block has raised, and not that a stage has failed, as torch says of it, with the tensors' shapes."""
+    cause = None
     try:
         yield
     except RuntimeError as error:
-        if error.__cause__ is None:
+        cause = error.__cause__
+        if cause is None:
             raise
-        cause, error = error.__cause__, None
-        raise cause from None
+    if cause is not None:  # raised here, it does not hold torch's error, with its frames, as its context
+        raise cause
 
 
 def _state_of(blocks: Blocks) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ class Shard(DataParallelWay):
 
     def __init__(self, network: nn.Module, worker: Worker, settings: ParallelSettings) -> None:
         super().__init__(worker, settings)
+        if isinstance(network, FSDPModule):
+            raise ValueError("the network is sharded already: make a new one for each training, in each evaluation")
         network = with_shared_statistics(with_shared_dropout(network, self.draws), self.device)
         mesh = _mesh(self.device)
         mixed = settings.precision != "float32"
@@ -41,7 +44,7 @@ class Shard(DataParallelWay):
         # Gradients are reduced in float32: a sum over ranks in 16 bits would lose more than they have to lose.
         half = MixedPrecisionPolicy(DTYPES[settings.precision], torch.float32, cast_forward_inputs=False)
         # A block moves to the device when it is sharded: there is never room for more than one whole block.
-        for block in [*units_of(network), network]:
+        for block in [*_apart(units_of(network)), network]:
             # Under autocast, kernels of norms take their parameters in float32.
             norms = _norms_of(block) if mixed else []
             if norms and block not in norms:
@@ -60,6 +63,12 @@ class Shard(DataParallelWay):
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:  # noqa: D102
         set_model_state_dict(self.network, dict(state), options=StateDictOptions(full_state_dict=True))
+
+
+def _apart(blocks: list[nn.Module]) -> list[nn.Module]:
+    """Return the blocks that share no parameter with another; those that do are sharded together, with the network."""
+    owners = Counter(p for block in blocks for p in block.parameters())
+    return [block for block in blocks if all(owners[p] == 1 for p in block.parameters())]
 
 
 def _norms_of(module: nn.Module) -> list[nn.Module]:

@@ -106,7 +106,7 @@ class DataParallelWay(Way):
             self.draws.begin(batch.step, mine, self.device)
             inputs, targets = batch.load(mine)
             with nullcontext() if number == len(parts) else self.unfinished():
-                losses = batch.loss(exact(self.outputs(self.trained, inputs)), targets)
+                losses = each(batch.loss, self.outputs(self.trained, inputs), targets)
                 # Gradients are averaged over the ranks, whose shares may differ by a sample, or be empty.
                 share = torch.full_like(losses, self.size / batch.size)
                 losses.backward(self.scaler.scale(share))  # type: ignore[no-untyped-call]
@@ -141,7 +141,22 @@ class DataParallelWay(Way):
 
 def measured(outputs: torch.Tensor, targets: torch.Tensor, measures: Sequence[PerSample]) -> torch.Tensor:
     """Return the sum of each measure over the samples, float64."""
-    return torch.stack([measure(exact(outputs), targets).double().sum() for measure in measures])
+    return torch.stack([each(measure, outputs, targets).double().sum() for measure in measures])
+
+
+def each(measure: PerSample, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return a measure of each sample, shape (N,), from a network's outputs.
+
+    Raises ValueError where the measure has another shape: of a mean, the sum over samples would be another loss.
+    """
+    values = measure(exact(outputs), targets)
+    if values.shape != outputs.shape[:1]:
+        name = getattr(measure, "__name__", type(measure).__name__)
+        raise ValueError(
+            f"{name} returned a tensor of shape {tuple(values.shape)} for {len(outputs)} samples: a loss or a metric "
+            f"has a number for each, shape ({len(outputs)},), as torch's losses have with reduction='none'"
+        )
+    return values
 
 
 def exact(outputs: torch.Tensor) -> torch.Tensor:
