@@ -16,8 +16,12 @@ RESNET = ROOT / "search_spaces" / "cifar10_resnet.py"
 TRANSFORMER = ROOT / "search_spaces" / "text_transformer.py"
 SMALL = {"depth": 2, "width": 64, "heads": 2, "dropout": 0.1, "lr": 0.01, "warmup": 0.1, "weight_decay": 0.01}
 CALM = {
-    **{"lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4, "label_smoothing": 0.1},
-    **{"augmentation": "crop-and-flip", "schedule": "one-cycle"},
+    "lr": 0.02,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "label_smoothing": 0.1,
+    "augmentation": "crop-and-flip",
+    "schedule": "one-cycle",
 }
 
 
@@ -38,9 +42,8 @@ def test_a_transformer_learns_to_write_in_stages(mpi: Mpi, tmp_path: Path) -> No
     assert 1.5 < loss < 3.5, "it learns: chance is 4.57"
     assert told["metrics"]["loss"] == pytest.approx(loss, rel=0.1)
     assert 0.1 < told["metrics"]["accuracy"] < 0.5
-    written = [sample for sample in told["samples"] if "prompt" in sample]
-    assert [sample["prompt"] for sample in written] == ["def ", "class ", "import "]
-    assert all(len(sample["text"]) == 64 for sample in written)
+    assert [text["prompt"] for text in told["texts"]] == ["def ", "class ", "import "]
+    assert all(len(text["text"]) == 64 for text in told["texts"])
 
 
 def test_a_resnet_is_trained_on_the_files_of_cifar10(mpi: Mpi, tmp_path: Path) -> None:
@@ -49,7 +52,7 @@ def test_a_resnet_is_trained_on_the_files_of_cifar10(mpi: Mpi, tmp_path: Path) -
     loss, told = searched(mpi, tmp_path, RESNET, CALM, *sizes, "data_dir=files")
     assert told["metrics"]["loss"] == pytest.approx(loss, rel=0.2), "the weights that were tested have this loss"
     assert 0.0 <= told["metrics"]["accuracy"] <= 1.0
-    assert len(told["samples"]) > 10
+    assert len(told["predictions"]) > 10
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def _shared(seen: Seen) -> Iterator[Point]:
     if seen.shared.total():
         yield Point(
             "look",
-            f"{_named(seen.shared)}: normalised by the samples of all ranks, which lets rounding grow from step to step",
+            f"{_named(seen.shared)}: normalised by all ranks' samples, which lets rounding grow from step to step",
             "To see whether anything else differs, check once with fewer steps, and a lower learning rate",
         )
 

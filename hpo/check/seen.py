@@ -19,10 +19,10 @@ class Seen:
     first step. `shapes` are the shapes of all these parameters; `sharded` says that some are parts of larger ones.
 
     `without_gradient` names parameters that had none in any step. `noisy` and `normal` count the layers, by type, that
-    draw random numbers in training and that normalise by a rank's share of a batch; `shared` those that normalise by all
-    ranks' samples. `samples` are hashes of what the network was given to
-    train on, each with the steps before it. `forks` are the lines that forked this process, each with whether it was a
-    DataLoader that did. `seconds` is the evaluation's wall time, `memory` this rank's peak in bytes.
+    draw random numbers in training and that normalise by a rank's share of a batch, `shared` those that normalise by
+    all ranks' samples. `samples` are hashes of what the network was given to train on, each with the steps before it.
+    `forks` are the lines that forked this process, each with whether it was a DataLoader that did. `seconds` is the
+    evaluation's wall time, `memory` this rank's peak in bytes.
     """
 
     steps: int = 0
