@@ -82,7 +82,7 @@ def test_a_network_is_trained_alike_in_three_ways_as_written(mpi: Mpi, tmp_path:
     program = tmp_path / "my_ways.py"
     program.write_text(example("docs/own-model.md", program.name), "utf-8")
     (tmp_path / "start.json").write_text(json.dumps([{"depth": 3, "dropout": 0.1, "lr": 0.01}]), "utf-8")
-    losses = []
+    losses: list[float] = []
     for ways in (["replicate"], ["shard"], ["pipeline", "microbatches=4"]):
         options = [word for option in [f"parallel={ways[0]}", *ways[1:]] for word in ("--set", option)]
         command = [PROGRAM, program.name, "--start-with", "start.json", "--evaluations", 1, *options]
