@@ -78,6 +78,26 @@ def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
     assert len(finished(trials_of(tmp_path / "run"))) == 1
 
 
+def test_a_network_is_trained_alike_in_three_ways_as_written(mpi: Mpi, tmp_path: Path) -> None:
+    program = tmp_path / "my_ways.py"
+    program.write_text(example("docs/own-model.md", program.name), "utf-8")
+    (tmp_path / "start.json").write_text(json.dumps([{"depth": 3, "dropout": 0.1, "lr": 0.01}]), "utf-8")
+    losses: list[float] = []
+    for ways in (["replicate"], ["shard"], ["pipeline", "microbatches=4"]):
+        options = [word for option in [f"parallel={ways[0]}", *ways[1:]] for word in ("--set", option)]
+        command = [PROGRAM, program.name, "--start-with", "start.json", "--evaluations", 1, *options]
+        job = mpi.run(2, *command, "--run-dir", ways[0], cwd=tmp_path)
+        assert (job.returncode, job.stderr) == (0, "")
+        losses += finished(trials_of(tmp_path / ways[0])).values()
+        params, weights = {"depth": 3, "dropout": 0.1}, read_weights(tmp_path / ways[0] / "best.safetensors")
+        assert weights is not None
+        network = runpy.run_path(str(program))["network_of"](params)
+        network.load_state_dict(weights.state)
+    assert len(losses) == 3
+    assert losses[0] < 1.0, "it learns: chance is 2.3"
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-4)
+
+
 @pytest.mark.parametrize("name", ["my_sharded.py", "my_pipeline.py"])
 def test_the_weights_of_a_network_in_parts_are_whole(mpi: Mpi, tmp_path: Path, name: str) -> None:
     program = tmp_path / name

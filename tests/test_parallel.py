@@ -158,6 +158,18 @@ def test_stages_follow_the_costs_that_the_user_gives() -> None:
     assert [[name for name, _ in stage] for stage in stages] == [["0.0"], ["0.1", "1", "2"]]
 
 
+def test_a_layer_that_stands_in_several_places_is_computed_in_each() -> None:
+    activation, dropout = nn.ReLU(), nn.Dropout(0.5)
+    network = nn.Sequential(nn.Linear(2, 2), activation, dropout, nn.Linear(2, 2), activation, dropout)
+    with_shared_dropout(network, Draws(seed=1))
+    assert not any(type(layer) is nn.Dropout for layer in network)
+    assert network[2] is network[5]
+    assert [name for name, _ in blocks_of(network)] == list("012345")
+    linear = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"1\.(weight|bias) is a parameter of two stages"):
+        stages_of(blocks_of(nn.Sequential(linear, linear)), 2)
+
+
 def test_what_cannot_be_cut_into_stages_is_said() -> None:
     with pytest.raises(ValueError, match=r"cuts an nn.Sequential into stages, and the network is a Linear"):
         blocks_of(nn.Linear(1, 1))

@@ -186,9 +186,9 @@ def test_a_file_imports_its_neighbours(tmp_path: Path) -> None:
     assert load_search_file(write(tmp_path, text)).space.describe() == {"x": "Float(low=0.0, high=2.0, log=False)"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "search_spaces").glob("*.py")), ids=lambda path: path.stem)
-def test_shipped_search_spaces_have_the_reference_hyperparameters(path: Path) -> None:
-    search = load_search_file(path)
+@pytest.mark.parametrize("name", ["digits_cnn", "mnist_cnn"])
+def test_shipped_search_spaces_have_the_reference_hyperparameters(name: str) -> None:
+    search = load_search_file(ROOT / "search_spaces" / f"{name}.py")
     assert list(search.space.parameters) == ["conv_layers", "activation", "lr", "gamma"]
     settings: Any = search.settings(["epochs=3"])
     assert settings.epochs == 3

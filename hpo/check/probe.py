@@ -132,8 +132,9 @@ class Probe:
             self._network = weakref.ref(module)
         for layer in module.modules():
             kind = type(layer).__name__
-            if layer.training and isinstance(layer, _BatchNorm) and not isinstance(layer, SyncBatchNorm):
-                self.seen.normal[kind] += type(layer).__module__.startswith("torch.nn.")
+            if layer.training and isinstance(layer, _BatchNorm):
+                own = type(layer).__module__.startswith("torch.nn.") and not isinstance(layer, SyncBatchNorm)
+                (self.seen.normal if own else self.seen.shared)[kind] += 1
             if layer.training and _is_noisy(layer):
                 self.seen.noisy[kind] += 1
 

@@ -19,9 +19,10 @@ class Seen:
     first step. `shapes` are the shapes of all these parameters; `sharded` says that some are parts of larger ones.
 
     `without_gradient` names parameters that had none in any step. `noisy` and `normal` count the layers, by type, that
-    draw random numbers in training and that normalise by a batch. `samples` are hashes of what the network was given to
-    train on, each with the steps before it. `forks` are the lines that forked this process, each with whether it was a
-    DataLoader that did. `seconds` is the evaluation's wall time, `memory` this rank's peak in bytes.
+    draw random numbers in training and that normalise by a rank's share of a batch, `shared` those that normalise by
+    all ranks' samples. `samples` are hashes of what the network was given to train on, each with the steps before it.
+    `forks` are the lines that forked this process, each with whether it was a DataLoader that did. `seconds` is the
+    evaluation's wall time, `memory` this rank's peak in bytes.
     """
 
     steps: int = 0
@@ -34,6 +35,7 @@ class Seen:
     without_gradient: list[str] = field(default_factory=list)
     noisy: Counter[str] = field(default_factory=Counter)
     normal: Counter[str] = field(default_factory=Counter)
+    shared: Counter[str] = field(default_factory=Counter)
     samples: list[tuple[int, list[bytes]]] = field(default_factory=list)
     forks: dict[str, bool] = field(default_factory=dict)
     seconds: float = 0.0

@@ -14,11 +14,16 @@ def with_replaced(network: nn.Module, replacement: Callable[[nn.Module], nn.Modu
     """
     new = {module: replacement(module) for module in network.modules()}
     for parent in list(network.modules()):
-        for name, child in parent.named_children():
-            other = new.get(child)
+        for name, child in placed(parent):
+            other = new[child]
             if other is not None:
                 setattr(parent, name, other.train(child.training))
     return new[network] or network
+
+
+def placed(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return a module's children with their names: one that stands in several places in each, as torch does not."""
+    return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
 def units_of(network: nn.Module) -> list[nn.Module]:

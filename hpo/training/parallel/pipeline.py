@@ -63,7 +63,8 @@ class Pipeline(Way):
         return self.rank == self.size - 1
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:  # noqa: D102
-        return ((f"{name}.{inner}", p) for name, block in self._blocks for inner, p in block.named_parameters())
+        named = ((f"{name}.{inner}", p) for name, block in self._blocks for inner, p in block.named_parameters())
+        return iter({id(p): (name, p) for name, p in named}.values())  # a block may stand in several places
 
     def gradients(self, batch: Batch) -> torch.Tensor:  # noqa: D102
         self._meet(batch.load)

@@ -7,6 +7,8 @@ from functools import cache
 
 from torch import nn
 
+from hpo.training.parallel.modules import placed
+
 Blocks = list[tuple[str, nn.Module]]
 
 
@@ -25,7 +27,7 @@ def blocks_of(network: nn.Module) -> Blocks:
 
 
 def _flat(sequence: nn.Sequential, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in sequence.named_children():
+    for name, child in placed(sequence):
         if type(child) is nn.Sequential:
             yield from _flat(child, f"{prefix}{name}.")
         else:

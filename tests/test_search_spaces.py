@@ -1,0 +1,80 @@
+"""The shipped searches of larger networks, from the command line to what their test returns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cifar import write_cifar10
+from tests.support.launch import PROGRAM, ROOT, Mpi
+from tests.support.outcome import finished, trials_of
+
+RESNET = ROOT / "search_spaces" / "cifar10_resnet.py"
+TRANSFORMER = ROOT / "search_spaces" / "text_transformer.py"
+SMALL = {"depth": 2, "width": 64, "heads": 2, "dropout": 0.1, "lr": 0.01, "warmup": 0.1, "weight_decay": 0.01}
+CALM = {
+    "lr": 0.02,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "label_smoothing": 0.1,
+    "augmentation": "crop-and-flip",
+    "schedule": "one-cycle",
+}
+
+
+def searched(mpi: Mpi, folder: Path, search: Path, params: dict[str, Any], *settings: str) -> tuple[float, Any]:
+    """Evaluate one individual on two ranks; return its loss, and what test.json holds."""
+    (folder / "start.json").write_text(json.dumps([params]), "utf-8")
+    options = [word for setting in settings for word in ("--set", setting)]
+    command = [PROGRAM, search, "--start-with", "start.json", "--evaluations", 1, "--run-dir", "run", *options]
+    job = mpi.run(2, *command, cwd=folder)
+    assert (job.returncode, job.stderr) == (0, "")
+    (loss,) = finished(trials_of(folder / "run")).values()
+    return loss, json.loads((folder / "run" / "test.json").read_text("utf-8"))
+
+
+def test_a_transformer_learns_to_write_in_stages(mpi: Mpi, tmp_path: Path) -> None:
+    sizes = ["context=32", "train_samples=1600", "validation_samples=200", "batch_size=32", "epochs=1"]
+    loss, told = searched(mpi, tmp_path, TRANSFORMER, SMALL, *sizes, "parallel=pipeline", "microbatches=2")
+    assert 1.5 < loss < 3.5, "it learns: chance is 4.57"
+    assert told["metrics"]["loss"] == pytest.approx(loss, rel=0.1)
+    assert 0.1 < told["metrics"]["accuracy"] < 0.5
+    assert [text["prompt"] for text in told["texts"]] == ["def ", "class ", "import "]
+    assert all(len(text["text"]) == 64 for text in told["texts"])
+
+
+def test_a_resnet_is_trained_on_the_files_of_cifar10(mpi: Mpi, tmp_path: Path) -> None:
+    write_cifar10(tmp_path / "files", batch=2040)  # 10,000 of the 10,200 are kept to validate
+    sizes = ["train_samples=64", "validation_samples=40", "batch_size=16", "epochs=1"]
+    loss, told = searched(mpi, tmp_path, RESNET, CALM, *sizes, "data_dir=files")
+    assert told["metrics"]["loss"] == pytest.approx(loss, rel=0.2), "the weights that were tested have this loss"
+    assert 0.0 <= told["metrics"]["accuracy"] <= 1.0
+    assert len(told["predictions"]) > 10
+
+
+@pytest.mark.parametrize(
+    ("search", "setting", "message"),
+    [
+        (TRANSFORMER, "parallel=ddp", "parallel must be one of replicate, shard, pipeline, not ddp"),
+        (TRANSFORMER, "microbatches=2", "microbatches=2 is for parallel=pipeline, not for replicate"),
+        (TRANSFORMER, "train_samples=99999999", "train_samples=99999999: the text has 4"),
+        (RESNET, "dataset=imagenet", "dataset must be one of cifar10, fashion-mnist, digits, not imagenet"),
+        (RESNET, "precision=fp16", "precision must be one of float32, bfloat16, float16, not fp16"),
+        (RESNET, "batch_size=0", "batch_size must be at least 1, not 0"),
+        (RESNET, "data_dir=/nowhere", "CIFAR10 (binary version) is not there and could not be downloaded"),
+        (RESNET, "dataset=digits,train_samples=99999999", "train_samples=99999999: digits has 1078 such samples"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_message(
+    mpi: Mpi, tmp_path: Path, search: Path, setting: str, message: str
+) -> None:
+    options = [word for one in setting.split(",") for word in ("--set", one)]
+    job = mpi.run(2, PROGRAM, search, *options, cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert job.stderr.startswith("error: ")
+    assert job.stderr.count("\n") == 1, "one message, of one rank"
+    assert message in job.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing was started"
