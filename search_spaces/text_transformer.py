@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from hpo import Categorical, Float, Int, SearchSpace, TextSample, Worker
@@ -97,5 +98,6 @@ def test(
     network.load_state_dict(dict(weights))
     pieces = load_test_text(settings.context)
     if settings.validation_samples:  # a search that is kept small is tested with as many, from all files
-        pieces = pieces[:: max(1, len(pieces) // settings.validation_samples)]
+        some = min(settings.validation_samples, len(pieces))
+        pieces = pieces[np.linspace(0, len(pieces) - 1, some).astype(int)]
     return judge_text(network, text, pieces, PROMPTS)

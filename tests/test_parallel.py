@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from hpo.training import ParallelSettings, Recipe, cross_entropy, share
 from hpo.training.augment import augmented
 from hpo.training.parallel.dropout import Draws, with_shared_dropout
-from hpo.training.parallel.modules import units_of
+from hpo.training.parallel.modules import channels_last, units_of
 from hpo.training.parallel.stages import blocks_of, stages_of
 from hpo.training.parallel.way import each
 from hpo.training.recipe import optimizer_of, schedule_of
@@ -70,8 +71,9 @@ def test_whole_states_are_given_and_loaded_in_every_way_and_a_rank_has_its_part(
 def test_a_rank_has_a_stage_on_each_of_its_devices(mpi: Mpi, tmp_path: Path, ranks: int) -> None:
     """Without GPUs, both devices are the CPU: what is computed where, and sent from where to where, is as with them."""
     told = told_by(mpi, ranks, "several", tmp_path)
-    parts = told.pop("parts")
-    assert parts == [2] * ranks
+    assert told.pop("parts") == [2] * ranks
+    given, whole = told.pop("whole")
+    assert given == whole
     assert len(told) == 4
     assert max(map(max, told.values())) < 1e-5, told
 
@@ -126,6 +128,23 @@ def test_a_sample_has_its_mask_whoever_computes_it() -> None:
     assert whole.count_nonzero() < whole.numel()
     shared.eval()
     assert shared(inputs).count_nonzero() == whole.numel()
+
+
+def test_dropout_of_what_is_not_samples_first_or_is_computed_again_is_said() -> None:
+    draws = Draws(seed=3)
+    shared = with_shared_dropout(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), draws)
+    draws.begin(0, torch.arange(10), torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"activation of shape \(7, 10, 4\) for 10 samples: .* first dimension"):
+        shared(torch.rand(7, 10, 6))
+    output = torch.utils.checkpoint.checkpoint(shared, torch.rand(10, 6), use_reentrant=False)
+    with pytest.raises(RuntimeError, match=r"torch\.utils\.checkpoint, which computes it again"):
+        output.sum().backward()
+
+
+def test_convolutions_of_one_and_three_dimensions_are_left_as_they_are() -> None:
+    layers = (nn.Conv3d(2, 3, 2), nn.Conv2d(2, 3, 2), nn.Conv1d(2, 3, 2))
+    channels_last(nn.Sequential(*layers))
+    assert [layer.weight.is_contiguous() for layer in layers] == [True, False, True]
 
 
 def layers(*sizes: int) -> nn.Sequential:
@@ -195,7 +214,7 @@ def test_a_part_of_a_network_may_be_left_as_it_is_and_not_all_of_it() -> None:
     (group,) = optimizer_of(Recipe(1, 1, 0.1), network.named_parameters()).param_groups
     assert group["params"] == [], "a stage of a pipeline, of which others are trained"
     alone = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"), seed=0)
-    with pytest.raises(ValueError, match="no parameter to train: requires_grad is False for each"):
+    with pytest.raises(ValueError, match="no parameter to train: requires_grad is False for all of them"):
         share(network, alone, ParallelSettings())  # type: ignore[arg-type]
 
 

@@ -25,7 +25,8 @@ _DIVERGED = (
 )
 _UNUSED = (
     "Parameters that had no part in the loss{unused}: freeze them, requires_grad_(False), before "
-    "DistributedDataParallel sees the network, or give it find_unused_parameters=True"
+    "DistributedDataParallel sees the network, or give it find_unused_parameters=True (with hpo.training.fit: or "
+    "parallel=shard)"
 )
 _WAIT = (
     "The ranks of a worker have to call the same collectives (all_reduce, a backward pass of DistributedDataParallel, "

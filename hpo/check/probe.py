@@ -184,6 +184,8 @@ def _plain(name: str) -> str:
 
 
 def _is_noisy(layer: nn.Module) -> bool:
+    if type(layer).__module__.startswith("hpo.training."):  # dropout that is the same on any number of ranks
+        return False
     if "drop" not in type(layer).__name__.lower() and type(layer).__name__ != "StochasticDepth":
         chance = getattr(layer, "dropout", 0.0)  # of recurrent and attention layers; others have a layer of that name
         return isinstance(chance, float) and chance > 0

@@ -33,7 +33,7 @@ def share_of(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
 
 
 def backend_of(comm: SleepingComm, device: torch.device) -> str:
-    """Return nccl where every rank has a GPU of its own, as nccl needs, else gloo; both take CUDA tensors."""
+    """Return nccl where each rank has a GPU of its own, as it needs, else gloo, whose collectives take CUDA tensors."""
     gpu = _identity(device.index) if device.type == "cuda" else None
     gpus = comm.allgather(gpu)
     return "nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"

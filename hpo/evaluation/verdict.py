@@ -79,7 +79,9 @@ def judge(steps: Sequence[Step]) -> Verdict:
     if not all(math.isclose(loss, losses[0], rel_tol=_TOLERANCE, abs_tol=1e-12) for loss in losses):
         return _differ("the ranks yielded different losses", steps, "; all_reduce it, for example")
     if len({step.gathers for step in steps}) > 1:
-        shown = ", ".join(f"rank {step.rank} {'a function' if step.gathers else 'none'}{_at(step)}" for step in steps)
+        shown = ", ".join(
+            f"rank {step.rank} {'a function' if step.gathers else 'no function'}{_at(step)}" for step in steps
+        )
         return Verdict("failed", failure=f"not all ranks offered a function, which all of them have to call: {shown}")
     return Verdict("going", losses[0], steps[0].metrics)
 

@@ -34,7 +34,7 @@ class Recipe:
     `schedule` says what becomes of `lr`: "constant"; "step": times `gamma` after every epoch; "cosine": it falls to 0
     like half a cosine (Loshchilov and Hutter 2017); "one-cycle": it rises from a 25th like half a cosine, and falls to
     nothing like another (Smith and Topin 2018). The rise takes the share `warmup` of all steps; before a "cosine" it is
-    linear.
+    linear. What a schedule or an optimizer has no use for is ignored, so that all of them can be searched together.
 
     `clip` is the largest norm of the gradients of all parameters (0: any). `loss` and `metrics` are functions of
     outputs and targets that return a number for each sample; `label_smoothing` is for training alone, and for

@@ -247,6 +247,7 @@ def several() -> None:
         expected, validated = textbook(name)
         got, also, training = trained(name, settings)
         told[f"{name} {settings}"] = [difference(got, expected), difference(also, validated)]
+    told["whole"] = [len(training.way.state_dict()), len(NETWORKS[name](False).state_dict())]  # on the leader
     told["parts"] = comm.allgather(len(vars(training.way)["_stage"]._parts))
 
 

@@ -1,8 +1,9 @@
-"""Batch normalisation over the samples of all ranks, on devices for which torch has none.
+"""Batch normalisation over the samples of all ranks, on any device.
 
-torch's SyncBatchNorm takes tensors on GPUs only. The statistics are those of the samples of all ranks together, by the
-formula of Chan, Golub and LeVeque (1979) for the variance of a union; gradients flow through them (Ioffe and Szegedy
-2015, section 3).
+torch's SyncBatchNorm takes tensors on GPUs only, and ranks without a sample, in the last batch of an epoch, wait in
+others' collectives or send other types (torch 2.15). The statistics are those of the samples of all ranks together, by
+the formula of Chan, Golub and LeVeque (1979) for the variance of a union; gradients flow through them (Ioffe and
+Szegedy 2015, section 3).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class SharedBatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        weight = torch.ones(self.num_features) if self.weight is None else self.weight
-        bias = torch.zeros(self.num_features) if self.bias is None else self.bias
+        weight = torch.ones(self.num_features, device=input.device) if self.weight is None else self.weight
+        bias = torch.zeros(self.num_features, device=input.device) if self.bias is None else self.bias
         exact = torch.promote_types(input.dtype, torch.float32)
         output, mean, variance, count = _Normalise.apply(input, weight.to(exact), bias.to(exact), self.eps)
         if self.track_running_stats:
@@ -112,10 +113,8 @@ def _packed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
-def with_shared_statistics(network: nn.Module, device: torch.device) -> nn.Module:
+def with_shared_statistics(network: nn.Module) -> nn.Module:
     """Return the network with batch normalisation over all ranks of the default process group."""
-    if device.type == "cuda":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-any-return, no-untyped-call]
     return with_replaced(network, _shared)
 
 

@@ -34,7 +34,21 @@ class Draws:
         self._samples, self._keys = (step, positions, device), None
 
     def mask(self, layer: int, shape: torch.Size, p: float) -> torch.Tensor:
-        """Return which elements of an activation of this shape (N, ...) a layer keeps, each with probability 1 - p."""
+        """Return which elements of an activation of this shape (N, ...) a layer keeps, each with probability 1 - p.
+
+        Raises ValueError where the first dimension is not that of the samples, and RuntimeError in a backward pass.
+        """
+        samples = len(self._samples[1])
+        if shape[0] != samples:
+            raise ValueError(
+                f"nn.Dropout was given an activation of shape {tuple(shape)} for {samples} samples: they have to be "
+                "its first dimension (torch.nn.functional.dropout takes any)"
+            )
+        if torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                "nn.Dropout in a block under torch.utils.checkpoint, which computes it again: its mask cannot be drawn "
+                "again; leave the dropout outside of it"
+            )
         call = self._calls.get(layer, 0)
         self._calls[layer] = call + 1
         if self._keys is None:  # a network without dropout needs none

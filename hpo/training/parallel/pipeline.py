@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from hpo.training.parallel.dropout import with_shared_dropout
+from hpo.training.parallel.modules import channels_last
 from hpo.training.parallel.stages import Blocks, blocks_of, stages_of
 from hpo.training.parallel.way import Batch, Load, PerSample, Way, divided, each, measured, split
 
@@ -35,6 +36,11 @@ class Pipeline(Way):
         costs: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(worker, settings)
+        if self.size > 1 and self.device.type == "cuda" and dist.get_backend() != "nccl":
+            raise ValueError(
+                "parallel=pipeline: ranks that share a GPU communicate with gloo, which does not send what is on it; "
+                "give each rank a GPU of its own, or use parallel=replicate"
+            )
         self._comm = worker.comm
         counts = worker.comm.allgather(len(worker.devices))
         parts = stages_of(blocks_of(with_shared_dropout(network, self.draws)), sum(counts), costs)
@@ -97,7 +103,7 @@ class Pipeline(Way):
         return sums
 
     def total_norm(self) -> torch.Tensor:  # noqa: D102
-        square = super().total_norm().square()
+        square = super().total_norm().to(self.device).square()  # of a stage that is frozen, it is on the CPU
         dist.all_reduce(square)
         return square.sqrt()
 
@@ -105,7 +111,7 @@ class Pipeline(Way):
         whole = {name: tensor.detach() for name, tensor in _state_of(self._blocks).items()}
         if self.rank != 0:
             for tensor in whole.values():
-                dist.send(tensor.contiguous(), 0, group=self._group)
+                dist.send(tensor.to(self.device).contiguous(), 0, group=self._group)
             return {}
         for rank, state in enumerate(self._states[1:], 1):
             for name, (shape, dtype) in state.items():
@@ -190,7 +196,7 @@ class _Stage(nn.Module):
         self._devices = devices
         self._way = way
         self._parts = nn.ModuleList(
-            nn.Sequential(*(block for _, block in part)).to(device).to(memory_format=torch.channels_last)
+            channels_last(nn.Sequential(*(block for _, block in part)).to(device))
             for part, device in zip(parts, devices, strict=True)
         )
 
@@ -209,7 +215,7 @@ def _own_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         cause = error.__cause__
-        if cause is None:
+        if cause is None or "ailed to run" not in str(error):  # torch's "failed to run forward", and so on
             raise
     if cause is not None:  # raised here, it does not hold torch's error, with its frames, as its context
         raise cause

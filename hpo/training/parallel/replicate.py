@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpo.training.parallel.batch_norm import with_shared_statistics
 from hpo.training.parallel.dropout import with_shared_dropout
+from hpo.training.parallel.modules import channels_last
 from hpo.training.parallel.way import DataParallelWay
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ class Replicate(DataParallelWay):
         super().__init__(worker, settings)
         network = with_shared_dropout(network, self.draws)
         if self.size > 1:
-            network = with_shared_statistics(network, self.device)
+            network = with_shared_statistics(network)
         # Convolutions take this format faster, on CPUs (measured: shared statistics of 8 ranks, 1.6 times) and GPUs.
-        self.network = network.to(self.device).to(memory_format=torch.channels_last).train()
+        self.network = channels_last(network.to(self.device)).train()
         self._replica: DistributedDataParallel | None = None
         if self.size > 1:
             self._replica = DistributedDataParallel(self.network, gradient_as_bucket_view=True)

@@ -37,7 +37,7 @@ class Shard(DataParallelWay):
         super().__init__(worker, settings)
         if isinstance(network, FSDPModule):
             raise ValueError("the network is sharded already: make a new one for each training, in each evaluation")
-        network = with_shared_statistics(with_shared_dropout(network, self.draws), self.device)
+        network = with_shared_statistics(with_shared_dropout(network, self.draws))
         mesh = _mesh(self.device)
         mixed = settings.precision != "float32"
         whole = MixedPrecisionPolicy(cast_forward_inputs=False)

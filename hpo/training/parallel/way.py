@@ -78,7 +78,7 @@ class Way(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load a whole network's state dict, which each rank has."""
+        """Load a whole network's state dict, which each rank has, to go on with it or to start from it."""
 
     def total_norm(self) -> torch.Tensor:
         """Return the Euclidean norm of the gradients of all parameters of the network."""
