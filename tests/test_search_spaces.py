@@ -60,7 +60,7 @@ def test_a_resnet_is_trained_on_the_files_of_cifar10(mpi: Mpi, tmp_path: Path) -
     [
         (TRANSFORMER, "parallel=ddp", "parallel must be one of replicate, shard, pipeline, not ddp"),
         (TRANSFORMER, "microbatches=2", "microbatches=2 is for parallel=pipeline, not for replicate"),
-        (TRANSFORMER, "train_samples=99999999", "train_samples=99999999: the text has 4"),
+        (TRANSFORMER, "train_samples=99999999", "train_samples=99999999: the text has 9"),
         (RESNET, "dataset=imagenet", "dataset must be one of cifar10, fashion-mnist, digits, not imagenet"),
         (RESNET, "precision=fp16", "precision must be one of float32, bfloat16, float16, not fp16"),
         (RESNET, "batch_size=0", "batch_size must be at least 1, not 0"),
