@@ -72,9 +72,9 @@ def language_model() -> nn.Module:
 
 
 def images() -> Dataset:
-    """Return images of noise, 64 to train with and 64 to validate."""
+    """Return images of noise, 128 to train with and 64 to validate."""
     drawn = np.random.default_rng(SEED)
-    parts = [Split(drawn.integers(0, 256, (64, 3, 32, 32), np.uint8), drawn.integers(0, 10, 64)) for _ in range(2)]
+    parts = [Split(drawn.integers(0, 256, (n, 3, 32, 32), np.uint8), drawn.integers(0, 10, n)) for n in (128, 64)]
     mean, deviation = np.full(3, 127.5, np.float32), np.full(3, 74.0, np.float32)
     return Dataset(parts[0], parts[1], tuple("0123456789"), mean, deviation)
 
@@ -91,7 +91,7 @@ CASES = {
         lambda: load_data("digits"),
         Recipe(EPOCHS, 32, lr=0.1, optimizer="adadelta", schedule="step", gamma=0.99),
     ),
-    "ResNet-18": Case(resnet, images, Recipe(EPOCHS, 64, lr=0.02, weight_decay=5e-4, schedule="cosine")),
+    "ResNet-18": Case(resnet, images, Recipe(EPOCHS, 128, lr=0.02, weight_decay=5e-4, schedule="cosine")),
     "transformer": Case(
         language_model,
         text,

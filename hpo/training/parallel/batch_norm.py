@@ -55,9 +55,10 @@ class _Normalise(torch.autograd.Function):
         inputs = _packed(inputs)
         mean, variance, count = _statistics(inputs, weight.dtype)
         # torch's kernels divide by the number of samples: without any, they end the process (torch 2.15, SIGFPE).
-        output = inputs.clone()
         if inputs.numel():
             output = torch.native_batch_norm(inputs, weight, bias, mean, variance, False, 0.0, eps)[0]
+        else:
+            output = inputs.clone()
         ctx.save_for_backward(inputs, weight, mean, variance, count)
         ctx.eps = eps
         ctx.mark_non_differentiable(mean, variance, count)
@@ -67,12 +68,13 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, weight, mean, variance, count = ctx.saved_tensors
         # As if mean and variance were constants: in one pass, with both sums over this rank's samples.
-        gradient, of_weight, of_bias = inputs.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
         if inputs.numel():
             gradient, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
                 _packed(gradients[0].to(inputs.dtype)),
                 *(inputs, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]),
             )
+        else:
+            gradient, of_weight, of_bias = inputs.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
         sums = torch.stack([of_weight, of_bias])
         dist.all_reduce(sums)
         # And what flows through mean and variance, which is linear in the input for each channel.
