@@ -15,7 +15,7 @@ from hpo.prediction import Prediction, TextSample
 from hpo.training.data import Dataset, Images, Split
 from hpo.training.losses import accuracy, cross_entropy
 from hpo.training.net import Net
-from hpo.training.parallel.way import measured
+from hpo.training.parallel.way import measured, split
 from hpo.training.text import Pieces, Text, TextOnDevice
 from hpo.training.transformer import write
 
@@ -42,8 +42,7 @@ def judge(network: nn.Module, data: Dataset, test: Split) -> tuple[dict[str, flo
     `network` returns logits or log-probabilities, shape (N, classes). The predictions are up to 20 wrong ones, those
     with the highest confidence, and up to 20 right ones, taken evenly from the images.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    output = F.log_softmax(_outputs(network, Images(test, data, device)), dim=1)
+    output = F.log_softmax(_outputs(network, Images(test, data, _device())), dim=1)
     labels = torch.from_numpy(test.labels)
     sure, predicted = output.exp().max(dim=1)
     metrics = {
@@ -69,11 +68,10 @@ def judge_text(
     `network` is one that `transformer` returns, and `test` pieces, uint8 of shape (N, context + 1). It writes
     as many characters after each prompt as it reads, twice over.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = network.to(device).eval()
-    pieces = TextOnDevice(test, device)
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
-    for batch in torch.arange(len(pieces)).split(_BATCH):  # type: ignore[no-untyped-call]
+    pieces = TextOnDevice(test, _device())
+    network = network.to(pieces.device).eval()
+    sums = torch.zeros(2, dtype=torch.float64, device=pieces.device)
+    for batch in split(torch.arange(len(pieces)), _BATCH):
         inputs, targets = pieces.batch(batch)
         sums += measured(network(inputs), targets, [cross_entropy, accuracy])
     loss, right = (sums / len(pieces)).tolist()
@@ -88,8 +86,12 @@ def judge_text(
 @torch.no_grad()
 def _outputs(network: nn.Module, images: Images) -> torch.Tensor:
     network = network.to(images.device).eval()
-    batches = torch.arange(len(images)).split(_BATCH)  # type: ignore[no-untyped-call]
+    batches = split(torch.arange(len(images)), _BATCH)
     return torch.cat([network(images.batch(batch)[0]).double().cpu() for batch in batches])
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _picture(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
