@@ -40,7 +40,7 @@ from hpo.training.samples import Data
 from hpo.training.text import Text
 
 SEED = 1
-PIPELINE = ParallelSettings("pipeline", microbatches=8)
+PIPELINE = ParallelSettings("pipeline", microbatches=16)
 WAYS = {"replicate": ParallelSettings(), "shard": ParallelSettings("shard"), "pipeline": PIPELINE}
 EPOCHS = 1000  # more than are trained
 
@@ -80,9 +80,9 @@ def images() -> Dataset:
 
 
 def text() -> Text:
-    """Return pieces of 128 symbols at random, 64 to train with and 32 to validate."""
+    """Return pieces of 128 symbols at random, 128 to train with and 32 to validate."""
     drawn = np.random.default_rng(SEED)
-    return Text(drawn.integers(0, 97, (64, 129), np.uint8), drawn.integers(0, 97, (32, 129), np.uint8))
+    return Text(drawn.integers(0, 97, (128, 129), np.uint8), drawn.integers(0, 97, (32, 129), np.uint8))
 
 
 CASES = {
@@ -95,7 +95,7 @@ CASES = {
     "transformer": Case(
         language_model,
         text,
-        Recipe(EPOCHS, 32, lr=1e-3, optimizer="adamw", weight_decay=0.01, schedule="cosine", clip=1.0),
+        Recipe(EPOCHS, 128, lr=1e-3, optimizer="adamw", weight_decay=0.01, schedule="cosine", clip=1.0),
     ),
 }
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from tests.support.endurance import WAYS, Tally, recovery_times, slowdown, survive, suspend
 from tests.support.fuzz import fuzz
 from tests.support.launch import available_mpis
+from tests.support.sharing import WAYS as SHARED
+from tests.support.sharing import worst_recovery
 
 
 def main() -> None:
@@ -61,6 +63,10 @@ def main() -> None:
         times = [recovery_times(mpis[0], size, folder / f"recovery{size}") for size in (1, 2, 3)]
         for way in WAYS:
             print(f"{way:28}" + "".join(f"{of_size[way]:9.2f}" if way in of_size else "        -" for of_size in times))
+        for way in SHARED:
+            shared = [worst_recovery(mpis[0], way, size, folder / f"{way}{size}") for size in (2, 3)]
+            times.append({way: max(shared)})
+            print(f"{way + ', in any place':28}        -" + "".join(f"{seconds:9.2f}" for seconds in shared))
         worst = max(max(of_size.values()) for of_size in times)
         print(f"{'worst':28}{worst:9.2f}\n")
         well, ill, states = slowdown(mpis[0], folder / "slowdown")

@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
 
 from tests.support.chaos import Victim
-from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi
+from tests.support.launch import ALONE, Mpi
 from tests.support.outcome import finished, trials_of
+from tests.support.sharing import FAILURES, SHARING, WAYS, notes_of, seconds_lost, sharing
 
-SHARING = SEARCHES / "sharing.py"
-# Parts of a batch are of the same samples in each way: so are the statistics of batch normalisation.
-WAYS = {"replicate": "accumulate=2", "shard": "accumulate=2", "pipeline": "microbatches=2"}
-# What fails when, on a rank of a worker of 2 and on one of a worker of 3; a pipeline's middle stage reads no data.
-FAILURES = {
-    "raise@forward0": (1, 1),
-    "memory@forward1": (0, 0),
-    "raise@backward0": (0, 2),
-    "interrupt@backward1": (1, 1),
-    "raise@data1": (0, 2),
-    "raise@validation0": (1, 0),
-    "raise@gather1": (1, 1),
-    "keep@forward1": (0, 2),
-}
 HANGS = [{"sleep@backward1": (0, 1)}, {"sleep@gather1": (1, 2)}]
 PATIENCE = 8  # seconds for which ranks wait for one that sleeps
 RAISED = {"memory": "OutOfMemoryError", "interrupt": "KeyboardInterrupt"}  # ValueError otherwise
-
-
-def sharing(way: str, *options: object, **settings: object) -> list[object]:
-    chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
-    start = [PROGRAM, SHARING, "--run-dir", "run", "--islands", 1, *options]
-    return [*start, "--set", f"parallel={way}", "--set", WAYS[way], *chosen]
-
-
-def notes_of(folder: Path, rank: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / f"0-{rank}").read_text().splitlines()]
 
 
 def assert_nothing_grows(folder: Path, size: int, kept: int = 0) -> None:
@@ -103,17 +78,6 @@ def test_whatever_fails_while_a_network_is_shared_costs_one_evaluation(
         assert_undisturbed(trial, losses, slope=-1)
     assert_nothing_grows(tmp_path, size, kept=1)
     assert max(seconds_lost(tmp_path, size, len(FAILURES))) < PATIENCE - 2, "nobody has waited for a timeout"
-
-
-def seconds_lost(folder: Path, size: int, count: int) -> list[float]:
-    """Return the seconds from each failure to the start of the next evaluation on all ranks."""
-    notes = [note for rank in range(size) for note in notes_of(folder, rank)]
-    failed = {note["number"]: note["at"] for note in notes if note["event"] == "fails"}
-    started: dict[int, float] = {}
-    for note in notes:
-        if note["event"] == "starts":
-            started[note["number"]] = max(note["at"], started.get(note["number"], 0.0))
-    return [started[2 * number + 1] - failed[2 * number] for number in range(count)]
 
 
 @pytest.mark.parametrize("way", WAYS)

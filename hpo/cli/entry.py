@@ -19,6 +19,8 @@ from hpo.run.options import Options
 from hpo.store.run_dir import RUNS, RunDir
 
 if TYPE_CHECKING:
+    import typer
+
     from hpo.ranks.job import Job
 
 _Parsed = tuple[Optional[Options], Optional[Layout], Optional[int]]
@@ -47,23 +49,43 @@ def main() -> None:
 def search(program: str, arguments: Sequence[str], default: Path | None = None) -> NoReturn:
     """Run run_islands.py, or hpo search, on a rank of an MPI job, and exit; `default` is the default search space."""
 
+    def app(chosen: Callable[[Options], None]) -> typer.Typer:
+        from hpo.cli.search import search_app
+
+        return search_app(default, chosen)
+
+    def layout(options: Options, ranks: int) -> Layout:
+        found = Layout.fitting(ranks, options.ranks_per_worker, options.islands, options.propagators)
+        _check_there(options.search_space)
+        RunDir(options.run_dir or RUNS / options.search_space.stem).check(options.resume)
+        return found
+
     def run(options: Options, layout: Layout, job: Job) -> int:
         from hpo.run.start import run
 
         return run(options, layout, job)
 
-    _enter(partial(_parse, program, arguments, default), run)
+    _enter(partial(_parse, app, layout, program, arguments), run)
 
 
 def check(program: str, arguments: Sequence[str]) -> NoReturn:
     """Run hpo check on a rank of an MPI job, and exit."""
+
+    def app(chosen: Callable[[Options], None]) -> typer.Typer:
+        from hpo.cli.check import check_app
+
+        return check_app(chosen)
+
+    def layout(options: Options, ranks: int) -> Layout:
+        _check_there(options.search_space)
+        return Layout(ranks, ranks, 1)  # one worker of all ranks
 
     def run(options: Options, layout: Layout, job: Job) -> int:
         from hpo.check.start import check
 
         return check(options, layout, job)
 
-    _enter(partial(_parse_check, program, arguments), run)
+    _enter(partial(_parse, app, layout, program, arguments), run)
 
 
 def _enter(parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> NoReturn:
@@ -123,37 +145,23 @@ def _run(job: Job, parse: Callable[[int], _Parsed], run: Callable[[Options, Layo
     return run(options, layout, job)
 
 
-def _parse(program: str, arguments: Sequence[str], default: Path | None, ranks: int) -> _Parsed:
-    """Read and check the command line on one rank; return options and layout, or the exit status to end with."""
-    from hpo.cli.command_line import call
-    from hpo.cli.search import search_app
-
-    chosen: list[tuple[Options, Layout]] = []
-
-    def check(options: Options) -> None:
-        check_launch(ranks, os.environ)
-        layout = Layout.fitting(ranks, options.ranks_per_worker, options.islands, options.propagators)
-        _check_there(options.search_space)
-        RunDir(options.run_dir or RUNS / options.search_space.stem).check(options.resume)
-        chosen.append((options, layout))
-
-    status = call(search_app(default, check), program, arguments)
-    return (*chosen[0], None) if chosen else (None, None, status)
-
-
-def _parse_check(program: str, arguments: Sequence[str], ranks: int) -> _Parsed:
-    """Read and check the command line of hpo check, whose worker is all ranks of the job, as `_parse` does."""
-    from hpo.cli.check import check_app
+def _parse(
+    app: Callable[[Callable[[Options], None]], typer.Typer],
+    layout: Callable[[Options, int], Layout],
+    program: str,
+    arguments: Sequence[str],
+    ranks: int,
+) -> _Parsed:
+    """Read and check a command line on one rank; return options and layout, or the exit status to end with."""
     from hpo.cli.command_line import call
 
     chosen: list[tuple[Options, Layout]] = []
 
     def take(options: Options) -> None:
         check_launch(ranks, os.environ)
-        _check_there(options.search_space)
-        chosen.append((options, Layout(ranks, ranks, 1)))
+        chosen.append((options, layout(options, ranks)))
 
-    status = call(check_app(take), program, arguments)
+    status = call(app(take), program, arguments)
     return (*chosen[0], None) if chosen else (None, None, status)
 
 

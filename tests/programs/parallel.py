@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.training import size_of
 from hpo.evaluation.group import Group
 from hpo.ranks.communicator import same_host, world
 from hpo.training import ParallelSettings, Recipe, resnet18
@@ -296,17 +297,6 @@ def state() -> None:
         # Parameters, gradients and AdamW's or momentum's state, of four bytes each.
         each = 4 if name == "transformer" else 3
         told[f"size {name} {parallel}"] = [max(ours), 4 * each * sum(blocks), 4 * each * max(blocks)]
-
-
-def size_of(training: Training) -> int:
-    """Return the bytes of this rank's parameters, their gradients, and the optimizer's state of them."""
-    parameters = [p for _, p in training.way.named_parameters()]
-    states = [t for p in parameters for t in training._optimizer.state[p].values() if torch.is_tensor(t) and t.dim()]
-    ours = (
-        getattr(t, "_local_tensor", t) for t in [*parameters, *(p.grad for p in parameters), *states] if t is not None
-    )
-    storages = {storage.data_ptr(): storage.nbytes() for storage in (t.untyped_storage() for t in ours)}
-    return sum(storages.values())
 
 
 def scaler() -> None:

@@ -1,0 +1,57 @@
+"""Runs of tests/searches/sharing.py, whose ranks share a network, and what its evaluations note down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.support.launch import PROGRAM, SEARCHES, Mpi
+
+SHARING = SEARCHES / "sharing.py"
+# Parts of a batch are of the same samples in each way: so are the statistics of batch normalisation.
+WAYS = {"replicate": "accumulate=2", "shard": "accumulate=2", "pipeline": "microbatches=2"}
+# What fails when, on a rank of a worker of 2 and on one of a worker of 3; a pipeline's middle stage reads no data.
+FAILURES = {
+    "raise@forward0": (1, 1),
+    "memory@forward1": (0, 0),
+    "raise@backward0": (0, 2),
+    "interrupt@backward1": (1, 1),
+    "raise@data1": (0, 2),
+    "raise@validation0": (1, 0),
+    "raise@gather1": (1, 1),
+    "keep@forward1": (0, 2),
+}
+
+
+def sharing(way: str, *options: object, **settings: object) -> list[object]:
+    """Return the arguments of a run whose ranks share a network in this way."""
+    chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
+    start = [PROGRAM, SHARING, "--run-dir", "run", "--islands", 1, *options]
+    return [*start, "--set", f"parallel={way}", "--set", WAYS[way], *chosen]
+
+
+def notes_of(folder: Path, rank: int) -> list[dict[str, Any]]:
+    """Return what a rank of the run's worker has noted down."""
+    return [json.loads(line) for line in (folder / f"0-{rank}").read_text().splitlines()]
+
+
+def seconds_lost(folder: Path, size: int, count: int) -> list[float]:
+    """Return the seconds from each failure to the start of the next evaluation on all ranks."""
+    notes = [note for rank in range(size) for note in notes_of(folder, rank)]
+    failed = {note["number"]: note["at"] for note in notes if note["event"] == "fails"}
+    started: dict[int, float] = {}
+    for note in notes:
+        if note["event"] == "starts":
+            started[note["number"]] = max(note["at"], started.get(note["number"], 0.0))
+    return [started[2 * number + 1] - failed[2 * number] for number in range(count)]
+
+
+def worst_recovery(mpi: Mpi, way: str, size: int, folder: Path) -> float:
+    """Let a shared network fail in all places on a worker of `size` ranks, and return the most seconds lost by one."""
+    folder.mkdir()
+    fails = ",".join(f"{what}:{ranks[size - 2]}" for what, ranks in FAILURES.items())
+    options = ["--ranks-per-worker", size, "--evaluations", 2 * len(FAILURES), "--collective-timeout", 60]
+    job = mpi.run(size, *sharing(way, *options, fails=fails, folder=folder), cwd=folder)
+    assert (job.returncode, job.stderr) == (0, "")
+    return max(seconds_lost(folder, size, len(FAILURES)))
