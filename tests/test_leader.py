@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Led:
         self.stops: list[Stop] = []
         keeper = WeightsKeeper(folder / "run" / "best.safetensors", self.record, {})
         log = Log(lambda trial: folder / f"{trial}.txt")
-        self.leader = Leader(self.record, log, limits, self.stops.append, pruner, keeper)
+        self.leader = Leader(self.record, log, replace(limits, pruner=pruner), self.stops.append, keeper)
         self.begun = 0
 
     def begin(self) -> Attempt:
@@ -57,7 +58,7 @@ def test_a_loss_is_in_the_record_when_it_is_told(tmp_path: Path) -> None:
     for epoch, loss in enumerate((0.5, 0.25, 0.75), start=1):
         assert led.step(attempt, loss).state == "going"
         assert led.curve(attempt)[epoch] == loss
-    assert (attempt.epochs, attempt.loss) == (3, 0.25)
+    assert (len(attempt.losses), attempt.loss) == (3, 0.25)
     assert (tmp_path / "0.txt").read_text() == "rank 0 | hello\n" * 3
 
 

@@ -85,7 +85,7 @@ class _Brief(Leader):
         self.offered |= attempt.offered is not None
         self.is_fine |= verdict.state == "again"
         decided = super().decide(attempt, watched, verdict, printed)
-        is_last = decided.loss is not None and attempt.epochs + 1 >= MOST_LOSSES
+        is_last = decided.loss is not None and len(attempt.losses) + 1 >= MOST_LOSSES
         return replace(decided, state="complete") if is_last and decided.state == "going" else decided
 
 

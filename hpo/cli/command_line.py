@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import sys
@@ -51,6 +52,7 @@ def _seconds(given: str | float) -> float:
 
 
 duration = parser(_seconds, "a duration, such as 90, 90s, 10m, 1h30m, 2d or 1:30:00")
+duration_or_off = parser(lambda given: math.inf if given == "off" else _seconds(given), "a duration, or off")
 whole = parser(int, "a whole number")
 number = parser(float, "a number")
 

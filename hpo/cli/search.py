@@ -11,7 +11,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from hpo.breeding.names import DEFAULT_PROPAGATORS, PROPAGATORS
-from hpo.cli.command_line import duration, new_app, number, whole
+from hpo.cli.command_line import duration, duration_or_off, new_app, number, whole
 from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, LOG_LEVELS, Options
 from hpo.trackers import TRACKERS
 
@@ -115,6 +115,16 @@ _OPTIONS: dict[str, Any] = {
             metavar="TIME",
             parser=duration,
             help="Give up on a rank that its worker's other ranks have waited for.  [default: 10m]",
+            show_default=False,
+        ),
+    ],
+    "save_every": Annotated[
+        Optional[float],
+        typer.Option(
+            metavar="TIME|off",
+            parser=duration_or_off,
+            help="How often to write what an evaluation goes on from after a death.  [default: in 1% of the time, and "
+            "every 10 s at most]",
             show_default=False,
         ),
     ],

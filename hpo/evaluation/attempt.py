@@ -1,11 +1,12 @@
-"""The state of an evaluation on one of its worker's ranks: its losses so far, and the weights of the lowest."""
+"""An evaluation on one of its worker's ranks: its losses so far, the weights of the lowest, and what it has saved."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hpo.evaluation.state import is_gathered, put_together
 from hpo.evaluation.verdict import GOING, Verdict
 from hpo.process import clock
 
@@ -14,21 +15,33 @@ if TYPE_CHECKING:
 
     from hpo.evaluation.worker import Offered
     from hpo.store.record import Assignment
+    from hpo.store.states import State
 
 
 class Attempt:
-    """The state of an evaluation; `loss` is the lowest of its `epochs` losses so far, with its `metrics`.
+    """An evaluation as it goes on; `loss` is the lowest of its `losses` so far, with its `metrics`.
 
     `began` is when the evaluation began, on this process's clock, plus the time in which its losses were recorded.
     `offered` are the weights that the objective has offered for its next loss, or a function that gathers them, and
-    `weights` a copy of those with the lowest loss, if they are to be kept.
+    `weights` a copy of those with the lowest loss, if they are to be kept. `saving` is what the objective goes on from
+    after its next loss, or a function that gathers it, and `state` the last such state that is to be kept.
+
+    `restored` is the state of an evaluation that was interrupted, and which goes on if the objective asks for it: it
+    then has its losses, too.
     """
 
-    def __init__(self, assignment: Assignment) -> None:
+    def __init__(self, assignment: Assignment, restored: State | None = None) -> None:
         self.assignment = assignment
+        self.restored = restored
+        self.losses: list[float] = []
+        self.taken_over = 0  # losses of the evaluation that was interrupted
+        self.seconds_before = 0.0  # which those took
+        self.has_loss = False  # of its own
+        self.saving: Any = None
+        self.saves_together = False
+        self.state: State | None = None
         self.began = clock.now()
         self.verdict: Verdict = GOING
-        self.epochs = 0
         self.loss = math.inf
         self.metrics: Mapping[str, float] = {}
         self.offered: Offered | None = None
@@ -45,18 +58,48 @@ class Attempt:
         return clock.now() - self.began
 
     @property
+    def seconds_in_all(self) -> float:
+        """The seconds for which it has gone on, also before it was interrupted."""
+        return self.seconds + self.seconds_before
+
+    @property
     def was_broken_off(self) -> bool:
         """Whether the evaluation has ended without a result, and ranks may be anywhere in the objective."""
         return self.verdict.state in ("failed", "again", "suspended", "stopped")
+
+    def save(self, state: Any) -> None:
+        """Remember what the objective goes on from after its next loss."""
+        self.saves_together = is_gathered(state)
+        self.saving = state
 
     def offer(self, weights: Offered) -> None:
         """Remember the weights that the next loss belongs to, or what gathers them."""
         self.offered = weights
 
+    def go_on(self) -> Any:
+        """Return what the interrupted evaluation has saved, and take over its losses; None where there is none."""
+        if self.has_loss:
+            raise RuntimeError("worker.restored is asked for before the first loss, to go on from")
+        if self.restored is None:
+            return None
+        if not self.losses:
+            about = self.restored.about
+            self.losses, self.taken_over, self.seconds_before = list(about.losses), len(about.losses), about.seconds
+            self.loss, self.metrics = min(self.losses, default=math.inf), about.metrics
+            self.weights = dict(self.restored.weights) if self.restored.weights else None
+        return put_together(self.restored.about.tree, self.restored.tensors)
+
+    def let_go(self) -> None:
+        """Forget what was offered and saved for a loss: it holds the model."""
+        self.offered = self.saving = None
+        self.saves_together = False
+
     def take(self, verdict: Verdict) -> None:
         """Take over the verdict of all ranks."""
         self.verdict = verdict
         if verdict.loss is not None:
-            self.epochs += 1
+            self.losses.append(verdict.loss)
+            self.has_loss = True
+            self.restored = None  # its file may be replaced from now on
             if verdict.loss < self.loss:
                 self.loss, self.metrics, self.weights = verdict.loss, verdict.metrics, None

@@ -22,6 +22,7 @@ from hpo.ranks.sharing import Shared
 from hpo.ranks.watch import Watch
 from hpo.ranks.watched import Details
 from hpo.store.record import Assignment
+from hpo.store.states import State, read_state
 from hpo.text import named
 
 _MOST_SUSPENSIONS = 20  # of the job in one evaluation, each of which made a rank wait in vain
@@ -61,17 +62,25 @@ class Evaluator:
         started = clock.now()
         attempt = self._judged(told)
         if self._leader:
-            self._leader.finish(attempt, clock.now() - started)
+            self._leader.finish(attempt, attempt.seconds_before + clock.now() - started)
         return None if attempt.verdict.state == "stopped" else (told.params, attempt.loss)
 
     def _judged(self, assignment: Assignment) -> Attempt:
-        """Evaluate an individual, and again where a suspended job or torch's check made the evaluation fail."""
+        """Evaluate an individual, and again where a suspended job or torch's check made the evaluation fail.
+
+        So is one that cannot go on from its state: it begins again.
+        """
         checked = True
         for _ in range(_MOST_SUSPENSIONS):
             attempt = self._evaluate(assignment)
+            if self._leader and attempt.verdict.state == "suspended":
+                self._leader.write_state(attempt)
             if attempt.verdict.state == "again" and checked:
                 checked = False
                 self._group.trust()
+            elif attempt.verdict.state == "failed" and attempt.restored is not None:
+                if self._leader:
+                    self._leader.reject(assignment, attempt.verdict.failure)
             elif attempt.verdict.state != "suspended":
                 return attempt
         reason = f"timeout: the job was suspended in each of {_MOST_SUSPENSIONS} attempts"
@@ -81,19 +90,36 @@ class Evaluator:
     def _evaluate(self, assignment: Assignment) -> Attempt:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
         self._group.connect(self._watch.post.alone)
-        attempt, task = Attempt(assignment), self._task
+        attempt, task = Attempt(assignment, self._restored(assignment)), self._task
         seed = task.seed if assignment.seed is None else assignment.seed
         objective = Objective(task.problem, assignment.params)
         with self._watch.evaluation(self._details(attempt)) as watched:
             decide = partial(self._leader.decide, attempt, watched) if self._leader else None
             meeting = Meeting(self._group, self._watch, watched, self._printed, decide)
             lockstep = Lockstep(objective, self._group, watched, meeting, attempt, self._leader)
-            worker = self._group.worker(seed, task.data.load, attempt.offer, lockstep.report)
+            worker = self._group.worker(
+                seed, task.data.load, attempt.offer, lockstep.report, attempt.save, lockstep.restored
+            )
             with as_before(), self._printed.marked():
                 while attempt.goes_on:
                     lockstep.step(worker)
                 self._end(attempt, lockstep)
         return attempt
+
+    def _restored(self, assignment: Assignment) -> State | None:
+        """Return the state that this evaluation may go on from; None where not all ranks can read one."""
+        path = self._group.own_comm.bcast(self._leader.find(assignment) if self._leader else None)
+        if path is None:
+            return None
+        state, reason = None, ""
+        try:
+            state = read_state(path, assignment.params, is_checked=False)
+        except ValueError as error:
+            reason = f"rank {self._group.rank}: {error}"
+        reasons = [reason for reason in self._group.own_comm.allgather(reason) if reason]
+        if reasons and self._leader:
+            self._leader.reject(assignment, reasons[0])
+        return None if reasons else state
 
     def _details(self, attempt: Attempt) -> Details:
         assignment, leader = attempt.assignment, self._leader

@@ -115,16 +115,19 @@ class Group:
         data: Callable[[], Any] = lambda: None,
         offer: Callable[[Any], object] = lambda _: None,
         report: Callable[[Any, dict[str, Any]], None] = lambda *_: None,
+        save: Callable[[Any], object] = lambda _: None,
+        restored: Callable[[], Any] = lambda: None,
     ) -> Worker:
         """Return the worker as one objective sees it, and seed all random numbers with `seed`.
 
-        `data` is called when the objective asks for its data, `offer` when it offers weights, and `report` when it
-        reports a loss with its metrics.
+        `data` is called when the objective asks for its data, `offer` when it offers weights, `report` when it reports
+        a loss with its metrics, `save` when it saves its state, and `restored` when it asks for the last one.
         """
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
-        return Worker(self.rank, self.size, self.devices, seed, self.comm, self.index, data, offer, report)
+        about = (self.rank, self.size, self.devices, seed, self.comm, self.index)
+        return Worker(*about, data, offer, report, save, restored)
 
     def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
         """Make the process group, unless all ranks have one whose connections are whole; collective.

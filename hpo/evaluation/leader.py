@@ -13,11 +13,15 @@ from hpo.evaluation.verdict import Verdict
 from hpo.process import clock
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from optuna.pruners import BasePruner
 
+    from hpo.evaluation.saver import Saver
+    from hpo.evaluation.state import Copied
     from hpo.ranks.watched import Watched
     from hpo.store.log import Log
-    from hpo.store.record import Record
+    from hpo.store.record import Assignment, Record
     from hpo.store.weights import WeightsKeeper
 
 
@@ -31,6 +35,7 @@ class Limits:
     evaluation_timeout: float = math.inf
     max_failures: int | None = None
     target_loss: float = -math.inf
+    pruner: BasePruner | None = None
 
 
 def target_reached(target_loss: float) -> Stop:
@@ -41,7 +46,8 @@ def target_reached(target_loss: float) -> Stop:
 class Leader:
     """Decides on losses, and writes to the record and to the log of what objectives print.
 
-    `stop` is called to stop the run; `keeper` keeps the weights of the best, None where they are not to be kept.
+    `stop` is called to stop the run; `keeper` keeps the weights of the best, None where they are not to be kept, and
+    `saver` what evaluations go on from after a death.
     """
 
     def __init__(
@@ -50,15 +56,15 @@ class Leader:
         log: Log,
         limits: Limits,
         stop: Callable[[Stop], None],
-        pruner: BasePruner | None = None,
         keeper: WeightsKeeper | None = None,
+        saver: Saver | None = None,
     ) -> None:
         self.limits = limits
         self._record = record
         self._log = log
         self._stop = stop
-        self._pruner = pruner
         self._keeper = keeper
+        self._saver = saver
 
     def decide(self, attempt: Attempt, watched: Watched, verdict: Verdict, printed: str) -> Verdict:
         """Record what all ranks have said of a step, and return the final verdict: how the evaluation goes on.
@@ -69,9 +75,11 @@ class Leader:
         with watched.paused():
             self._log.add(attempt.assignment.number, printed)
             if verdict.loss is not None:
-                self._record.report(attempt.assignment, attempt.epochs + 1, verdict.loss)
+                self._take_over(attempt)
+                self._record.report(attempt.assignment, len(attempt.losses) + 1, verdict.loss)
                 verdict = self._decided(attempt, verdict, verdict.loss, seconds)
-                verdict = replace(verdict, keep=self._is_to_be_kept(attempt, verdict))
+                keep, save = self._is_to_be_kept(attempt, verdict), self._is_to_be_saved(attempt, verdict)
+                verdict = replace(verdict, keep=keep, save=save)
         attempt.began += clock.now() - since
         return verdict
 
@@ -81,6 +89,16 @@ class Leader:
         assert verdict.loss is not None
         return verdict.loss < attempt.loss and self._keeper.wants(attempt.assignment, verdict.loss)
 
+    def _is_to_be_saved(self, attempt: Attempt, verdict: Verdict) -> bool:
+        if self._saver is None or attempt.saving is None or verdict.state != "going":
+            return False
+        return self._saver.wants()
+
+    def _take_over(self, attempt: Attempt) -> None:
+        """Record the losses that an evaluation had before it was interrupted, if it has gone on from there."""
+        if attempt.taken_over and not attempt.has_loss:
+            self._record.went_on(attempt.assignment, attempt.losses)
+
     def _decided(self, attempt: Attempt, verdict: Verdict, loss: float, seconds: float) -> Verdict:
         limits = self.limits
         if loss <= limits.target_loss:
@@ -88,7 +106,7 @@ class Leader:
         if seconds > limits.evaluation_timeout:
             reason = f"timeout: still going on after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
             return replace(verdict, state="failed", failure=reason)
-        if self._pruner and self._record.is_hopeless(attempt.assignment, self._pruner):
+        if limits.pruner and self._record.is_hopeless(attempt.assignment, limits.pruner):
             return replace(verdict, state="pruned")
         return verdict
 
@@ -96,6 +114,28 @@ class Leader:
         """Copy the weights that the objective has offered, before the objective trains on."""
         if self._keeper and isinstance(attempt.offered, Mapping):
             attempt.weights = self._keeper.copy(attempt.offered)
+
+    def find(self, assignment: Assignment) -> Path | None:
+        """Begin an evaluation, and return the file that it may go on from; None where it begins anew."""
+        if self._saver is None:
+            return None
+        self._saver.begin()
+        return self._saver.find(assignment)
+
+    def reject(self, assignment: Assignment, reason: str) -> None:
+        """Let an evaluation begin anew, since it cannot go on."""
+        if self._saver is not None:
+            self._saver.reject(assignment, reason)
+
+    def save(self, attempt: Attempt, copied: Copied | None) -> None:
+        """Take over a copy of what the objective has saved, or copy it, before the objective trains on."""
+        if self._saver is not None and attempt.goes_on:
+            self._saver.keep(attempt, copied)
+
+    def write_state(self, attempt: Attempt) -> None:
+        """Write the last state of an evaluation that ends here, and is to go on."""
+        if self._saver is not None:
+            self._saver.write(attempt)
 
     def give_up(self, attempt: Attempt, failure: str, stack: str) -> None:
         """Record that an evaluation has ended a rank's process, and so the job; may be called from any thread."""
@@ -105,8 +145,17 @@ class Leader:
         """Record how an evaluation has ended; stop the run where it has reached its target, or seems to be in vain."""
         assignment, verdict, record = attempt.assignment, attempt.verdict, self._record
         if verdict.state == "stopped":
+            self.write_state(attempt)
             record.interrupt(assignment)
-        elif verdict.state == "complete":
+            return
+        self._take_over(attempt)
+        self._end(attempt, seconds)
+        if self._saver is not None:
+            self._saver.discard(assignment)
+
+    def _end(self, attempt: Attempt, seconds: float) -> None:
+        assignment, verdict, record = attempt.assignment, attempt.verdict, self._record
+        if verdict.state == "complete":
             record.complete(assignment, attempt.loss, seconds, attempt.metrics)
             if self._keeper:
                 self._keeper.keep(assignment, attempt.weights)

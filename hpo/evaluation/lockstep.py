@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from hpo.evaluation.attempt import Attempt
@@ -16,6 +17,7 @@ from hpo.evaluation.group import Group
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.meeting import Meeting, waited_in_vain
 from hpo.evaluation.objective import Objective, reported
+from hpo.evaluation.state import Copied, copy_of, is_function
 from hpo.evaluation.verdict import Step, Verdict
 from hpo.evaluation.worker import Worker, checked_weights
 from hpo.process import clock
@@ -86,6 +88,12 @@ class Lockstep:
         self._watched.interrupt()
         self._begin()
 
+    def restored(self) -> Any:
+        """Return what the evaluation has saved before it was interrupted, and let it go on with the losses it had."""
+        state = self._attempt.go_on()
+        self._objective.has_loss |= self._attempt.taken_over > 0
+        return state
+
     def close(self, patient: bool = False) -> None:
         """Close an objective that has not ended by itself."""
         try:
@@ -131,32 +139,44 @@ class Lockstep:
         self._settling = True
         try:
             attempt, verdict = self._attempt, self._meeting.verdict(step, frames)
-            if verdict.keep and callable(attempt.offered):
-                verdict = self._gathered(attempt.offered, verdict, frames)
+            copied = None
+            if (verdict.keep and callable(attempt.offered)) or (verdict.save and step.saves):
+                verdict, copied = self._gathered(verdict, step, frames)
             attempt.take(verdict)
             if verdict.loss is not None:
                 self._group.trust()
             if self._leader and verdict.keep:
                 self._leader.copy_weights(attempt)
-            attempt.offered = None  # it holds the model
+            if self._leader and verdict.save:
+                self._leader.save(attempt, copied)
+            attempt.let_go()
         finally:
             self._settling = False
 
-    def _gathered(self, function: Callable[[], Any], verdict: Verdict, frames: Frames) -> Verdict:
-        """Call the function that all ranks have offered; the verdict is another one if it fails."""
+    def _gathered(self, verdict: Verdict, step: Step, frames: Frames) -> tuple[Verdict, Copied | None]:
+        """Call the functions that all ranks have offered, or saved; the verdict is another one if one fails."""
+        attempt = self._attempt
+        copied: list[Copied] = []
 
         def gather() -> None:
-            weights = self._objective.gathered(function)
-            self._attempt.offered = checked_weights(weights) if self._leader else None
+            if verdict.keep and callable(attempt.offered):
+                weights = self._objective.gathered(attempt.offered)
+                attempt.offered = checked_weights(weights) if self._leader else None
+            if verdict.save and step.saves:
+                saving = attempt.saving
+                state = partial(self._objective.gathered, saving) if is_function(saving) else saving
+                copied.append(copy_of(state, is_kept=self._leader is not None))
 
         failed = self._run(gather, frames)
         gathered = self._meeting.verdict(failed or self._step(None, frames), frames)
-        return verdict if gathered.state == "complete" else replace(gathered, loss=verdict.loss)
+        if gathered.state != "complete":
+            return replace(gathered, loss=verdict.loss), None
+        return verdict, copied[0] if copied else None
 
     def _step(self, said: tuple[float, dict[str, float]] | None, frames: Frames) -> Step:
         loss, metrics = said if said is not None else (None, {})
-        gathers = callable(self._attempt.offered)
-        return Step(self._group.rank, loss, metrics, gathers=gathers, place=self._objective.place(frames))
+        gathers, saves = callable(self._attempt.offered), self._attempt.saves_together
+        return Step(self._group.rank, loss, metrics, gathers, saves, place=self._objective.place(frames))
 
     def _begin(self) -> None:
         self._began, self._lost = clock.now(), clock.lost()

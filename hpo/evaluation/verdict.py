@@ -20,7 +20,8 @@ class Step:
     that a peer had ended; a `timeout` if the rank had waited for others for as long as it may; a mismatch if the rank
     was in a `collective` that did not fit to those of its peers. `at` is the time of the failure, in seconds since the
     epoch. `place` is the line of the objective that the rank was at, with or without a failure. `gathers` says that it
-    has offered a function, which gathers the weights of the loss on all ranks together. `suspended` says that
+    has offered a function, which gathers the weights of the loss on all ranks together, and `saves` that it has saved a
+    state that all ranks have to gather. `suspended` says that
     the process was stopped while it waited, `stopped` that the whole run stops. `printed` is what the objective has
     printed in this step; `unreceived` says that some messages of the rank have not been received.
     """
@@ -29,6 +30,7 @@ class Step:
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     gathers: bool = False
+    saves: bool = False
     failure: str | None = None
     own: bool = True
     echo: bool = False
@@ -50,7 +52,8 @@ class Verdict:
     `state` is going, complete, pruned, failed or stopped, or one of two after which the individual is evaluated again:
     "again", if the objective is right and only torch's check of collectives has failed, which is then left out, and
     "suspended", if a rank has waited in vain because the job was suspended. `keep` says that the weights of this loss,
-    the best of the run, are to be kept; `leaves_messages` that some messages of a rank have not been received.
+    the best of the run, are to be kept, and `save` that what was saved with it is to be copied; `leaves_messages` that
+    some messages of a rank have not been received.
     """
 
     state: str
@@ -59,6 +62,7 @@ class Verdict:
     failure: str = ""
     traceback: str = ""
     keep: bool = False
+    save: bool = False
     leaves_messages: bool = False
 
 
@@ -79,16 +83,22 @@ def judge(steps: Sequence[Step]) -> Verdict:
     if not all(math.isclose(loss, losses[0], rel_tol=_TOLERANCE, abs_tol=1e-12) for loss in losses):
         return _differ("the ranks yielded different losses", steps, "; all_reduce it, for example")
     if len({step.gathers for step in steps}) > 1:
-        shown = ", ".join(
-            f"rank {step.rank} {'a function' if step.gathers else 'no function'}{_at(step)}" for step in steps
-        )
-        return Verdict("failed", failure=f"not all ranks offered a function, which all of them have to call: {shown}")
+        return _some("offered a function, which all of them have to call", steps, [step.gathers for step in steps])
+    if len({step.saves for step in steps}) > 1:
+        what = "saved a function, or sharded tensors, which all of them have to gather"
+        return _some(what, steps, [step.saves for step in steps])
     return Verdict("going", losses[0], steps[0].metrics)
 
 
 def _differ(what: str, steps: Sequence[Step], advice: str = "") -> Verdict:
     shown = ", ".join(f"rank {step.rank} {'ended' if step.loss is None else step.loss}{_at(step)}" for step in steps)
     return Verdict("failed", failure=f"{what}: {shown}{advice}")
+
+
+def _some(what: str, steps: Sequence[Step], did: Sequence[bool]) -> Verdict:
+    pairs = zip(steps, did, strict=True)
+    shown = ", ".join(f"rank {step.rank} {'did' if it_did else 'did not'}{_at(step)}" for step, it_did in pairs)
+    return Verdict("failed", failure=f"not all ranks {what}: {shown}")
 
 
 def _failed(steps: Sequence[Step]) -> Verdict:

@@ -52,6 +52,8 @@ class Worker:
     _data: Callable[[], Any]
     _offer: Callable[[Offered], object]
     _report: Callable[[Any, dict[str, Any]], None]
+    _save: Callable[[Any], object]
+    _restored: Callable[[], Any]
 
     @property
     def device(self) -> torch.device:
@@ -62,6 +64,33 @@ class Worker:
     def data(self) -> Any:
         """What the search space's `prepare` returned, unchanged by other evaluations; None without a `prepare`."""
         return self._data()
+
+    @property
+    def restored(self) -> Any:
+        """What this evaluation has saved last before it was interrupted, to go on from; None where it begins.
+
+        Tensors are on the CPU, and read anew each time this is asked for. An objective that has asked for it goes on:
+        its next loss is the one after those that it had when this was saved, which stay its own. Raises RuntimeError
+        once there is a next loss.
+        """
+        return self._restored()
+
+    def save(self, state: Any) -> None:
+        """Offer what it takes to go on, before the loss that belongs to it is yielded or reported.
+
+        `state` is made of dicts, lists and tuples of tensors, numpy arrays, numbers, texts, booleans and None, as
+        `state_dict()` of networks, optimizers, schedulers and scalers returns, and `get_state()` of generators. It is
+        copied after the loss where it is time to, so that training may go on afterwards: the last one comes back as
+        `worker.restored` if the evaluation is interrupted. It is gone when the evaluation has ended.
+
+        It should not depend on the number of ranks, which may be another one then. Only the leader's is used; sharded
+        tensors are gathered, for which all ranks save them. `state` may be a function without arguments that returns
+        it, given by all ranks, which is called on all of them together, and only if it is time to.
+
+        Raises TypeError, naming the place, where `state` holds anything else; what a function returns fails the
+        evaluation then.
+        """
+        self._save(state)
 
     def report(self, loss: Any, /, **metrics: Any) -> None:
         """Report a validation loss, as a yield does, from code that owns its loop; all ranks do so together.

@@ -41,6 +41,7 @@ class Options:
     storage: str | None = None
     collective_timeout: float = DEFAULT_COLLECTIVE_TIMEOUT
     evaluation_timeout: float | None = None
+    save_every: float | None = None
     time_limit: float | None = None
     max_failures: int | None = None
     target_loss: float | None = None
@@ -68,6 +69,7 @@ class Options:
             ("--collective-timeout", self.collective_timeout),
             ("--evaluation-timeout", self.evaluation_timeout),
             ("--time-limit", self.time_limit),
+            ("--save-every", None if self.save_every == math.inf else self.save_every),
         ):
             if seconds is not None and not 1 <= seconds <= LONGEST:
                 raise UsageError(f"{option} must be from 1 second to 365 days, not {seconds:g} s")

@@ -27,6 +27,7 @@ from hpo.store.manifest import Manifest
 from hpo.store.outage import Patience
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir, fresh_run_dir, write_json
+from hpo.store.states import CONFIRMING, States
 from hpo.store.storage import studies
 from hpo.store.study import confirmations_of, existing_study, is_missing, mistakes, open_study
 from hpo.store.url import is_hidden, is_remote, without_password
@@ -195,6 +196,8 @@ def _take_up(session: Session, space: SearchSpace) -> str:
         confirmations = open_study(storage, session.manifest.confirming_study)
         if confirmations and confirmations.about().get("confirms") == study:
             confirmations.requeue_interrupted(run_dir.died)
+    States(run_dir.states).sweep(record.waiting_roots())
+    States(run_dir.states, CONFIRMING).sweep(confirmations.waiting_roots() if confirmations else set())
     own = [evaluation for evaluation in record.evaluations() if not evaluation.origin]
     waiting = [evaluation for evaluation in own if evaluation.state == "waiting"]
     finished = sum(evaluation.state not in ("waiting", "interrupted") for evaluation in own)

@@ -13,6 +13,7 @@ from hpo.evaluation.evaluator import Evaluator, Task
 from hpo.evaluation.group import Group
 from hpo.evaluation.leader import Leader, Limits, target_reached
 from hpo.evaluation.pruning import make_pruner
+from hpo.evaluation.saver import Saver
 from hpo.process.printed import warn
 from hpo.ranks.agreement import on_first
 from hpo.ranks.job import Job
@@ -25,6 +26,7 @@ from hpo.store.log import Log
 from hpo.store.outage import Patience
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
+from hpo.store.states import CONFIRMING, States
 from hpo.store.trials import rank
 from hpo.store.url import without_password
 from hpo.store.weights import WeightsKeeper
@@ -69,11 +71,10 @@ class Stages:
         if self._group.rank == 0:
             record = session.open_record()
             claims = session.claims(record, space, run.budget, self._is_stopping)
-            limits = Limits(self._timeout, options.max_failures, self._target)
+            limits = Limits(self._timeout, options.max_failures, self._target, make_pruner(run.pruner))
             keeper = WeightsKeeper(self._files.weights, record, run.settings)
-            leader = Leader(
-                record, Log(self._files.printed), limits, self._job.watch.stop, make_pruner(run.pruner), keeper
-            )
+            saver = Saver(States(self._files.states), options.save_every)
+            leader = Leader(record, Log(self._files.printed), limits, self._job.watch.stop, keeper, saver)
         islands = Archipelago(
             space, run.layout, run.propagators, options.migration_probability, options.pollination, run.seed
         )
@@ -91,7 +92,8 @@ class Stages:
             record = session.open_confirmations()
             claims = session.claims(record, self._task.problem.space, total, self._is_stopping)
             log = Log(partial(self._files.printed, confirms=True))
-            leader = Leader(record, log, Limits(self._timeout), self._job.watch.stop)
+            saver = Saver(States(self._files.states, CONFIRMING), self._options.save_every)
+            leader = Leader(record, log, Limits(self._timeout), self._job.watch.stop, saver=saver)
         evaluate = self._evaluator(leader)
         place = {"island": session.manifest.layout.island_of(self._group.index), "worker": self._group.index}
         with self._progress(session.open_confirmations, total):

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.store.storage import open_storage
 from hpo.store.suspects import MOST_DEATHS, deaths_of, explains
-from hpo.store.trials import INTERRUPTED, Evaluation, evaluation_of, kept, trial_of
+from hpo.store.trials import INTERRUPTED, Evaluation, evaluation_of, kept, root_of, trial_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -31,11 +31,15 @@ _REPEATED = ("propagator", "confirms", "seed")  # attributes that the repeat of 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial that has been started: its number in the study, its hyperparameters, its seed if it is not the run's."""
+    """A trial that has been started: its number in the study, its hyperparameters, its seed if it is not the run's.
+
+    `root` is the first of the trials that repeat each other, of which this may be one.
+    """
 
     trial_id: int
     number: int
     params: dict[str, Any]
+    root: int
     seed: int | None = None
 
 
@@ -110,14 +114,27 @@ class Record:
             user_attrs=dict(attributes),
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
-        return Assignment(trial_id, self._storage.get_trial_number_from_id(trial_id), dict(params))
+        number = self._storage.get_trial_number_from_id(trial_id)
+        return Assignment(trial_id, number, dict(params), root=number)
 
     def start_waiting(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> Assignment:
         """Start a trial that has waited; attributes that it has already stay as they are."""
         for name in attributes.keys() - trial.user_attrs.keys():
             self._storage.set_trial_user_attr(trial._trial_id, name, attributes[name])
         self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-        return Assignment(trial._trial_id, trial.number, trial.params, trial.user_attrs.get("seed"))
+        root = root_of(trial, self.trials())
+        return Assignment(trial._trial_id, trial.number, trial.params, root, trial.user_attrs.get("seed"))
+
+    def waiting_roots(self) -> set[int]:
+        """Return the first of the trials that each waiting one repeats, or the waiting one itself."""
+        trials = self.trials()
+        return {root_of(trial, trials) for trial in trials if trial.state == TrialState.WAITING}
+
+    def went_on(self, assignment: Assignment, losses: Sequence[float]) -> None:
+        """Record the losses that an evaluation had when it went on where it was interrupted."""
+        for step, loss in enumerate(losses, 1):
+            self.report(assignment, step, loss)
+        self._storage.set_trial_user_attr(assignment.trial_id, "went_on_after", len(losses))
 
     def report(self, assignment: Assignment, step: int, loss: float) -> None:
         """Record an intermediate value."""
@@ -172,7 +189,12 @@ class Record:
     def withdraw(self, waiting: Evaluation) -> None:
         """End a waiting evaluation, so that it is never evaluated; only while no process starts trials."""
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, waiting.trial)
-        self._end(Assignment(trial_id, waiting.trial, waiting.params), TrialState.FAIL, None, failure=INTERRUPTED)
+        self._end(
+            Assignment(trial_id, waiting.trial, waiting.params, waiting.trial),
+            TrialState.FAIL,
+            None,
+            failure=INTERRUPTED,
+        )
 
     def interrupt(self, assignment: Assignment, died: bool = False) -> None:
         """End a trial that could not end by itself, perhaps since the job died; let its repeat wait to be evaluated.
@@ -195,7 +217,7 @@ class Record:
         trials = self.trials()
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         for trial in running:
-            assignment = Assignment(trial._trial_id, trial.number, trial.params)
+            assignment = Assignment(trial._trial_id, trial.number, trial.params, trial.number)
             suspected = died and not any(explains(other, trial) for other in trials)
             deaths = deaths_of(trial) + suspected
             if suspected and deaths >= MOST_DEATHS:

@@ -26,7 +26,9 @@ _STATES = {
 }
 
 _KINDS: dict[str, Callable[[object], bool]] = {
-    **dict.fromkeys(("island", "worker", "generation", "confirms", "seed", "repeats", "deaths"), is_whole),
+    **dict.fromkeys(
+        ("island", "worker", "generation", "confirms", "seed", "repeats", "deaths", "went_on_after"), is_whole
+    ),
     **dict.fromkeys(("failure", "traceback", "propagator", "origin"), is_text),
     **dict.fromkeys(("metrics", "immigrants"), is_mapping),
     "seconds": lambda value: is_number(value) and float(value) >= 0,  # type: ignore[arg-type]
@@ -44,6 +46,7 @@ class Evaluation:
     `confirms` and `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island that
     bred them, the individuals of other islands that lived on its own island when it began. `repeats` is the interrupted
     trial that it evaluates again, and `deaths` how often in a row the job has died while one of them was evaluated.
+    `went_on_after` is the number of losses that it took over from that trial, whose state it went on from.
     """
 
     trial: int
@@ -67,6 +70,7 @@ class Evaluation:
     immigrants: Mapping[str, int] = field(default_factory=dict)
     repeats: int | None = None
     deaths: int = 0
+    went_on_after: int = 0
 
     @property
     def label(self) -> str:
@@ -92,6 +96,14 @@ def label(trial: int, confirms: bool) -> str:
 def is_interrupted(trial: FrozenTrial) -> bool:
     """Tell whether a trial has ended because its job did, and is repeated by another one."""
     return trial.state.is_finished() and trial.user_attrs.get("failure") == INTERRUPTED
+
+
+def root_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
+    """Return the number of the first of the trials that repeat each other, of which this is one."""
+    repeated: Any = trial.user_attrs.get("repeats")
+    if not is_whole(repeated) or repeated >= trial.number:
+        return trial.number
+    return root_of(trials[repeated], trials)
 
 
 def evaluation_of(trial: FrozenTrial) -> Evaluation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from hpo.errors import UsageError
 from hpo.process.printed import warn
 from hpo.store.lock import FileLock
+from hpo.store.tensors import write_tensors
 from hpo.text import message
 
 if TYPE_CHECKING:
@@ -50,23 +50,14 @@ class WeightsKeeper:
             return
         draft = self._path.with_name(f".{self._path.name}.{number}")  # a pid is not unique: there are several hosts
         try:
-            self._write(draft, weights, {"trial": number, "params": assignment.params, "settings": self._settings})
+            about = {"trial": number, "params": assignment.params, "settings": self._settings}
+            write_tensors(draft, weights, {name: json.dumps(value) for name, value in about.items()})
             self._publish(draft, number)
         except Exception as error:  # the evaluation is safe, and worth more than this file
             self._warn(error)
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
-
-    def _write(self, draft: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        from safetensors.torch import save_file
-
-        draft.touch()
-        mode = draft.stat().st_mode  # by the user's umask; safetensors would let no other user read
-        save_file(dict(weights), draft, {name: json.dumps(value) for name, value in about.items()})
-        draft.chmod(mode)
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
 
     def _publish(self, draft: Path, number: int) -> None:
         with FileLock(self._path):

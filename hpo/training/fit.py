@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+import hashlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
@@ -38,16 +41,41 @@ def fit(
     del network  # a rank may have no room for all of it
     train, validation = data.on(worker.device)
     training = Training(way, train, recipe, worker.seed)
-    best, epochs_since_best = float("inf"), 0
-    for _ in range(recipe.epochs):
+    losses: list[float] = []
+    if restored := worker.restored:
+        training.load_state(restored["training"])
+        losses = restored["losses"]
+        del restored  # a rank may have little room for it, too
+
+    def state() -> dict[str, Any]:
+        return {"training": training.state(), "losses": losses}
+
+    while len(losses) < recipe.epochs and not is_over(losses, recipe.patience):
+        seed(worker.seed, len(losses))
         for batch in training.batches():
             training.step(batch)
         loss, metrics = evaluate(way, validation, recipe)
+        losses.append(loss)
         worker.offer(way.state_dict)
+        worker.save(state)
         yield loss, metrics
-        best, epochs_since_best = (loss, 0) if loss < best else (best, epochs_since_best + 1)
-        if 0 < recipe.patience <= epochs_since_best:
-            return
+
+
+def is_over(losses: Sequence[float], patience: int) -> bool:
+    """Tell whether training ends early: after `patience` losses in a row that are not the lowest (0: it does not)."""
+    return 0 < patience < len(losses) and min(losses[-patience:]) >= min(losses[:-patience])
+
+
+def seed(number: int, epoch: int) -> None:
+    """Seed what networks and data may draw from beside what this module draws, for an epoch that is not the first.
+
+    An epoch then draws the same whether or not those before it were trained by this process.
+    """
+    if epoch:
+        number = int.from_bytes(hashlib.sha256(f"{number}/{epoch}".encode()).digest()[:8], "little")
+        torch.manual_seed(number >> 1)
+        np.random.seed(number % 2**32)
+        random.seed(number)
 
 
 class Training:
@@ -94,6 +122,49 @@ class Training:
             self._schedule.step()
         self._steps += 1
         return loss
+
+    def state(self) -> dict[str, Any]:
+        """Return what it takes to go on, on the leader, the same in each way; called by all ranks together."""
+        state = self._optimizer.state
+        own = {
+            f"{key}:{name}": tensor
+            for name, parameter in self.way.named_parameters()
+            for key, tensor in state.get(parameter, {}).items()
+            if tensor is not None
+        }
+        return {
+            "network": self.way.state_dict(),
+            "optimizer": self.way.whole(own),
+            "lr": self._optimizer.param_groups[0]["lr"],
+            "schedule": self._schedule.last_epoch,
+            "scaler": self.way.scaler.state_dict(),
+            "drawn": self._drawn.get_state(),
+            "steps": self._steps,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, which each rank has, on any number of ranks and in any way."""
+        self.way.load_state_dict(state["network"])
+        self._load_optimizer(state["optimizer"])
+        for group in self._optimizer.param_groups:
+            group["lr"] = state["lr"]
+        self._schedule.last_epoch = state["schedule"]
+        self.way.scaler.load_state_dict(state["scaler"])
+        self._drawn.set_state(state["drawn"])
+        self._steps = state["steps"]
+
+    def _load_optimizer(self, whole: Mapping[str, torch.Tensor]) -> None:
+        names = {parameter: name for name, parameter in self.way.named_parameters()}
+        of_parameters: dict[str, dict[str, torch.Tensor]] = {}
+        for place, tensor in whole.items():
+            key, _, name = place.partition(":")
+            of_parameters.setdefault(name, {})[key] = tensor
+        own: dict[int, dict[str, torch.Tensor]] = {}
+        for number, parameter in enumerate(p for group in self._optimizer.param_groups for p in group["params"]):
+            tensors = of_parameters.get(names[parameter], {})
+            # What is not of the parameter's shape, the number of steps, each rank has.
+            own[number] = {key: self.way.part(parameter, t) if t.dim() else t for key, t in tensors.items()}
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": own})
 
 
 def evaluate(way: Way, samples: Samples, recipe: Recipe) -> tuple[float, dict[str, float]]:

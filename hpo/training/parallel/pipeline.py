@@ -46,7 +46,6 @@ class Pipeline(Way):
         parts = stages_of(blocks_of(with_shared_dropout(network, self.draws)), sum(counts), costs)
         parts_of_ranks = [parts[sum(counts[:rank]) : sum(counts[: rank + 1])] for rank in range(self.size)]
         stages = [[block for part in parts for block in part] for parts in parts_of_ranks]
-        self._states = [{name: (t.shape, t.dtype) for name, t in _state_of(stage).items()} for stage in stages]
         for stage in stages[: self.rank] + stages[self.rank + 1 :]:
             for _, block in stage:
                 if not any(block is own for _, own in stages[self.rank]):
@@ -108,17 +107,24 @@ class Pipeline(Way):
         return square.sqrt()
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:  # noqa: D102
-        whole = {name: tensor.detach() for name, tensor in _state_of(self._blocks).items()}
-        if self.rank != 0:
-            for tensor in whole.values():
+        return self.whole({name: tensor.detach() for name, tensor in _state_of(self._blocks).items()})
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:  # noqa: D102
+        about = self._comm.gather({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()})
+        if about is None:
+            for tensor in tensors.values():
                 dist.send(tensor.to(self.device).contiguous(), 0, group=self._group)
             return {}
-        for rank, state in enumerate(self._states[1:], 1):
-            for name, (shape, dtype) in state.items():
+        whole = dict(tensors)
+        for rank, parts in enumerate(about[1:], 1):
+            for name, (shape, dtype) in parts.items():
                 received = torch.empty(shape, dtype=dtype, device=self.device)
                 dist.recv(received, rank, group=self._group)
                 whole[name] = received.cpu()  # there may be no room for the others on the leader's device
         return whole
+
+    def part(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002, D102
+        return tensor
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:  # noqa: D102
         for name, block in self._blocks:

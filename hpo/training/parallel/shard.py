@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hpo.training.parallel.batch_norm import with_shared_statistics
 from hpo.training.parallel.dropout import with_shared_dropout
@@ -60,6 +60,20 @@ class Shard(DataParallelWay):
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state: Any = get_model_state_dict(self.network, options=options)
         return state  # type: ignore[no-any-return]
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:  # noqa: D102
+        whole = {}
+        for name, tensor in tensors.items():
+            gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self.rank == 0:
+                whole[name] = gathered.cpu()  # there may be no room for all of them on its device
+        return whole
+
+    def part(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        if not isinstance(parameter, DTensor):
+            return tensor
+        on_device = tensor.to(self.device)  # all ranks have it, and send nothing
+        return distribute_tensor(on_device, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:  # noqa: D102
         set_model_state_dict(self.network, dict(state), options=StateDictOptions(full_state_dict=True))

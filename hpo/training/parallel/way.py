@@ -77,6 +77,14 @@ class Way(ABC):
         """Return the whole network's state dict on the leader; what other ranks get is of no use."""
 
     @abstractmethod
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Return, on the leader, tensors of the whole network by their names, of which this rank has its parts."""
+
+    @abstractmethod
+    def part(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a tensor that is whole, and belongs to one of its parameters."""
+
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Load a whole network's state dict, which each rank has, to go on with it or to start from it."""
 
@@ -137,6 +145,12 @@ class DataParallelWay(Way):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:  # noqa: D102
         return self.network.named_parameters()
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:  # noqa: D102
+        return tensors
+
+    def part(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002, D102
+        return tensor
 
 
 def measured(outputs: torch.Tensor, targets: torch.Tensor, measures: Sequence[PerSample]) -> torch.Tensor:

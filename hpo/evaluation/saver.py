@@ -1,0 +1,105 @@
+"""What the leader of a worker does to keep the states of its evaluations: when to copy them, when to write them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from hpo.evaluation.state import Copied, copy_of
+from hpo.process import clock
+from hpo.process.printed import warn
+from hpo.store.states import About, State, States, read_state
+from hpo.text import message
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpo.evaluation.attempt import Attempt
+    from hpo.store.record import Assignment
+
+# Copying takes a hundredth of the time that training takes, and so does copying and writing together.
+_SHARE = 100.0
+_OFTEN_ENOUGH = 10.0  # seconds between two states that are written, where nobody has said another time
+
+
+class Saver:
+    """Keeps the states of a worker's evaluations, one after the other.
+
+    The last state is copied in memory, to be written where the run stops, and written every `every` seconds; at a loss
+    in both cases. Where `every` is None, both take a hundredth of the time, as measured; infinity is never.
+    """
+
+    def __init__(self, states: States, every: float | None) -> None:
+        self._states = states
+        self._every = every
+        self._seconds_to_copy = self._seconds_to_write = 0.0
+        self._copied = self._written = -math.inf
+        self._has_warned = False
+
+    def begin(self) -> None:
+        """Begin to count the time since an evaluation has begun."""
+        self._copied = self._written = clock.now()
+
+    def find(self, assignment: Assignment) -> Path | None:
+        """Return the file of an evaluation's state, which is whole; None where there is none."""
+        path = self._states.path(assignment.root)
+        if not path.exists():
+            return None
+        try:
+            read_state(path, assignment.params)
+        except ValueError as error:
+            self.reject(assignment, str(error))
+            return None
+        return path
+
+    def reject(self, assignment: Assignment, reason: str) -> None:
+        """Remove a state from which its evaluation cannot go on."""
+        warn(f"warning: trial {assignment.number} begins again, since it cannot go on from its state: {reason}")
+        self._states.discard(assignment)
+
+    def wants(self) -> bool:
+        """Tell whether the state of an evaluation that goes on is to be copied now."""
+        since = clock.now() - self._copied
+        return self._every != math.inf and (since >= _SHARE * self._seconds_to_copy or self._is_due())
+
+    def keep(self, attempt: Attempt, copied: Copied | None) -> None:
+        """Take over a copy of what the objective has saved, or copy it, and write it if it is time to."""
+        try:
+            copied = copied or copy_of(attempt.saving)
+        except Exception as error:  # a device may fail, or memory be full
+            self._warn(attempt, error)
+            return
+        self._seconds_to_copy, self._copied = copied.seconds, clock.now()
+        assignment, losses, metrics = attempt.assignment, list(attempt.losses), dict(attempt.metrics)
+        about = About(assignment.params, losses, metrics, attempt.seconds_in_all, copied.tree)
+        attempt.state = State(about, copied.tensors, attempt.weights)
+        if self._is_due():
+            self.write(attempt)
+
+    def write(self, attempt: Attempt) -> None:
+        """Write the last state of an evaluation, unless it is written; a failure to do so is a warning."""
+        if attempt.state is None:
+            return
+        since = clock.now()
+        try:
+            self._states.write(attempt.assignment, attempt.state)
+        except Exception as error:  # the search is worth more than this file
+            self._warn(attempt, error)
+        attempt.state = None
+        self._written = clock.now()
+        self._seconds_to_write = self._written - since
+
+    def discard(self, assignment: Assignment) -> None:
+        """Remove the state of an evaluation that has ended."""
+        self._states.discard(assignment)
+
+    def _warn(self, attempt: Attempt, error: Exception) -> None:
+        if not self._has_warned:
+            warn(f"warning: the state of trial {attempt.assignment.number} cannot be saved: {message(error)}")
+            self._has_warned = True
+
+    def _is_due(self) -> bool:
+        every = self._every
+        if every is None:
+            every = max(_OFTEN_ENOUGH, _SHARE * (self._seconds_to_copy + self._seconds_to_write))
+        return clock.now() - self._written >= every
