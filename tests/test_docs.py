@@ -137,7 +137,7 @@ def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_i
     options = ["--start-with", "start.json", "--evaluations", 1, "--set", "epochs=200", "--set", "batch_size=700"]
 
     def arguments(run_dir: str) -> list[object]:
-        return [PROGRAM, program.name, *options, "--set", f"checkpoints=of-{run_dir}", "--run-dir", run_dir]
+        return [PROGRAM, program.name, *options, "--run-dir", run_dir]
 
     assert mpi.run(2, *arguments("whole"), cwd=tmp_path).returncode == 0
     losses = reported("whole", 0)

@@ -202,6 +202,21 @@ def test_deaths_and_repeats_are_told(tmp_path: Path, hpo: Hpo) -> None:
     facts = facts_of(hpo("show", tmp_path / "run", 2)[1])
     assert facts["repeats"] == "trial 1, which was interrupted"
     assert facts["deaths"] == "the job had died 2 times in a row on it before this"
+    assert "went on" not in facts
+
+
+def test_where_an_evaluation_went_on_is_told(tmp_path: Path, hpo: Hpo) -> None:
+    record = start(tmp_path / "run").open_record()
+    record.saved(started(record, 1), 3)
+    record.requeue_interrupted()
+    assert facts_of(hpo("show", tmp_path / "run", 0)[1])["saved"] == "its state, after 3 epochs"
+    again = claim(record, None, {}, 9)
+    record.went_on(again, [0.5, 0.25, 0.75])
+    facts = facts_of(hpo("show", tmp_path / "run", 1)[1])
+    assert facts["went on"] == "where that had saved its state, after 3 epochs"
+    assert "deaths" not in facts
+    told = json.loads(hpo("show", tmp_path / "run", 1, "--json")[1])
+    assert (told["went_on_after"], told["losses"]) == (3, {"1": 0.5, "2": 0.25, "3": 0.75})
 
 
 def test_a_thousand_epochs_stay_readable(tmp_path: Path, hpo: Hpo) -> None:

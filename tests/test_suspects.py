@@ -107,3 +107,28 @@ def test_who_was_in_flight_when_a_run_was_stopped_is_not_suspected(tmp_path: Pat
         assert job._start(record) is not None
     assert not job.session()
     assert [evaluation.state for evaluation in job.ended()] == ["complete"] * 3
+
+
+def test_what_saves_a_later_state_each_time_is_not_suspected_and_what_does_not_is(tmp_path: Path) -> None:
+    job = Job(tmp_path, 1, 1, set(), seed=0)
+    for saved in (3, 5, 9):
+        record = job.opened()
+        record.requeue_interrupted()
+        assignment = job._start(record)
+        assert assignment is not None
+        record.went_on(assignment, [1.0] * (saved - 2))
+        record.saved(assignment, saved)
+    for deaths in (0, 1, 2):
+        record = job.opened()
+        record.requeue_interrupted()
+        assert record.evaluations()[-1].deaths == deaths
+        assignment = job._start(record)
+        assert assignment is not None
+        assert assignment.root == 0
+        record.went_on(assignment, [1.0] * 9)
+        record.saved(assignment, 9)  # as at a stop
+    job.opened().requeue_interrupted()
+    (failed,) = job.ended()
+    assert failed.state == "failed"
+    assert failed.went_on_after == 9
+    assert job.opened().waiting_roots() == set()

@@ -127,15 +127,20 @@ class Leader:
         if self._saver is not None:
             self._saver.reject(assignment, reason)
 
-    def save(self, attempt: Attempt, copied: Copied | None) -> None:
-        """Take over a copy of what the objective has saved, or copy it, before the objective trains on."""
+    def save(self, attempt: Attempt, copied: Copied | None, since: float) -> None:
+        """Take over a copy of what the objective has saved, or copy it, before the objective trains on.
+
+        The ranks have begun to gather it at the time `since`, on this process's clock.
+        """
         if self._saver is not None and attempt.goes_on:
-            self._saver.keep(attempt, copied)
+            self._saver.keep(attempt, copied, since)
+            if self._saver.is_due():
+                self.write_state(attempt)
 
     def write_state(self, attempt: Attempt) -> None:
         """Write the last state of an evaluation that ends here, and is to go on."""
-        if self._saver is not None:
-            self._saver.write(attempt)
+        if self._saver is not None and (losses := self._saver.write(attempt)):
+            self._record.saved(attempt.assignment, losses)
 
     def give_up(self, attempt: Attempt, failure: str, stack: str) -> None:
         """Record that an evaluation has ended a rank's process, and so the job; may be called from any thread."""

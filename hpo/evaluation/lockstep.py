@@ -139,7 +139,7 @@ class Lockstep:
         self._settling = True
         try:
             attempt, verdict = self._attempt, self._meeting.verdict(step, frames)
-            copied = None
+            copied, since = None, clock.now()
             if (verdict.keep and callable(attempt.offered)) or (verdict.save and step.saves):
                 verdict, copied = self._gathered(verdict, step, frames)
             attempt.take(verdict)
@@ -148,7 +148,7 @@ class Lockstep:
             if self._leader and verdict.keep:
                 self._leader.copy_weights(attempt)
             if self._leader and verdict.save:
-                self._leader.save(attempt, copied)
+                self._leader.save(attempt, copied, since)
             attempt.let_go()
         finally:
             self._settling = False

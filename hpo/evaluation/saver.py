@@ -60,34 +60,39 @@ class Saver:
     def wants(self) -> bool:
         """Tell whether the state of an evaluation that goes on is to be copied now."""
         since = clock.now() - self._copied
-        return self._every != math.inf and (since >= _SHARE * self._seconds_to_copy or self._is_due())
+        return self._every != math.inf and (since >= _SHARE * self._seconds_to_copy or self.is_due())
 
-    def keep(self, attempt: Attempt, copied: Copied | None) -> None:
-        """Take over a copy of what the objective has saved, or copy it, and write it if it is time to."""
+    def keep(self, attempt: Attempt, copied: Copied | None, since: float) -> None:
+        """Take over a copy of what the objective has saved, or copy it; ranks have begun to gather it at `since`."""
         try:
             copied = copied or copy_of(attempt.saving)
         except Exception as error:  # a device may fail, or memory be full
             self._warn(attempt, error)
             return
-        self._seconds_to_copy, self._copied = copied.seconds, clock.now()
+        self._copied = clock.now()
+        self._seconds_to_copy = self._copied - since
         assignment, losses, metrics = attempt.assignment, list(attempt.losses), dict(attempt.metrics)
         about = About(assignment.params, losses, metrics, attempt.seconds_in_all, copied.tree)
         attempt.state = State(about, copied.tensors, attempt.weights)
-        if self._is_due():
-            self.write(attempt)
 
-    def write(self, attempt: Attempt) -> None:
-        """Write the last state of an evaluation, unless it is written; a failure to do so is a warning."""
+    def write(self, attempt: Attempt) -> int:
+        """Write the last state of an evaluation, and return after how many losses it was saved.
+
+        Returns 0 where nothing was written: if it was before, or if it cannot be, which is a warning.
+        """
         if attempt.state is None:
-            return
+            return 0
         since = clock.now()
         try:
             self._states.write(attempt.assignment, attempt.state)
+            losses = len(attempt.state.about.losses)
         except Exception as error:  # the search is worth more than this file
             self._warn(attempt, error)
+            losses = 0
         attempt.state = None
         self._written = clock.now()
         self._seconds_to_write = self._written - since
+        return losses
 
     def discard(self, assignment: Assignment) -> None:
         """Remove the state of an evaluation that has ended."""
@@ -98,7 +103,8 @@ class Saver:
             warn(f"warning: the state of trial {attempt.assignment.number} cannot be saved: {message(error)}")
             self._has_warned = True
 
-    def _is_due(self) -> bool:
+    def is_due(self) -> bool:
+        """Tell whether a state is to be written now."""
         every = self._every
         if every is None:
             every = max(_OFTEN_ENOUGH, _SHARE * (self._seconds_to_copy + self._seconds_to_write))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from hpo.process import clock
-
-_LONGEST = 5000  # characters of a place in a state
+_DEEPEST = 100  # levels of a state
 _PLAIN = (str, int, float, type(None))  # and bool, which is an int
 
-# Returns what stands in the tree for a tensor or an array at a place in the state, such as "['network']['bias']".
-_Leaf = Callable[[Any, str], Any]
+# Returns what stands in the tree for a tensor or an array.
+_Leaf = Callable[[Any], Any]
 
 
 def is_function(state: Any) -> bool:
@@ -32,7 +30,7 @@ def is_gathered(state: Any) -> bool:
         return True
     sharded = False
 
-    def leaf(value: Any, _: str) -> None:
+    def leaf(value: Any) -> None:
         nonlocal sharded
         sharded |= hasattr(value, "full_tensor")  # a DTensor, without importing what defines it
 
@@ -42,11 +40,10 @@ def is_gathered(state: Any) -> bool:
 
 @dataclass(frozen=True)
 class Copied:
-    """A copy of a state: a tree that JSON can hold, tensors on the CPU by their names in it; the seconds it took."""
+    """A copy of a state: a tree that JSON can hold, and tensors on the CPU by their names in it."""
 
     tree: Any
     tensors: dict[str, torch.Tensor]
-    seconds: float
 
 
 def copy_of(state: Any, is_kept: bool = True) -> Copied:
@@ -54,13 +51,12 @@ def copy_of(state: Any, is_kept: bool = True) -> Copied:
 
     Sharded tensors are gathered, by all ranks together; nothing is copied where it is not to be kept.
     """
-    since = clock.now()
     if is_function(state):
         state = state()
     tensors: dict[str, torch.Tensor] = {}
     met: dict[int, str] = {}  # a tensor may stand in several places
 
-    def leaf(value: Any, _: str) -> Any:
+    def leaf(value: Any) -> Any:
         if hasattr(value, "full_tensor"):
             value = value.full_tensor()
         if not is_kept:
@@ -77,8 +73,7 @@ def copy_of(state: Any, is_kept: bool = True) -> Copied:
         return {"complex" if value.is_complex() else "tensor": name}
 
     held: list[Any] = []  # so that no other tensor gets its id
-    tree = _tree_of(state, leaf)
-    return Copied(tree, tensors, clock.now() - since)
+    return Copied(_tree_of(state, leaf), tensors)
 
 
 def put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -101,32 +96,33 @@ def put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     raise ValueError(f"there is no {kind!r} in a state")
 
 
-def _tree_of(state: Any, leaf: _Leaf, place: str = "") -> Any:
-    if isinstance(state, torch.Tensor) and state.layout == torch.strided and not state.is_meta:
-        return leaf(state, place)
+def _tree_of(state: Any, leaf: _Leaf, *place: Any) -> Any:
     if isinstance(state, np.generic):
         state = state.item()
     if isinstance(state, _PLAIN):
         return state
+    if isinstance(state, torch.Tensor) and state.layout == torch.strided and not state.is_meta:
+        return leaf(state)
     if isinstance(state, np.ndarray) and not state.dtype.hasobject:
-        return leaf(state, place)
-    if len(place) > _LONGEST:
-        raise TypeError(f"worker.save takes no state that contains itself: {place[:80]}...")
+        return leaf(state)
+    if len(place) > _DEEPEST:
+        raise TypeError(f"worker.save takes no state that contains itself: {_shown(place[:5])}...")
     if isinstance(state, Mapping):
-        return {"dict": [[_key(key, place), _tree_of(one, leaf, f"{place}[{key!r}]")] for key, one in state.items()]}
+        if wrong := [key for key in state if not isinstance(key, (str, int))]:
+            where = _shown(place) or "its top"
+            raise TypeError(f"worker.save takes dicts with names or integers as keys, not {wrong[0]!r}, at {where}")
+        return {"dict": [[key, _tree_of(one, leaf, *place, key)] for key, one in state.items()]}
     if isinstance(state, (list, tuple)):
         kind = "list" if isinstance(state, list) else "tuple"
-        return {kind: [_tree_of(one, leaf, f"{place}[{number}]") for number, one in enumerate(state)]}
+        return {kind: [_tree_of(one, leaf, *place, number) for number, one in enumerate(state)]}
     raise TypeError(
         "worker.save takes dicts and lists of tensors, numbers, texts, booleans and None, as state_dict() returns, "
-        f"not {_what(state)}{f' at {place}' if place else ''}"
+        f"not {_what(state)}{f' at {_shown(place)}' if place else ''}"
     )
 
 
-def _key(key: Any, place: str) -> str | int:
-    if not isinstance(key, (str, int)):
-        raise TypeError(f"worker.save takes dicts with names or integers as keys, not {key!r}, at {place or 'its top'}")
-    return key
+def _shown(place: Sequence[Any]) -> str:
+    return "".join(f"[{key!r}]" for key in place)
 
 
 def _what(value: Any) -> str:

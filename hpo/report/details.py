@@ -55,6 +55,8 @@ def as_json(details: Details) -> dict[str, Any]:
         "repeats": one.repeats,
         "repeated_by": details.repeated_by,
         "deaths": one.deaths,
+        "went_on_after": one.went_on_after or None,
+        "saved_after": one.saved_after or None,
         "started": _time(one.started),
         "ended": _time(one.ended),
         "seconds": one.seconds if one.finished else None,

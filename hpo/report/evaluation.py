@@ -89,6 +89,10 @@ def _origin(details: Details) -> Iterator[tuple[str, str]]:
         yield "repeats", f"trial {_beside(one, one.repeats)}, which was interrupted"
     if one.deaths:
         yield "deaths", f"the job had died {counted(one.deaths, 'time')} in a row on it before this"
+    if one.went_on_after:
+        yield "went on", f"where that had saved its state, after {counted(one.went_on_after, 'epoch')}"
+    if one.saved_after and one.state in ("running", "interrupted"):
+        yield "saved", f"its state, after {counted(one.saved_after, 'epoch')}"
     yield from _listed("confirmed by", [f"{other.label}: {_result(other)}" for other in details.confirmed_by])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 import shlex
 import sys
@@ -111,6 +112,8 @@ def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
         *changes(run_dir, problem.file, earlier, this),
         *differences(before.settings if before else {}, "before", manifest.settings, "now"),
     ]
+    if request.options.save_every != math.inf and (shortage := States(run_dir.states).shortage(request.layout.workers)):
+        lines.append(shortage)
     with mistakes(session.storage):
         write_json(run_dir.run_json, manifest.content())
         lines += _start_with(session, request)

@@ -104,6 +104,7 @@ class Stages:
 
     def end(self) -> int:
         """Print the summary, test the winner, write the report, wait for trackers, and return the exit status."""
+        States(self._files.states).leave()
         self._tracking.finish()
         status, stopping = self._conclusion.say(), self._job.watch.stopping
         session = self._session

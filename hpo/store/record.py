@@ -16,7 +16,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.store.storage import open_storage
-from hpo.store.suspects import MOST_DEATHS, deaths_of, explains
+from hpo.store.suspects import MOST_DEATHS, deaths_of, explains, has_gone_on
 from hpo.store.trials import INTERRUPTED, Evaluation, evaluation_of, kept, root_of, trial_of
 
 if TYPE_CHECKING:
@@ -136,6 +136,10 @@ class Record:
             self.report(assignment, step, loss)
         self._storage.set_trial_user_attr(assignment.trial_id, "went_on_after", len(losses))
 
+    def saved(self, assignment: Assignment, losses: int) -> None:
+        """Record that an evaluation goes on after so many losses if it is interrupted now."""
+        self._storage.set_trial_user_attr(assignment.trial_id, "saved_after", losses)
+
     def report(self, assignment: Assignment, step: int, loss: float) -> None:
         """Record an intermediate value."""
         self._storage.set_trial_intermediate_value(assignment.trial_id, step, loss)
@@ -202,7 +206,7 @@ class Record:
         The repeat is recorded before the end of the trial, so that a crash in between loses nothing.
         """
         trial = self._storage.get_trial(assignment.trial_id)
-        deaths = deaths_of(trial) + died
+        deaths = 0 if has_gone_on(trial) else deaths_of(trial) + died
         if assignment.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
             kept = {name: trial.user_attrs[name] for name in _REPEATED if name in trial.user_attrs}
             self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths, **kept)
@@ -218,7 +222,7 @@ class Record:
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         for trial in running:
             assignment = Assignment(trial._trial_id, trial.number, trial.params, trial.number)
-            suspected = died and not any(explains(other, trial) for other in trials)
+            suspected = died and not has_gone_on(trial) and not any(explains(other, trial) for other in trials)
             deaths = deaths_of(trial) + suspected
             if suspected and deaths >= MOST_DEATHS:
                 reason = f"the job died {deaths} times while this was evaluated, the last time while nothing else was"

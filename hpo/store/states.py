@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CONFIRMING = "confirm-"  # before the states of evaluations that confirm the best
 _STATE, _WEIGHTS = "state/", "weights/"
 _TO_SPARE = 64 << 20  # bytes that states leave free, for the record of the run
+_LITTLE = 1 << 30  # bytes, where nobody knows yet how large states are
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,21 @@ class States:
         for path in [*self._folder.glob(f"{self._prefix}[0-9]*.safetensors"), *self._folder.glob(".*.safetensors")]:
             if path not in kept:
                 path.unlink(missing_ok=True)
-        with suppress(OSError):
-            self._folder.rmdir()  # unless there are some
 
-    def largest(self) -> int:
-        """Return the size of the largest state in bytes; 0 where there is none."""
+    def leave(self) -> None:
+        """Remove the folder, unless there are states; only while no process writes any."""
         with suppress(OSError):
-            return max((path.stat().st_size for path in self._folder.glob("*.safetensors")), default=0)
-        return 0
+            self._folder.rmdir()
+
+    def shortage(self, workers: int) -> str:
+        """Return a text where the disk may be too small for the states of so many evaluations; else an empty one."""
+        sizes = [path.stat().st_size for path in self._folder.glob("*.safetensors")]
+        needed = 2 * workers * max(sizes) if sizes else _LITTLE  # the next one is written beside the last
+        free = shutil.disk_usage(self._folder.parent).free
+        if free >= needed:
+            return ""
+        room = f"at least {needed / 1e9:.1f} GB are needed" if sizes else "that may be too little"
+        return f"{free / 1e9:.1f} GB are free for what evaluations go on from (--save-every): {room}"
 
 
 def read_state(path: Path, params: Mapping[str, Any], is_checked: bool = True) -> State:

@@ -3,6 +3,7 @@
 Group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943). Of n individuals
 that were in flight at one death, the square root of n at a time are evaluated again, beside new ones. Those that were
 in flight at two deaths wait for the end of the run, and are evaluated alone: if the job dies again, that one kills it.
+Deaths count from the last state that an evaluation has saved.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ def deaths_of(trial: FrozenTrial) -> int:
     """Return how often in a row the job has died while this was evaluated."""
     deaths = trial.user_attrs.get("deaths", 0)
     return deaths if is_whole(deaths) else 0
+
+
+def has_gone_on(trial: FrozenTrial) -> bool:
+    """Tell whether an evaluation has saved a later state than it began with: a death before was not its own.
+
+    One that kills the job does so at some epoch, which it reaches without saving a state any more, sooner or later.
+    """
+    saved, began = (trial.user_attrs.get(name, 0) for name in ("saved_after", "went_on_after"))
+    return is_whole(saved) and is_whole(began) and saved > began
 
 
 def explains(other: FrozenTrial, running: FrozenTrial) -> bool:

@@ -27,7 +27,8 @@ _STATES = {
 
 _KINDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(
-        ("island", "worker", "generation", "confirms", "seed", "repeats", "deaths", "went_on_after"), is_whole
+        ("island", "worker", "generation", "confirms", "seed", "repeats", "deaths", "went_on_after", "saved_after"),
+        is_whole,
     ),
     **dict.fromkeys(("failure", "traceback", "propagator", "origin"), is_text),
     **dict.fromkeys(("metrics", "immigrants"), is_mapping),
@@ -46,7 +47,8 @@ class Evaluation:
     `confirms` and `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island that
     bred them, the individuals of other islands that lived on its own island when it began. `repeats` is the interrupted
     trial that it evaluates again, and `deaths` how often in a row the job has died while one of them was evaluated.
-    `went_on_after` is the number of losses that it took over from that trial, whose state it went on from.
+    `went_on_after` is the number of losses that it took over from that trial, whose state it went on from, and
+    `saved_after` that of its own last state.
     """
 
     trial: int
@@ -71,6 +73,7 @@ class Evaluation:
     repeats: int | None = None
     deaths: int = 0
     went_on_after: int = 0
+    saved_after: int = 0
 
     @property
     def label(self) -> str:

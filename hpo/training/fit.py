@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from hpo.evaluation.worker import Worker
 
 
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()  # those that have trained: one is made for each evaluation
+
+
 def fit(
     network: nn.Module,
     data: Data,
@@ -35,14 +39,17 @@ def fit(
     The ranks share it in the way that `settings` says, and the losses are the same on any number of ranks and in each
     way, to rounding: the order of the samples, augmentation and dropout follow from the worker's seed. (Statistics of
     batch normalisation are those of each part of a batch, where `settings` divides it.) The whole network's weights are
-    offered before each yield. `network` is taken over, as `share` says, which `costs` is for, too.
+    offered before each yield. An evaluation that was interrupted goes on where it was; of several trainings in one, the
+    first one does, and the others begin again. `network` is taken over, as `share` says, which `costs` is for, too.
     """
     way = share(network, worker, settings or ParallelSettings(), costs)
     del network  # a rank may have no room for all of it
     train, validation = data.on(worker.device)
     training = Training(way, train, recipe, worker.seed)
     losses: list[float] = []
-    if restored := worker.restored:
+    is_first = worker not in _workers
+    _workers.add(worker)
+    if is_first and (restored := worker.restored):
         training.load_state(restored["training"])
         losses = restored["losses"]
         del restored  # a rank may have little room for it, too
@@ -51,13 +58,14 @@ def fit(
         return {"training": training.state(), "losses": losses}
 
     while len(losses) < recipe.epochs and not is_over(losses, recipe.patience):
-        seed(worker.seed, len(losses))
+        reseed(worker.seed, len(losses))
         for batch in training.batches():
             training.step(batch)
         loss, metrics = evaluate(way, validation, recipe)
         losses.append(loss)
         worker.offer(way.state_dict)
-        worker.save(state)
+        if is_first:
+            worker.save(state)
         yield loss, metrics
 
 
@@ -66,7 +74,7 @@ def is_over(losses: Sequence[float], patience: int) -> bool:
     return 0 < patience < len(losses) and min(losses[-patience:]) >= min(losses[:-patience])
 
 
-def seed(number: int, epoch: int) -> None:
+def reseed(number: int, epoch: int) -> None:
     """Seed what networks and data may draw from beside what this module draws, for an epoch that is not the first.
 
     An epoch then draws the same whether or not those before it were trained by this process.

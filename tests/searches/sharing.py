@@ -153,7 +153,9 @@ def objective(params, worker, settings):
     for done in range(settings.epochs):
         if str(worker.rank) == rank and done == int(epoch):
             trap.place = place
-        loss, metrics = next(losses)
+        if (trained := next(losses, None)) is None:
+            return  # it went on where it was interrupted
+        loss, metrics = trained
         yield loss + settings.slope * number, metrics
 
 

@@ -1,0 +1,127 @@
+"""A search whose evaluations save what they go on from, in the way that `saves` says, and note down what they train.
+
+Each loss depends on all of the state: weights, momentum, the schedule, and what two generators draw.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from hpo import Float, SearchSpace
+
+space = SearchSpace(x=Float(0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class Settings:
+    saves: str = "state"
+    epochs: int = 6
+    seconds: float = 0.1  # that an epoch takes
+    width: int = 5
+    folder: str = ""
+
+
+def prepare(settings):
+    return torch.randn(40, settings.width, generator=torch.Generator().manual_seed(0))
+
+
+class Training:
+    def __init__(self, params, worker):
+        self.inputs = worker.data
+        self.network = nn.Linear(self.inputs.shape[1], 1)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.02 + 0.1 * params["x"])
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
+        self.drawn, self.noise = torch.Generator().manual_seed(worker.seed), np.random.default_rng(worker.seed)
+        self.history = []
+
+    def epoch(self):
+        for batch in torch.randperm(40, generator=self.drawn).split(8):
+            self.optimizer.zero_grad()
+            target = self.inputs[batch].sum(1, keepdim=True) + float(self.noise.normal(0.0, 0.1))
+            nn.functional.mse_loss(self.network(self.inputs[batch]), target).backward()
+            self.optimizer.step()
+        self.schedule.step()
+        with torch.no_grad():
+            self.history.append(nn.functional.mse_loss(self.network(self.inputs), self.inputs.sum(1, True)).item())
+        return self.history[-1]
+
+    def state(self):
+        return {
+            "network": self.network.state_dict(),
+            "rest": (self.optimizer.state_dict(), self.schedule.state_dict(), self.drawn.get_state()),
+            "noise": self.noise.bit_generator.state,
+            "history": self.history,
+        }
+
+    def load(self, state):
+        self.network.load_state_dict(state["network"])
+        optimizer, schedule, drawn = state["rest"]
+        self.optimizer.load_state_dict(optimizer)
+        self.schedule.load_state_dict(schedule)
+        self.drawn.set_state(drawn)
+        self.noise.bit_generator.state = state["noise"]
+        self.history = state["history"]
+
+
+def sharded(state):
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    weights = {name: distribute_tensor(t.detach().clone(), mesh, [Shard(0)]) for name, t in state["network"].items()}
+    return {**state, "network": weights}
+
+
+def failing(worker):
+    if worker.rank == worker.size - 1:
+        raise ValueError("injected: gathering")
+    return {}
+
+
+def save(way, training, worker):
+    if way in ("state", "report") or (way == "leader" and worker.rank == 0):
+        worker.save(training.state())
+    elif way == "function" or (way == "one function" and worker.rank == 1):
+        worker.save(training.state)
+    elif way == "sharded":
+        worker.save(sharded(training.state()))
+    elif way == "object":
+        worker.save({"epoch": 1, "all": [1, training.optimizer]})
+    elif way == "function of an object":
+        worker.save(lambda: {"network": training.network})
+    elif way == "failing function":
+        worker.save(lambda: failing(worker))
+
+
+def objective(params, worker, settings):
+    losses = trained(params, worker, settings)
+    if settings.saves != "report":
+        return losses
+    for loss in losses:
+        worker.report(loss)
+    return None
+
+
+def trained(params, worker, settings):
+    way = settings.saves.split(",")[int(params["x"] * 10) % len(settings.saves.split(","))]
+    training = Training(params, worker)
+    if state := worker.restored:
+        training.load(state)
+    while len(training.history) < settings.epochs:
+        time.sleep(settings.seconds)
+        loss = training.epoch()
+        if settings.folder and worker.rank == 0:
+            with Path(settings.folder, "epochs").open("a") as file:
+                file.write(json.dumps([worker.index, params["x"], len(training.history)]) + "\n")
+        worker.offer(training.network.state_dict())
+        save(way, training, worker)
+        yield loss
+        if way == "late" and worker.restored:
+            return
+        for parameter in training.network.parameters():  # what was saved is what it was before the yield
+            with torch.no_grad():
+                parameter.mul_(1.0)
