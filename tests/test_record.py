@@ -4,6 +4,7 @@ import json
 import math
 import multiprocessing
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,6 @@ def test_the_busy_fraction_counts_this_session_only() -> None:
     ]
     assert busy_fraction(evaluations, workers=2, since=90.0) == pytest.approx(16 / 20)
     assert busy_fraction(evaluations, workers=2, since=200.0) is None
+    went_on = replace(evaluations[-1], seconds_before=evaluations[-1].seconds / 2)
+    fraction = busy_fraction([*evaluations[:-1], went_on], workers=2, since=90.0)
+    assert fraction == pytest.approx((16 - went_on.seconds_before) / 20)

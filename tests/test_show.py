@@ -211,9 +211,11 @@ def test_where_an_evaluation_went_on_is_told(tmp_path: Path, hpo: Hpo) -> None:
     record.requeue_interrupted()
     assert facts_of(hpo("show", tmp_path / "run", 0)[1])["saved"] == "its state, after 3 epochs"
     again = claim(record, None, {}, 9)
-    record.went_on(again, [0.5, 0.25, 0.75])
+    record.went_on(again, [0.5, 0.25, 0.75], 2.5)
+    record.complete(again, 0.25, 4.0, {})
     facts = facts_of(hpo("show", tmp_path / "run", 1)[1])
     assert facts["went on"] == "where that had saved its state, after 3 epochs"
+    assert facts["ended"].endswith(", after 4.0 s, 2.5 s of it before it went on")
     assert "deaths" not in facts
     told = json.loads(hpo("show", tmp_path / "run", 1, "--json")[1])
     assert (told["went_on_after"], told["losses"]) == (3, {"1": 0.5, "2": 0.25, "3": 0.75})

@@ -116,7 +116,7 @@ def test_what_saves_a_later_state_each_time_is_not_suspected_and_what_does_not_i
         record.requeue_interrupted()
         assignment = job._start(record)
         assert assignment is not None
-        record.went_on(assignment, [1.0] * (saved - 2))
+        record.went_on(assignment, [1.0] * (saved - 2), 2.0)
         record.saved(assignment, saved)
     for deaths in (0, 1, 2):
         record = job.opened()
@@ -125,7 +125,7 @@ def test_what_saves_a_later_state_each_time_is_not_suspected_and_what_does_not_i
         assignment = job._start(record)
         assert assignment is not None
         assert assignment.root == 0
-        record.went_on(assignment, [1.0] * 9)
+        record.went_on(assignment, [1.0] * 9, 2.0)
         record.saved(assignment, 9)  # as at a stop
     job.opened().requeue_interrupted()
     (failed,) = job.ended()

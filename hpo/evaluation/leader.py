@@ -97,7 +97,7 @@ class Leader:
     def _take_over(self, attempt: Attempt) -> None:
         """Record the losses that an evaluation had before it was interrupted, if it has gone on from there."""
         if attempt.taken_over and not attempt.has_loss:
-            self._record.went_on(attempt.assignment, attempt.losses)
+            self._record.went_on(attempt.assignment, attempt.losses, attempt.seconds_before)
 
     def _decided(self, attempt: Attempt, verdict: Verdict, loss: float, seconds: float) -> Verdict:
         limits = self.limits

@@ -114,7 +114,8 @@ def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float)
     span = max(evaluation.ended for evaluation in ours) - min(evaluation.started for evaluation in ours)
     if span < 0:
         return None
-    busy = sum(evaluation.seconds for evaluation in ours if not math.isnan(evaluation.seconds))
+    seconds = [one.seconds - one.seconds_before for one in ours]  # of this session
+    busy = sum(one for one in seconds if not math.isnan(one))
     return round(min(1.0, busy / (workers * span)), 4) if span else 1.0
 
 

@@ -130,10 +130,11 @@ class Record:
         trials = self.trials()
         return {root_of(trial, trials) for trial in trials if trial.state == TrialState.WAITING}
 
-    def went_on(self, assignment: Assignment, losses: Sequence[float]) -> None:
-        """Record the losses that an evaluation had when it went on where it was interrupted."""
+    def went_on(self, assignment: Assignment, losses: Sequence[float], seconds: float) -> None:
+        """Record the losses that an evaluation had when it went on where it was interrupted, and how long they took."""
         for step, loss in enumerate(losses, 1):
             self.report(assignment, step, loss)
+        self._storage.set_trial_user_attr(assignment.trial_id, "seconds_before", seconds)
         self._storage.set_trial_user_attr(assignment.trial_id, "went_on_after", len(losses))
 
     def saved(self, assignment: Assignment, losses: int) -> None:

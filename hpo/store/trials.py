@@ -32,7 +32,7 @@ _KINDS: dict[str, Callable[[object], bool]] = {
     ),
     **dict.fromkeys(("failure", "traceback", "propagator", "origin"), is_text),
     **dict.fromkeys(("metrics", "immigrants"), is_mapping),
-    "seconds": lambda value: is_number(value) and float(value) >= 0,  # type: ignore[arg-type]
+    **dict.fromkeys(("seconds", "seconds_before"), lambda value: is_number(value) and float(value) >= 0),  # type: ignore[arg-type]
 }
 
 
@@ -48,7 +48,7 @@ class Evaluation:
     bred them, the individuals of other islands that lived on its own island when it began. `repeats` is the interrupted
     trial that it evaluates again, and `deaths` how often in a row the job has died while one of them was evaluated.
     `went_on_after` is the number of losses that it took over from that trial, whose state it went on from, and
-    `saved_after` that of its own last state.
+    `saved_after` that of its own last state; `seconds_before` are those of its `seconds` that were that trial's.
     """
 
     trial: int
@@ -74,6 +74,7 @@ class Evaluation:
     deaths: int = 0
     went_on_after: int = 0
     saved_after: int = 0
+    seconds_before: float = 0.0
 
     @property
     def label(self) -> str:
