@@ -59,6 +59,10 @@ UNTOLD = {
     "prefix": r"wrong  The names .* begin with module.: module.first.bias, .*model.module.state_dict\(\)",
     "no offer": "wrong  No weights are offered, .* and `test` will not be called worker.offer",
     "test": r"wrong  `test` fails with them: mistaken\.py:\d+: KeyError: 'missing'",
+    "no optimizer": r"wrong  It goes on from .* with other losses, \d.* off Whatever changes",
+    "saved late": r"wrong  It goes on from .* with other losses, \d.* before the yield",
+    "not restored": "wrong  It saves its state, and begins again all the same At its start: if",
+    "saved model": r"wrong  It cannot go on from what it has saved: rank \d, mistaken\.py:\d+: RuntimeError: .*Missing",
     "global network": "wrong  The same seed .* begins with other weights Make the network in the objective",
 }
 
@@ -69,6 +73,7 @@ DIFFERENT = {
     "augmented": "look   The network is given other samples .* check once without augmentation",
     "growing batch": "look   An epoch has 5 steps on 2 ranks and 10 on 1: .* batch_size // worker.size",
     "no share": "look   Each of 2 ranks trains on all 200 samples, .* let each rank take its share",
+    "checkpoint": "look   The same seed on 2 ranks: the second evaluation took no step",
     "unseeded": "look   The same seed .* from the same first weights .* without worker.seed",
     "idle": "look   2 parameters of the optimizer never had a gradient: aside.bias, aside.weight",
 }
@@ -141,10 +146,16 @@ def test_what_is_wrong_before_anything_starts_is_one_message(
 
 # Short settings for the shipped search spaces; one without any here takes what it has.
 SHORT = {
-    "digits_cnn": ["epochs=1"],
-    "cifar10_resnet": ["dataset=digits", "epochs=1", "train_samples=256", "validation_samples=64", "batch_size=128"],
-    "text_transformer": ["context=16", "epochs=1", "train_samples=64", "validation_samples=32", "batch_size=16"],
-    "mnist_cnn": ["dataset=fashion-mnist", f"data_dir={FASHION_MNIST}", "epochs=1", "train_samples=2000"],
+    "digits_cnn": ["epochs=2"],
+    "cifar10_resnet": ["dataset=digits", "epochs=2", "train_samples=128", "validation_samples=32", "batch_size=64"],
+    "text_transformer": ["context=16", "epochs=2", "train_samples=64", "validation_samples=32", "batch_size=16"],
+    "mnist_cnn": [
+        "dataset=fashion-mnist",
+        f"data_dir={FASHION_MNIST}",
+        "epochs=2",
+        "train_samples=1000",
+        "validation_samples=500",
+    ],
 }
 
 
@@ -162,7 +173,8 @@ def test_shipped_search_spaces_pass(mpi: Mpi, tmp_path: Path, search: Path) -> N
         rf"{same}"
         r"ok     All parameters of the optimizer had gradients\n"
         r"ok     \d+ tensors of weights are offered\n"
-        r"ok     `test` takes them, in .*",
+        r"ok     `test` takes them, in .*\n"
+        r"ok     It goes on from what it has saved with its first loss: the same losses, to the last digit",
         "\n".join(found),
     ), printed
 
@@ -189,11 +201,17 @@ def test_networks_in_parts_are_right(mpi: Mpi, tmp_path: Path, name: str, ranks:
     assert "\nNothing is wrong" in printed
 
 
-def test_an_evaluation_that_goes_on_from_a_checkpoint_is_told(mpi: Mpi, tmp_path: Path) -> None:
+def test_whether_an_evaluation_goes_on_is_told(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(example("docs/larger-models.md", "my_long_search.py"), "utf-8")
-    status, printed = check(mpi, 2, tmp_path, "long.py", "epochs=2")
-    assert status == 0
-    assert "look   The same seed on 2 ranks: the second evaluation took no step" in printed, printed
+    status, printed = check(mpi, 2, tmp_path, "long.py", "epochs=3")
+    assert status == 0, printed
+    assert "ok     It goes on from what it has saved with its first loss: the same losses, to the last" in printed, (
+        printed
+    )
+    (_, right), (_, none), (_, short) = checks(mpi, tmp_path, ["saves", "none", "saves,epochs=1"])
+    assert "ok     It goes on from what it has saved with its first loss: the same losses, to the last" in right, right
+    assert "ok     No state is saved, which is optional: an interrupted evaluation begins again" in none, none
+    assert "look   It saves its state with its only loss Two losses show whether it goes on: epochs=2" in short, short
 
 
 def test_the_individual_is_the_first_of_a_file_and_nothing_stays(

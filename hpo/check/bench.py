@@ -14,6 +14,7 @@ from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.evaluator import Evaluator, Task
 from hpo.evaluation.group import Group
 from hpo.evaluation.leader import Leader, Limits
+from hpo.evaluation.saver import Saver
 from hpo.evaluation.verdict import Verdict
 from hpo.process.failure import with_hint
 from hpo.process.place import Places, frames_of
@@ -21,8 +22,9 @@ from hpo.ranks.job import Job
 from hpo.ranks.watched import Watched
 from hpo.results.winner import tested
 from hpo.store.log import Log
-from hpo.store.record import Record
+from hpo.store.record import Assignment, Record
 from hpo.store.run_dir import RunDir
+from hpo.store.states import States
 from hpo.store.trials import Evaluation
 from hpo.store.weights import WeightsKeeper, read_weights
 
@@ -33,13 +35,15 @@ MOST_LOSSES = 3
 class Outcome:
     """What came of an evaluation on some ranks: what the record has, what each rank has seen, what was `offered`.
 
-    `is_fine` says that only torch's check of collectives failed it, which is stricter than collectives are.
+    `is_fine` says that only torch's check of collectives failed it, which is stricter than collectives are. `rejected`
+    is why it could not go on from the state that it was given; empty where it could, or was given none.
     """
 
     evaluation: Evaluation
     seen: list[Seen]
     offered: bool
     is_fine: bool = False
+    rejected: str = ""
 
     @property
     def ranks(self) -> int:
@@ -69,11 +73,35 @@ class Handed:
     seconds: float | None = None
 
 
+class _FirstState(Saver):
+    """Keeps the state of an evaluation's first loss, also when the evaluation has ended."""
+
+    def __init__(self, states: States) -> None:
+        super().__init__(states, every=0.0)
+        self.rejected = ""
+        self._is_first = True
+
+    def wants(self) -> bool:
+        """Tell whether this is the first loss with a state."""
+        is_first, self._is_first = self._is_first, False
+        return is_first
+
+    def reject(self, assignment: Assignment, reason: str) -> None:
+        """Remember why an evaluation cannot go on, and let it begin again."""
+        self.rejected = reason
+        super().discard(assignment)
+
+    def discard(self, assignment: Assignment) -> None:
+        """Keep the state of an evaluation that has ended."""
+
+
 class _Brief(Leader):
     """A leader that ends each evaluation after some losses, and tells of each; all else is as in a run."""
 
-    def __init__(self, record: Record, log: Log, keeper: WeightsKeeper | None, told: Callable[[], None]) -> None:
-        super().__init__(record, log, Limits(), lambda _: None, keeper=keeper)
+    def __init__(
+        self, record: Record, log: Log, keeper: WeightsKeeper | None, saver: Saver, told: Callable[[], None]
+    ) -> None:
+        super().__init__(record, log, Limits(), lambda _: None, keeper, saver)
         self._told = told
         self.offered = False
         self.is_fine = False
@@ -108,24 +136,28 @@ class Bench:
             self._files = RunDir(self.folder)
             self._record = Record.create(self._files.journal, "check", self.task.problem.space.describe())
 
-    def evaluate(self, group: Group, keeps: bool = False) -> Outcome | None:
+    def evaluate(self, group: Group, keeps: bool = False, went_before: Outcome | None = None) -> Outcome | None:
         """Evaluate the individual on all ranks of a worker, and return what came of it, on the job's first rank.
 
-        If it `keeps`, the weights that are offered are kept. The worker is this rank's, as its watch knows it.
+        If it `keeps`, the weights that are offered are kept. It may go on from the state that the evaluation that
+        `went_before` has saved with its first loss. The worker is this rank's, as its watch knows it.
         """
         probe, leader, assignment = Probe(self.places, group.device), None, None
-        if self._record is not None and self.params is not None:
+        saver = _FirstState(States(self._files.states)) if self._record is not None else None
+        if self._record is not None and self.params is not None and saver is not None:
             problem = self.task.problem
             keeper = WeightsKeeper(self._files.weights, self._record, problem.values) if keeps else None
-            leader = _Brief(self._record, Log(self._files.printed), keeper, probe.mark)
+            leader = _Brief(self._record, Log(self._files.printed), keeper, saver, probe.mark)
             place = {"island": 0, "worker": 0, "generation": 0}
             assignment = self._record.start(self.params, problem.space.distributions(), place)
+            if went_before is not None:
+                assignment = replace(assignment, root=went_before.evaluation.trial)
         with probe:
             Evaluator(self.task, group, self.job.watch, self.job.printed, leader)(assignment)
         seen = group.own_comm.gather(probe.seen)
-        if leader is None or self._record is None or seen is None:
+        if leader is None or self._record is None or seen is None or saver is None:
             return None
-        return Outcome(self._record.evaluations()[-1], seen, leader.offered, leader.is_fine)
+        return Outcome(self._record.evaluations()[-1], seen, leader.offered, leader.is_fine, saver.rejected)
 
     def hand_over(self) -> Handed:
         """Hand the weights that were kept to `test`, where there is one, as a run does at its end; on the first rank.

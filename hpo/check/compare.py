@@ -83,6 +83,22 @@ def repeated(first: Outcome, again: Outcome) -> Point:
     )
 
 
+def continued(whole: Outcome, went_on: Outcome) -> Point:
+    """Return whether an evaluation that went on from its first loss had the losses of one that was not interrupted."""
+    if len(whole.losses) == 1:
+        return Point("look", "It saves its state with its only loss", "Two losses show whether it goes on: epochs=2")
+    off = _off(whole.losses, went_on.losses)
+    if off <= _TOLERANCE and len(whole.losses) == len(went_on.losses):
+        return Point("ok", f"It goes on from what it has saved with its first loss: the same losses{_within(off)}")
+    found = f"{_shown(off)} off" if off > _TOLERANCE else f"{len(went_on.losses)} for {len(whole.losses)}"
+    return Point(
+        "wrong",
+        f"It goes on from what it has saved with its first loss with other losses, {found}",
+        "Whatever changes while training belongs into worker.save, before the yield: the optimizer, the schedule, "
+        "generators, the number of epochs; what is drawn anew in each epoch begins at a seed of its own",
+    )
+
+
 def compared(whole: Outcome, alone: Outcome) -> Iterator[Point]:
     """Yield whether all ranks and 1 rank have the same losses, and if not, what is likely to be the cause.
 

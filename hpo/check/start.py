@@ -57,6 +57,7 @@ def check(options: Options, layout: Layout, job: Job) -> int:
 
         with group_of(world.copy(), 0) as group:
             outcomes = _on_all(bench, group)
+            went_on = _went_on(bench, group, outcomes[-1]) if len(outcomes) > 1 else None
         if world.size > 1 and not _is_over(job):
             # All ranks make a group, so that the first has as many threads as it had with the others.
             with group_of(SleepingComm(world.Split(world.rank)), world.rank) as group:
@@ -70,7 +71,7 @@ def check(options: Options, layout: Layout, job: Job) -> int:
         if job.is_first:
             told = [outcome for outcome in outcomes if outcome is not None]
             print_outcomes(told)
-            points = points_on(problem, told, bench.hand_over())
+            points = points_on(problem, told, went_on, bench.hand_over())
             print_points(points)
             status = Exit.BUDGET_SPENT if is_well(points) else Exit.CRASHED  # 0 and 1, as linters have them
         return int(world.bcast(status))
@@ -95,6 +96,12 @@ def _on_all(bench: Bench, group: Group) -> list[Outcome | None]:
     if comm.bcast(first is None or bool(first.failure)):
         return [first]
     return [first, bench.evaluate(group)]
+
+
+def _went_on(bench: Bench, group: Group, before: Outcome | None) -> Outcome | None:
+    """Let the individual go on from what it has saved with its first loss, if it has saved anything."""
+    has_saved = before is not None and not before.failure and before.evaluation.saved_after > 0
+    return bench.evaluate(group, went_before=before) if group.own_comm.bcast(has_saved) else None
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hpo.check.advice import advice_on, listed
 from hpo.check.bench import Handed, Outcome
-from hpo.check.compare import compared, repeated, unlike
+from hpo.check.compare import compared, continued, repeated, unlike
 from hpo.check.point import Point
 from hpo.problem import Problem
 from hpo.text import counted, duration, short
@@ -14,9 +14,17 @@ from hpo.text import counted, duration, short
 _LONGEST = 400  # characters of a failure
 
 
-def points_on(problem: Problem, outcomes: Sequence[Outcome], handed: Handed) -> list[Point]:
-    """Return what was found in evaluations on all ranks, again on all ranks, and on 1 rank, as far as there are any."""
-    return [*_on_evaluations(outcomes), *_on_gradients(outcomes), *_on_weights(problem, outcomes[0], handed)]
+def points_on(problem: Problem, outcomes: Sequence[Outcome], went_on: Outcome | None, handed: Handed) -> list[Point]:
+    """Return what was found in evaluations on all ranks, again on all ranks, and on 1 rank, as far as there are any.
+
+    `went_on` is the one on all ranks that went on from the first loss of another.
+    """
+    return [
+        *_on_evaluations(outcomes),
+        *_on_gradients(outcomes),
+        *_on_weights(problem, outcomes[0], handed),
+        *_on_states(outcomes, went_on),
+    ]
 
 
 def is_well(points: Sequence[Point]) -> bool:
@@ -91,6 +99,27 @@ def _on_gradients(outcomes: Sequence[Outcome]) -> Iterator[Point]:
         )
     else:
         yield Point("ok", "All parameters of the optimizer had gradients")
+
+
+def _on_states(outcomes: Sequence[Outcome], went_on: Outcome | None) -> Iterator[Point]:
+    if outcomes[0].failure or outcomes[1].failure:
+        return
+    if went_on is None:
+        yield Point("ok", "No state is saved, which is optional: an interrupted evaluation begins again")
+    elif went_on.rejected or went_on.failure:
+        yield Point(
+            "wrong",
+            f"It cannot go on from what it has saved: {short(went_on.rejected or went_on.failure, _LONGEST)}",
+            "Save what a new network, optimizer and so on of these hyperparameters take by load_state_dict",
+        )
+    elif not went_on.evaluation.went_on_after:
+        yield Point(
+            "wrong",
+            "It saves its state, and begins again all the same",
+            "At its start: if saved := worker.restored, load it, and train the epochs that are left",
+        )
+    elif repeated(*outcomes[:2]).state == "ok":
+        yield continued(outcomes[1], went_on)
 
 
 def _on_weights(problem: Problem, whole: Outcome, handed: Handed) -> Iterator[Point]:

@@ -1,6 +1,7 @@
 """A search that makes one usual mistake, by request, each as people make it; without one, it is right."""
 
 import itertools
+import json
 import os
 import time
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from hpo import Categorical, Float, Int, SearchSpace
 space = SearchSpace(width=Int(8, 24), lr=Float(1e-3, 1.0, log=True), act=Categorical("tanh", "relu"))
 TRAIN = 200
 ALONE = ("weights by rank", "uneven")  # ways in which each rank trains a network of its own
+SAVING = ("saves", "no optimizer", "saved late", "not restored", "saved model")
 kept: list[nn.Module] = []
 
 
@@ -137,17 +139,44 @@ def validated(way, worker, network, inputs, labels):
     return total.item() / len(labels)
 
 
+def state_of(way, model, network, optimizer, epochs):
+    state = {"network": (model if way == "saved model" else network).state_dict(), "epochs": epochs}
+    return state if way == "no optimizer" else {**state, "optimizer": optimizer.state_dict()}
+
+
+def restored(way, worker, network, optimizer):
+    """Go on where the evaluation was interrupted, and return the number of epochs that it had."""
+    if way not in SAVING or way == "not restored" or worker.restored is None:
+        return 0
+    network.load_state_dict(worker.restored["network"])
+    if way != "no optimizer":
+        optimizer.load_state_dict(worker.restored["optimizer"])
+    return worker.restored["epochs"]
+
+
 def objective(params, worker, settings):
     way = settings.way
-    if way == "returned":
-        return 0.5
+    checkpoint = Path(f"losses-{worker.size}")
+    if way == "checkpoint" and checkpoint.exists():
+        return json.loads(checkpoint.read_text())
+    return trained(params, worker, settings, checkpoint) if way != "returned" else returned()
+
+
+def returned():
+    return 0.5
+    yield
+
+
+def trained(params, worker, settings, checkpoint):
+    way = settings.way
     early(way, worker)
     inputs, labels = worker.data
     network = network_of(params, way)
     model = network if way in ALONE else DistributedDataParallel(network, find_unused_parameters=way == "idle")
-    optimizer = torch.optim.SGD(network.parameters(), lr=params["lr"])
+    optimizer = torch.optim.SGD(network.parameters(), lr=params["lr"], momentum=0.9 if way in SAVING else 0.0)
+    done = restored(way, worker, network, optimizer)
     for epoch in (
-        itertools.count() if way == "early stopping" else range(settings.epochs + (way == "epochs") * worker.rank)
+        itertools.count() if way == "early stopping" else range(done, settings.epochs + (way == "epochs") * worker.rank)
     ):
         network.train()
         for batch, whole in batches(way, worker, epoch, settings.batch):
@@ -159,7 +188,13 @@ def objective(params, worker, settings):
         loss = validated(way, worker, network, inputs[TRAIN:], labels[TRAIN:])
         if way != "no offer":
             worker.offer(model.state_dict() if way == "prefix" else network.state_dict())
+        if way in SAVING and way != "saved late":
+            worker.save(state_of(way, model, network, optimizer, epoch + 1))
+        if way == "checkpoint" and worker.rank == 0:
+            checkpoint.write_text(json.dumps(loss))
         yield None if way == "none elsewhere" and worker.rank else loss
+        if way == "saved late":
+            worker.save(state_of(way, model, network, optimizer, epoch + 1))
         if way == "early stopping" and worker.rank == 1 and epoch == 1:
             return
 
