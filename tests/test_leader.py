@@ -17,7 +17,8 @@ from hpo.evaluation.verdict import Verdict
 from hpo.ranks.watched import Details, Watched
 from hpo.store.log import Log
 from hpo.store.record import Record
-from hpo.store.weights import WeightsKeeper
+from hpo.store.states import About, State
+from hpo.store.weights import WeightsKeeper, read_weights
 from tests.support.runs import SPACE, claim, make_run
 
 PARAMS = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
@@ -132,3 +133,44 @@ def test_failures_alone_stop_the_run(tmp_path: Path) -> None:
         attempt.take(Verdict("failed", failure="rank 0: ValueError: no"))
         led.leader.finish(attempt, 1.0)
     assert [stop.status for stop in led.stops] == [Exit.NOTHING_SUCCEEDED]
+
+
+def test_an_evaluation_that_goes_on_has_its_losses_and_its_seconds(tmp_path: Path) -> None:
+    led = Led(tmp_path, Limits(evaluation_timeout=100.0))
+    attempt = led.begin()
+    about = About(attempt.assignment.params, [0.5, 0.25, 0.75], {"accuracy": 0.5}, 99.0, {"dict": [["epoch", 3]]})
+    attempt.restored = State(about, {}, {"w": torch.full((1,), 0.25)})
+    assert attempt.go_on() == {"epoch": 3}
+    assert not led.curve(attempt), "it has said so once it has a loss of its own"
+    assert led.step(attempt, 0.5).state == "going"
+    assert led.curve(attempt) == {1: 0.5, 2: 0.25, 3: 0.75, 4: 0.5}
+    with pytest.raises(RuntimeError, match="before the first loss"):
+        attempt.go_on()
+    attempt.verdict = Verdict("complete")
+    led.leader.finish(attempt, 101.0)
+    (evaluation,) = led.record.evaluations()
+    assert (evaluation.loss, evaluation.metrics) == (0.25, {"accuracy": 0.5})
+    assert (evaluation.went_on_after, evaluation.seconds_before, evaluation.seconds) == (3, 99.0, 101.0)
+    weights = read_weights(tmp_path / "run" / "best.safetensors")
+    assert weights is not None
+    assert weights.state["w"].item() == 0.25
+
+
+def test_the_seconds_before_an_interruption_count_for_the_timeout(tmp_path: Path) -> None:
+    led = Led(tmp_path, Limits(evaluation_timeout=100.0))
+    attempt = led.begin()
+    attempt.restored = State(About(attempt.assignment.params, [0.5], {}, 100.0, None), {})
+    attempt.go_on()
+    verdict = led.step(attempt, 0.25)
+    assert verdict.failure == "timeout: still going on after 100 s (--evaluation-timeout)"
+
+
+def test_an_evaluation_that_has_nothing_left_to_do_ends_with_what_it_had(tmp_path: Path) -> None:
+    led = Led(tmp_path, Limits())
+    attempt = led.begin()
+    attempt.restored = State(About(attempt.assignment.params, [0.5, 0.25], {}, 9.0, None), {})
+    attempt.go_on()
+    attempt.verdict = Verdict("complete")
+    led.leader.finish(attempt, 9.5)
+    (evaluation,) = led.record.evaluations()
+    assert (evaluation.state, evaluation.loss, evaluation.curve) == ("complete", 0.25, {1: 0.5, 2: 0.25})

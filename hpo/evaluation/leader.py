@@ -71,7 +71,7 @@ class Leader:
 
         The time that this takes is not counted as the evaluation's: a database may be away, and is waited for.
         """
-        since, seconds = clock.now(), attempt.seconds
+        since, seconds = clock.now(), attempt.seconds_in_all
         with watched.paused():
             self._log.add(attempt.assignment.number, printed)
             if verdict.loss is not None:
