@@ -65,7 +65,7 @@ REASONS = {
     "swallows": (r"RANK, reporting.py:\d+: ValueError: the validation loss is nan", 2),
     "thread": (r"rank \d, .*RuntimeError: worker.report is called in the main thread, .* not in other", 0),
     "late": (r"rank \d, .*RuntimeError: worker.report is called after the evaluation .* has ended", 0),
-    "gather_alone": (r"not all ranks offered a function, .*: rank 0 a function at \S+, .*RANK no function at .*", 0),
+    "gather_alone": (r"not all ranks offered a function, .*: rank 0 did at \S+, .*RANK did not at .*", 0),
 }
 REASONS_TO_GATHER = {
     "gather_raises": (r"RANK, reporting.py:\d+: ValueError: injected in a function", 1),
