@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpo.evaluation.state import copy_of, is_gathered, put_together
+from hpo.evaluation.state import Parts, copied, is_function, parts_of, put_together
 from hpo.evaluation.verdict import Step, judge
 from hpo.store.record import Assignment
 from hpo.store.states import About, State, States, read_state
@@ -28,8 +28,8 @@ def assignment(number: int, root: int | None = None) -> Assignment:
 
 
 def state_of(saved: Any, weights: dict[str, torch.Tensor] | None = None) -> State:
-    copied = copy_of(saved)
-    return State(About(PARAMS, [0.5, 0.25], {"accuracy": 0.5}, 12.5, copied.tree), copied.tensors, weights)
+    parts = copied(parts_of(saved))
+    return State(About(PARAMS, [0.5, 0.25], {"accuracy": 0.5}, 12.5, parts.tree), parts.leaves, weights)
 
 
 def through(states: States, saved: Any) -> Any:
@@ -120,12 +120,17 @@ def test_numbers_of_numpy_and_ordered_dicts_become_plain(tmp_path: Path) -> None
 
 
 def test_a_copy_is_a_copy_and_a_tensor_in_two_places_is_one() -> None:
-    tensor = torch.zeros(3)
-    copied = copy_of({"a": tensor, "b": [tensor]})
+    tensor, history = torch.zeros(3), [0.5]
+    state = {"epoch": 1, "history": history}
+    parts = parts_of({"a": tensor, "b": [tensor], "state": state})
+    history.append(0.25)
+    state.clear()
+    kept = copied(parts)
     tensor += 1
-    assert len(copied.tensors) == 1
-    assert_equal(put_together(copied.tree, copied.tensors), {"a": torch.zeros(3), "b": [torch.zeros(3)]})
-    assert copy_of({"a": tensor}, is_kept=False).tensors == {}
+    assert len(kept.leaves) == 1
+    expected = {"a": torch.zeros(3), "b": [torch.zeros(3)], "state": {"epoch": 1, "history": [0.5]}}
+    assert_equal(put_together(kept.tree, kept.leaves), expected)
+    assert copied(parts, is_kept=False) == Parts(parts.tree, {})
 
 
 def itself() -> list[Any]:
@@ -151,22 +156,13 @@ def itself() -> list[Any]:
 )
 def test_what_cannot_be_saved_is_named_with_its_place(saved: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        is_gathered(saved)
-    with pytest.raises(TypeError, match=message):
-        copy_of(saved)
+        parts_of(saved)
 
 
-def test_functions_are_called_when_a_copy_is_made() -> None:
-    calls: list[int] = []
-
-    def gather() -> dict[str, int]:
-        calls.append(1)
-        return {"epoch": 3}
-
-    assert is_gathered(gather)
-    assert not calls
-    assert copy_of(gather).tree == {"dict": [["epoch", 3]]}
-    assert not is_gathered({"epoch": 3})
+def test_functions_are_told_from_states() -> None:
+    assert is_function(dict)
+    assert is_function(trained)
+    assert not any(map(is_function, ({}, OrderedDict(), [], nn.Linear(1, 1), None)))
 
 
 def test_ranks_that_do_not_save_alike_are_named() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpo.evaluation.state import is_gathered, put_together
+from hpo.evaluation.state import Parts, is_function, parts_of, put_together
 from hpo.evaluation.verdict import GOING, Verdict
 from hpo.process import clock
 
@@ -24,7 +24,7 @@ class Attempt:
     `began` is when the evaluation began, on this process's clock, plus the time in which its losses were recorded.
     `offered` are the weights that the objective has offered for its next loss, or a function that gathers them, and
     `weights` a copy of those with the lowest loss, if they are to be kept. `saving` is what the objective goes on from
-    after its next loss, or a function that gathers it, and `state` the last such state that is to be kept.
+    after its next loss, in parts, or a function that gathers it, and `state` the last such state that is to be kept.
 
     `restored` is the state of an evaluation that was interrupted, and which goes on if the objective asks for it: it
     then has its losses, too.
@@ -37,7 +37,7 @@ class Attempt:
         self.taken_over = 0  # losses of the evaluation that was interrupted
         self.seconds_before = 0.0  # which those took
         self.has_loss = False  # of its own
-        self.saving: Any = None
+        self.saving: Parts | Callable[[], Any] | None = None
         self.saves_together = False
         self.state: State | None = None
         self.began = clock.now()
@@ -69,8 +69,8 @@ class Attempt:
 
     def save(self, state: Any) -> None:
         """Remember what the objective goes on from after its next loss."""
-        self.saves_together = is_gathered(state)
-        self.saving = state
+        self.saving = state if is_function(state) else parts_of(state)
+        self.saves_together = not isinstance(self.saving, Parts) or self.saving.is_sharded
 
     def offer(self, weights: Offered) -> None:
         """Remember the weights that the next loss belongs to, or what gathers them."""

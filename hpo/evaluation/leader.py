@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from optuna.pruners import BasePruner
 
     from hpo.evaluation.saver import Saver
-    from hpo.evaluation.state import Copied
+    from hpo.evaluation.state import Parts
     from hpo.ranks.watched import Watched
     from hpo.store.log import Log
     from hpo.store.record import Assignment, Record
@@ -127,13 +127,10 @@ class Leader:
         if self._saver is not None:
             self._saver.reject(assignment, reason)
 
-    def save(self, attempt: Attempt, copied: Copied | None, since: float) -> None:
-        """Take over a copy of what the objective has saved, or copy it, before the objective trains on.
-
-        The ranks have begun to gather it at the time `since`, on this process's clock.
-        """
+    def save(self, attempt: Attempt, gathered: Parts | None, since: float) -> None:
+        """Take over a state that all ranks have gathered since a time, or copy it, before the objective trains on."""
         if self._saver is not None and attempt.goes_on:
-            self._saver.keep(attempt, copied, since)
+            self._saver.keep(attempt, gathered, since)
             if self._saver.is_due():
                 self.write_state(attempt)
 

@@ -8,7 +8,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from hpo.evaluation.attempt import Attempt
@@ -17,7 +16,7 @@ from hpo.evaluation.group import Group
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.meeting import Meeting, waited_in_vain
 from hpo.evaluation.objective import Objective, reported
-from hpo.evaluation.state import Copied, copy_of, is_function
+from hpo.evaluation.state import Parts, copied, parts_of
 from hpo.evaluation.verdict import Step, Verdict
 from hpo.evaluation.worker import Worker, checked_weights
 from hpo.process import clock
@@ -139,24 +138,24 @@ class Lockstep:
         self._settling = True
         try:
             attempt, verdict = self._attempt, self._meeting.verdict(step, frames)
-            copied, since = None, clock.now()
+            gathered, since = None, clock.now()
             if (verdict.keep and callable(attempt.offered)) or (verdict.save and step.saves):
-                verdict, copied = self._gathered(verdict, step, frames)
+                verdict, gathered = self._gathered(verdict, step, frames)
             attempt.take(verdict)
             if verdict.loss is not None:
                 self._group.trust()
             if self._leader and verdict.keep:
                 self._leader.copy_weights(attempt)
             if self._leader and verdict.save:
-                self._leader.save(attempt, copied, since)
+                self._leader.save(attempt, gathered, since)
             attempt.let_go()
         finally:
             self._settling = False
 
-    def _gathered(self, verdict: Verdict, step: Step, frames: Frames) -> tuple[Verdict, Copied | None]:
+    def _gathered(self, verdict: Verdict, step: Step, frames: Frames) -> tuple[Verdict, Parts | None]:
         """Call the functions that all ranks have offered, or saved; the verdict is another one if one fails."""
         attempt = self._attempt
-        copied: list[Copied] = []
+        states: list[Parts] = []
 
         def gather() -> None:
             if verdict.keep and callable(attempt.offered):
@@ -164,14 +163,15 @@ class Lockstep:
                 attempt.offered = checked_weights(weights) if self._leader else None
             if verdict.save and step.saves:
                 saving = attempt.saving
-                state = partial(self._objective.gathered, saving) if is_function(saving) else saving
-                copied.append(copy_of(state, is_kept=self._leader is not None))
+                assert saving is not None
+                parts = saving if isinstance(saving, Parts) else parts_of(self._objective.gathered(saving))
+                states.append(copied(parts, is_kept=self._leader is not None))
 
         failed = self._run(gather, frames)
         gathered = self._meeting.verdict(failed or self._step(None, frames), frames)
         if gathered.state != "complete":
             return replace(gathered, loss=verdict.loss), None
-        return verdict, copied[0] if copied else None
+        return verdict, states[0] if states else None
 
     def _step(self, said: tuple[float, dict[str, float]] | None, frames: Frames) -> Step:
         loss, metrics = said if said is not None else (None, {})

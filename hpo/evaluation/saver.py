@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hpo.evaluation.state import Copied, copy_of
+from hpo.evaluation.state import Parts, copied
 from hpo.process import clock
 from hpo.process.printed import warn
 from hpo.store.states import About, State, States, read_state
@@ -62,18 +62,20 @@ class Saver:
         since = clock.now() - self._copied
         return self._every != math.inf and (since >= _SHARE * self._seconds_to_copy or self.is_due())
 
-    def keep(self, attempt: Attempt, copied: Copied | None, since: float) -> None:
-        """Take over a copy of what the objective has saved, or copy it; ranks have begun to gather it at `since`."""
+    def keep(self, attempt: Attempt, gathered: Parts | None, since: float) -> None:
+        """Take over what all ranks have gathered of a state since a time, or copy what the objective has saved."""
+        saved = attempt.saving
         try:
-            copied = copied or copy_of(attempt.saving)
+            parts = copied(saved) if gathered is None and isinstance(saved, Parts) else gathered
         except Exception as error:  # a device may fail, or memory be full
             self._warn(attempt, error)
             return
+        assert parts is not None
         self._copied = clock.now()
         self._seconds_to_copy = self._copied - since
         assignment, losses, metrics = attempt.assignment, list(attempt.losses), dict(attempt.metrics)
-        about = About(assignment.params, losses, metrics, attempt.seconds_in_all, copied.tree)
-        attempt.state = State(about, copied.tensors, attempt.weights)
+        about = About(assignment.params, losses, metrics, attempt.seconds_in_all, parts.tree)
+        attempt.state = State(about, parts.leaves, attempt.weights)
 
     def write(self, attempt: Attempt) -> int:
         """Write the last state of an evaluation, and return after how many losses it was saved.

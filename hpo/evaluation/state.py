@@ -12,8 +12,18 @@ import torch
 _DEEPEST = 100  # levels of a state
 _PLAIN = (str, int, float, type(None))  # and bool, which is an int
 
-# Returns what stands in the tree for a tensor or an array.
-_Leaf = Callable[[Any], Any]
+
+@dataclass(frozen=True)
+class Parts:
+    """A state in parts: a tree that JSON can hold, and the tensors and arrays of it by their names in the tree."""
+
+    tree: Any
+    leaves: dict[str, Any]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether some of the tensors are sharded."""
+        return any(map(_is_sharded, self.leaves.values()))
 
 
 def is_function(state: Any) -> bool:
@@ -21,59 +31,44 @@ def is_function(state: Any) -> bool:
     return callable(state) and not isinstance(state, (Mapping, torch.nn.Module))
 
 
-def is_gathered(state: Any) -> bool:
-    """Tell whether all ranks have to gather a state together: a function does so, or tensors in it are sharded.
+def parts_of(state: Any) -> Parts:
+    """Take a state apart; raises TypeError where it holds what cannot be saved, naming the place.
 
-    Raises TypeError where it holds what cannot be saved, naming the place.
+    Tensors and arrays are the objective's own, and change with them; all else stays as it is now.
     """
-    if is_function(state):
-        return True
-    sharded = False
+    leaves: dict[str, Any] = {}
+    names: dict[int, str] = {}  # a tensor may stand in several places
 
-    def leaf(value: Any) -> None:
-        nonlocal sharded
-        sharded |= hasattr(value, "full_tensor")  # a DTensor, without importing what defines it
+    def leaf(value: Any) -> Any:
+        name = names.setdefault(id(value), str(len(leaves)))
+        leaves[name] = value
+        if isinstance(value, np.ndarray):
+            return {"array": [name, value.dtype.str, list(value.shape)]}
+        return {"complex" if value.is_complex() else "tensor": name}
 
-    _tree_of(state, leaf)
-    return sharded
-
-
-@dataclass(frozen=True)
-class Copied:
-    """A copy of a state: a tree that JSON can hold, and tensors on the CPU by their names in it."""
-
-    tree: Any
-    tensors: dict[str, torch.Tensor]
+    return Parts(_tree_of(state, leaf), leaves)
 
 
-def copy_of(state: Any, is_kept: bool = True) -> Copied:
-    """Return a copy of a state, or of what a function returns.
+def copied(parts: Parts, is_kept: bool = True) -> Parts:
+    """Return parts with a copy of each tensor on the CPU, and with arrays as tensors of bytes.
 
     Sharded tensors are gathered, by all ranks together; nothing is copied where it is not to be kept.
     """
-    if is_function(state):
-        state = state()
-    tensors: dict[str, torch.Tensor] = {}
-    met: dict[int, str] = {}  # a tensor may stand in several places
-
-    def leaf(value: Any) -> Any:
-        if hasattr(value, "full_tensor"):
-            value = value.full_tensor()
+    copies: dict[str, torch.Tensor] = {}
+    for name, value in parts.leaves.items():
+        whole = value.full_tensor() if _is_sharded(value) else value
         if not is_kept:
-            return None
-        name = met.setdefault(id(value), str(len(tensors)))
-        if isinstance(value, np.ndarray):
-            raw = np.frombuffer(value.tobytes(), np.uint8)
-            tensors[name] = torch.from_numpy(raw.copy())
-            return {"array": [name, value.dtype.str, list(value.shape)]}
-        if name not in tensors:
-            whole = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
-            tensors[name] = whole.to("cpu", copy=True).contiguous()
-            held.append(value)
-        return {"complex" if value.is_complex() else "tensor": name}
+            continue
+        if isinstance(whole, np.ndarray):
+            copies[name] = torch.from_numpy(np.frombuffer(whole.tobytes(), np.uint8).copy())
+        else:
+            plain = torch.view_as_real(whole.detach()) if whole.is_complex() else whole.detach()
+            copies[name] = plain.to("cpu", copy=True).contiguous()
+    return Parts(parts.tree, copies)
 
-    held: list[Any] = []  # so that no other tensor gets its id
-    return Copied(_tree_of(state, leaf), tensors)
+
+def _is_sharded(value: Any) -> bool:
+    return hasattr(value, "full_tensor")  # a DTensor, without importing what defines it
 
 
 def put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -96,7 +91,7 @@ def put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     raise ValueError(f"there is no {kind!r} in a state")
 
 
-def _tree_of(state: Any, leaf: _Leaf, *place: Any) -> Any:
+def _tree_of(state: Any, leaf: Callable[[Any], Any], *place: Any) -> Any:
     if isinstance(state, np.generic):
         state = state.item()
     if isinstance(state, _PLAIN):
