@@ -99,9 +99,10 @@ class _Brief(Leader):
     """A leader that ends each evaluation after some losses, and tells of each; all else is as in a run."""
 
     def __init__(
-        self, record: Record, log: Log, keeper: WeightsKeeper | None, saver: Saver, told: Callable[[], None]
+        self, record: Record, log: Log, keeper: WeightsKeeper | None, saver: _FirstState, told: Callable[[], None]
     ) -> None:
         super().__init__(record, log, Limits(), lambda _: None, keeper, saver)
+        self.saver = saver
         self._told = told
         self.offered = False
         self.is_fine = False
@@ -143,10 +144,10 @@ class Bench:
         `went_before` has saved with its first loss. The worker is this rank's, as its watch knows it.
         """
         probe, leader, assignment = Probe(self.places, group.device), None, None
-        saver = _FirstState(States(self._files.states)) if self._record is not None else None
-        if self._record is not None and self.params is not None and saver is not None:
+        if self._record is not None and self.params is not None:
             problem = self.task.problem
             keeper = WeightsKeeper(self._files.weights, self._record, problem.values) if keeps else None
+            saver = _FirstState(States(self._files.states))
             leader = _Brief(self._record, Log(self._files.printed), keeper, saver, probe.mark)
             place = {"island": 0, "worker": 0, "generation": 0}
             assignment = self._record.start(self.params, problem.space.distributions(), place)
@@ -155,9 +156,9 @@ class Bench:
         with probe:
             Evaluator(self.task, group, self.job.watch, self.job.printed, leader)(assignment)
         seen = group.own_comm.gather(probe.seen)
-        if leader is None or self._record is None or seen is None or saver is None:
+        if leader is None or self._record is None or seen is None:
             return None
-        return Outcome(self._record.evaluations()[-1], seen, leader.offered, leader.is_fine, saver.rejected)
+        return Outcome(self._record.evaluations()[-1], seen, leader.offered, leader.is_fine, leader.saver.rejected)
 
     def hand_over(self) -> Handed:
         """Hand the weights that were kept to `test`, where there is one, as a run does at its end; on the first rank.

@@ -36,9 +36,7 @@ class Attempt:
         self.losses: list[float] = []
         self.taken_over = 0  # losses of the evaluation that was interrupted
         self.seconds_before = 0.0  # which those took
-        self.has_loss = False  # of its own
         self.saving: Parts | Callable[[], Any] | None = None
-        self.saves_together = False
         self.state: State | None = None
         self.began = clock.now()
         self.verdict: Verdict = GOING
@@ -58,6 +56,16 @@ class Attempt:
         return clock.now() - self.began
 
     @property
+    def has_loss(self) -> bool:
+        """Whether it has a loss of its own."""
+        return len(self.losses) > self.taken_over
+
+    @property
+    def saves_together(self) -> bool:
+        """Whether all ranks have to gather what the objective has saved."""
+        return self.saving is not None and (not isinstance(self.saving, Parts) or self.saving.is_sharded)
+
+    @property
     def seconds_in_all(self) -> float:
         """The seconds for which it has gone on, also before it was interrupted."""
         return self.seconds + self.seconds_before
@@ -70,7 +78,6 @@ class Attempt:
     def save(self, state: Any) -> None:
         """Remember what the objective goes on from after its next loss."""
         self.saving = state if is_function(state) else parts_of(state)
-        self.saves_together = not isinstance(self.saving, Parts) or self.saving.is_sharded
 
     def offer(self, weights: Offered) -> None:
         """Remember the weights that the next loss belongs to, or what gathers them."""
@@ -92,14 +99,12 @@ class Attempt:
     def let_go(self) -> None:
         """Forget what was offered and saved for a loss: it holds the model."""
         self.offered = self.saving = None
-        self.saves_together = False
 
     def take(self, verdict: Verdict) -> None:
         """Take over the verdict of all ranks."""
         self.verdict = verdict
         if verdict.loss is not None:
             self.losses.append(verdict.loss)
-            self.has_loss = True
             self.restored = None  # its file may be replaced from now on
             if verdict.loss < self.loss:
                 self.loss, self.metrics, self.weights = verdict.loss, verdict.metrics, None

@@ -42,8 +42,8 @@ class Saver:
 
     def find(self, assignment: Assignment) -> Path | None:
         """Return the file of an evaluation's state, which is whole; None where there is none."""
-        path = self._states.path(assignment.root)
-        if not path.exists():
+        path = self._states.find(assignment)
+        if path is None:
             return None
         try:
             read_state(path, assignment.params)

@@ -21,9 +21,9 @@ class Step:
     was in a `collective` that did not fit to those of its peers. `at` is the time of the failure, in seconds since the
     epoch. `place` is the line of the objective that the rank was at, with or without a failure. `gathers` says that it
     has offered a function, which gathers the weights of the loss on all ranks together, and `saves` that it has saved a
-    state that all ranks have to gather. `suspended` says that
-    the process was stopped while it waited, `stopped` that the whole run stops. `printed` is what the objective has
-    printed in this step; `unreceived` says that some messages of the rank have not been received.
+    state that all ranks have to gather. `suspended` says that the process was stopped while it waited, `stopped` that
+    the whole run stops. `printed` is what the objective has printed in this step; `unreceived` says that some messages
+    of the rank have not been received.
     """
 
     rank: int

@@ -28,9 +28,10 @@ from hpo.store.manifest import Manifest
 from hpo.store.outage import Patience
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir, fresh_run_dir, write_json
-from hpo.store.states import CONFIRMING, States
+from hpo.store.states import States
 from hpo.store.storage import studies
 from hpo.store.study import confirmations_of, existing_study, is_missing, mistakes, open_study
+from hpo.store.trials import CONFIRMING
 from hpo.store.url import is_hidden, is_remote, without_password
 from hpo.text import counted
 

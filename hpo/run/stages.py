@@ -26,8 +26,8 @@ from hpo.store.log import Log
 from hpo.store.outage import Patience
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
-from hpo.store.states import CONFIRMING, States
-from hpo.store.trials import rank
+from hpo.store.states import States
+from hpo.store.trials import CONFIRMING, rank
 from hpo.store.url import without_password
 from hpo.store.weights import WeightsKeeper
 from hpo.text import counted

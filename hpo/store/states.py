@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from hpo.store.record import Assignment
 
-CONFIRMING = "confirm-"  # before the states of evaluations that confirm the best
 _STATE, _WEIGHTS = "state/", "weights/"
 _TO_SPARE = 64 << 20  # bytes that states leave free, for the record of the run
 _LITTLE = 1 << 30  # bytes, where nobody knows yet how large states are
@@ -58,16 +57,23 @@ class State:
 class States:
     """The states of the evaluations of a study, in a folder: one for each that goes on, or waits to go on.
 
-    The repeats of a trial share its state. The names of the files begin with `prefix`.
+    The repeats of a trial share its state. The names of the files begin with `prefix`. What this process has not found
+    at first, or written, is not there for it: nobody else evaluates the same trial meanwhile.
     """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self._folder = folder
         self._prefix = prefix
+        self._there = set(folder.glob(f"{prefix}*.safetensors"))
 
     def path(self, root: int) -> Path:
         """Return the file of a trial, the first of those that repeat each other."""
         return self._folder / f"{self._prefix}{root}.safetensors"
+
+    def find(self, assignment: Assignment) -> Path | None:
+        """Return the file of an evaluation's state; None where there is none."""
+        path = self.path(assignment.root)
+        return path if path in self._there else None
 
     def write(self, assignment: Assignment, state: State) -> None:
         """Replace the state of an evaluation; it is durable when this returns.
@@ -86,14 +92,18 @@ class States:
             text = json.dumps(vars(state.about))
             write_tensors(draft, tensors, {"about": text, "checksum": _checksum(text, tensors)})
             draft.replace(path)
+            self._there.add(path)
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
     def discard(self, assignment: Assignment) -> None:
         """Remove the state of an evaluation that has ended, if there is one."""
-        with suppress(OSError):
-            self.path(assignment.root).unlink(missing_ok=True)
+        path = self.path(assignment.root)
+        if path in self._there:
+            self._there.discard(path)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def sweep(self, roots: Collection[int]) -> None:
         """Remove all but the states of these trials; only while no process writes any."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 INTERRUPTED = "interrupted"
+CONFIRMING = "confirm-"  # before the numbers of trials of the study that confirms the best
 
 _STATES = {
     TrialState.RUNNING: "running",
@@ -94,7 +95,7 @@ class Evaluation:
 
 def label(trial: int, confirms: bool) -> str:
     """Return the name of a trial of the search, or of the study that confirms the best, which has its own numbers."""
-    return f"confirm-{trial}" if confirms else str(trial)
+    return f"{CONFIRMING}{trial}" if confirms else str(trial)
 
 
 def is_interrupted(trial: FrozenTrial) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,19 +55,24 @@ def fit(
         losses = restored["losses"]
         del restored  # a rank may have little room for it, too
 
-    def state() -> dict[str, Any]:
-        return {"training": training.state(), "losses": losses}
-
     while len(losses) < recipe.epochs and not is_over(losses, recipe.patience):
         reseed(worker.seed, len(losses))
         for batch in training.batches():
             training.step(batch)
         loss, metrics = evaluate(way, validation, recipe)
         losses.append(loss)
-        worker.offer(way.state_dict)
+        network_state = cache(way.state_dict)  # gathered once for both
+        worker.offer(network_state)
         if is_first:
-            worker.save(state)
+            worker.save(partial(_state, training, network_state, losses))
         yield loss, metrics
+        del network_state  # it holds the whole network
+
+
+def _state(
+    training: Training, network_state: Callable[[], Mapping[str, torch.Tensor]], losses: list[float]
+) -> dict[str, Any]:
+    return {"training": training.state(network_state()), "losses": losses}
 
 
 def is_over(losses: Sequence[float], patience: int) -> bool:
@@ -131,8 +137,11 @@ class Training:
         self._steps += 1
         return loss
 
-    def state(self) -> dict[str, Any]:
-        """Return what it takes to go on, on the leader, the same in each way; called by all ranks together."""
+    def state(self, network: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Return what it takes to go on, on the leader, the same in each way; called by all ranks together.
+
+        `network` is what the way's `state_dict` returns.
+        """
         state = self._optimizer.state
         own = {
             f"{key}:{name}": tensor
@@ -141,7 +150,7 @@ class Training:
             if tensor is not None
         }
         return {
-            "network": self.way.state_dict(),
+            "network": network,
             "optimizer": self.way.whole(own),
             "lr": self._optimizer.param_groups[0]["lr"],
             "schedule": self._schedule.last_epoch,

@@ -123,9 +123,6 @@ class Pipeline(Way):
                 whole[name] = received.cpu()  # there may be no room for the others on the leader's device
         return whole
 
-    def part(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002, D102
-        return tensor
-
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:  # noqa: D102
         for name, block in self._blocks:
             prefix = f"{name}."

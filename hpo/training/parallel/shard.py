@@ -6,12 +6,12 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -57,9 +57,7 @@ class Shard(DataParallelWay):
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:  # noqa: D102
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state: Any = get_model_state_dict(self.network, options=options)
-        return state  # type: ignore[no-any-return]
+        return self.whole(self.network.state_dict())
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:  # noqa: D102
         whole = {}

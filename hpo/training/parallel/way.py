@@ -80,9 +80,9 @@ class Way(ABC):
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Return, on the leader, tensors of the whole network by their names, of which this rank has its parts."""
 
-    @abstractmethod
-    def part(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
+    def part(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - for shards
         """Return this rank's part of a tensor that is whole, and belongs to one of its parameters."""
+        return tensor
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -148,9 +148,6 @@ class DataParallelWay(Way):
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:  # noqa: D102
         return tensors
-
-    def part(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002, D102
-        return tensor
 
 
 def measured(outputs: torch.Tensor, targets: torch.Tensor, measures: Sequence[PerSample]) -> torch.Tensor:
