@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from optuna.pruners import BasePruner, ThresholdPruner
+from optuna.pruners import ThresholdPruner
 
 from hpo.errors import Exit, Stop
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.leader import Leader, Limits
+from hpo.evaluation.pruning import Pruner, Stopping
 from hpo.evaluation.verdict import Verdict
 from hpo.ranks.watched import Details, Watched
 from hpo.store.log import Log
@@ -27,7 +28,7 @@ PARAMS = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
 class Led:
     """A leader with a record of its own, and the evaluations that it leads."""
 
-    def __init__(self, folder: Path, limits: Limits, pruner: BasePruner | None = None) -> None:
+    def __init__(self, folder: Path, limits: Limits, pruner: Pruner | None = None) -> None:
         self.record: Record = make_run(folder / "run")
         self.stops: list[Stop] = []
         keeper = WeightsKeeper(folder / "run" / "best.safetensors", self.record, {})
@@ -102,7 +103,7 @@ def test_the_time_in_which_a_loss_is_written_down_is_not_the_evaluations(
 
 
 def test_a_pruner_is_asked_when_the_loss_is_in_the_record(tmp_path: Path) -> None:
-    led = Led(tmp_path, Limits(), ThresholdPruner(upper=1.0))
+    led = Led(tmp_path, Limits(), Stopping(ThresholdPruner(upper=1.0)))
     attempt = led.begin()
     assert led.step(attempt, 0.5).state == "going"
     assert led.step(attempt, 2.0).state == "pruned"

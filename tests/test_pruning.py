@@ -17,8 +17,8 @@ from tests.support.outcome import trials_of
     "name", ["", "medium", "percentile", "percentile:0", "percentile:100", "percentile:x", "Median"]
 )
 def test_a_pruner_that_does_not_exist_is_named(name: str) -> None:
-    with pytest.raises(UsageError, match=f"asha or hyperband, not '{name}'"):
-        make_pruner(name)
+    with pytest.raises(UsageError, match=f"asha, hyperband or one-epoch, not '{name}'"):
+        make_pruner(name, budget=8)
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ def test_a_small_disk_is_said_before_a_run_starts(tmp_path: Path, monkeypatch: p
 
     def shortage(free: float) -> str:
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-        return states.shortage(workers=10)
+        return states.shortage(most=20)
 
     assert shortage(2e9) == ""
     some = "are free for what evaluations go on from (--save-every):"

@@ -131,4 +131,4 @@ def test_what_saves_a_later_state_each_time_is_not_suspected_and_what_does_not_i
     (failed,) = job.ended()
     assert failed.state == "failed"
     assert failed.went_on_after == 9
-    assert job.opened().waiting_roots() == set()
+    assert job.opened().roots_to_go_on() == set()

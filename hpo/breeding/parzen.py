@@ -50,12 +50,15 @@ class Parzen(Propagator):  # type: ignore[misc]
         """Tell the sampler's study of an evaluation that has started or ended; failures teach it nothing."""
         storage = self._study._storage
         self._running.pop(evaluation.trial, None)
+        if evaluation.state == "promoted":
+            self._known.pop(evaluation.trial, None)  # forgotten when a new study is begun
+            return
         if (trial := self._trials.pop(evaluation.trial, None)) is None:
             template = create_trial(
                 state=TrialState.RUNNING, params=evaluation.params, distributions=self._distributions
             )
             trial = storage.create_new_trial(self._study._study_id, template)
-        if evaluation.state in ("complete", "pruned"):
+        if evaluation.state in ("complete", "pruned", "paused"):
             storage.set_trial_state_values(trial, TrialState.COMPLETE, [evaluation.loss])
             self._known[evaluation.trial] = evaluation
         elif evaluation.state in ("running", "waiting"):

@@ -36,6 +36,7 @@ class Past:
         self.unordered = np.array([isinstance(parameter, Categorical) for parameter in space.parameters.values()])
         self.listeners: list[Callable[[Evaluation], None]] = []
         self._count = 0
+        self._places: dict[int, int] = {}  # of evaluations that are paused, by trial
         self._genes: Vector = np.empty((64, len(self.low)))
         self._losses: Vector = np.empty(64)
         self._running: dict[int, Vector] = {}
@@ -51,7 +52,7 @@ class Past:
             if evaluation.state in ("running", "waiting"):
                 self._running[evaluation.trial] = self.genes_of(evaluation.params)
             elif evaluation.finished:
-                self._append(self.genes_of(evaluation.params), evaluation.loss)
+                self._take(evaluation)
 
     @property
     def tried(self) -> Vector:
@@ -94,9 +95,15 @@ class Past:
     def _key(self, params: Mapping[str, Any]) -> tuple[Value, ...]:
         return tuple(params[name] for name in self.space.parameters)
 
-    def _append(self, genes: Vector, loss: float) -> None:
-        if self._count == len(self._losses):
+    def _take(self, evaluation: Evaluation) -> None:
+        """Take in an evaluation that has ended, in the place of the paused one from which it was promoted."""
+        place = None if evaluation.repeats is None else self._places.pop(evaluation.repeats, None)
+        if place is None:
+            place = self._count
+            self._count += 1
+        if place == len(self._losses):
             self._genes = np.concatenate([self._genes, np.empty_like(self._genes)])
             self._losses = np.concatenate([self._losses, np.empty_like(self._losses)])
-        self._genes[self._count], self._losses[self._count] = genes, loss
-        self._count += 1
+        self._genes[place], self._losses[place] = self.genes_of(evaluation.params), evaluation.loss
+        if evaluation.state == "paused":
+            self._places[evaluation.trial] = place

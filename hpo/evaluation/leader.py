@@ -15,8 +15,7 @@ from hpo.process import clock
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from optuna.pruners import BasePruner
-
+    from hpo.evaluation.pruning import Pruner
     from hpo.evaluation.saver import Saver
     from hpo.evaluation.state import Parts
     from hpo.ranks.watched import Watched
@@ -29,13 +28,14 @@ if TYPE_CHECKING:
 class Limits:
     """When to end an evaluation, a run in which nothing succeeds, or one that is good enough.
 
-    `evaluation_timeout` is in seconds; `max_failures` counts failed evaluations before any success.
+    `evaluation_timeout` is in seconds; `max_failures` counts failed evaluations before any success; `budget` those of
+    the whole run.
     """
 
     evaluation_timeout: float = math.inf
     max_failures: int | None = None
     target_loss: float = -math.inf
-    pruner: BasePruner | None = None
+    pruner: Pruner | None = None
 
 
 def target_reached(target_loss: float) -> Stop:
@@ -84,15 +84,15 @@ class Leader:
         return verdict
 
     def _is_to_be_kept(self, attempt: Attempt, verdict: Verdict) -> bool:
-        if self._keeper is None or attempt.offered is None or verdict.state not in ("going", "complete"):
+        if self._keeper is None or attempt.offered is None or verdict.state not in ("going", "complete", "paused"):
             return False
         assert verdict.loss is not None
         return verdict.loss < attempt.loss and self._keeper.wants(attempt.assignment, verdict.loss)
 
     def _is_to_be_saved(self, attempt: Attempt, verdict: Verdict) -> bool:
-        if self._saver is None or attempt.saving is None or verdict.state != "going":
+        if self._saver is None or attempt.saving is None or verdict.state not in ("going", "paused"):
             return False
-        return self._saver.wants()
+        return verdict.state == "paused" or self._saver.wants()
 
     def _take_over(self, attempt: Attempt) -> None:
         """Record the losses that an evaluation had before it was interrupted, if it has gone on from there."""
@@ -106,9 +106,15 @@ class Leader:
         if seconds > limits.evaluation_timeout:
             reason = f"timeout: still going on after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
             return replace(verdict, state="failed", failure=reason)
-        if limits.pruner and self._record.is_hopeless(attempt.assignment, limits.pruner):
-            return replace(verdict, state="pruned")
-        return verdict
+        return replace(verdict, state=self._judged(attempt, limits.pruner)) if limits.pruner else verdict
+
+    def _judged(self, attempt: Attempt, pruner: Pruner) -> str:
+        """Return what becomes of an evaluation; one that does not save cannot pause."""
+        judgement = pruner.judge(self._record, attempt.assignment, len(attempt.losses) + 1)
+        if self._saver is not None and judgement.falls_out is not None:
+            self._saver.drop(judgement.falls_out)
+        can_pause = self._saver is not None and self._saver.is_on and attempt.saving is not None
+        return "pruned" if judgement.state == "paused" and not can_pause else judgement.state
 
     def copy_weights(self, attempt: Attempt) -> None:
         """Copy the weights that the objective has offered, before the objective trains on."""
@@ -129,15 +135,17 @@ class Leader:
 
     def save(self, attempt: Attempt, gathered: Parts | None, since: float) -> None:
         """Take over a state that all ranks have gathered since a time, or copy it, before the objective trains on."""
-        if self._saver is not None and attempt.goes_on:
+        if self._saver is not None and attempt.verdict.state in ("going", "paused"):
             self._saver.keep(attempt, gathered, since)
-            if self._saver.is_due():
+            if attempt.goes_on and self._saver.is_due():
                 self.write_state(attempt)
 
-    def write_state(self, attempt: Attempt) -> None:
-        """Write the last state of an evaluation that ends here, and is to go on."""
-        if self._saver is not None and (losses := self._saver.write(attempt)):
+    def write_state(self, attempt: Attempt) -> bool:
+        """Write the last state of an evaluation that ends here, and is to go on; tell whether there was one."""
+        losses = self._saver.write(attempt) if self._saver is not None else 0
+        if losses:
             self._record.saved(attempt.assignment, losses)
+        return losses > 0
 
     def give_up(self, attempt: Attempt, failure: str, stack: str) -> None:
         """Record that an evaluation has ended a rank's process, and so the job; may be called from any thread."""
@@ -151,6 +159,10 @@ class Leader:
             record.interrupt(assignment)
             return
         self._take_over(attempt)
+        if verdict.state == "paused" and self.write_state(attempt):
+            paused_after = len(attempt.losses)
+            record.prune(assignment, attempt.loss, seconds, attempt.metrics, paused_after=paused_after)
+            return
         self._end(attempt, seconds)
         if self._saver is not None:
             self._saver.discard(assignment)
@@ -163,7 +175,7 @@ class Leader:
                 self._keeper.keep(assignment, attempt.weights)
             if attempt.loss <= self.limits.target_loss:
                 self._stop(target_reached(self.limits.target_loss))
-        elif verdict.state == "pruned":
+        elif verdict.state in ("pruned", "paused"):
             record.prune(assignment, attempt.loss, seconds, attempt.metrics)
         else:
             record.fail(assignment, verdict.failure, verdict.traceback, seconds)

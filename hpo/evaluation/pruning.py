@@ -1,31 +1,79 @@
-"""Optuna's pruners by the names that they have on the command line."""
+"""Pruners by the names that they have on the command line: Optuna's, and those that pause."""
 
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
 
-from optuna.exceptions import ExperimentalWarning
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, PercentilePruner, SuccessiveHalvingPruner
+from optuna.pruners import BasePruner, MedianPruner, PercentilePruner
 
 from hpo.errors import UsageError
+from hpo.store.rungs import HALVINGS, Halving, rungs_of
+
+if TYPE_CHECKING:
+    from hpo.store.record import Assignment, Record
 
 
-def make_pruner(name: str) -> BasePruner | None:
-    """Return the pruner of this name; None for the name "none". Raises UsageError where no pruner has the name."""
+@dataclass(frozen=True)
+class Judgement:
+    """What a pruner makes of an evaluation: its `state` is going, pruned or paused.
+
+    `falls_out` is the first trial of a paused individual that can never be promoted any more.
+    """
+
+    state: str
+    falls_out: int | None = None
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Stops what one of Optuna's pruners says is hopeless, after any epoch."""
+
+    pruner: BasePruner
+
+    def judge(self, record: Record, assignment: Assignment, _: int) -> Judgement:
+        """Judge an evaluation by its losses in the record, and by those of the others."""
+        return Judgement("pruned" if record.is_hopeless(assignment, self.pruner) else "going")
+
+
+@dataclass(frozen=True)
+class Pausing:
+    """Pauses at rungs what is not among the best, as long as it may be promoted; `budget` is that of the run."""
+
+    halving: Halving
+    budget: int
+
+    def judge(self, record: Record, assignment: Assignment, epochs: int) -> Judgement:
+        """Judge an evaluation by its losses in the record after so many epochs, and by those of the others."""
+        if not self.halving.has_rung(assignment.root, epochs):
+            return Judgement("going")
+        here = (self.halving.bracket_of(assignment.root), epochs)
+        rungs = [r for r in rungs_of(self.halving, record.evaluations()) if (r.bracket, r.epochs) == here]
+        if not rungs:
+            return Judgement("going")  # it is near its end
+        place, last = rungs[0].place(assignment.root), self.halving.go_on(self.budget)
+        state = "going" if place < rungs[0].go_on else "paused" if place < last else "pruned"
+        out = next((root for _, root in rungs[0].losses[last : last + 1] if root in rungs[0].paused), None)
+        return Judgement(state, out)
+
+
+Pruner = Union[Stopping, Pausing]
+
+
+def make_pruner(name: str, budget: int) -> Pruner | None:
+    """Return the pruner of this name for a run of so many evaluations; None for the name "none".
+
+    Raises UsageError where no pruner has the name.
+    """
     if percentile := re.fullmatch(r"percentile:(\d+(?:\.\d+)?)", name):
         if 0 < float(percentile[1]) < 100:
-            return PercentilePruner(float(percentile[1]))
-    elif name in ("none", "median", "asha", "hyperband"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            kinds: dict[str, Callable[[], BasePruner]] = {
-                "median": MedianPruner,
-                "asha": SuccessiveHalvingPruner,
-                "hyperband": HyperbandPruner,
-            }
-            return kinds[name]() if name in kinds else None
+            return Stopping(PercentilePruner(float(percentile[1])))
+    elif name in ("none", "median"):
+        return Stopping(MedianPruner()) if name == "median" else None
+    elif name in HALVINGS:
+        return Pausing(HALVINGS[name], budget)
     raise UsageError(
-        f"--pruner must be none, median, percentile:P with P between 0 and 100, asha or hyperband, not {name!r}"
+        f"--pruner must be none, median, percentile:P with P between 0 and 100, asha, hyperband or one-epoch, "
+        f"not {name!r}"
     )

@@ -57,10 +57,19 @@ class Saver:
         warn(f"warning: trial {assignment.number} begins again, since it cannot go on from its state: {reason}")
         self._states.discard(assignment)
 
+    def drop(self, root: int) -> None:
+        """Remove the state of a paused evaluation, which will not go on."""
+        self._states.drop(root)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether states are kept at all."""
+        return self._every != math.inf
+
     def wants(self) -> bool:
         """Tell whether the state of an evaluation that goes on is to be copied now."""
         since = clock.now() - self._copied
-        return self._every != math.inf and (since >= _SHARE * self._seconds_to_copy or self.is_due())
+        return self.is_on and (since >= _SHARE * self._seconds_to_copy or self.is_due())
 
     def keep(self, attempt: Attempt, gathered: Parts | None, since: float) -> None:
         """Take over what all ranks have gathered of a state since a time, or copy what the objective has saved."""

@@ -49,11 +49,11 @@ class Step:
 class Verdict:
     """What becomes of an evaluation, the same on all ranks.
 
-    `state` is going, complete, pruned, failed or stopped, or one of two after which the individual is evaluated again:
-    "again", if the objective is right and only torch's check of collectives has failed, which is then left out, and
-    "suspended", if a rank has waited in vain because the job was suspended. `keep` says that the weights of this loss,
-    the best of the run, are to be kept, and `save` that what was saved with it is to be copied; `leaves_messages` that
-    some messages of a rank have not been received.
+    `state` is going, complete, pruned, paused, failed or stopped, or one of two after which the individual is evaluated
+    again: "again", if the objective is right and only torch's check of collectives has failed, which is then left out,
+    and "suspended", if a rank has waited in vain because the job was suspended. `keep` says that the weights of this
+    loss, the best of the run, are to be kept, and `save` that what was saved with it is to be copied; `leaves_messages`
+    that some messages of a rank have not been received.
     """
 
     state: str

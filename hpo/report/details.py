@@ -18,7 +18,8 @@ class Details:
 
     `in_use` tells whether its run goes on, None where this cannot be told from this host; `seed` is what it was trained
     with, None where another run has done that; `repeated_by` is the trial that evaluates it again, if it was
-    interrupted; `confirmed_by` are those that train it with other seeds.
+    interrupted or promoted, and `repeats_state` what became of the one that it repeats; `confirmed_by` are those that
+    train it with other seeds.
     """
 
     evaluation: Evaluation
@@ -26,6 +27,7 @@ class Details:
     in_use: bool | None
     seed: int | None
     repeated_by: int | None
+    repeats_state: str
     confirmed_by: list[Evaluation]
     printed: LogEnd | None
 
@@ -57,6 +59,7 @@ def as_json(details: Details) -> dict[str, Any]:
         "deaths": one.deaths,
         "went_on_after": one.went_on_after or None,
         "saved_after": one.saved_after or None,
+        "paused_after": one.paused_after or None,
         "started": _time(one.started),
         "ended": _time(one.ended),
         "seconds": one.seconds if one.finished else None,

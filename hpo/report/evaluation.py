@@ -42,6 +42,9 @@ def _state(details: Details) -> str:
     one, again = details.evaluation, details.repeated_by
     if one.state == "interrupted":
         return "interrupted" if again is None else f"interrupted, and repeated as trial {_beside(one, again)}"
+    if one.state in ("paused", "promoted"):
+        paused = f"paused after {counted(one.paused_after, 'epoch')}"
+        return paused if again is None else f"{paused}, and promoted: it goes on as trial {again}"
     if one.state == "running" and details.in_use is None:
         return "running, or the run has died: that cannot be told from this host"
     if one.state in ("running", "waiting") and details.in_use is False:
@@ -86,7 +89,7 @@ def _origin(details: Details) -> Iterator[tuple[str, str]]:
         of = [f"{count} of island {island}" for island, count in one.immigrants.items()]
         yield "immigrants", f"{', '.join(of)} lived on its island when it began"
     if one.repeats is not None:
-        yield "repeats", f"trial {_beside(one, one.repeats)}, which was interrupted"
+        yield "repeats", f"trial {_beside(one, one.repeats)}, which was {details.repeats_state}"
     if one.deaths:
         yield "deaths", f"the job had died {counted(one.deaths, 'time')} in a row on it before this"
     if one.went_on_after:

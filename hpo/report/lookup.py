@@ -67,6 +67,7 @@ class Lookup:
             self._in_use,
             run_seed if evaluation.seed is None else evaluation.seed,
             next((one.trial for one in own if one.repeats == evaluation.trial), None),
+            next((one.state for one in own if one.trial == evaluation.repeats), ""),
             [] if confirms else [one for one in self._confirming if one.confirms == evaluation.trial],
             read_log(self.run_dir.printed(evaluation.trial, confirms)),
         )

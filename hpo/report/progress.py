@@ -27,7 +27,7 @@ class Lines:
     """Makes a line for each evaluation that ends; those that had ended before are in `past`; `budget` may change."""
 
     def __init__(self, past: Sequence[Evaluation], budget: int) -> None:
-        self.done = sum(evaluation.counts for evaluation in past)
+        self._counted = {evaluation.trial for evaluation in past if evaluation.counts}
         self.best = best(e for e in past if e.confirms is None)
         self.budget = budget
         self._widths: dict[str, int] = {}
@@ -37,9 +37,18 @@ class Lines:
         """The line above all others."""
         return f"{'done':>{2 * len(str(self.budget)) + 1}}  island  worker  generation      loss        seconds"
 
+    @property
+    def done(self) -> int:
+        """How many evaluations have ended, and do not go on."""
+        return len(self._counted)
+
+    def promote(self, evaluation: Evaluation) -> None:
+        """Count an evaluation no more that was paused, since it goes on."""
+        self._counted.discard(evaluation.trial)
+
     def line(self, evaluation: Evaluation) -> str:
         """Return the line of the next evaluation that has ended, and count it."""
-        self.done += 1
+        self._counted.add(evaluation.trial)
         confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
         is_best = evaluation.state == "complete" and not confirms
         is_best = is_best and (self.best is None or evaluation.loss < self.best.loss)
@@ -115,6 +124,9 @@ class Progress:
         news = {evaluation.trial: evaluation for evaluation in self._news()}
         self._ours |= news
         ended = [evaluation for evaluation in news.values() if evaluation.counts]
+        for evaluation in news.values():
+            if evaluation.state == "promoted":
+                self._lines.promote(evaluation)
         for evaluation in sorted(ended, key=lambda evaluation: evaluation.ended):
             self._print(self._lines.line(evaluation))
         if time.monotonic() - self._estimated > SECONDS_BETWEEN_ESTIMATES and self._lines.done < self._budget:

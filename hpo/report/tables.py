@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpo.report.grid import empty_table, table_text
+from hpo.report.grid import empty_table, filled_table, table_text
 from hpo.report.individuals import individuals_text
+from hpo.report.rungs import rung_columns
 from hpo.results.advice.result import Advice
 from hpo.results.names import metrics_shown
 from hpo.results.reader import RunReader
+from hpo.results.summary import COUNTED
 from hpo.results.winner import examined
 from hpo.store.trials import Evaluation, label
 from hpo.store.weights import trial_of_weights
@@ -35,10 +37,12 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path) -> None:
             print(_told_apart(summary["confirmed"]))
     if summary["best"]:
         print(_propagators(summary["propagators"]))
+    if summary["rungs"]:
+        print(table_text("Rungs, in epochs", filled_table(rung_columns(summary["rungs"]))))
     if summary["failures"]:
         print(_failures(summary["failures"], run_dir))
     counts = summary["evaluations"]
-    states = [f"{counts[state]} {state}" for state in ("complete", "pruned", "failed", "running") if counts[state]]
+    states = [f"{counts[state]} {state}" for state in COUNTED if counts[state]]
     if summary["waiting"]:
         states.append(f"{summary['waiting']} waiting to be evaluated")
     if summary["unconfirmed"]:

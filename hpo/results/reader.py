@@ -66,7 +66,7 @@ class RunReader:
 
     def summary(self, top_n: int) -> dict[str, Any]:
         """Return a summary of the run as it stands: summary.json without the times."""
-        return summarize(self.evaluations(), self.manifest.budget, top_n, self.confirmations())
+        return summarize(self.evaluations(), self.manifest.budget, top_n, self.confirmations(), self.manifest.pruner)
 
     def distributions(self) -> dict[str, Any]:
         """Return the Optuna distributions of the search space; empty before the first evaluation."""

@@ -9,11 +9,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpo.results.confirmation import compare
+from hpo.store.rungs import HALVINGS, Halving, Rung, rungs_of
 from hpo.store.trials import Evaluation, best, rank
+
+# The states that are counted: not those of what is repeated, or waits.
+COUNTED = ("complete", "pruned", "paused", "failed", "running")
 
 
 def summarize(
-    evaluations: Sequence[Evaluation], budget: int, top_n: int, confirmations: Sequence[Evaluation] = ()
+    evaluations: Sequence[Evaluation],
+    budget: int,
+    top_n: int,
+    confirmations: Sequence[Evaluation] = (),
+    pruner: str = "none",
 ) -> dict[str, Any]:
     """Return what the record says of a run: the content of summary.json without its times."""
     first = best(evaluations)
@@ -23,6 +31,7 @@ def summarize(
         "waiting": sum(evaluation.state == "waiting" for evaluation in evaluations),
         "failures": reasons([*evaluations, *confirmations]),
         "propagators": propagators(evaluations),
+        "rungs": rungs(evaluations, pruner),
         "best": _entry(first) if first else None,
         "top": [_entry(evaluation) for evaluation in rank(evaluations, top_n)],
         "islands": [
@@ -76,6 +85,36 @@ def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def rungs(evaluations: Sequence[Evaluation], pruner: str) -> list[dict[str, Any]]:
+    """Return the rungs of a pruner that pauses, with what has reached them; `next` is the paused one to go on first.
+
+    It goes on when `at` individuals have reached its rung, if none of those that are to come is better.
+    """
+    halving = HALVINGS.get(pruner)
+    if halving is None:
+        return []
+    return [
+        {
+            "bracket": rung.bracket,
+            "epochs": rung.epochs,
+            "reached": len(rung.losses),
+            "went_on": rung.went_on,
+            "paused": len(rung.paused),
+            "best": rung.losses[0][0] if math.isfinite(rung.losses[0][0]) else None,
+            "next": _next(halving, rung),
+        }
+        for rung in rungs_of(halving, evaluations)
+    ]
+
+
+def _next(halving: Halving, rung: Rung) -> dict[str, Any] | None:
+    waiting = ((place, root) for place, (_, root) in enumerate(rung.losses) if root in rung.paused)
+    for place, root in waiting:
+        first = rung.paused[root]
+        return {"trial": first.trial, "loss": first.loss, "at": halving.needed(place)}
+    return None
+
+
 def improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Return the evaluations that were the best of the run when they ended, in the order in which they ended.
 
@@ -99,7 +138,7 @@ def in_order(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 def counts(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:
     """Return the number of evaluations by state, without interrupted ones, which are repeated, and taken over ones."""
     states = Counter(evaluation.state for evaluation in evaluations if not evaluation.origin)
-    return {**{state: states[state] for state in ("complete", "pruned", "failed", "running")}, "budget": budget}
+    return {**{state: states[state] for state in COUNTED}, "budget": budget}
 
 
 def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float) -> float | None:
@@ -108,7 +147,8 @@ def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float)
     Only evaluations that were started at `since` (seconds since the epoch) or later, by this session of a run, count;
     None where there are none, or the clock was set meanwhile.
     """
-    ours = [evaluation for evaluation in evaluations if evaluation.counts and evaluation.started >= since]
+    worked = [evaluation for evaluation in evaluations if evaluation.counts or evaluation.state == "promoted"]
+    ours = [evaluation for evaluation in worked if evaluation.started >= since]
     if not ours:
         return None
     span = max(evaluation.ended for evaluation in ours) - min(evaluation.started for evaluation in ours)

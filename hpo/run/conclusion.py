@@ -14,7 +14,8 @@ from hpo.evaluation.leader import target_reached
 from hpo.results.summary import busy_fraction, summarize
 from hpo.run.session import Session
 from hpo.store.run_dir import RunDir, write_json
-from hpo.store.trials import Evaluation, best, is_spent, rank
+from hpo.store.rungs import is_over
+from hpo.store.trials import Evaluation, best, rank
 from hpo.store.url import without_password
 
 
@@ -54,12 +55,13 @@ class Conclusion:
         session, run_dir = self._session, self._session.run_dir
         evaluations, confirmations = session.open_record().evaluations(), self._confirmations()
         stopped = self._stopped(evaluations, confirmations)
-        summary = summarize(evaluations, session.manifest.budget, self._top_n, confirmations)
+        run = session.manifest
+        summary = summarize(evaluations, run.budget, self._top_n, confirmations, run.pruner)
         summary["stopped"] = stopped.reason if stopped else None
         summary["exhausted"] = sum(evaluation.finished for evaluation in evaluations) >= self._size
         summary["wall_seconds"] = round(time.time() - self._started, 3)
-        workers = session.manifest.layout.workers
-        summary["worker_busy_fraction"] = busy_fraction([*evaluations, *confirmations], workers, since=self._started)
+        everything = [*evaluations, *confirmations]
+        summary["worker_busy_fraction"] = busy_fraction(everything, run.layout.workers, since=self._started)
         print_tables(summary, run_dir.path)
         if summary["worker_busy_fraction"] is not None:
             print_times(summary)
@@ -75,8 +77,14 @@ class Conclusion:
 
     def is_search_over(self) -> bool:
         """Tell whether there is nothing more to search: the budget is spent, or the target reached."""
-        evaluations = self._session.open_record().evaluations()
-        return is_spent(evaluations, self._session.manifest.budget) or self._is_target_reached(evaluations)
+        return self.is_spent() or self._is_target_reached(self._session.open_record().evaluations())
+
+    def is_spent(self) -> bool:
+        """Tell whether the budget of the search is spent, and nothing is to be promoted."""
+        return self._is_spent(self._session.open_record().evaluations())
+
+    def _is_spent(self, evaluations: Sequence[Evaluation]) -> bool:
+        return is_over(evaluations, self._session.manifest.budget, self._session.manifest.pruner)
 
     def _is_target_reached(self, evaluations: Sequence[Evaluation]) -> bool:
         found = best(evaluations)
@@ -90,7 +98,7 @@ class Conclusion:
         unconfirmed = session.plan.to_do(rank(evaluations, self._top_n), confirmations)
         if stopping and unconfirmed and stopping.status == Exit.BUDGET_SPENT:
             return replace(stopping, status=Exit.MORE_TO_DO)
-        return None if is_spent(evaluations, session.manifest.budget) and not unconfirmed else stopping
+        return None if self._is_spent(evaluations) and not unconfirmed else stopping
 
     def _confirmations(self) -> list[Evaluation]:
         session = self._session

@@ -59,7 +59,7 @@ def read_inheritance(source: str, space: SearchSpace) -> Inheritance:
     ended = [
         _cleaned(evaluation, space)
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.loss)
-        if evaluation.state in ("complete", "pruned")
+        if evaluation.state in ("complete", "pruned", "paused")
         and all(map(math.isfinite, (evaluation.loss, evaluation.started, evaluation.ended)))
     ]
     judged = [(evaluation, misfit(evaluation, space)) for evaluation in ended]

@@ -65,14 +65,15 @@ def resolve(options: Options, layout: Layout) -> Request:
     propagators = options.propagators or (before.propagators if before else DEFAULT_PROPAGATORS)
     check_space(propagators, file.space)
     pruner = _chosen(options.pruner, before.pruner if before else None, DEFAULT_PRUNER)
-    make_pruner(pruner)
+    budget = _chosen(options.budget(layout.workers), before.budget if before else None, DEFAULT_EVALUATIONS)
+    make_pruner(pruner, budget)
     storage = _chosen(options.storage, before.storage if before else None, None)
     return Request(
         options=options,
         layout=layout,
         problem=file.bound(_assignments(texts)),
         before=before,
-        budget=_chosen(options.budget(layout.workers), before.budget if before else None, DEFAULT_EVALUATIONS),
+        budget=budget,
         seed=seed,
         propagators=propagators,
         pruner=pruner,

@@ -28,6 +28,7 @@ from hpo.store.manifest import Manifest
 from hpo.store.outage import Patience
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir, fresh_run_dir, write_json
+from hpo.store.rungs import HALVINGS, Halving
 from hpo.store.states import States
 from hpo.store.storage import studies
 from hpo.store.study import confirmations_of, existing_study, is_missing, mistakes, open_study
@@ -64,9 +65,16 @@ class Session:
         """Open the record of the evaluations that confirm the best, which `create_confirmations` has made."""
         return Record(self.storage, self.manifest.confirming_study, self.patience)
 
-    def claims(self, record: Record, space: SearchSpace, budget: int, is_stopping: Callable[[], bool]) -> Claims:
+    def claims(
+        self,
+        record: Record,
+        space: SearchSpace,
+        budget: int,
+        is_stopping: Callable[[], bool],
+        halving: Halving | None = None,
+    ) -> Claims:
         """Return what a leader claims evaluations from."""
-        return Claims(record, self.run_dir.claims, space.distributions(), budget, is_stopping)
+        return Claims(record, self.run_dir.claims, space.distributions(), budget, is_stopping, halving)
 
     def has_confirmations(self) -> bool:
         """Tell whether the study of the evaluations that confirm the best exists."""
@@ -113,12 +121,18 @@ def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
         *changes(run_dir, problem.file, earlier, this),
         *differences(before.settings if before else {}, "before", manifest.settings, "now"),
     ]
-    if request.options.save_every != math.inf and (shortage := States(run_dir.states).shortage(request.layout.workers)):
+    if request.options.save_every != math.inf and (shortage := States(run_dir.states).shortage(_most_states(request))):
         lines.append(shortage)
     with mistakes(session.storage):
         write_json(run_dir.run_json, manifest.content())
         lines += _start_with(session, request)
     return dataclasses.replace(session, headline="\n".join(lines))
+
+
+def _most_states(request: Request) -> int:
+    """Return how many states there may be at once: the next one of each worker is written beside its last."""
+    halving = HALVINGS.get(request.pruner)
+    return 2 * request.layout.workers + (halving.most_paused(request.budget) if halving else 0)
 
 
 def _located(run_dir: RunDir, request: Request) -> str:
@@ -200,8 +214,8 @@ def _take_up(session: Session, space: SearchSpace) -> str:
         confirmations = open_study(storage, session.manifest.confirming_study)
         if confirmations and confirmations.about().get("confirms") == study:
             confirmations.requeue_interrupted(run_dir.died)
-    States(run_dir.states).sweep(record.waiting_roots())
-    States(run_dir.states, CONFIRMING).sweep(confirmations.waiting_roots() if confirmations else set())
+    States(run_dir.states).sweep(record.roots_to_go_on())
+    States(run_dir.states, CONFIRMING).sweep(confirmations.roots_to_go_on() if confirmations else set())
     own = [evaluation for evaluation in record.evaluations() if not evaluation.origin]
     waiting = [evaluation for evaluation in own if evaluation.state == "waiting"]
     finished = sum(evaluation.state not in ("waiting", "interrupted") for evaluation in own)

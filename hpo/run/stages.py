@@ -26,6 +26,7 @@ from hpo.store.log import Log
 from hpo.store.outage import Patience
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
+from hpo.store.rungs import HALVINGS
 from hpo.store.states import States
 from hpo.store.trials import CONFIRMING, rank
 from hpo.store.url import without_password
@@ -70,8 +71,8 @@ class Stages:
         options, leader, claims = self._options, None, None
         if self._group.rank == 0:
             record = session.open_record()
-            claims = session.claims(record, space, run.budget, self._is_stopping)
-            limits = Limits(self._timeout, options.max_failures, self._target, make_pruner(run.pruner))
+            claims = session.claims(record, space, run.budget, self._is_stopping, HALVINGS.get(run.pruner))
+            limits = Limits(self._timeout, options.max_failures, self._target, make_pruner(run.pruner, run.budget))
             keeper = WeightsKeeper(self._files.weights, record, run.settings)
             saver = Saver(States(self._files.states), options.save_every)
             leader = Leader(record, Log(self._files.printed), limits, self._job.watch.stop, keeper, saver)
@@ -104,13 +105,20 @@ class Stages:
 
     def end(self) -> int:
         """Print the summary, test the winner, write the report, wait for trackers, and return the exit status."""
-        States(self._files.states).leave()
+        self._tidy()
         self._tracking.finish()
         status, stopping = self._conclusion.say(), self._job.watch.stopping
         session = self._session
         hand_over(session.run_dir.path, session.storage, self._task.problem, to_test=stopping is None)
         self._tracking.wait(_SECONDS_FOR_TRACKERS if stopping is None else _SECONDS_FOR_TRACKERS_AT_A_STOP)
         return status
+
+    def _tidy(self) -> None:
+        """Remove the states of a search that is over; what was interrupted keeps its own."""
+        states = States(self._files.states)
+        if self._job.is_first and self._conclusion.is_spent():
+            states.sweep(())
+        states.leave()
 
     def _evaluator(self, leader: Leader | None) -> Evaluator:
         return Evaluator(self._task, self._group, self._job.watch, self._job.printed, leader)

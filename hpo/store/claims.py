@@ -12,8 +12,9 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.errors import KnownError, RunError
 from hpo.store.lock import FileLock
 from hpo.store.record import Assignment, Record
+from hpo.store.rungs import Halving, promotable
 from hpo.store.suspects import next_of
-from hpo.store.trials import is_interrupted
+from hpo.store.trials import is_interrupted, is_paused, repeated_by
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -24,7 +25,8 @@ class Claims:
 
     No more than `budget` evaluations are ever started, however many processes claim at once. Interrupted evaluations do
     not count, since they are repeated, nor do those that were taken over from another run. `lock` is the path of the
-    lock that these processes share. There is nothing to claim once `is_stopping()` is true.
+    lock that these processes share. There is nothing to claim once `is_stopping()` is true. With `halving`, what was
+    paused is promoted first; it has been counted.
     """
 
     def __init__(
@@ -34,25 +36,29 @@ class Claims:
         distributions: Mapping[str, BaseDistribution],
         budget: int,
         is_stopping: Callable[[], bool] = lambda: False,
+        halving: Halving | None = None,
     ) -> None:
         self.record = record
         self._lock_path = lock.absolute()
         self._distributions = dict(distributions)
         self._budget = budget
         self._is_stopping = is_stopping
+        self._halving = halving
         self._tried: set[frozenset[tuple[str, Any]]] = set()
         self._seen = self._ended = 0  # trials; those that have ended and count
         self._going: list[int] = []  # those that have not ended: only they can change
 
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
-        """Start a trial that has waited, or else one with these hyperparameters; None where no more are to be started.
+        """Start a trial that has waited, else one that is promoted, else one with these hyperparameters.
+
+        Returns None where no more are to be started.
 
         Raises KnownError if these hyperparameters have been started before.
         """
         return self._claim(params, attributes)
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start a trial that has waited; None where no trial waits, or no more are to be started."""
+        """Start a trial that has waited, or one that is promoted; None where no more are to be started."""
         return self._claim(None, attributes)
 
     def _claim(self, params: Mapping[str, Any] | None, attributes: Mapping[str, Any]) -> Assignment | None:
@@ -63,11 +69,12 @@ class Claims:
             self._learn(trials)
             waiting = [trials[number] for number in self._going if trials[number].state == TrialState.WAITING]
             claimed = self._ended + len(self._going)
-            if claimed - len(waiting) >= self._budget:
-                return None
+            is_spent = claimed - len(waiting) >= self._budget
             is_last = params is None or claimed >= self._budget
-            if waiting and (trial := next_of(waiting, trials, is_last)):
+            if waiting and not is_spent and (trial := next_of(waiting, trials, is_last)):
                 return self.record.start_waiting(trial, attributes)
+            if self._halving and (paused := promotable(self._halving, self.record.evaluations())):
+                return self.record.promote(paused[0], attributes)
             if params is None or is_last:
                 return None
             if frozenset(params.items()) in self._tried:
@@ -76,12 +83,15 @@ class Claims:
 
     def _learn(self, trials: Sequence[FrozenTrial]) -> None:
         """Learn which trials have begun and ended since the last claim."""
-        self._tried.update(frozenset(trial.params.items()) for trial in trials[self._seen :])
+        new = trials[self._seen :]
+        self._tried.update(frozenset(trial.params.items()) for trial in new)
         going = [*self._going, *range(self._seen, len(trials))]
         self._seen = len(trials)
         self._going = [number for number in going if not trials[number].state.is_finished()]
         ended = [trials[number] for number in going if trials[number].state.is_finished()]
         self._ended += sum("origin" not in trial.user_attrs and not is_interrupted(trial) for trial in ended)
+        repeated = [repeated_by(trial) for trial in new]
+        self._ended -= sum(number is not None and is_paused(trials[number]) for number in repeated)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

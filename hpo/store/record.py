@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from hpo.store.news import News
 from hpo.store.storage import open_storage
 from hpo.store.suspects import MOST_DEATHS, deaths_of, explains, has_gone_on
-from hpo.store.trials import INTERRUPTED, Evaluation, evaluation_of, kept, root_of, trial_of
+from hpo.store.trials import INTERRUPTED, Evaluation, evaluation_of, is_paused, kept, repeated_by, root_of, trial_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -55,8 +56,8 @@ class Record:
         self._study_id = self._storage.get_study_id_from_name(study_name)
         self._study = optuna.load_study(study_name=study_name, storage=self._storage)
         self._finished_before = {trial.number for trial in self.trials() if trial.state.is_finished()}
-        self._told: dict[int, TrialState] = {}
-        self._over = 0
+        self._ended: dict[int, Evaluation] = {}
+        self._news = News()
 
     @classmethod
     def create(cls, storage: str | Path, study_name: str, space: Mapping[str, str], confirms: str = "") -> Record:
@@ -125,10 +126,21 @@ class Record:
         root = root_of(trial, self.trials())
         return Assignment(trial._trial_id, trial.number, trial.params, root, trial.user_attrs.get("seed"))
 
-    def waiting_roots(self) -> set[int]:
-        """Return the first of the trials that each waiting one repeats, or the waiting one itself."""
+    def promote(self, paused: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
+        """Start a trial that goes on where a paused one was; it keeps what that was bred by."""
         trials = self.trials()
-        return {root_of(trial, trials) for trial in trials if trial.state == TrialState.WAITING}
+        trial = trials[paused.trial]
+        repeats = {**_of_all_repeats(trial), "repeats": trial.number}
+        started = self.start(trial.params, trial.distributions, {**attributes, **repeats})
+        return replace(started, root=root_of(trial, trials), seed=trial.user_attrs.get("seed"))
+
+    def roots_to_go_on(self) -> set[int]:
+        """Return the first trials of the individuals that wait to go on, or are paused."""
+        trials = self.trials()
+        repeated = set(map(repeated_by, trials))
+        waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
+        paused = [trial for trial in trials if is_paused(trial) and trial.number not in repeated]
+        return {root_of(trial, trials) for trial in [*waiting, *paused]}
 
     def went_on(self, assignment: Assignment, losses: Sequence[float], seconds: float) -> None:
         """Record the losses that an evaluation had when it went on where it was interrupted, and how long they took."""
@@ -149,9 +161,11 @@ class Record:
         """Record that an evaluation succeeded; durable when this returns."""
         self._end(assignment, TrialState.COMPLETE, [loss], seconds=seconds, **kept(metrics))
 
-    def prune(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
-        """Record that an evaluation was pruned, with its lowest loss; durable when this returns."""
-        self._end(assignment, TrialState.PRUNED, [loss], seconds=seconds, **kept(metrics))
+    def prune(
+        self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
+    ) -> None:
+        """Record that an evaluation was pruned, or `paused_after` some losses, with its lowest loss; it is durable."""
+        self._end(assignment, TrialState.PRUNED, [loss], seconds=seconds, **kept(metrics), **attributes)
 
     def is_hopeless(self, assignment: Assignment, pruner: BasePruner) -> bool:
         """Tell whether a pruner ends an evaluation, by the intermediate values of this one and of the others."""
@@ -209,7 +223,7 @@ class Record:
         trial = self._storage.get_trial(assignment.trial_id)
         deaths = 0 if has_gone_on(trial) else deaths_of(trial) + died
         if assignment.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
-            kept = {name: trial.user_attrs[name] for name in _REPEATED if name in trial.user_attrs}
+            kept = _of_all_repeats(trial)
             self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths, **kept)
         self._end(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
@@ -247,19 +261,21 @@ class Record:
 
     def evaluations(self) -> list[Evaluation]:
         """Return all evaluations in the order in which they were started."""
-        return [evaluation_of(trial) for trial in self.trials()]
+        trials = self.trials()
+        repeated = set(map(repeated_by, trials))
+        return [self._evaluation(trial, trial.number in repeated) for trial in trials]
+
+    def _evaluation(self, trial: FrozenTrial, is_repeated: bool) -> Evaluation:
+        """Return a trial as an evaluation; one that has ended changes no more, but that it may be repeated."""
+        if is_repeated or not trial.state.is_finished():
+            return evaluation_of(trial, is_repeated)
+        if trial.number not in self._ended:
+            self._ended[trial.number] = evaluation_of(trial)
+        return self._ended[trial.number]
 
     def news(self) -> list[Evaluation]:
-        """Return the evaluations that have started, or that have ended, since the last call."""
-        trials = self.trials()
-        fresh = [trials[number] for number in [*self._told, *range(self._over, len(trials))]]
-        changed = [trial for trial in fresh if self._told.get(trial.number) != trial.state]
-        self._told.update((trial.number, trial.state) for trial in changed)
-        for trial in changed:
-            if trial.state.is_finished():
-                del self._told[trial.number]
-        self._over = len(trials)
-        return [evaluation_of(trial) for trial in changed]
+        """Return the evaluations that have started, ended, or been promoted since the last call."""
+        return self._news.of(self.trials())
 
     def running(self) -> list[Evaluation]:
         """Return the evaluations that go on now, each with its losses so far."""
@@ -275,3 +291,7 @@ class Record:
         for name, value in attributes.items():
             self._storage.set_trial_user_attr(assignment.trial_id, name, value)
         self._storage.set_trial_state_values(assignment.trial_id, state, values)
+
+
+def _of_all_repeats(trial: FrozenTrial) -> dict[str, Any]:
+    return {name: trial.user_attrs[name] for name in _REPEATED if name in trial.user_attrs}

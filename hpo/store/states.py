@@ -57,14 +57,14 @@ class State:
 class States:
     """The states of the evaluations of a study, in a folder: one for each that goes on, or waits to go on.
 
-    The repeats of a trial share its state. The names of the files begin with `prefix`. What this process has not found
-    at first, or written, is not there for it: nobody else evaluates the same trial meanwhile.
+    The repeats of a trial share its state. The names of the files begin with `prefix`. Nobody else evaluates the same
+    individual meanwhile.
     """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self._folder = folder
         self._prefix = prefix
-        self._there = set(folder.glob(f"{prefix}*.safetensors"))
+        self._there: set[Path] = set()  # what this process has found, or written
 
     def path(self, root: int) -> Path:
         """Return the file of a trial, the first of those that repeat each other."""
@@ -73,6 +73,8 @@ class States:
     def find(self, assignment: Assignment) -> Path | None:
         """Return the file of an evaluation's state; None where there is none."""
         path = self.path(assignment.root)
+        if assignment.number != assignment.root and path.exists():  # else it is the first of its individual
+            self._there.add(path)
         return path if path in self._there else None
 
     def write(self, assignment: Assignment, state: State) -> None:
@@ -105,6 +107,11 @@ class States:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
+    def drop(self, root: int) -> None:
+        """Remove the state of a paused evaluation, which will not go on."""
+        with suppress(OSError):
+            self.path(root).unlink(missing_ok=True)
+
     def sweep(self, roots: Collection[int]) -> None:
         """Remove all but the states of these trials; only while no process writes any."""
         kept = {self.path(root) for root in roots}
@@ -117,10 +124,10 @@ class States:
         with suppress(OSError):
             self._folder.rmdir()
 
-    def shortage(self, workers: int) -> str:
-        """Return a text where the disk may be too small for the states of so many evaluations; else an empty one."""
+    def shortage(self, most: int) -> str:
+        """Return a text where the disk may be too small for so many states; else an empty one."""
         sizes = [path.stat().st_size for path in self._folder.glob("*.safetensors")]
-        needed = 2 * workers * max(sizes) if sizes else _LITTLE  # the next one is written beside the last
+        needed = most * max(sizes) if sizes else _LITTLE
         free = shutil.disk_usage(self._folder.parent).free
         if free >= needed:
             return ""

@@ -28,7 +28,10 @@ _STATES = {
 
 _KINDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(
-        ("island", "worker", "generation", "confirms", "seed", "repeats", "deaths", "went_on_after", "saved_after"),
+        (
+            *("island", "worker", "generation", "confirms", "seed", "repeats", "deaths"),
+            *("went_on_after", "saved_after", "paused_after"),
+        ),
         is_whole,
     ),
     **dict.fromkeys(("failure", "traceback", "propagator", "origin"), is_text),
@@ -41,15 +44,18 @@ _KINDS: dict[str, Callable[[object], bool]] = {
 class Evaluation:
     """One evaluation as the record knows it.
 
-    `state` is running, waiting (to be repeated), complete, pruned, failed or interrupted; `loss` is infinite unless the
-    evaluation is complete or pruned; `seconds` is how long a finished evaluation took, NaN where that is not known;
-    `started` and `ended` are seconds since the epoch, by clocks that may have been set in between; `curve` holds the
-    loss after each epoch, counted from 1. `origin` says where it was taken over from, if another run has made it;
-    `confirms` and `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island that
-    bred them, the individuals of other islands that lived on its own island when it began. `repeats` is the interrupted
-    trial that it evaluates again, and `deaths` how often in a row the job has died while one of them was evaluated.
+    `state` is running, waiting (to be repeated), complete, pruned, paused, failed, or one of two after which another
+    trial repeats it: interrupted, and promoted, which it was from being paused. `loss` is infinite unless the
+    evaluation is complete, pruned, paused or promoted; `seconds` is how long one that has ended took, NaN where that is
+    not known; `started` and `ended` are seconds since the epoch, by clocks that may have been set in between; `curve`
+    holds the loss after each epoch, counted from 1. `origin` says where it was taken over from, if another run has made
+    it; `confirms` and `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island
+    that bred them, the individuals of other islands that lived on its own island when it began. `repeats` is the
+    interrupted or paused trial that it evaluates again, or goes on with, and `deaths` how often in a row the job has
+    died while one of them was evaluated.
     `went_on_after` is the number of losses that it took over from that trial, whose state it went on from, and
     `saved_after` that of its own last state; `seconds_before` are those of its `seconds` that were that trial's.
+    `paused_after` is the number of losses with which it was paused.
     """
 
     trial: int
@@ -76,6 +82,7 @@ class Evaluation:
     went_on_after: int = 0
     saved_after: int = 0
     seconds_before: float = 0.0
+    paused_after: int = 0
 
     @property
     def label(self) -> str:
@@ -84,8 +91,8 @@ class Evaluation:
 
     @property
     def finished(self) -> bool:
-        """Whether it ended by itself: complete, pruned or failed."""
-        return self.state in ("complete", "pruned", "failed")
+        """Whether it ended by itself, and this is the last that is known of its individual."""
+        return self.state in ("complete", "pruned", "paused", "failed")
 
     @property
     def counts(self) -> bool:
@@ -103,25 +110,36 @@ def is_interrupted(trial: FrozenTrial) -> bool:
     return trial.state.is_finished() and trial.user_attrs.get("failure") == INTERRUPTED
 
 
+def repeated_by(trial: FrozenTrial) -> int | None:
+    """Return the number of the trial that this one repeats; None where it is the first of its individual."""
+    repeated: Any = trial.user_attrs.get("repeats")
+    return int(repeated) if is_whole(repeated) and repeated < trial.number else None
+
+
 def root_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
     """Return the number of the first of the trials that repeat each other, of which this is one."""
-    repeated: Any = trial.user_attrs.get("repeats")
-    if not is_whole(repeated) or repeated >= trial.number:
-        return trial.number
-    return root_of(trials[repeated], trials)
+    repeated = repeated_by(trial)
+    return trial.number if repeated is None else root_of(trials[repeated], trials)
 
 
-def evaluation_of(trial: FrozenTrial) -> Evaluation:
-    """Return a trial as an evaluation; an attribute that this program cannot have written counts as missing."""
+def is_paused(trial: FrozenTrial) -> bool:
+    """Tell whether a trial has ended so that another one may go on where it was."""
+    return trial.state == TrialState.PRUNED and is_whole(trial.user_attrs.get("paused_after"))
+
+
+def evaluation_of(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:
+    """Return a trial as an evaluation; an attribute that this program cannot have written counts as missing.
+
+    `is_repeated` tells whether another trial repeats it.
+    """
     ended = trial.state.is_finished()
-    state = INTERRUPTED if is_interrupted(trial) else _STATES[trial.state]
     attributes = {name: value for name, value in trial.user_attrs.items() if name in _KINDS and _KINDS[name](value)}
     for name in ("metrics", "immigrants"):
         if name in attributes:
             attributes[name] = {key: value for key, value in attributes[name].items() if is_number(value)}
     return Evaluation(
         trial=trial.number,
-        state=state,
+        state=_state(trial, is_repeated),
         loss=float(trial.values[0]) if trial.values else math.inf,
         params=trial.params,
         started=trial.datetime_start.timestamp() if trial.datetime_start else math.nan,
@@ -137,10 +155,18 @@ def evaluation_of(trial: FrozenTrial) -> Evaluation:
     )
 
 
+def _state(trial: FrozenTrial, is_repeated: bool) -> str:
+    if is_interrupted(trial):
+        return INTERRUPTED
+    if is_paused(trial):
+        return "promoted" if is_repeated else "paused"
+    return _STATES[trial.state]
+
+
 def trial_of(
     evaluation: Evaluation, distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
 ) -> FrozenTrial:
-    """Return a trial for an evaluation that is complete or pruned; the storage will choose its number."""
+    """Return a trial for an evaluation that is complete, pruned or paused; the storage will choose its number."""
     return FrozenTrial(
         number=-1,
         trial_id=-1,

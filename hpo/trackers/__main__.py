@@ -79,7 +79,7 @@ def _follow(name: str, run_dir: Path, job: int, say: Callable[[str], None]) -> N
             follower.look(running=not over)
             taken = time.process_time() - before
             pause = min(max(_POLL_SECONDS, taken / _SHARE_OF_A_CORE), _LONGEST_POLL_SECONDS)
-        tracker.close(follower.is_spent(run.study, run.budget))
+        tracker.close(follower.is_over(run.study, run.budget, run.pruner))
 
 
 def _make(name: str, shown: ShownRun) -> Tracker:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hpo.store.record import Record
-from hpo.store.trials import Evaluation, is_spent
+from hpo.store.rungs import is_over
+from hpo.store.trials import Evaluation
 from hpo.trackers.tracker import Tracker
 from hpo.trackers.written import Written
 
@@ -24,9 +25,9 @@ class Follower:
         """Follow a study, beside those that are followed already."""
         self._records[study] = Record(storage, study)
 
-    def is_spent(self, study: str, budget: int) -> bool:
-        """Tell whether the budget of a study is spent."""
-        return is_spent(self._records[study].evaluations(), budget)
+    def is_over(self, study: str, budget: int, pruner: str) -> bool:
+        """Tell whether the search in a study has spent its budget, and has nothing to promote."""
+        return is_over(self._records[study].evaluations(), budget, pruner)
 
     def look(self, running: bool = True) -> None:
         """Show what is new; evaluations that have not ended only if `running`: then there will be another look."""

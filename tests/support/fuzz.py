@@ -255,7 +255,7 @@ def _track(run_dir: Path, out: Path) -> None:
         if run.confirmations():
             follower.follow(located, run.manifest.confirming_study)
         follower.look(running=False)
-        follower.is_spent(run.manifest.study, 1)
+        follower.is_over(run.manifest.study, 1, run.manifest.pruner)
     shutil.rmtree(out / "written")
 
 

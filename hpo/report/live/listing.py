@@ -50,6 +50,9 @@ class _Stage:
         self._lines.budget = budget
         ended = [one for one in evaluations if one.counts and one.trial not in self._told]
         self._told.update(evaluation.trial for evaluation in ended)
+        for one in evaluations:
+            if one.state == "promoted":
+                self._lines.promote(one)
         heading = [self._lines.heading] if ended and not self._headed else []
         self._headed = self._headed or bool(ended)
         return heading + [self._line(one) for one in sorted(ended, key=lambda one: one.ended)]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hpo.report.scale import scale_of
+from hpo.text import number
 
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bit of each dot, by row and column
 
@@ -27,6 +28,13 @@ class Steps:
         if not self.beyond:
             return self._draw(width, height, braille)
         return [self._edge(width), *self._draw(width, height - 1, braille)]
+
+    def labels(self, rows: int) -> list[str]:
+        """Return labels for the lines of a plot, two or more: the highest value, and both ends of the scale."""
+        scale = self.scale
+        highest = number(scale.highest) if scale.highest > scale.lowest else ""
+        above = [*map(number, self.beyond[:1]), highest][: rows - 1]
+        return [*above, *[""] * (rows - 1 - len(above)), number(scale.lowest)]
 
     def _edge(self, width: int) -> str:
         """Return a line with marks where the value was beyond the scale and, if there is room, how many values were."""

@@ -13,8 +13,9 @@ from hpo.report.scale import complete_losses
 from hpo.report.working_time import WorkingTime
 from hpo.results.confirmation import compare
 from hpo.results.reader import Look, session_start
-from hpo.results.summary import improvements
-from hpo.store.trials import Evaluation, best, is_spent
+from hpo.results.summary import improvements, rungs
+from hpo.store.rungs import is_over
+from hpo.store.trials import Evaluation, best
 
 _LATEST = 50
 
@@ -38,7 +39,8 @@ class Standing:
     `phase` is searching, confirming, ending, finished, stopped, died or unknown (whether it goes on cannot be told from
     this host), and `why` says more of it. `done` of `total` evaluations are those of the search, or of its
     confirmation while that goes on. `running` holds one evaluation per worker, the oldest first, and `idle` the other
-    workers of this session; `latest` what has ended, the last one first. `improvements` are pairs: the seconds in which
+    workers of this session; `latest` what has ended, the last one first; `rungs` those of `hpo.results.summary`.
+    `improvements` are pairs: the seconds in which
     something was evaluated before a new best was found, and its loss. `worked` is the sum of such seconds until now,
     and `losses` are those of all complete evaluations. `to_confirm` says that the best will be confirmed, and
     `confirmed` what came out of it, as `hpo.results.confirmation.compare` returns it.
@@ -56,6 +58,7 @@ class Standing:
     running: list[Evaluation]
     idle: list[int]
     latest: list[Evaluation]
+    rungs: list[dict[str, Any]]
     improvements: list[tuple[float, float]]
     worked: float
     losses: list[float]
@@ -98,6 +101,7 @@ def standing(look: Look) -> Standing:
         running=running,
         idle=_idle(everything, running, since) if goes_on else [],
         latest=heapq.nlargest(_LATEST, (e for e in everything if e.counts), key=lambda e: (e.ended, e.trial)),
+        rungs=rungs(evaluations, look.manifest.pruner),
         improvements=_improvements(evaluations, time),
         worked=time.total,
         losses=complete_losses(evaluations),
@@ -111,7 +115,7 @@ def _phase(look: Look) -> tuple[str, str]:
     confirming = any(evaluation.state == "running" for evaluation in look.confirmations)
     unconfirmed = confirming or any(evaluation.state == "waiting" for evaluation in look.confirmations)
     searching = any(evaluation.state == "running" for evaluation in look.evaluations)
-    spent = is_spent(look.evaluations, look.manifest.budget)
+    spent = is_over(look.evaluations, look.manifest.budget, look.manifest.pruner)
     to_confirm = look.manifest.confirm and not look.confirmations and best(look.evaluations) is not None
     finished = spent and not searching and not unconfirmed and not to_confirm
     if look.in_use:

@@ -15,6 +15,7 @@ from hpo.report.live.columns import Columns
 from hpo.report.live.lines import GAP, Pen
 from hpo.report.live.plot import Steps
 from hpo.report.live.standing import Island, Standing
+from hpo.report.rungs import rung_columns
 from hpo.results.names import together
 from hpo.results.summary import reason_of
 from hpo.store.trials import Evaluation
@@ -30,10 +31,11 @@ _PHASES = {
     "unknown": ("running or not?", "bold yellow"),
 }
 _STATES = {
-    **{state: state for state in ("complete", "pruned", "failed", "running", "waiting", "taken over")},
+    **{state: state for state in ("complete", "pruned", "paused", "failed", "running", "waiting", "taken over")},
+    "promoted": "promoted to go on",
     "interrupted": "interrupted and repeated",
 }
-_STYLES = {"failed": "red", "pruned": "yellow"}
+_STYLES = {"failed": "red", "pruned": "yellow", "paused": "yellow"}
 _OF_RUNNING = ("worker", "island", "trial", "epochs", "loss", "for")
 _OF_ENDED = ("trial", "worker", "loss", "seconds", "ago")
 _HEIGHT_WITH_GAPS = 20
@@ -55,6 +57,7 @@ class View:
         head = self.head(run)
         drawers: list[tuple[int, Callable[[int], list[Text]]]] = [
             (self._rows_of_islands(run), lambda rows: self._middle(run, rows)),
+            (len(run.rungs), lambda rows: self._rungs(run, rows)),
             (len(run.running) + len(run.idle), lambda rows: self._workers(run, rows)),
             (len(run.latest) + any(map(_has_failed, run.latest)), lambda rows: self._latest(run, rows)),
         ]
@@ -136,7 +139,7 @@ class View:
 
     def _plot(self, run: Standing, width: int, rows: int) -> list[Text]:
         steps = Steps(run.improvements, run.worked, run.losses)
-        labels = _labels(steps, rows - 1)
+        labels = steps.labels(rows - 1)
         left = max(map(len, labels))
         lines = [self._pen.text(f"best loss over time{', logarithmic' if steps.scale.logarithmic else ''}", "bold")]
         for label, line in zip(labels, steps.draw(width - left - 1, rows - 1, self._braille), strict=True):
@@ -154,6 +157,12 @@ class View:
         if rest:
             table.append(_island_row(f"+{len(rest)}", rest))
         return self._pen.table(("island", "population", "best", "failed"), table)
+
+    def _rungs(self, run: Standing, rows: int) -> list[Text]:
+        columns = rung_columns(run.rungs[-rows:])  # the highest ones
+        return self._pen.table(
+            [heading for heading, _ in columns], list(zip(*(cells for _, cells in columns), strict=True))
+        )
 
     def _workers(self, run: Standing, rows: int) -> list[Text]:
         """Return a table of workers; where there is no room for all, of those that evaluate for longest."""
@@ -246,14 +255,6 @@ def _why(run: Standing) -> str:
     if run.phase == "died":
         return f"no run is going on here: {run.why} has died. To go on: --resume"
     return run.why
-
-
-def _labels(steps: Steps, rows: int) -> list[str]:
-    """Return labels for the rows of a plot, two or more: the highest value, and both ends of the scale."""
-    scale = steps.scale
-    highest = number(scale.highest) if scale.highest > scale.lowest else ""
-    above = [*map(number, steps.beyond[:1]), highest][: rows - 1]
-    return [*above, *[""] * (rows - 1 - len(above)), number(scale.lowest)]
 
 
 def _island_row(name: str, islands: Sequence[Island]) -> tuple[str, ...]:

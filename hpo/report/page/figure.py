@@ -20,6 +20,8 @@ Trace = dict[str, Any]
 STATES = (
     ("complete", "--muted", "circle"),
     ("pruned", "--island-1", "triangle-down"),
+    ("paused", "--island-4", "diamond"),
+    ("promoted", "--island-5", "diamond-open"),
     ("failed", "--bad", "x"),
     ("interrupted", "--island-3", "line-ns-open"),
     ("running", "--island-2", "triangle-right"),
@@ -96,6 +98,12 @@ def joined(lines: Iterable[tuple[list[Any], list[Any]]]) -> tuple[list[Any], lis
         x += [*xs, None]
         y += [*ys, None]
     return x, y
+
+
+def spread(places: Sequence[int]) -> list[float]:
+    """Return points around the numbers of their categories, so that they do not hide each other."""
+    golden = (math.sqrt(5) - 1) / 2  # steps of it fill an interval evenly
+    return [round(place + (count * golden % 1 - 0.5) * 0.5, 3) for count, place in enumerate(places)]
 
 
 def shortened(values: Iterable[Any]) -> list[Any]:

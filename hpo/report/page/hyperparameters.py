@@ -8,7 +8,7 @@ from typing import Any
 
 from hpo.report.page.axes import axis, is_log, plain, upright
 from hpo.report.page.edge import EDGE, TRIANGLE, TRIANGLE_SIZE, loss_layout, marked, said, told
-from hpo.report.page.figure import MOST_POINTS, Figure, Trace, drawn, joined, points, shortened
+from hpo.report.page.figure import MOST_POINTS, Figure, Trace, drawn, joined, points, shortened, spread
 from hpo.report.scale import Scale, complete_losses, scale_of
 from hpo.results.names import params_shown
 from hpo.store.trials import Evaluation, rank
@@ -110,7 +110,8 @@ def slices(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], 
     for count, name in enumerate(order):
         values = [one.params[name] for one in shown]
         choices = getattr(distributions[name], "choices", None)
-        trace = points(_spread(values, choices) if choices else shortened(values), shown, name) | at_losses
+        places = spread([choices.index(item) for item in values]) if choices else shortened(values)
+        trace = points(places, shown, name) | at_losses
         texts = [plain(f"trial {one.trial}: {name} = {value(one.params[name])}") for one in shown]
         trace["text"] = [text + said(loss, scale) for text, loss in zip(texts, losses, strict=True)]
         xaxis = axis(name, values, log=is_log(distributions[name]))
@@ -119,10 +120,3 @@ def slices(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], 
         axes = {"xaxis": xaxis, **layout, "showlegend": False}
         figures.append(Figure(f"slice-{count}", name, "", [trace], axes, height=280, beyond=beyond))
     return figures
-
-
-def _spread(values: Sequence[Any], choices: Sequence[Any]) -> list[float]:
-    """Return a place for each point, spread around the number of its category so that points do not hide each other."""
-    golden = (math.sqrt(5) - 1) / 2  # steps of it fill an interval evenly
-    places = {choice: place for place, choice in enumerate(choices)}
-    return [round(places[item] + (count * golden % 1 - 0.5) * 0.5, 3) for count, item in enumerate(values)]

@@ -73,7 +73,11 @@ def history(evaluations: Sequence[Evaluation]) -> Figure | None:
     failed = drawn([one for one in ended if one.state == "failed"])
     traces = []
     for island in sorted({one.island for one in shown}):
-        for state, suffix, open_ in (("complete", "", ""), ("pruned", ", pruned", "-open")):
+        for state, suffix, open_ in (
+            ("complete", "", ""),
+            ("pruned", ", pruned", "-open"),
+            ("paused", ", paused", "-open-dot"),
+        ):
             group = [one for one in shown if (one.island, one.state) == (island, state)]
             if group:
                 look = {"color": island_colour(island), "symbol": island_symbol(island) + open_, "size": 7}
@@ -109,7 +113,8 @@ def _best_so_far(
 
 def learning_curves(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
     """Draw the losses of all evaluations after each epoch, the ends of pruned and failed ones marked."""
-    with_curve = [one for one in evaluations if len(one.curve) > 1 or (one.curve and one.state != "complete")]
+    last = [one for one in evaluations if one.state != "promoted"]  # what goes on has the losses until then, too
+    with_curve = [one for one in last if len(one.curve) > 1 or (one.curve and one.state != "complete")]
     shown = drawn(with_curve)
     if not any(len(one.curve) > 1 for one in shown):
         return None

@@ -15,8 +15,9 @@ import jinja2
 
 from hpo.errors import UsageError
 from hpo.report.individuals import MOST_SHOWN, most_different
-from hpo.report.page import hyperparameters, losses, work
+from hpo.report.page import hyperparameters, losses, rungs, work
 from hpo.report.page.figure import Figure
+from hpo.report.rungs import rung_columns
 from hpo.results.names import metrics_shown, params_shown
 from hpo.results.reader import RunReader
 from hpo.results.summary import by_reason, summarize
@@ -48,7 +49,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     """Return the report of a run as HTML; evaluations that still run are drawn until `now`, seconds since the epoch."""
     goes_on = run.run_dir.in_use is not False
     evaluations, confirmations = run.evaluations(), run.confirmations()
-    summary = summarize(evaluations, run.manifest.budget, top_n, confirmations)
+    summary = summarize(evaluations, run.manifest.budget, top_n, confirmations, run.manifest.pruner)
     distributions = run.distributions()
     importances = _importances(run, evaluations)
     order = list(importances) or list(distributions)
@@ -61,6 +62,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         "parallel": hyperparameters.parallel_coordinates(
             evaluations, {name: distributions[name] for name in distributions if name in shown}
         ),
+        "rungs": rungs.rungs_reached(evaluations, run.manifest.pruner),
         "curves": losses.learning_curves(evaluations, best),
         "timeline": work.timeline([*evaluations, *confirmations], layout.workers, now if goes_on else None),
         "immigrants": work.immigrants(evaluations),
@@ -91,6 +93,8 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         top_params={name: text for name, text in params_shown(distributions, _COLUMNS).items() if name in shown},
         confirmed=_confirmed(summary, best),
         advice=run.advice(),
+        pruner=run.manifest.pruner,
+        rungs=rung_columns(summary["rungs"]),
         runner_up=losses.runner_up(evaluations, best),
         first=min((one.started for one in evaluations if not one.origin and one.started > 0), default=now),
         importances=importances,

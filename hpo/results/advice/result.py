@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hpo.store.manifest import Manifest
-from hpo.store.trials import Evaluation, is_spent, rank
+from hpo.store.rungs import is_over
+from hpo.store.trials import Evaluation, rank
 
 _LONGEST = 1000  # characters of a command: nobody types more
 _MOST_NAMED = 5  # things in a list
@@ -55,7 +56,7 @@ class Result:
     @property
     def is_spent(self) -> bool:
         """Whether the search is at its end."""
-        return self.is_exhausted or is_spent(self.evaluations, self.manifest.budget)
+        return self.is_exhausted or is_over(self.evaluations, self.manifest.budget, self.manifest.pruner)
 
     def ranked(self) -> list[Evaluation]:
         """Return the complete evaluations that have a loss, best first."""
