@@ -5,7 +5,7 @@
 lets 8 workers draw individuals at random from benchmarks/curves.parquet, with each seed others, for as long as it
 takes to train a third of them to the end. It says when, with each pruner, a complete evaluation has the loss that is
 the lowest without one, as a share of that time, and what the lowest is at the end. Individuals are drawn with
-replacement, as from a space that is not exhausted.
+replacement, as from a space that is not exhausted. Saving takes no time here.
 """
 
 from __future__ import annotations
@@ -15,115 +15,146 @@ import heapq
 import math
 import random
 import statistics
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from benchmarks.curves import Curve, load
-from hpo.store.rungs import HALVINGS, Halving, promotable, rungs_of
-from hpo.store.trials import Evaluation
+from benchmarks.curves import EPOCHS, Curve, load
+from hpo.store.rungs import HALVINGS, Halving
 
 WORKERS = 8
 _TOLERANCE = 1e-3  # of the loss that is to be reached
-_MANY = 3000  # more than are drawn
+_MANY = 5000  # more than are drawn
 
-# What becomes of an evaluation that goes on: its state, given all of them.
-Rule = Callable[[Evaluation, Sequence[Evaluation]], str]
+
+class Unpruned:
+    """Lets all individuals go on; a pruner is told of each loss, and asked who goes on next."""
+
+    def goes_on(self, _: int, losses: Sequence[float]) -> bool:
+        """Tell whether an individual goes on, given its losses so far."""
+        return len(losses) < EPOCHS
+
+    def promoted(self) -> int | None:
+        """Return a paused individual that goes on; None where there is none."""
+        return None
+
+    def fail(self, individual: int) -> None:
+        """Learn that an individual has failed."""
+
+
+class Median(Unpruned):
+    """Stops what is worse than the median of the others at its epoch, as Optuna's pruner does by default."""
+
+    def __init__(self) -> None:
+        self._complete: list[Sequence[float]] = []
+
+    def goes_on(self, _: int, losses: Sequence[float]) -> bool:
+        """Tell whether an individual goes on, given its losses so far."""
+        if len(losses) == EPOCHS:
+            self._complete.append(losses)
+            return False
+        others = [curve[len(losses) - 1] for curve in self._complete]
+        return len(others) < 5 or min(losses) <= statistics.median(others)
+
+
+class Halved(Unpruned):
+    """Lets the best of each rung go on, as `hpo.store.rungs` does, and pauses the others, or stops them."""
+
+    def __init__(self, halving: Halving, pauses: bool) -> None:
+        self._halving = halving
+        self._pauses = pauses
+        self._reached: dict[tuple[int, int], list[tuple[float, int]]] = {}
+        self._paused: dict[tuple[int, int], list[tuple[float, int]]] = {}
+        self._at: dict[int, tuple[tuple[int, int], float]] = {}  # the last rung of an individual
+
+    def goes_on(self, individual: int, losses: Sequence[float]) -> bool:
+        """Tell whether an individual goes on, given its losses so far."""
+        epochs, halving = len(losses), self._halving
+        if epochs == EPOCHS or not halving.has_rung(individual, epochs):
+            return epochs < EPOCHS
+        if epochs * (2 if halving.most else halving.factor) > EPOCHS:
+            return True
+        key, entry = (halving.bracket_of(individual), epochs), (min(losses), individual)
+        reached = self._reached.setdefault(key, [])
+        insort(reached, entry)
+        self._at[individual] = key, min(losses)
+        if bisect_left(reached, entry) < halving.go_on(len(reached)):
+            return True
+        if self._pauses:
+            insort(self._paused.setdefault(key, []), entry)
+        return False
+
+    def promoted(self) -> int | None:
+        """Return a paused individual that goes on; None where there is none."""
+        for key in sorted(self._paused, key=lambda key: -key[1]):
+            paused, reached = self._paused[key], self._reached[key]
+            if paused and bisect_left(reached, paused[0]) < self._halving.go_on(len(reached)):
+                return paused.pop(0)[1]
+        return None
+
+    def fail(self, individual: int) -> None:
+        """Learn that an individual has failed: it is behind all others."""
+        if individual in self._at:
+            key, loss = self._at[individual]
+            self._reached[key].remove((loss, individual))
+            insort(self._reached[key], (math.inf, individual))
 
 
 class Search:
     """A search in simulated time: `complete` are the times at which evaluations have ended, with their losses."""
 
-    def __init__(self, curves: Sequence[Curve], rule: Rule, halving: Halving | None = None) -> None:
-        self._curves = list(curves)
-        self._rule = rule
-        self._halving = halving  # for what is promoted
-        self._evaluations: list[Evaluation] = []
+    def __init__(self, curves: Sequence[Curve], pruner: Unpruned) -> None:
+        self._curves = curves
+        self._pruner = pruner
+        self._epochs: list[int] = []  # of each individual that was drawn
         self.complete: list[tuple[float, float]] = []
 
     def run(self, until: float) -> Search:
-        """Search for so many seconds, or until all individuals have been drawn and nothing goes on."""
+        """Search for so many seconds."""
         events = [(0.0, worker, -1) for worker in range(WORKERS)]
         while events:
-            now, worker, trial = heapq.heappop(events)
+            now, worker, individual = heapq.heappop(events)
             if now > until:
                 break
-            if trial < 0 or not self._goes_on(trial, now):
-                trial = self._next()
-            if trial >= 0:
-                heapq.heappush(events, (now + self._curves[trial].seconds, worker, trial))
+            if individual < 0 or not self._goes_on(individual, now):
+                individual = self._next()
+            heapq.heappush(events, (now + self._curves[individual].seconds, worker, individual))
         return self
 
-    def best(self, until: float = math.inf) -> float:
-        """Return the lowest loss of the evaluations that were complete at a time."""
-        return min((loss for time, loss in self.complete if time <= until), default=math.inf)
+    def best(self) -> float:
+        """Return the lowest loss of the evaluations that are complete."""
+        return min((loss for _, loss in self.complete), default=math.inf)
 
     def seconds_to(self, loss: float) -> float:
         """Return when an evaluation was complete that had such a loss, or a lower one; infinity where none was."""
         return min((time for time, found in self.complete if found <= loss), default=math.inf)
 
     def _next(self) -> int:
-        """Return what a worker that is free evaluates: what is promoted, or else another individual; -1 for nothing."""
-        if self._halving and (paused := promotable(self._halving, self._evaluations)):
-            self._evaluations[paused[0].trial] = replace(paused[0], state="running")
-            return paused[0].trial
-        trial = len(self._evaluations)
-        if trial == len(self._curves):
-            return -1
-        self._evaluations.append(Evaluation(trial, "running", math.inf, {}, 0, 0, 0))
-        return trial
+        promoted = self._pruner.promoted()
+        if promoted is not None:
+            return promoted
+        self._epochs.append(0)
+        return len(self._epochs) - 1
 
-    def _goes_on(self, trial: int, now: float) -> bool:
-        """Let an evaluation go on by an epoch, and tell whether it goes on afterwards."""
-        one, losses = self._evaluations[trial], self._curves[trial].losses
-        epoch = len(one.curve) + 1
-        if epoch > len(losses):  # it fails
-            self._evaluations[trial] = replace(one, state="failed")
+    def _goes_on(self, individual: int, now: float) -> bool:
+        """Let an individual go on by an epoch, and tell whether it goes on afterwards."""
+        curve = self._curves[individual].losses
+        if self._epochs[individual] == len(curve):
+            self._pruner.fail(individual)
             return False
-        one = replace(one, curve={**one.curve, epoch: float(losses[epoch - 1])})
-        self._evaluations[trial] = one
-        if epoch == len(losses):
-            self._evaluations[trial] = replace(one, state="complete")
-            self.complete.append((now, min(one.curve.values())))
-            return False
-        state = self._rule(one, self._evaluations)
-        self._evaluations[trial] = replace(one, state=state, paused_after=epoch)
-        return state == "running"
+        self._epochs[individual] += 1
+        losses = list(map(float, curve[: self._epochs[individual]]))
+        if len(losses) == EPOCHS:
+            self.complete.append((now, min(losses)))
+        return self._pruner.goes_on(individual, losses)
 
 
-def no_rule(_: Evaluation, __: Sequence[Evaluation]) -> str:
-    """Prune nothing."""
-    return "running"
-
-
-def median(one: Evaluation, evaluations: Sequence[Evaluation]) -> str:
-    """Stop what is worse than the median of the others at its epoch, as Optuna's pruner does by default."""
-    epoch = len(one.curve)
-    others = [other.curve[epoch] for other in evaluations if other.state == "complete" and epoch in other.curve]
-    return "pruned" if len(others) >= 5 and min(one.curve.values()) > statistics.median(others) else "running"
-
-
-def halving_rule(halving: Halving, below: str) -> Rule:
-    """Return the rule by which evaluations go on at rungs; the others are paused, or pruned."""
-
-    def rule(one: Evaluation, evaluations: Sequence[Evaluation]) -> str:
-        if not halving.has_rung(one.trial, len(one.curve)):
-            return "running"
-        here = (halving.bracket_of(one.trial), len(one.curve))
-        rungs = [rung for rung in rungs_of(halving, evaluations) if (rung.bracket, rung.epochs) == here]
-        return below if rungs and rungs[0].place(one.trial) >= rungs[0].go_on else "running"
-
-    return rule
-
-
-def methods() -> dict[str, Callable[[Sequence[Curve]], Search]]:
-    """Return searches by the names of their pruners."""
-    found: dict[str, Callable[[Sequence[Curve]], Search]] = {
-        "none": lambda curves: Search(curves, no_rule),
-        "median": lambda curves: Search(curves, median),
-    }
+def pruners() -> dict[str, Callable[[], Unpruned]]:
+    """Return what makes pruners, by their names; those of the project that pause can also stop instead."""
+    found: dict[str, Callable[[], Unpruned]] = {"none": Unpruned, "median": Median}
     for name, halving in HALVINGS.items():
-        found[f"{name}, stopping"] = lambda curves, h=halving: Search(curves, halving_rule(h, "pruned"))  # type: ignore[misc]
-        found[name] = lambda curves, h=halving: Search(curves, halving_rule(h, "paused"), h)  # type: ignore[misc]
+        for pauses in (False, True):
+            make = lambda halving=halving, pauses=pauses: Halved(halving, pauses)  # noqa: E731
+            found[name if pauses else f"{name}, stopping"] = make
     return found
 
 
@@ -139,12 +170,12 @@ def main() -> None:
         print(f"\n{name}: {len(curves)} individuals, {until:.0f} s of {WORKERS} workers")
         print(f"{'pruner':22s}time to none's lowest   reached   lowest, beside none's     at worst  complete")
         orders = [random.Random(seed).choices(curves, k=_MANY) for seed in range(chosen.seeds)]
-        full = [Search(order, no_rule).run(until) for order in orders]
-        for pruner, make in methods().items():
+        full = [Search(order, Unpruned()).run(until) for order in orders]
+        for pruner, make in pruners().items():
             times, ends, complete = [], [], []
             for order, other in zip(orders, full, strict=True):
-                found, goal = make(order).run(until), other.best() * (1 + _TOLERANCE)
-                times.append(found.seconds_to(goal) / until)
+                found = Search(order, make()).run(until)
+                times.append(found.seconds_to(other.best() * (1 + _TOLERANCE)) / until)
                 ends.append(found.best() / other.best())
                 complete.append(len(found.complete))
             reached = sum(map(math.isfinite, times))

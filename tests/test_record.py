@@ -158,6 +158,7 @@ def test_what_was_interrupted_is_started_again_first_and_counted_once(tmp_path: 
     assert summarize(other.evaluations(), 4, 3)["evaluations"] == {
         "complete": 4,
         "pruned": 0,
+        "paused": 0,
         "failed": 0,
         "running": 0,
         "budget": 4,
@@ -219,7 +220,7 @@ def test_ranking_shows_only_complete_evaluations(tmp_path: Path) -> None:
     assert [(e.params["layers"], e.loss) for e in rank(evaluations, 5)] == [(2, 0.2), (3, 0.3), (1, 0.4), (4, 0.5)]
     assert [e.trial for e in rank(evaluations, 1)] == [1]
     summary = summarize(evaluations, 10, 2)
-    assert summary["evaluations"] == {"complete": 4, "pruned": 0, "failed": 1, "running": 1, "budget": 10}
+    assert summary["evaluations"] == {"complete": 4, "pruned": 0, "paused": 0, "failed": 1, "running": 1, "budget": 10}
     assert summary["best"]["loss"] == 0.2
     assert [entry["loss"] for entry in summary["islands"][0]["top"]] == [0.2, 0.3]
     assert json.loads(json.dumps(summary)) == summary

@@ -90,9 +90,9 @@ class Leader:
         return verdict.loss < attempt.loss and self._keeper.wants(attempt.assignment, verdict.loss)
 
     def _is_to_be_saved(self, attempt: Attempt, verdict: Verdict) -> bool:
-        if self._saver is None or attempt.saving is None or verdict.state not in ("going", "paused"):
-            return False
-        return verdict.state == "paused" or self._saver.wants()
+        if self._saver is None or attempt.saving is None or verdict.state != "going":
+            return verdict.save
+        return self._saver.wants()
 
     def _take_over(self, attempt: Attempt) -> None:
         """Record the losses that an evaluation had before it was interrupted, if it has gone on from there."""
@@ -106,15 +106,17 @@ class Leader:
         if seconds > limits.evaluation_timeout:
             reason = f"timeout: still going on after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
             return replace(verdict, state="failed", failure=reason)
-        return replace(verdict, state=self._judged(attempt, limits.pruner)) if limits.pruner else verdict
+        return self._judged(attempt, verdict, limits.pruner) if limits.pruner else verdict
 
-    def _judged(self, attempt: Attempt, pruner: Pruner) -> str:
-        """Return what becomes of an evaluation; one that does not save cannot pause."""
+    def _judged(self, attempt: Attempt, verdict: Verdict, pruner: Pruner) -> Verdict:
+        """Let a pruner judge an evaluation; one that does not save cannot pause."""
         judgement = pruner.judge(self._record, attempt.assignment, len(attempt.losses) + 1)
         if self._saver is not None and judgement.falls_out is not None:
             self._saver.drop(judgement.falls_out)
+        if judgement.state != "paused":
+            return replace(verdict, state=judgement.state)
         can_pause = self._saver is not None and self._saver.is_on and attempt.saving is not None
-        return "pruned" if judgement.state == "paused" and not can_pause else judgement.state
+        return replace(verdict, state="paused" if can_pause else "pruned", save=can_pause and judgement.may_go_on)
 
     def copy_weights(self, attempt: Attempt) -> None:
         """Copy the weights that the objective has offered, before the objective trains on."""
@@ -140,12 +142,10 @@ class Leader:
             if attempt.goes_on and self._saver.is_due():
                 self.write_state(attempt)
 
-    def write_state(self, attempt: Attempt) -> bool:
-        """Write the last state of an evaluation that ends here, and is to go on; tell whether there was one."""
-        losses = self._saver.write(attempt) if self._saver is not None else 0
-        if losses:
+    def write_state(self, attempt: Attempt) -> None:
+        """Write the last state of an evaluation that ends here, and is to go on."""
+        if self._saver is not None and (losses := self._saver.write(attempt)):
             self._record.saved(attempt.assignment, losses)
-        return losses > 0
 
     def give_up(self, attempt: Attempt, failure: str, stack: str) -> None:
         """Record that an evaluation has ended a rank's process, and so the job; may be called from any thread."""
@@ -159,12 +159,10 @@ class Leader:
             record.interrupt(assignment)
             return
         self._take_over(attempt)
-        if verdict.state == "paused" and self.write_state(attempt):
-            paused_after = len(attempt.losses)
-            record.prune(assignment, attempt.loss, seconds, attempt.metrics, paused_after=paused_after)
-            return
+        if verdict.save:
+            self.write_state(attempt)
         self._end(attempt, seconds)
-        if self._saver is not None:
+        if self._saver is not None and not verdict.save:
             self._saver.discard(assignment)
 
     def _end(self, attempt: Attempt, seconds: float) -> None:
@@ -176,7 +174,8 @@ class Leader:
             if attempt.loss <= self.limits.target_loss:
                 self._stop(target_reached(self.limits.target_loss))
         elif verdict.state in ("pruned", "paused"):
-            record.prune(assignment, attempt.loss, seconds, attempt.metrics)
+            paused = {"paused_after": len(attempt.losses)} if verdict.state == "paused" else {}
+            record.prune(assignment, attempt.loss, seconds, attempt.metrics, **paused)
         else:
             record.fail(assignment, verdict.failure, verdict.traceback, seconds)
             most = self.limits.max_failures

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 class Judgement:
     """What a pruner makes of an evaluation: its `state` is going, pruned or paused.
 
-    `falls_out` is the first trial of a paused individual that can never be promoted any more.
+    What is paused `may_go_on` in this run. `falls_out` is the first trial of a paused individual that no longer may.
     """
 
     state: str
+    may_go_on: bool = False
     falls_out: int | None = None
 
 
@@ -39,7 +40,7 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Pausing:
-    """Pauses at rungs what is not among the best, as long as it may be promoted; `budget` is that of the run."""
+    """Pauses at rungs what is not among the best; `budget` is that of the run."""
 
     halving: Halving
     budget: int
@@ -53,9 +54,8 @@ class Pausing:
         if not rungs:
             return Judgement("going")  # it is near its end
         place, last = rungs[0].place(assignment.root), self.halving.go_on(self.budget)
-        state = "going" if place < rungs[0].go_on else "paused" if place < last else "pruned"
         out = next((root for _, root in rungs[0].losses[last : last + 1] if root in rungs[0].paused), None)
-        return Judgement(state, out)
+        return Judgement("going" if place < rungs[0].go_on else "paused", place < last, out)
 
 
 Pruner = Union[Stopping, Pausing]

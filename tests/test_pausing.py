@@ -1,0 +1,140 @@
+"""Evaluations that are paused at rungs and promoted later: on real jobs, with real states, also where these die."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import optuna
+import pytest
+
+from hpo.store.trials import is_paused
+from hpo.store.weights import read_weights
+from tests.support.chaos import Victim
+from tests.support.launch import Mpi
+from tests.support.outcome import trials_of
+from tests.support.saving import epochs_of, losses_by_x, saving
+
+XS = [0.31, 0.03, 0.93, 0.11, 0.52, 0.67, 0.98, 0.21, 0.77, 0.42, 0.06, 0.85]
+EPOCHS = 9
+OPTIONS = ["--evaluations", len(XS), "--pruner", "asha"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "start.json").write_text(json.dumps([{"x": x} for x in XS]))
+    return tmp_path
+
+
+def whole(mpi: Mpi, folder: Path, **settings: object) -> Mapping[float, list[float]]:
+    """Return the losses of all individuals, trained to the end; later runs begin with the best after one epoch.
+
+    The next best ones are paused then, since a third of few is one, and are to be promoted when others are worse.
+    """
+    options = ["--evaluations", len(XS)]
+    job = mpi.run(2, *saving("whole", *options, epochs=EPOCHS, seconds=0, **settings), cwd=folder)
+    assert (job.returncode, job.stderr) == (0, "")
+    curves = losses_by_x(folder / "whole")
+    (folder / "start.json").write_text(json.dumps([{"x": x} for x in sorted(XS, key=lambda x: curves[x][0])]))
+    return curves
+
+
+def assert_halved(run_dir: Path, curves: Mapping[float, list[float]]) -> list[optuna.trial.FrozenTrial]:
+    """Assert that each individual was trained as far as its rungs allow, with these losses; return the trials."""
+    trials = trials_of(run_dir)
+    reached: dict[float, int] = {}
+    for trial in trials:
+        losses = list(trial.intermediate_values.values())
+        assert losses == curves[trial.params["x"]][: len(losses)]
+        reached[trial.params["x"]] = max(len(losses), reached.get(trial.params["x"], 0))
+    assert set(reached) == set(XS)
+    here = list(XS)
+    for rung, behind in ((1, 3), (3, EPOCHS)):
+        best = sorted(here, key=lambda x: min(curves[x][:rung]))[: max(1, len(here) // 3)]
+        assert all(reached[x] >= behind for x in best), f"{reached}: of those after {rung} epochs, {best} are the best"
+        assert all(reached[x] in (rung, behind, EPOCHS) for x in here)
+        here = [x for x in here if reached[x] > rung]
+    states = {trial.params["x"]: trial.state.name for trial in trials}  # the last one of each
+    assert all((states[x] == "COMPLETE") is (epochs == EPOCHS) for x, epochs in reached.items())
+    return trials
+
+
+@pytest.mark.parametrize("saves", ["state", "function", "report"])
+def test_the_best_of_each_rung_go_on_where_they_were_paused(mpi: Mpi, folder: Path, saves: str) -> None:
+    curves = whole(mpi, folder, saves=saves)
+    command = saving("run", *OPTIONS, saves=saves, epochs=EPOCHS, seconds=0, folder=folder)
+    job = mpi.run(4, *command, cwd=folder)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = assert_halved(folder / "run", curves)
+    promoted = [trial for trial in trials if "repeats" in trial.user_attrs]
+    assert promoted
+    for trial in promoted:
+        paused = trials[trial.user_attrs["repeats"]]
+        assert paused.state.name == "PRUNED"
+        assert trial.user_attrs["went_on_after"] == paused.user_attrs["paused_after"]
+        assert trial.user_attrs["seconds_before"] > 0
+    assert max(Counter(epochs_of(folder)).values()) == 1, "no epoch was trained twice"
+    assert not (folder / "run" / "states").exists()
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    counts = summary["evaluations"]
+    assert counts["complete"] + counts["paused"] == len(XS)
+    assert [rung["epochs"] for rung in summary["rungs"]] == [1, 3]
+    assert summary["rungs"][0]["reached"] == len(XS)
+    assert f"{counts['complete']} complete, {counts['paused']} paused, of 12" in job.stdout
+    assert 0 < summary["worker_busy_fraction"] <= 1
+    best = read_weights(folder / "run" / "best.safetensors")
+    assert best is not None
+    assert best.params == summary["best"]["params"]
+
+
+@pytest.mark.parametrize(("saves", "options"), [("nothing", []), ("state", ["--save-every", "off"])])
+def test_what_cannot_go_on_is_stopped(mpi: Mpi, folder: Path, saves: str, options: list[object]) -> None:
+    command = saving("run", *OPTIONS, *options, saves=saves, epochs=EPOCHS, seconds=0)
+    job = mpi.run(2, *command, "--ranks-per-worker", 1, cwd=folder)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(folder / "run")
+    assert len(trials) == len(XS)
+    pruned = [trial for trial in trials if trial.state.name == "PRUNED"]
+    assert 0 < len(pruned) < len(XS)
+    assert all("paused_after" not in trial.user_attrs for trial in pruned)
+    assert {len(trial.intermediate_values) for trial in pruned} <= {1, 3}
+
+
+def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ranks(mpi: Mpi, folder: Path) -> None:
+    curves = whole(mpi, folder)
+    command = saving("run", *OPTIONS, "--resume", "--save-every", "1s", epochs=EPOCHS, seconds=0.3)
+    for ranks, end in ((4, signal.SIGUSR1), (2, signal.SIGKILL), (1, signal.SIGKILL)):
+        victim = Victim(mpi, ranks, command, folder, folder / f"log{ranks}")
+        known = len(trials_of(folder / "run")) if (folder / "run" / "study.log").exists() else 0
+        victim.wait_for("done  island")
+        while len(trials := trials_of(folder / "run")) < known + 1 or not any(map(is_paused, trials)):
+            assert victim.job.poll() is None, victim.log.read_text()
+            victim.sleep(0.05)
+        if end == signal.SIGUSR1:
+            victim.job.send_signal(end)
+        else:
+            victim.kill("all", random.Random(0))
+        victim.wait(30)
+        assert any((folder / "run" / "states").glob("*.safetensors")), "what is paused keeps its state"
+    job = mpi.run(2, *command, cwd=folder)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = assert_halved(folder / "run", curves)
+    assert any("repeats" in t.user_attrs and t.user_attrs.get("went_on_after", 0) > 0 for t in trials)
+    assert not (folder / "run" / "states").exists()
+
+
+def test_a_promoted_evaluation_whose_state_is_gone_begins_again(mpi: Mpi, folder: Path) -> None:
+    curves = whole(mpi, folder)
+    some = ["--evaluations", 5, "--pruner", "asha"]  # of which only the first goes on
+    job = mpi.run(1, *saving("run", *some, epochs=EPOCHS, seconds=0), cwd=folder)
+    assert job.returncode == 0, job.stderr
+    assert not (folder / "run" / "states").exists(), "the run was over"
+    more = saving("run", *OPTIONS, "--resume", epochs=EPOCHS, seconds=0)
+    job = mpi.run(1, *more, cwd=folder)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = assert_halved(folder / "run", curves)
+    assert any("repeats" in trial.user_attrs and "went_on_after" not in trial.user_attrs for trial in trials)

@@ -1,0 +1,236 @@
+"""Successive halving on evaluations that are made up: what goes on at a rung, what is paused, what is promoted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpo.errors import KnownError
+from hpo.evaluation.pruning import Pausing
+from hpo.results.summary import rungs, summarize
+from hpo.store.claims import Claims
+from hpo.store.record import Assignment, Record
+from hpo.store.rungs import HALVINGS, is_over, promotable, rungs_of
+from hpo.store.trials import Evaluation
+from tests.support.runs import SPACE, make_run
+
+ASHA = HALVINGS["asha"]
+
+
+def one(trial: int, state: str, *losses: float, **others: Any) -> Evaluation:
+    curve = dict(enumerate(losses, start=1))
+    if state == "paused":
+        others["paused_after"] = len(losses)
+    return Evaluation(trial, state, min(losses, default=9.0), {}, 0, 0, 0, curve=curve, **others)
+
+
+@pytest.mark.parametrize(("epochs", "is_rung"), [(1, True), (2, False), (3, True), (6, False), (9, True), (27, True)])
+def test_rungs_are_powers_of_three(epochs: int, is_rung: bool) -> None:
+    assert ASHA.has_rung(0, epochs) is is_rung
+
+
+def test_there_is_one_rung_where_only_the_first_epoch_counts() -> None:
+    halving = HALVINGS["one-epoch"]
+    assert [epochs for epochs in range(1, 30) if halving.has_rung(5, epochs)] == [1]
+    assert [halving.go_on(reached) for reached in (1, 10, 1000)] == [3, 3, 3]
+
+
+def test_brackets_get_about_the_same_number_of_epochs() -> None:
+    halving = HALVINGS["hyperband"]
+    assert Counter(map(halving.bracket_of, range(130))) == {0: 90, 1: 30, 2: 10}
+    assert len(set(map(halving.bracket_of, range(8)))) == 3, "also in a short run"
+    first = {bracket: root for root in range(13, 0, -1) for bracket in [halving.bracket_of(root)]}
+    found = {b: [epochs for epochs in range(1, 100) if halving.has_rung(root, epochs)] for b, root in first.items()}
+    assert found == {0: [1, 3, 9, 27, 81], 1: [3, 9, 27, 81], 2: [9, 27, 81]}
+
+
+def test_a_third_goes_on_and_the_best_of_few() -> None:
+    assert [ASHA.go_on(reached) for reached in (1, 2, 3, 5, 6, 8, 9)] == [1, 1, 1, 1, 2, 2, 3]
+    assert [ASHA.needed(place) for place in (0, 1, 2)] == [1, 6, 9]
+    assert all(
+        ASHA.go_on(ASHA.needed(place) or 0) > place >= ASHA.go_on((ASHA.needed(place) or 1) - 1) for place in (1, 7)
+    )
+
+
+def test_what_is_among_the_best_later_is_promoted_the_highest_rung_first() -> None:
+    evaluations = [
+        one(0, "complete", 0.5, 0.4, 0.3, *[0.2] * 6),
+        one(1, "paused", 0.6, 0.5, 0.4),
+        one(2, "paused", 0.7, 0.6, 0.5),
+        *(one(trial, "paused", 0.8 + trial) for trial in range(3, 8)),
+    ]
+    assert promotable(ASHA, evaluations) == []  # 8 have reached the first rung, of which 2 go on; both have
+    evaluations.append(one(8, "running", 9.0))
+    assert promotable(ASHA, evaluations) == [], "the third has gone on already, before others were better"
+    evaluations += [one(trial, "running", 0.1, 0.1, 0.1) for trial in (9, 10, 11)]
+    evaluations += [one(trial, "failed", 0.05, 0.05, 0.05) for trial in (12,)]
+    last = one(13, "paused", 0.11)
+    assert [e.trial for e in promotable(ASHA, [*evaluations, last])] == [13]
+    good = one(14, "paused", 0.2, 0.15, 0.09)
+    assert [e.trial for e in promotable(ASHA, [*evaluations, last, good])] == [14, 13]
+
+
+def test_a_rung_near_the_end_is_none() -> None:
+    evaluations = [one(0, "complete", *[0.5] * 10), one(1, "running", *[0.6] * 9)]
+    assert [rung.epochs for rung in rungs_of(ASHA, evaluations)] == [1, 3]
+    longer = [one(0, "complete", *[0.5] * 27), evaluations[1]]
+    assert [rung.epochs for rung in rungs_of(ASHA, longer)] == [1, 3, 9]
+    assert [rung.epochs for rung in rungs_of(ASHA, evaluations[1:])] == [1, 3, 9], "nobody knows the end yet"
+
+
+def test_an_individual_counts_once_however_often_it_was_interrupted_or_promoted() -> None:
+    evaluations = [
+        one(0, "promoted", 0.5, paused_after=1),
+        one(1, "interrupted", 0.5, 0.4, repeats=0),
+        one(2, "running", repeats=1),  # it begins again: what it had reached, it will reach
+        one(3, "paused", 0.6),
+    ]
+    (rung,) = rungs_of(ASHA, evaluations)
+    assert (rung.losses, rung.went_on, list(rung.paused)) == ([(0.5, 0), (0.6, 3)], 1, [3])
+
+
+def test_what_failed_is_not_among_the_best() -> None:
+    evaluations = [one(trial, "paused", 0.5 + trial) for trial in range(5)]
+    assert [e.trial for e in promotable(ASHA, evaluations)] == [0]
+    evaluations[0] = one(0, "failed", 0.5)
+    assert [e.trial for e in promotable(ASHA, evaluations)] == [1]
+
+
+def test_the_summary_says_what_goes_on_next() -> None:
+    evaluations = [one(0, "complete", *[0.5] * 9), *(one(trial, "paused", 0.5 + trial) for trial in (1, 2))]
+    (first, second) = rungs(evaluations, "asha")
+    assert first == {
+        "bracket": 0,
+        "epochs": 1,
+        "reached": 3,
+        "went_on": 1,
+        "paused": 2,
+        "best": 0.5,
+        "next": {"trial": 1, "loss": 1.5, "at": 6},
+    }
+    assert (second["epochs"], second["next"]) == (3, None)
+    assert rungs(evaluations, "median") == []
+
+
+class Halved:
+    """A run that pauses, without MPI: one leader, which claims, reports and ends evaluations."""
+
+    def __init__(self, folder: Path, budget: int) -> None:
+        self.record: Record = make_run(folder / "run")
+        self.budget = budget
+        self.pausing = Pausing(ASHA, budget)
+        self.claims = Claims(self.record, folder / "claims", SPACE.distributions(), budget, halving=ASHA)
+        self.drawn = 0
+
+    def claim(self) -> Assignment | None:
+        self.drawn += 1
+        params = {"layers": 1, "activation": "relu", "lr": self.drawn / 1000, "gamma": 0.9}
+        return self.claims.claim(params, island=0, worker=0, generation=self.drawn, propagator="ga")
+
+    def train(self, assignment: Assignment, losses: Mapping[int, float], epochs: int) -> str:
+        """Let an evaluation go on until it ends, or the pruner says so; its losses are known by epoch."""
+        begun = self.record.evaluations()[assignment.root]
+        for epoch in range(1, epochs + 1):
+            self.record.report(assignment, epoch, losses[epoch])
+            state = self.pausing.judge(self.record, assignment, epoch).state if epoch > begun.paused_after else "going"
+            if state == "paused":
+                lowest = min(losses[epoch] for epoch in range(1, epoch + 1))
+                self.record.prune(assignment, lowest, 1.0, {}, paused_after=epoch)
+                return state
+        self.record.complete(assignment, min(losses.values()), 1.0, {})
+        return "complete"
+
+
+def test_a_promoted_evaluation_is_a_trial_of_its_own_that_counts_once(tmp_path: Path) -> None:
+    run, curves = Halved(tmp_path, budget=6), {}
+    for place, loss in enumerate((0.5, 0.7, 0.6, 0.9, 0.8, 0.4)):
+        assignment = run.claim()
+        assert assignment is not None
+        curves[assignment.number] = {epoch: loss / epoch for epoch in range(1, 10)}
+        expected = "complete" if place in (0, 5) else "paused"
+        assert run.train(assignment, curves[assignment.number], 9) == expected
+    news = Record(run.record._storage, "run")
+    assert [(e.trial, e.state) for e in news.news()][1:3] == [(1, "paused"), (2, "paused")]
+    budget = run.budget
+    assert not promotable(ASHA, run.record.evaluations()), "two of six go on, and both have"
+    assert run.claim() is None
+    assert is_over(run.record.evaluations(), budget, "asha")
+    run.claims = Claims(run.record, tmp_path / "claims", SPACE.distributions(), budget + 3, halving=ASHA)
+    for loss in (1.0, 1.1, 1.2):
+        assignment = run.claim()
+        assert assignment is not None
+        run.train(assignment, {1: loss}, 1)
+    assert not is_over(run.record.evaluations(), budget + 3, "asha")
+    promoted = run.claim()
+    assert promoted is not None
+    assert (promoted.root, promoted.number, promoted.params) == (2, 9, run.record.trials()[2].params)
+    state = {e.trial: e.state for e in run.record.evaluations()}
+    assert (state[2], state[9]) == ("promoted", "running")
+    assert (2, "promoted") in [(e.trial, e.state) for e in news.news()]
+    assert run.claim() is None, "it is evaluated once, and the budget is spent"
+    assert run.train(promoted, curves[2], 9) == "paused", "at the next rung, it is behind the two that were first"
+    assert run.record.evaluations()[9].paused_after == 3
+    counts = summarize(run.record.evaluations(), budget + 3, 3)["evaluations"]
+    assert counts == {"complete": 2, "pruned": 0, "paused": 7, "failed": 0, "running": 0, "budget": 9}
+    assert run.claim() is None
+    assert run.record.roots_to_go_on() == {1, 2, 3, 4, 6, 7, 8}
+
+
+def test_of_two_leaders_one_gets_what_is_promoted(tmp_path: Path) -> None:
+    run = Halved(tmp_path, budget=4)
+    first, second = run.claim(), run.claim()
+    assert first is not None
+    assert second is not None
+    run.record.report(first, 1, 0.9)
+    run.record.report(second, 1, 0.5)
+    run.record.prune(second, 0.5, 1.0, {}, paused_after=1)
+    other = Claims(Record(run.record._storage, "run"), tmp_path / "claims", SPACE.distributions(), 4, halving=ASHA)
+    promoted = run.claim()
+    assert promoted is not None
+    assert promoted.root == 1
+    with pytest.raises(KnownError):
+        other.claim(run.record.trials()[0].params, island=0, worker=1, generation=0)
+    another = other.claim({**promoted.params, "lr": 0.5}, island=0, worker=1, generation=0)
+    assert another is not None
+    assert another.root == another.number == 3
+
+
+def test_a_promoted_evaluation_that_is_interrupted_waits_and_goes_on_from_the_same_state(tmp_path: Path) -> None:
+    run = Halved(tmp_path, budget=1)
+    assignment = run.claim()
+    assert assignment is not None
+    run.record.report(assignment, 1, 0.5)
+    run.record.prune(assignment, 0.5, 1.0, {}, paused_after=1)
+    promoted = run.claim()
+    assert promoted is not None
+    assert run.record.requeue_interrupted() == 1
+    assert [e.state for e in run.record.evaluations()] == ["promoted", "interrupted", "waiting"]
+    assert run.record.roots_to_go_on() == {0}
+    claims = Claims(run.record, tmp_path / "claims", SPACE.distributions(), 1, halving=ASHA)
+    again = claims.claim_waiting(island=0, worker=0, generation=0)
+    assert again is not None
+    assert (again.number, again.root) == (2, 0)
+    assert claims.claim_waiting(island=0, worker=0, generation=0) is None
+
+
+def test_what_can_never_be_promoted_keeps_no_state(tmp_path: Path) -> None:
+    """Of 6, two go on at most: whoever is third after them will not, and those that fall behind lose their state."""
+    run = Halved(tmp_path, budget=6)
+    states, keep, out = [], [], []
+    for loss in (0.5, 0.7, 0.6, 0.8, 0.55):
+        assignment = run.claim()
+        assert assignment is not None
+        run.record.report(assignment, 1, loss)
+        judgement = run.pausing.judge(run.record, assignment, 1)
+        states.append(judgement.state)
+        keep.append(judgement.may_go_on)
+        out.append(judgement.falls_out)
+        if judgement.state == "paused":
+            run.record.prune(assignment, loss, 1.0, {}, paused_after=1)
+    assert states == ["going", "paused", "paused", "paused", "paused"]
+    assert keep == [True, True, True, False, True]
+    assert out == [None, None, 1, 1, 2]
