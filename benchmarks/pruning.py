@@ -1,8 +1,9 @@
 """What pruners are worth: how long a search takes to reach a loss with each, in turn and with several seeds.
 
-    python -m benchmarks.pruning search_spaces/digits_cnn.py --losses 0.1 0.07 0.05
+    python -m benchmarks.pruning search_spaces/digits_cnn.py --losses 0.1 0.08 0.07 --set epochs=27 --set patience=99
 
-runs the search for a time instead of a number of evaluations, and looks up in its study when it had reached what.
+runs the search for a time instead of a number of evaluations, and looks up in its study when it had reached what. A
+pruner with "-stopping" behind its name stops where it would pause: nothing is saved.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from pathlib import Path
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 ROOT = Path(__file__).resolve().parents[1]
 MORE_TO_DO = 75
+_STOPPING = "-stopping"
 
 
-def trials_of(search: Path, pruner: str, seed: int, seconds: float) -> list[FrozenTrial]:
+def trials_of(search: list[str], pruner: str, seed: int, seconds: float) -> list[FrozenTrial]:
     """Run a search on 8 ranks for so many seconds, and return its trials that have ended with a loss."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), str(search), "--seed", str(seed)]
-        command += ["--run-dir", f"{folder}/run", "--evaluations", "100000", "--pruner", pruner]
-        command += ["--time-limit", str(seconds)]
+        command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), *search, "--seed", str(seed)]
+        command += ["--run-dir", f"{folder}/run", "--evaluations", "100000", "--time-limit", str(seconds)]
+        command += ["--pruner", pruner.removesuffix(_STOPPING)]
+        command += ["--save-every", "off"] if pruner.endswith(_STOPPING) else []
         ended = subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, timeout=seconds + 120, check=False)
         if ended.returncode != MORE_TO_DO:
             raise SystemExit(f"{' '.join(command)} ended with status {ended.returncode}")
@@ -39,30 +42,37 @@ def trials_of(search: Path, pruner: str, seed: int, seconds: float) -> list[Froz
 
 
 def seconds_to(loss: float, trials: list[FrozenTrial]) -> float:
-    """Return the seconds from the first trial's start to the first end with this loss or less; infinity without one."""
+    """Return the seconds from the first trial's start until one is complete with this loss, or less; else infinity."""
     began = min(trial.datetime_start for trial in trials if trial.datetime_start)
-    ends = [trial.datetime_complete for trial in trials if trial.values and trial.values[0] <= loss]
+    ends = [trial.datetime_complete for trial in _complete(trials) if trial.values[0] <= loss]
     return min(((end - began).total_seconds() for end in ends if end), default=math.inf)
+
+
+def _complete(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+    return [trial for trial in trials if trial.state == TrialState.COMPLETE]
 
 
 def main() -> None:
     """Print medians over the seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("search", type=Path, nargs="?", default=ROOT / "search_spaces" / "digits_cnn.py")
-    parser.add_argument("--pruners", nargs="+", default=["none", "median", "asha"])
+    parser.add_argument("--pruners", nargs="+", default=["none", "median", "asha-stopping", "asha", "hyperband"])
     parser.add_argument("--losses", type=float, nargs="+", default=[0.1, 0.07, 0.05])
     parser.add_argument("--seconds", type=float, default=80.0, help="that each run has, start-up and all")
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the search")
     chosen = parser.parse_args()
+    search = [str(chosen.search), *(word for text in chosen.set for word in ("--set", text))]
     runs: dict[str, list[list[FrozenTrial]]] = {pruner: [] for pruner in chosen.pruners}
     for seed in range(chosen.seeds):
         for pruner, found in runs.items():
-            found.append(trials_of(chosen.search, pruner, seed, chosen.seconds))
-            best = min(trial.values[0] for trial in found[-1] if trial.values)
-            print(f"seed {seed}, {pruner}: {len(found[-1])} evaluations, best {best:.4f}", flush=True)
+            found.append(trials_of(search, pruner, seed, chosen.seconds))
+            complete = _complete(found[-1])
+            best = min(trial.values[0] for trial in complete)
+            print(f"seed {seed}, {pruner}: {len(found[-1])} ended, {len(complete)} complete, {best:.4f}", flush=True)
     print(f"\n{'pruner':16s}evaluations  best" + "".join(f"{f'seconds to {loss:g}':>20s}" for loss in chosen.losses))
     for pruner, found in runs.items():
-        best = statistics.mean(min(trial.values[0] for trial in trials if trial.values) for trials in found)
+        best = statistics.mean(min(trial.values[0] for trial in _complete(trials)) for trials in found)
         cells = ""
         for loss in chosen.losses:
             times = [seconds_to(loss, trials) for trials in found]

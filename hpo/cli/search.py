@@ -148,7 +148,7 @@ _OPTIONS: dict[str, Any] = {
         Optional[str],
         typer.Option(
             metavar="NAME",
-            help="When to give up an evaluation: none, median, percentile:P, asha or hyperband.  "
+            help="When to pause or give up an evaluation: none, median, percentile:P, asha, hyperband or one-epoch.  "
             f"[default: {DEFAULT_PRUNER}]",
         ),
     ],

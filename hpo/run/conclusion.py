@@ -23,7 +23,8 @@ class Conclusion:
     """Sums a run up, on its first rank.
 
     `stopping` returns why the run stops; `started` is when this session began, in seconds since the epoch. `top_n`
-    individuals are listed; the run ends where a loss is `target` or lower; its space has `size` individuals.
+    individuals are listed; the run ends where a loss is `target` or lower; its space has `size` individuals. Once it is
+    summed up, `is_search_done` says whether nothing is left to be evaluated or promoted.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Conclusion:
         self._target = target
         self._size = size
         self._status: int | None = None
+        self.is_search_done = False
 
     def last_words(self) -> int:
         """Sum the run up as `say` does, unless that has been done, and return the exit status."""
@@ -59,6 +61,7 @@ class Conclusion:
         summary = summarize(evaluations, run.budget, self._top_n, confirmations, run.pruner)
         summary["stopped"] = stopped.reason if stopped else None
         summary["exhausted"] = sum(evaluation.finished for evaluation in evaluations) >= self._size
+        self.is_search_done = is_over(evaluations, min(run.budget, self._size), run.pruner)
         summary["wall_seconds"] = round(time.time() - self._started, 3)
         everything = [*evaluations, *confirmations]
         summary["worker_busy_fraction"] = busy_fraction(everything, run.layout.workers, since=self._started)
@@ -77,11 +80,8 @@ class Conclusion:
 
     def is_search_over(self) -> bool:
         """Tell whether there is nothing more to search: the budget is spent, or the target reached."""
-        return self.is_spent() or self._is_target_reached(self._session.open_record().evaluations())
-
-    def is_spent(self) -> bool:
-        """Tell whether the budget of the search is spent, and nothing is to be promoted."""
-        return self._is_spent(self._session.open_record().evaluations())
+        evaluations = self._session.open_record().evaluations()
+        return self._is_spent(evaluations) or self._is_target_reached(evaluations)
 
     def _is_spent(self, evaluations: Sequence[Evaluation]) -> bool:
         return is_over(evaluations, self._session.manifest.budget, self._session.manifest.pruner)

@@ -105,18 +105,18 @@ class Stages:
 
     def end(self) -> int:
         """Print the summary, test the winner, write the report, wait for trackers, and return the exit status."""
-        self._tidy()
         self._tracking.finish()
         status, stopping = self._conclusion.say(), self._job.watch.stopping
+        self._tidy()
         session = self._session
         hand_over(session.run_dir.path, session.storage, self._task.problem, to_test=stopping is None)
         self._tracking.wait(_SECONDS_FOR_TRACKERS if stopping is None else _SECONDS_FOR_TRACKERS_AT_A_STOP)
         return status
 
     def _tidy(self) -> None:
-        """Remove the states of a search that is over; what was interrupted keeps its own."""
+        """Remove the states of a search that is over; what is to go on keeps its own."""
         states = States(self._files.states)
-        if self._job.is_first and self._conclusion.is_spent():
+        if self._conclusion.is_search_done:
             states.sweep(())
         states.leave()
 

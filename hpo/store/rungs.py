@@ -130,7 +130,7 @@ def promotable(halving: Halving | None, evaluations: Sequence[Evaluation]) -> li
     return [one for rung in sorted(rungs, key=lambda rung: -rung.epochs) for one in rung.promotable]
 
 
-def is_over(evaluations: Sequence[Evaluation], budget: int, pruner: str) -> bool:
+def is_over(evaluations: Sequence[Evaluation], budget: float, pruner: str) -> bool:
     """Tell whether a search has spent its budget, and has nothing to promote."""
     return is_spent(evaluations, budget) and not promotable(HALVINGS.get(pruner), evaluations)
 

@@ -201,6 +201,6 @@ def best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
     return min((one for one in evaluations if one.state == "complete"), key=lambda e: (e.loss, e.trial), default=None)
 
 
-def is_spent(evaluations: Iterable[Evaluation], budget: int) -> bool:
+def is_spent(evaluations: Iterable[Evaluation], budget: float) -> bool:
     """Tell whether a run's budget is spent."""
     return sum(evaluation.counts for evaluation in evaluations) >= budget
