@@ -1,8 +1,9 @@
-"""Plain Python values in the place of what people write: numpy's numbers, numbers in quotes, lists of choices."""
+"""Plain Python values in the place of what people write: numpy's numbers, numbers in quotes, long fractions, lists."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -10,6 +11,25 @@ from typing import Any, TypeVar
 Parameter = TypeVar("Parameter")
 
 _MANY = 100  # more choices than anybody writes one by one
+
+
+# exp(log(x)) is off by some 1e-13 at worst in the range of float64; 12 digits absorb that, so that decoding an encoded
+# value returns it unchanged. Two individuals are different if they differ in these digits.
+_DIGITS = 12
+
+
+def round_float(value: float) -> float:
+    """Round to the digits that values have."""
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def round_inwards(value: float, inside: float) -> float:
+    """Round to `_DIGITS` digits, towards `inside` where rounding would leave the range."""
+    rounded = round_float(value)
+    if (rounded - value) * (inside - value) >= 0 or rounded == value:
+        return rounded
+    step = 10.0 ** (math.floor(math.log10(abs(value))) - _DIGITS + 1)
+    return round_float(rounded + math.copysign(step, inside - value))
 
 
 def meant(parameter: Parameter) -> Parameter | None:

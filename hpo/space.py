@@ -10,11 +10,11 @@ import itertools
 import keyword
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Union
 
-from hpo.plain import elements, meant, with_type
+from hpo.plain import elements, meant, round_float, round_inwards, with_type
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -24,30 +24,15 @@ Gene = Union[int, float]
 
 # Propulate holds genes in a float64 array, in which larger integers are no longer exact.
 _LARGEST_INT = 2**53
-# exp(log(x)) is off by some 1e-13 at worst in the range of float64; 12 digits absorb that, so that decoding an encoded
-# value returns it unchanged. Two individuals are different if they differ in these digits.
-_DIGITS = 12
-
-
-def _round_float(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
-
-
-def _round_inwards(value: float, inside: float) -> float:
-    """Round to `_DIGITS` digits, towards `inside` where rounding would leave the range."""
-    rounded = _round_float(value)
-    if (rounded - value) * (inside - value) >= 0 or rounded == value:
-        return rounded
-    step = 10.0 ** (math.floor(math.log10(abs(value))) - _DIGITS + 1)
-    return _round_float(rounded + math.copysign(step, inside - value))
 
 
 @dataclass(frozen=True)
 class Int:
-    """An integer from `low` to `high`, both included."""
+    """An integer from `low` to `high`, both included; `tunable` as for a Float."""
 
     low: int
     high: int
+    tunable: bool = field(default=False, repr=False)
 
     def problem(self) -> str | None:
         """Return what is wrong with the bounds; None if nothing is."""
@@ -88,18 +73,21 @@ class Int:
 class Float:
     """A float from `low` to `high`, both included, drawn and mutated on a linear or, if `log`, logarithmic scale.
 
-    Values have 12 significant digits; bounds with more digits are rounded towards the inside of the range.
+    Values have 12 significant digits; bounds with more digits are rounded towards the inside of the range. What is
+    `tunable` can change while a network trains, as a learning rate can: an individual may inherit the weights of
+    another one (`--inherit`) if only such parameters differ.
     """
 
     low: float
     high: float
     log: bool = False
+    tunable: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.problem() is None:
             low, high = float(self.low), float(self.high)
-            object.__setattr__(self, "low", _round_inwards(low, high))
-            object.__setattr__(self, "high", _round_inwards(high, low))
+            object.__setattr__(self, "low", round_inwards(low, high))
+            object.__setattr__(self, "high", round_inwards(high, low))
 
     def problem(self) -> str | None:
         """Return what is wrong with the bounds; None if nothing is."""
@@ -123,7 +111,7 @@ class Float:
 
     def accepts(self, value: object) -> bool:
         """Tell whether this parameter can have this value."""
-        return type(value) is float and self.low <= value <= self.high and value == _round_float(value)
+        return type(value) is float and self.low <= value <= self.high and value == round_float(value)
 
     def encode(self, value: Value) -> Gene:
         """Return the gene of a value."""
@@ -133,7 +121,7 @@ class Float:
         """Return the value of a gene; a gene outside of the limits counts as the nearest limit."""
         low, high = self.limits
         gene = min(max(gene, low), high)
-        value = _round_float(math.exp(gene) if self.log else float(gene))
+        value = round_float(math.exp(gene) if self.log else float(gene))
         return min(max(value, self.low), self.high)
 
     def distribution(self) -> BaseDistribution:
@@ -145,14 +133,16 @@ class Float:
 
 @dataclass(frozen=True, init=False)
 class Categorical:
-    """One of several choices without an order: strings, numbers or booleans."""
+    """One of several choices without an order: strings, numbers or booleans; `tunable` as for a Float."""
 
     # The gene is the index of the choice. Propulate's own one-hot encoding of strings loses mutations: setting one
     # clears the wrong slice of an individual's position (propulate 1.2.2, `Individual.__setitem__`).
     choices: tuple[Value, ...]
+    tunable: bool = False
 
-    def __init__(self, *choices: Value) -> None:
+    def __init__(self, *choices: Value, tunable: bool = False) -> None:
         object.__setattr__(self, "choices", choices)
+        object.__setattr__(self, "tunable", tunable)
 
     def __repr__(self) -> str:
         return f"Categorical({', '.join(map(repr, self.choices))})"
@@ -229,11 +219,18 @@ class SearchSpace:
             if not isinstance(parameter, (Int, Float, Categorical)):
                 raise TypeError(f"parameter {name!r}: must be an Int, Float or Categorical, not {parameter!r}")
             problem = parameter.problem()
+            if not problem and type(parameter.tunable) is not bool:
+                problem = f"tunable must be True or False, not {parameter.tunable!r}"
             if problem:
                 instead = meant(parameter)
                 hint = f": write {instead!r}" if instead else ""
                 raise ValueError(f"parameter {name!r}: {problem}, but got {parameter!r}{hint}")
         self.parameters: Mapping[str, Parameter] = dict(parameters)
+
+    @property
+    def fixed(self) -> list[str]:
+        """The names of the parameters that are not tunable."""
+        return [name for name, parameter in self.parameters.items() if not parameter.tunable]
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={parameter!r}" for name, parameter in self.parameters.items())

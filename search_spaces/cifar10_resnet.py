@@ -22,10 +22,10 @@ from hpo.training import (
 )
 
 space = SearchSpace(
-    lr=Float(1e-2, 1.0, log=True),
-    momentum=Float(0.5, 0.99),
-    weight_decay=Float(1e-5, 1e-2, log=True),
-    label_smoothing=Float(0.0, 0.2),
+    lr=Float(1e-2, 1.0, log=True, tunable=True),
+    momentum=Float(0.5, 0.99, tunable=True),
+    weight_decay=Float(1e-5, 1e-2, log=True, tunable=True),
+    label_smoothing=Float(0.0, 0.2, tunable=True),
     augmentation=Categorical("none", "crop", "crop-and-flip"),
     schedule=Categorical("step", "cosine", "one-cycle"),
 )

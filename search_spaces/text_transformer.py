@@ -24,10 +24,10 @@ space = SearchSpace(
     depth=Int(2, 6),
     width=Categorical(64, 128, 192),
     heads=Categorical(2, 4, 8),
-    dropout=Float(0.0, 0.3),
-    lr=Float(1e-4, 1e-2, log=True),
-    warmup=Float(0.0, 0.3),
-    weight_decay=Float(1e-3, 1.0, log=True),
+    dropout=Float(0.0, 0.3, tunable=True),
+    lr=Float(1e-4, 1e-2, log=True, tunable=True),
+    warmup=Float(0.0, 0.3, tunable=True),
+    weight_decay=Float(1e-3, 1.0, log=True, tunable=True),
 )
 
 PROMPTS = ("def ", "class ", "import ")

@@ -18,7 +18,7 @@ import pytest
 from hpo.errors import UsageError
 from hpo.problem import load_search_file
 from hpo.results.confirmation import Plan, compare
-from hpo.run.inheritance import read_inheritance
+from hpo.run.takeover import read_takeover
 from hpo.store.trials import Evaluation
 from tests.support.evaluations import one
 from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, finish
@@ -113,7 +113,7 @@ def test_a_source_that_is_none_is_named_before_anything_starts(
         f"{storage}#empty": "no finished evaluation is of this search space: it has none",
     }.items():
         with pytest.raises(UsageError) as raised:
-            read_inheritance(source, load_search_file(TINY).space)
+            read_takeover(source, load_search_file(TINY).space)
         assert str(raised.value).startswith(f"--start-from {source}: {message}")
         assert len(str(raised.value).splitlines()) == 1
     job = mpi.run(1, PROGRAM, TINY, *ALONE, "--start-from", source, cwd=tmp_path)

@@ -13,9 +13,9 @@ from hpo.errors import KnownError
 from hpo.evaluation.pruning import Pausing
 from hpo.results.summary import rungs, summarize
 from hpo.store.claims import Claims
-from hpo.store.record import Assignment, Record
+from hpo.store.record import Record
 from hpo.store.rungs import HALVINGS, is_over, promotable, rungs_of
-from hpo.store.trials import Evaluation
+from hpo.store.trials import Assignment, Evaluation
 from tests.support.runs import SPACE, make_run
 
 ASHA = HALVINGS["asha"]

@@ -17,8 +17,8 @@ from torch import nn
 
 from hpo.evaluation.state import Parts, copied, is_function, parts_of, put_together
 from hpo.evaluation.verdict import Step, judge
-from hpo.store.record import Assignment
 from hpo.store.states import About, State, States, read_state
+from hpo.store.trials import Assignment
 
 PARAMS = {"lr": 0.1, "layers": 2, "activation": "relu"}
 

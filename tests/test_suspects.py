@@ -9,8 +9,8 @@ import pytest
 
 from hpo import Int, SearchSpace
 from hpo.store.claims import Claims
-from hpo.store.record import Assignment, Record
-from hpo.store.trials import Evaluation
+from hpo.store.record import Record
+from hpo.store.trials import Assignment, Evaluation
 from tests.support.runs import claim
 
 SPACE = SearchSpace(k=Int(0, 999))

@@ -19,8 +19,8 @@ from hpo.errors import UsageError
 from hpo.problem import load_search_file
 from hpo.run.options import Options
 from hpo.run.session import Session
-from hpo.store.record import Assignment, Record
-from hpo.store.trials import INTERRUPTED
+from hpo.store.record import Record
+from hpo.store.trials import INTERRUPTED, Assignment
 from hpo.trackers import TRACKERS
 from hpo.trackers.tracker import without_secrets
 from hpo.trackers.tracking import Tracking, track

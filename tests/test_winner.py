@@ -18,8 +18,8 @@ from hpo.problem import load_search_file
 from hpo.results.reader import RunReader
 from hpo.results.winner import examine, examined, winner_of
 from hpo.run.handover import hand_over
-from hpo.store.record import Assignment, Record
-from hpo.store.trials import rank
+from hpo.store.record import Record
+from hpo.store.trials import Assignment, rank
 from hpo.store.weights import WeightsKeeper, read_weights
 from hpo.training import Net, load_data, load_test, test_net
 from tests.support.launch import PROGRAM, SEARCHES, Mpi, run_hpo

@@ -6,7 +6,7 @@ import io
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,12 @@ from hpo.errors import KnownError
 from hpo.layout import Layout
 from hpo.ranks.communicator import SleepingComm
 from hpo.space import SearchSpace
+from hpo.store.lineage import KEPT, parent_of, ranked
 
 if TYPE_CHECKING:
     from hpo.breeding.propagators import New
     from hpo.store.claims import Claims
-    from hpo.store.record import Assignment
-    from hpo.store.trials import Evaluation
+    from hpo.store.trials import Assignment, Evaluation
 
 # Evaluates on all ranks of a worker what its leader has claimed: returns hyperparameters and loss, or None at the end.
 Evaluate = Callable[["Assignment | None"], "tuple[dict[str, Any], float] | None"]
@@ -35,7 +35,8 @@ class _BudgetSpent(Exception):  # noqa: N818 - the end, and no error
 class Archipelago:
     """The islands of a run: which workers they have, how they breed, and how they exchange individuals.
 
-    The propagators are dealt to the islands in turn.
+    The propagators are dealt to the islands in turn. Where they `inherit`, individuals begin with what one of the best
+    of their island has learned that differs in tunable parameters alone.
     """
 
     space: SearchSpace
@@ -44,6 +45,7 @@ class Archipelago:
     migration_probability: float = 0.9
     pollination: bool = True
     seed: int = 0
+    inherit: bool = False
 
     def evolve(self, world: SleepingComm, worker: int, claims: Claims | None, evaluate: Evaluate) -> None:
         """Breed, claim and evaluate individuals on all islands until there is nothing more to claim; collective.
@@ -98,6 +100,8 @@ class Breeder:
 
         layout = islands.layout
         self._space = islands.space
+        self._inherit = islands.inherit
+        self._islands = layout.islands
         self._worker = worker
         self._island = layout.island_of(worker)
         self._name = islands.propagators[self._island % len(islands.propagators)]
@@ -119,11 +123,19 @@ class Breeder:
         params = self._space.decode(individual)
         while True:
             with suppress(KnownError):
-                return self._claims.claim(params, **attributes)
+                return self._claims.claim(params, self._parent(params), **attributes)
             population, _ = propulator._get_active_individuals()
             params = self._space.decode(self.propagator(population))
             if self._past.knows(params):  # there is nothing new to breed
                 return self._claims.claim_waiting(**attributes)
+
+    def _parent(self, params: Mapping[str, Any]) -> int | None:
+        """Return the trial that an individual inherits from; None where there is none."""
+        if not self._inherit:
+            return None
+        best = ranked(self._claims.record.evaluations(), self._island, self._islands)[:KEPT]
+        parent = parent_of(params, best, self._space)
+        return parent.trial if parent else None
 
     def _immigrants(self, propulator: Any) -> dict[str, int]:
         """Return how many individuals of other islands live on this one, by the island that bred them."""

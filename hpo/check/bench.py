@@ -22,10 +22,10 @@ from hpo.ranks.job import Job
 from hpo.ranks.watched import Watched
 from hpo.results.winner import tested
 from hpo.store.log import Log
-from hpo.store.record import Assignment, Record
+from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.states import States
-from hpo.store.trials import Evaluation
+from hpo.store.trials import Assignment, Evaluation
 from hpo.store.weights import WeightsKeeper, read_weights
 
 MOST_LOSSES = 3

@@ -93,6 +93,15 @@ _OPTIONS: dict[str, Any] = {
             "budget.",
         ),
     ],
+    "inherit": Annotated[
+        Optional[bool],
+        typer.Option(
+            "--inherit/--no-inherit",
+            help="Let individuals begin with the weights of one of the best that differs in tunable parameters alone.  "
+            "[default: --no-inherit]",
+            show_default=False,
+        ),
+    ],
     "confirm": Annotated[
         Optional[int],
         typer.Option(

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpo.evaluation.worker import Offered
-    from hpo.store.record import Assignment
     from hpo.store.states import State
+    from hpo.store.trials import Assignment
 
 
 class Attempt:
@@ -27,12 +27,15 @@ class Attempt:
     after its next loss, in parts, or a function that gathers it, and `state` the last such state that is to be kept.
 
     `restored` is the state of an evaluation that was interrupted, and which goes on if the objective asks for it: it
-    then has its losses, too.
+    then has its losses, too. `inherited` is that of the individual it comes from, if it begins with that, and
+    `has_inherited` says whether the objective has asked for it.
     """
 
-    def __init__(self, assignment: Assignment, restored: State | None = None) -> None:
+    def __init__(self, assignment: Assignment, restored: State | None = None, inherited: State | None = None) -> None:
         self.assignment = assignment
         self.restored = restored
+        self.inherited = inherited
+        self.has_inherited = False
         self.losses: list[float] = []
         self.taken_over = 0  # losses of the evaluation that was interrupted
         self.seconds_before = 0.0  # which those took
@@ -59,6 +62,11 @@ class Attempt:
     def has_loss(self) -> bool:
         """Whether it has a loss of its own."""
         return len(self.losses) > self.taken_over
+
+    @property
+    def has_been_given(self) -> bool:
+        """Whether it has begun from a state, without a loss of its own yet."""
+        return self.restored is not None or (self.inherited is not None and self.has_inherited)
 
     @property
     def saves_together(self) -> bool:
@@ -96,6 +104,15 @@ class Attempt:
             self.weights = dict(self.restored.weights) if self.restored.weights else None
         return put_together(self.restored.about.tree, self.restored.tensors)
 
+    def inherit(self) -> Any:
+        """Return what the parent has saved last; None where there is none."""
+        if self.has_loss:
+            raise RuntimeError("worker.inherited is asked for before the first loss, to begin with")
+        if self.inherited is None:
+            return None
+        self.has_inherited = True
+        return put_together(self.inherited.about.tree, self.inherited.tensors)
+
     def let_go(self) -> None:
         """Forget what was offered and saved for a loss: it holds the model."""
         self.offered = self.saving = None
@@ -105,6 +122,6 @@ class Attempt:
         self.verdict = verdict
         if verdict.loss is not None:
             self.losses.append(verdict.loss)
-            self.restored = None  # its file may be replaced from now on
+            self.restored = self.inherited = None  # their files may be replaced from now on
             if verdict.loss < self.loss:
                 self.loss, self.metrics, self.weights = verdict.loss, verdict.metrics, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,15 @@ from hpo.evaluation.meeting import Meeting
 from hpo.evaluation.objective import Objective
 from hpo.evaluation.surroundings import as_before
 from hpo.evaluation.verdict import Verdict
+from hpo.evaluation.worker import Calls
 from hpo.problem import Problem
 from hpo.process import clock
 from hpo.process.printed import Printed
 from hpo.ranks.sharing import Shared
 from hpo.ranks.watch import Watch
 from hpo.ranks.watched import Details
-from hpo.store.record import Assignment
 from hpo.store.states import State, read_state
+from hpo.store.trials import Assignment
 from hpo.text import named
 
 _MOST_SUSPENSIONS = 20  # of the job in one evaluation, each of which made a rank wait in vain
@@ -78,9 +79,11 @@ class Evaluator:
             if attempt.verdict.state == "again" and checked:
                 checked = False
                 self._group.trust()
-            elif attempt.verdict.state == "failed" and attempt.restored is not None:
+            elif attempt.verdict.state == "failed" and attempt.has_been_given:
                 if self._leader:
-                    self._leader.reject(assignment, attempt.verdict.failure)
+                    self._leader.reject(assignment, attempt.verdict.failure, is_own=attempt.restored is not None)
+                if attempt.restored is None:
+                    assignment = replace(assignment, parent=None)
             elif attempt.verdict.state != "suspended":
                 return attempt
         reason = f"timeout: the job was suspended in each of {_MOST_SUSPENSIONS} attempts"
@@ -90,36 +93,42 @@ class Evaluator:
     def _evaluate(self, assignment: Assignment) -> Attempt:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
         self._group.connect(self._watch.post.alone)
-        attempt, task = Attempt(assignment, self._restored(assignment)), self._task
+        attempt, task = Attempt(assignment, *self._known(assignment)), self._task
         seed = task.seed if assignment.seed is None else assignment.seed
         objective = Objective(task.problem, assignment.params)
         with self._watch.evaluation(self._details(attempt)) as watched:
             decide = partial(self._leader.decide, attempt, watched) if self._leader else None
             meeting = Meeting(self._group, self._watch, watched, self._printed, decide)
             lockstep = Lockstep(objective, self._group, watched, meeting, attempt, self._leader)
-            worker = self._group.worker(
-                seed, task.data.load, attempt.offer, lockstep.report, attempt.save, lockstep.restored
+            calls = Calls(
+                task.data.load, attempt.offer, lockstep.report, attempt.save, lockstep.restored, attempt.inherit
             )
+            worker = self._group.worker(seed, calls)
             with as_before(), self._printed.marked():
                 while attempt.goes_on:
                     lockstep.step(worker)
                 self._end(attempt, lockstep)
         return attempt
 
-    def _restored(self, assignment: Assignment) -> State | None:
-        """Return the state that this evaluation may go on from; None where not all ranks can read one."""
-        path = self._group.own_comm.bcast(self._leader.find(assignment) if self._leader else None)
+    def _known(self, assignment: Assignment) -> tuple[State | None, State | None]:
+        """Return the state that this evaluation may go on from, or else the one that it inherits.
+
+        Both are None where not all ranks can read it.
+        """
+        path, is_own = self._group.own_comm.bcast(self._leader.find(assignment) if self._leader else (None, True))
         if path is None:
-            return None
+            return None, None
         state, reason = None, ""
         try:
-            state = read_state(path, assignment.params, is_checked=False)
+            state = read_state(path, assignment.params if is_own else None, is_checked=False)
         except ValueError as error:
             reason = f"rank {self._group.rank}: {error}"
         reasons = [reason for reason in self._group.own_comm.allgather(reason) if reason]
-        if reasons and self._leader:
-            self._leader.reject(assignment, reasons[0])
-        return None if reasons else state
+        if reasons:
+            if self._leader:
+                self._leader.reject(assignment, reasons[0], is_own)
+            return None, None
+        return (state, None) if is_own else (None, state)
 
     def _details(self, attempt: Attempt) -> Details:
         assignment, leader = attempt.assignment, self._leader

@@ -9,7 +9,7 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from types import SimpleNamespace, TracebackType
@@ -28,7 +28,7 @@ from hpo.evaluation.devices import backend_of, devices_here
 from hpo.evaluation.network import address_towards, interface_towards
 from hpo.evaluation.rendezvous import Rendezvous
 from hpo.evaluation.subgroups import Subgroups
-from hpo.evaluation.worker import Worker
+from hpo.evaluation.worker import Calls, Worker
 from hpo.layout import usable_cores
 from hpo.process.deferred import defer
 from hpo.process.descriptors import Reserve
@@ -109,25 +109,13 @@ class Group:
         """The seconds for which ranks wait for each other."""
         return self._collective_timeout.total_seconds()
 
-    def worker(
-        self,
-        seed: int,
-        data: Callable[[], Any] = lambda: None,
-        offer: Callable[[Any], object] = lambda _: None,
-        report: Callable[[Any, dict[str, Any]], None] = lambda *_: None,
-        save: Callable[[Any], object] = lambda _: None,
-        restored: Callable[[], Any] = lambda: None,
-    ) -> Worker:
-        """Return the worker as one objective sees it, and seed all random numbers with `seed`.
-
-        `data` is called when the objective asks for its data, `offer` when it offers weights, `report` when it reports
-        a loss with its metrics, `save` when it saves its state, and `restored` when it asks for the last one.
-        """
+    def worker(self, seed: int, calls: Calls = Calls()) -> Worker:  # noqa: B008 - it cannot be changed
+        """Return the worker as one objective sees it, and seed all random numbers with `seed`."""
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         about = (self.rank, self.size, self.devices, seed, self.comm, self.index)
-        return Worker(*about, data, offer, report, save, restored)
+        return Worker(*about, calls)
 
     def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
         """Make the process group, unless all ranks have one whose connections are whole; collective.

@@ -11,6 +11,7 @@ from hpo.errors import Exit, Stop
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.verdict import Verdict
 from hpo.process import clock
+from hpo.store.lineage import KEPT, can_be_inherited, disinherited
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from hpo.evaluation.state import Parts
     from hpo.ranks.watched import Watched
     from hpo.store.log import Log
-    from hpo.store.record import Assignment, Record
+    from hpo.store.record import Record
+    from hpo.store.trials import Assignment
     from hpo.store.weights import WeightsKeeper
 
 
@@ -123,17 +125,24 @@ class Leader:
         if self._keeper and isinstance(attempt.offered, Mapping):
             attempt.weights = self._keeper.copy(attempt.offered)
 
-    def find(self, assignment: Assignment) -> Path | None:
-        """Begin an evaluation, and return the file that it may go on from; None where it begins anew."""
-        if self._saver is None:
-            return None
-        self._saver.begin()
-        return self._saver.find(assignment)
+    def find(self, assignment: Assignment) -> tuple[Path | None, bool]:
+        """Begin an evaluation, and return the file of its own state, or of what it inherits, and whether it is its own.
 
-    def reject(self, assignment: Assignment, reason: str) -> None:
-        """Let an evaluation begin anew, since it cannot go on."""
-        if self._saver is not None:
+        The file is None where it begins anew.
+        """
+        if self._saver is None:
+            return None, True
+        self._saver.begin()
+        if own := self._saver.find(assignment):
+            return own, True
+        return self._saver.find_parents(assignment), False
+
+    def reject(self, assignment: Assignment, reason: str, is_own: bool) -> None:
+        """Let an evaluation begin anew, since it cannot go on from its state, or from what it was to inherit."""
+        if self._saver is not None and is_own:
             self._saver.reject(assignment, reason)
+        elif self._saver is not None:
+            self._saver.disinherit(assignment, reason)
 
     def save(self, attempt: Attempt, gathered: Parts | None, since: float) -> None:
         """Take over a state that all ranks have gathered since a time, or copy it, before the objective trains on."""
@@ -159,11 +168,23 @@ class Leader:
             record.interrupt(assignment)
             return
         self._take_over(attempt)
-        if verdict.save:
+        if assignment.parent is not None and not attempt.has_inherited and not attempt.taken_over:
+            record.disinherit(assignment)
+        bequeaths = self._saver is not None and self._saver.islands > 0 and verdict.state == "complete"
+        if verdict.save or bequeaths:
             self.write_state(attempt)
         self._end(attempt, seconds)
         if self._saver is not None and not verdict.save:
-            self._saver.discard(assignment)
+            self._clear(self._saver, assignment, bequeaths)
+
+    def _clear(self, saver: Saver, assignment: Assignment, bequeaths: bool) -> None:
+        """Remove the state of an evaluation that has ended; of those that can be inherited, all but the best."""
+        evaluations = self._record.evaluations() if bequeaths else []
+        if not bequeaths or not can_be_inherited(evaluations[assignment.number]):
+            saver.discard(assignment)
+            return
+        for one in disinherited(evaluations, evaluations[assignment.number].island, saver.islands)[:KEPT]:
+            saver.drop(self._record.root(one.trial))
 
     def _end(self, attempt: Attempt, seconds: float) -> None:
         assignment, verdict, record = attempt.assignment, attempt.verdict, self._record

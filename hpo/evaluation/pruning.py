@@ -12,7 +12,8 @@ from hpo.errors import UsageError
 from hpo.store.rungs import HALVINGS, Halving, rungs_of
 
 if TYPE_CHECKING:
-    from hpo.store.record import Assignment, Record
+    from hpo.store.record import Record
+    from hpo.store.trials import Assignment
 
 
 @dataclass(frozen=True)

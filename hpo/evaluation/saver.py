@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpo.evaluation.attempt import Attempt
-    from hpo.store.record import Assignment
+    from hpo.store.trials import Assignment
 
 # Copying takes a hundredth of the time that training takes, and so does copying and writing together.
 _SHARE = 100.0
@@ -26,12 +26,14 @@ class Saver:
     """Keeps the states of a worker's evaluations, one after the other.
 
     The last state is copied in memory, to be written where the run stops, and written every `every` seconds; at a loss
-    in both cases. Where `every` is None, both take a hundredth of the time, as measured; infinity is never.
+    in both cases. Where `every` is None, both take a hundredth of the time, as measured; infinity is never. Where some
+    on `islands` inherit from others, each state is copied, and that of an evaluation's end is written.
     """
 
-    def __init__(self, states: States, every: float | None) -> None:
+    def __init__(self, states: States, every: float | None, islands: int = 0) -> None:
         self._states = states
         self._every = every
+        self.islands = islands
         self._seconds_to_copy = self._seconds_to_write = 0.0
         self._copied = self._written = -math.inf
         self._has_warned = False
@@ -52,6 +54,22 @@ class Saver:
             return None
         return path
 
+    def find_parents(self, assignment: Assignment) -> Path | None:
+        """Return the file of the state that an evaluation inherits, which is whole; None where there is none."""
+        if assignment.parent is None:
+            return None
+        path = self._states.path(assignment.parent)
+        try:
+            read_state(path)
+        except ValueError as error:
+            self.disinherit(assignment, str(error))
+            return None
+        return path
+
+    def disinherit(self, assignment: Assignment, reason: str) -> None:
+        """Warn that an evaluation begins without what it was to inherit."""
+        warn(f"warning: trial {assignment.number} does not inherit from trial {assignment.parent}: {reason}")
+
     def reject(self, assignment: Assignment, reason: str) -> None:
         """Remove a state from which its evaluation cannot go on."""
         warn(f"warning: trial {assignment.number} begins again, since it cannot go on from its state: {reason}")
@@ -69,7 +87,7 @@ class Saver:
     def wants(self) -> bool:
         """Tell whether the state of an evaluation that goes on is to be copied now."""
         since = clock.now() - self._copied
-        return self.is_on and (since >= _SHARE * self._seconds_to_copy or self.is_due())
+        return self.islands > 0 or (self.is_on and (since >= _SHARE * self._seconds_to_copy or self.is_due()))
 
     def keep(self, attempt: Attempt, gathered: Parts | None, since: float) -> None:
         """Take over what all ranks have gathered of a state since a time, or copy what the objective has saved."""

@@ -21,6 +21,18 @@ _SHARDED = (
 )
 
 
+@dataclass(frozen=True)
+class Calls:
+    """What is called when an objective asks its worker for something, or tells it something."""
+
+    data: Callable[[], Any] = lambda: None
+    offer: Callable[[Offered], object] = lambda _: None
+    report: Callable[[Any, dict[str, Any]], None] = lambda *_: None
+    save: Callable[[Any], object] = lambda _: None
+    restored: Callable[[], Any] = lambda: None
+    inherited: Callable[[], Any] = lambda: None
+
+
 @dataclass(eq=False, repr=False)
 class Worker:
     """The ranks that evaluate one individual together, as an objective sees them; made anew for each evaluation.
@@ -49,11 +61,7 @@ class Worker:
     index: int
     """The worker's number in the run, from 0."""
 
-    _data: Callable[[], Any]
-    _offer: Callable[[Offered], object]
-    _report: Callable[[Any, dict[str, Any]], None]
-    _save: Callable[[Any], object]
-    _restored: Callable[[], Any]
+    _calls: Calls
 
     @property
     def device(self) -> torch.device:
@@ -63,7 +71,7 @@ class Worker:
     @cached_property
     def data(self) -> Any:
         """What the search space's `prepare` returned, unchanged by other evaluations; None without a `prepare`."""
-        return self._data()
+        return self._calls.data()
 
     @property
     def restored(self) -> Any:
@@ -73,7 +81,18 @@ class Worker:
         its next loss is the one after those that it had when this was saved, which stay its own. Raises RuntimeError
         once there is a next loss.
         """
-        return self._restored()
+        return self._calls.restored()
+
+    @property
+    def inherited(self) -> Any:
+        """What the individual has saved last from which this one was bred, to begin with; None where there is none.
+
+        With `--inherit`, that is an individual which differs in tunable parameters alone, and is among the best of its
+        island. Take over its weights, and what else can be, but not what follows from the tunable hyperparameters, as
+        learning rates do: this individual has its own. Tensors are on the CPU. An evaluation that goes on after it was
+        interrupted has `restored` instead. Raises RuntimeError once there is a loss.
+        """
+        return self._calls.inherited()
 
     def save(self, state: Any) -> None:
         """Offer what it takes to go on, before the loss that belongs to it is yielded or reported.
@@ -90,7 +109,7 @@ class Worker:
         Raises TypeError, naming the place, where `state` holds anything else; what a function returns fails the
         evaluation then.
         """
-        self._save(state)
+        self._calls.save(state)
 
     def report(self, loss: Any, /, **metrics: Any) -> None:
         """Report a validation loss, as a yield does, from code that owns its loop; all ranks do so together.
@@ -102,7 +121,7 @@ class Worker:
         A loss that is not finite, or is no number, fails the evaluation; so does a metric that is no number. Raises
         RuntimeError in a thread that is not the main thread, and after the evaluation has ended.
         """
-        self._report(loss, metrics)
+        self._calls.report(loss, metrics)
 
     def offer(self, weights: Offered) -> None:
         """Offer the network's weights, as its `state_dict()`, before the loss that they have is yielded or reported.
@@ -120,7 +139,7 @@ class Worker:
         """
         if isinstance(weights, Mapping) or not callable(weights) or isinstance(weights, torch.nn.Module):
             checked_weights(weights)
-        self._offer(weights)
+        self._calls.offer(weights)
 
 
 def checked_weights(weights: Any) -> Mapping[str, torch.Tensor]:

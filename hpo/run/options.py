@@ -36,6 +36,7 @@ class Options:
     top_n: int = 3
     start_with: Path | None = None
     start_from: str | None = None
+    inherit: bool | None = None
     confirm: int | None = None
     settings: tuple[str, ...] = ()
     storage: str | None = None

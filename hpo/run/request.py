@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,11 +12,12 @@ from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.problem import Problem, SearchFile, load_search_file
 from hpo.run.given import read_given
-from hpo.run.inheritance import Inheritance, read_inheritance
 from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, Options
+from hpo.run.takeover import Takeover, read_takeover
 from hpo.space import Categorical, SearchSpace
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
+from hpo.store.rungs import HALVINGS
 from hpo.store.url import from_anywhere
 from hpo.text import quoted
 
@@ -27,7 +29,7 @@ class Request:
     """A run as it is to be, on the first rank; `before` is the run.json of the run to resume, if there is one.
 
     `storage` is None where the study is in the run directory; `set` has all settings that were given as texts, now or
-    in earlier sessions. `given` are hyperparameters to start with, `inheritance` is what is taken over.
+    in earlier sessions. `given` are hyperparameters to start with, `takeover` is what is taken over.
     """
 
     options: Options
@@ -39,10 +41,11 @@ class Request:
     propagators: tuple[str, ...]
     pruner: str
     confirm: int
+    inherit: bool
     storage: str | None
     set: Mapping[str, str]
     given: list[dict[str, Any]]
-    inheritance: Inheritance | None
+    takeover: Takeover | None
 
     @property
     def assignments(self) -> list[str]:
@@ -68,6 +71,10 @@ def resolve(options: Options, layout: Layout) -> Request:
     budget = _chosen(options.budget(layout.workers), before.budget if before else None, DEFAULT_EVALUATIONS)
     make_pruner(pruner, budget)
     storage = _chosen(options.storage, before.storage if before else None, None)
+    confirm = _chosen(options.confirm, before.confirm if before else None, 0)
+    inherit = _chosen(options.inherit, before.inherit if before else None, False)
+    if inherit:
+        check_inherit(file.space, pruner, confirm, options.save_every)
     return Request(
         options=options,
         layout=layout,
@@ -77,11 +84,12 @@ def resolve(options: Options, layout: Layout) -> Request:
         seed=seed,
         propagators=propagators,
         pruner=pruner,
-        confirm=_chosen(options.confirm, before.confirm if before else None, 0),
+        confirm=confirm,
+        inherit=inherit,
         storage=from_anywhere(storage) if storage is not None else None,
         set=texts,
         given=read_given(options.start_with, file.space, seed) if options.start_with is not None else [],
-        inheritance=read_inheritance(options.start_from, file.space) if options.start_from is not None else None,
+        takeover=read_takeover(options.start_from, file.space) if options.start_from is not None else None,
     )
 
 
@@ -128,6 +136,27 @@ def _check_settings(manifest: Manifest, options: Options, file: SearchFile, run_
             f"--resume: {error}; an earlier session was given it: change it in 'set' of {run_dir.run_json}, or what "
             f"{file.path} takes"
         ) from error
+
+
+def check_inherit(space: SearchSpace, pruner: str, confirm: int, save_every: float | None) -> None:
+    """Raise a UsageError where individuals cannot inherit, or what else is asked for makes no sense then."""
+    if len(space.fixed) == len(space.parameters):
+        name = next(iter(space.parameters))
+        raise UsageError(
+            "--inherit: no parameter is tunable; mark those that can change while a network trains, such as a learning "
+            f"rate: {name}={str(space.parameters[name])[:-1]}, tunable=True)"
+        )
+    if pruner in HALVINGS:
+        raise UsageError(
+            f"--inherit and --pruner {pruner}: who inherits is ahead of who begins anew after as many epochs, so that "
+            "rungs do not compare them: choose one of the two"
+        )
+    if confirm:
+        raise UsageError(
+            f"--inherit and --confirm {confirm}: what an individual has inherited is not trained again with other seeds"
+        )
+    if save_every == math.inf:
+        raise UsageError("--inherit and --save-every off: only what is saved can be inherited")
 
 
 def check_space(propagators: Sequence[str], space: SearchSpace) -> None:

@@ -18,12 +18,13 @@ from pathlib import Path
 from hpo.errors import UsageError
 from hpo.process.printed import warn
 from hpo.results.confirmation import Plan, plan_of
-from hpo.run.inheritance import differences, misfit, take_over
 from hpo.run.request import Request
 from hpo.run.source import changes, keep
+from hpo.run.takeover import differences, misfit, take_over
 from hpo.space import SearchSpace
 from hpo.store.claims import Claims
 from hpo.store.journal import is_begun
+from hpo.store.lineage import KEPT, ranked
 from hpo.store.manifest import Manifest
 from hpo.store.outage import Patience
 from hpo.store.record import Record
@@ -132,7 +133,8 @@ def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
 def _most_states(request: Request) -> int:
     """Return how many states there may be at once: the next one of each worker is written beside its last."""
     halving = HALVINGS.get(request.pruner)
-    return 2 * request.layout.workers + (halving.most_paused(request.budget) if halving else 0)
+    kept = KEPT * request.layout.islands if request.inherit else 0
+    return 2 * request.layout.workers + kept + (halving.most_paused(request.budget) if halving else 0)
 
 
 def _located(run_dir: RunDir, request: Request) -> str:
@@ -145,7 +147,7 @@ def _located(run_dir: RunDir, request: Request) -> str:
 
 def _manifest(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Manifest:
     """Return the manifest for run.json, but for the version of the search space file in this session."""
-    problem, before, source = request.problem, request.before, request.inheritance
+    problem, before, source = request.problem, request.before, request.takeover
     storages = (request.options.storage, request.options.start_from)
     return Manifest(
         search_space=str(problem.file.path),
@@ -161,6 +163,7 @@ def _manifest(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Manife
         propagators=request.propagators,
         pruner=request.pruner,
         confirm=request.confirm,
+        inherit=request.inherit,
         start_from=source.source if source is not None else before.start_from if before else None,
         storage=without_password(request.storage or run_dir.journal.name),
         study=before.study if before else run_dir.study_name,
@@ -214,7 +217,7 @@ def _take_up(session: Session, space: SearchSpace) -> str:
         confirmations = open_study(storage, session.manifest.confirming_study)
         if confirmations and confirmations.about().get("confirms") == study:
             confirmations.requeue_interrupted(run_dir.died)
-    States(run_dir.states).sweep(record.roots_to_go_on())
+    States(run_dir.states).sweep(record.roots_to_go_on() | _inheritable(session, record))
     States(run_dir.states, CONFIRMING).sweep(confirmations.roots_to_go_on() if confirmations else set())
     own = [evaluation for evaluation in record.evaluations() if not evaluation.origin]
     waiting = [evaluation for evaluation in own if evaluation.state == "waiting"]
@@ -224,6 +227,16 @@ def _take_up(session: Session, space: SearchSpace) -> str:
     first = f"; {soon} that wait will be evaluated first" if soon else ""
     last = f"; {late} that may have killed the job twice, alone at the end" if late else ""
     return f": going on after {counted(finished, 'evaluation')}{first}{last}"
+
+
+def _inheritable(session: Session, record: Record) -> set[int]:
+    """Return the first trials of the individuals that may be inherited from, or that one that waits inherits from."""
+    if not session.manifest.inherit:
+        return set()
+    evaluations, islands = record.evaluations(), session.manifest.layout.islands
+    best = [one.trial for island in range(islands) for one in ranked(evaluations, island, islands)[:KEPT]]
+    used = [one.inherits for one in evaluations if one.state == "waiting" and one.inherits is not None]
+    return set(map(record.root, [*best, *used]))
 
 
 def _check_trials(record: Record, storage: str, space: SearchSpace) -> None:
@@ -238,8 +251,8 @@ def _start_with(session: Session, request: Request) -> list[str]:
     """Record what a person gives the run to start with, as far as it is new, and return lines that tell of it."""
     record, space, manifest = session.open_record(), request.problem.space, session.manifest
     lines: list[str] = []
-    if request.inheritance is not None:
-        lines = take_over(request.inheritance, record, space, request.layout, manifest.settings)
+    if request.takeover is not None:
+        lines = take_over(request.takeover, record, space, request.layout, manifest.settings)
     elif manifest.start_from is not None and manifest.start_from not in record.about().get("taken_over", []):
         lines = [f"only a part of {manifest.start_from} was taken over: give --start-from again for the rest"]
     known = [evaluation.params for evaluation in record.evaluations()] if request.given else []

@@ -74,11 +74,10 @@ class Stages:
             claims = session.claims(record, space, run.budget, self._is_stopping, HALVINGS.get(run.pruner))
             limits = Limits(self._timeout, options.max_failures, self._target, make_pruner(run.pruner, run.budget))
             keeper = WeightsKeeper(self._files.weights, record, run.settings)
-            saver = Saver(States(self._files.states), options.save_every)
+            saver = Saver(States(self._files.states), options.save_every, run.layout.islands if run.inherit else 0)
             leader = Leader(record, Log(self._files.printed), limits, self._job.watch.stop, keeper, saver)
-        islands = Archipelago(
-            space, run.layout, run.propagators, options.migration_probability, options.pollination, run.seed
-        )
+        exchange = (options.migration_probability, options.pollination)
+        islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.inherit)
         with self._progress(session.open_record, run.budget):
             islands.evolve(self._job.world, self._group.index, claims, self._evaluator(leader))
 
@@ -116,7 +115,7 @@ class Stages:
     def _tidy(self) -> None:
         """Remove the states of a search that is over; what is to go on keeps its own."""
         states = States(self._files.states)
-        if self._conclusion.is_search_done:
+        if self._conclusion.is_search_done and not self._session.manifest.inherit:
             states.sweep(())
         states.leave()
 

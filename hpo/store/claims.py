@@ -11,10 +11,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import KnownError, RunError
 from hpo.store.lock import FileLock
-from hpo.store.record import Assignment, Record
+from hpo.store.record import Record
 from hpo.store.rungs import Halving, promotable
 from hpo.store.suspects import next_of
-from hpo.store.trials import is_interrupted, is_paused, repeated_by
+from hpo.store.trials import Assignment, is_interrupted, is_paused, repeated_by
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -48,20 +48,23 @@ class Claims:
         self._seen = self._ended = 0  # trials; those that have ended and count
         self._going: list[int] = []  # those that have not ended: only they can change
 
-    def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
+    def claim(self, params: Mapping[str, Any], inherits: int | None = None, **attributes: Any) -> Assignment | None:
         """Start a trial that has waited, else one that is promoted, else one with these hyperparameters.
 
-        Returns None where no more are to be started.
+        The last one begins with what the trial has learned that it `inherits` from, if there is one. Returns None where
+        no more are to be started.
 
         Raises KnownError if these hyperparameters have been started before.
         """
-        return self._claim(params, attributes)
+        return self._claim(params, attributes, {} if inherits is None else {"inherits": inherits})
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
         """Start a trial that has waited, or one that is promoted; None where no more are to be started."""
-        return self._claim(None, attributes)
+        return self._claim(None, attributes, {})
 
-    def _claim(self, params: Mapping[str, Any] | None, attributes: Mapping[str, Any]) -> Assignment | None:
+    def _claim(
+        self, params: Mapping[str, Any] | None, attributes: Mapping[str, Any], of_new: Mapping[str, Any]
+    ) -> Assignment | None:
         if self._is_stopping():
             return None
         with self._locked():
@@ -79,7 +82,7 @@ class Claims:
                 return None
             if frozenset(params.items()) in self._tried:
                 raise KnownError
-            return self.record.start(params, self._distributions, attributes)
+            return self.record.start(params, self._distributions, {**attributes, **of_new})
 
     def _learn(self, trials: Sequence[FrozenTrial]) -> None:
         """Learn which trials have begun and ended since the last claim."""

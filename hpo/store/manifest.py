@@ -38,7 +38,7 @@ class Manifest:
     `space` has a text per parameter; `settings` has the values of all settings, as JSON has them, and `set` the texts
     that were given with --set in any session. `storage` is a URL without its password, or the name of a file in the run
     directory; `start_from` is the run that was taken over. Fields with a default may be missing in run.json; but for
-    `start_from`, they describe the last session.
+    `start_from` and `inherit`, they describe the last session.
     """
 
     search_space: str = ""
@@ -54,6 +54,7 @@ class Manifest:
     propagators: tuple[str, ...]
     pruner: str
     confirm: int
+    inherit: bool = False
     start_from: str | None = None
     storage: str
     study: str
@@ -136,6 +137,7 @@ _FIELDS: dict[str, _Field] = {
     "seed": ("a whole number from 0", _is_whole_from(0), int),
     "propagators": ("a list of propagators", lambda value: bool(value) and _is_list_of(is_text)(value), tuple),
     "pruner": ("the name of a pruner", lambda value: is_text(value) and value != "", str),
+    "inherit": ("true or false", lambda value: type(value) is bool, bool),
     "confirm": ("a whole number from 0", _is_whole_from(0), int),
     "settings": ("an object", is_mapping, dict),
     "set": _TEXTS,

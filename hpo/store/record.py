@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,18 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from hpo.store.news import News
 from hpo.store.storage import open_storage
 from hpo.store.suspects import MOST_DEATHS, deaths_of, explains, has_gone_on
-from hpo.store.trials import INTERRUPTED, Evaluation, evaluation_of, is_paused, kept, repeated_by, root_of, trial_of
+from hpo.store.trials import (
+    INTERRUPTED,
+    Assignment,
+    Evaluation,
+    assignment_of,
+    evaluation_of,
+    is_paused,
+    kept,
+    repeated_by,
+    root_of,
+    trial_of,
+)
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -27,21 +37,7 @@ if TYPE_CHECKING:
 
     from hpo.store.outage import Patience
 
-_REPEATED = ("propagator", "confirms", "seed")  # attributes that the repeat of a trial has too
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A trial that has been started: its number in the study, its hyperparameters, its seed if it is not the run's.
-
-    `root` is the first of the trials that repeat each other, of which this may be one.
-    """
-
-    trial_id: int
-    number: int
-    params: dict[str, Any]
-    root: int
-    seed: int | None = None
+_REPEATED = ("propagator", "confirms", "seed", "inherits")  # attributes that the repeat of a trial has too
 
 
 class Record:
@@ -115,24 +111,20 @@ class Record:
             user_attrs=dict(attributes),
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
-        number = self._storage.get_trial_number_from_id(trial_id)
-        return Assignment(trial_id, number, dict(params), root=number)
+        return assignment_of(self._storage.get_trial(trial_id), self.trials())
 
     def start_waiting(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> Assignment:
         """Start a trial that has waited; attributes that it has already stay as they are."""
         for name in attributes.keys() - trial.user_attrs.keys():
             self._storage.set_trial_user_attr(trial._trial_id, name, attributes[name])
         self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-        root = root_of(trial, self.trials())
-        return Assignment(trial._trial_id, trial.number, trial.params, root, trial.user_attrs.get("seed"))
+        return assignment_of(trial, self.trials())
 
     def promote(self, paused: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
         """Start a trial that goes on where a paused one was; it keeps what that was bred by."""
-        trials = self.trials()
-        trial = trials[paused.trial]
+        trial = self.trials()[paused.trial]
         repeats = {**_of_all_repeats(trial), "repeats": trial.number}
-        started = self.start(trial.params, trial.distributions, {**attributes, **repeats})
-        return replace(started, root=root_of(trial, trials), seed=trial.user_attrs.get("seed"))
+        return self.start(trial.params, trial.distributions, {**attributes, **repeats})
 
     def roots_to_go_on(self) -> set[int]:
         """Return the first trials of the individuals that wait to go on, or are paused."""
@@ -148,6 +140,15 @@ class Record:
             self.report(assignment, step, loss)
         self._storage.set_trial_user_attr(assignment.trial_id, "seconds_before", seconds)
         self._storage.set_trial_user_attr(assignment.trial_id, "went_on_after", len(losses))
+
+    def root(self, trial: int) -> int:
+        """Return the first of the trials that repeat each other, of which this is one."""
+        trials = self.trials()
+        return root_of(trials[trial], trials)
+
+    def disinherit(self, assignment: Assignment) -> None:
+        """Record that an evaluation has begun without what it was to inherit."""
+        self._storage.set_trial_user_attr(assignment.trial_id, "inherits", None)
 
     def saved(self, assignment: Assignment, losses: int) -> None:
         """Record that an evaluation goes on after so many losses if it is interrupted now."""

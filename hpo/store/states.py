@@ -21,7 +21,7 @@ from hpo.text import message
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpo.store.record import Assignment
+    from hpo.store.trials import Assignment
 
 _STATE, _WEIGHTS = "state/", "weights/"
 _TO_SPARE = 64 << 20  # bytes that states leave free, for the record of the run
@@ -135,8 +135,8 @@ class States:
         return f"{free / 1e9:.1f} GB are free for what evaluations go on from (--save-every): {room}"
 
 
-def read_state(path: Path, params: Mapping[str, Any], is_checked: bool = True) -> State:
-    """Return the state in a file, of an evaluation of these hyperparameters; tensors are read when they are used.
+def read_state(path: Path, params: Mapping[str, Any] | None = None, is_checked: bool = True) -> State:
+    """Return the state in a file, of an evaluation of these hyperparameters, or any; tensors are read when used.
 
     Raises ValueError, saying why, where it cannot be read, is damaged, or is another evaluation's. Bytes are compared
     with their checksum where `is_checked`, for which all are read.
@@ -150,7 +150,7 @@ def read_state(path: Path, params: Mapping[str, Any], is_checked: bool = True) -
             raise ValueError("its checksum is wrong")
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {message(error)}") from error
-    if about.params != dict(params):
+    if params is not None and about.params != dict(params):
         raise ValueError(f"{path} is of other hyperparameters")
     weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
     state = {name.removeprefix(_STATE): t for name, t in tensors.items() if name.startswith(_STATE)}

@@ -30,7 +30,7 @@ _KINDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(
         (
             *("island", "worker", "generation", "confirms", "seed", "repeats", "deaths"),
-            *("went_on_after", "saved_after", "paused_after"),
+            *("went_on_after", "saved_after", "paused_after", "inherits"),
         ),
         is_whole,
     ),
@@ -55,7 +55,7 @@ class Evaluation:
     died while one of them was evaluated.
     `went_on_after` is the number of losses that it took over from that trial, whose state it went on from, and
     `saved_after` that of its own last state; `seconds_before` are those of its `seconds` that were that trial's.
-    `paused_after` is the number of losses with which it was paused.
+    `paused_after` is the number of losses with which it was paused. `inherits` is the trial whose state it began with.
     """
 
     trial: int
@@ -83,6 +83,7 @@ class Evaluation:
     saved_after: int = 0
     seconds_before: float = 0.0
     paused_after: int = 0
+    inherits: int | None = None
 
     @property
     def label(self) -> str:
@@ -98,6 +99,22 @@ class Evaluation:
     def counts(self) -> bool:
         """Whether it is finished, and counts for the run's budget."""
         return self.finished and not self.origin
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A trial that has been started: its number in the study, its hyperparameters, its seed if it is not the run's.
+
+    `root` is the first of the trials that repeat each other, of which this may be one, and `parent` that of the
+    individual whose state it begins with, if there is one.
+    """
+
+    trial_id: int
+    number: int
+    params: dict[str, Any]
+    root: int
+    seed: int | None = None
+    parent: int | None = None
 
 
 def label(trial: int, confirms: bool) -> str:
@@ -125,6 +142,13 @@ def root_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
 def is_paused(trial: FrozenTrial) -> bool:
     """Tell whether a trial has ended so that another one may go on where it was."""
     return trial.state == TrialState.PRUNED and is_whole(trial.user_attrs.get("paused_after"))
+
+
+def assignment_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Assignment:
+    """Return a trial that has started as what its worker is told; `trials` are all of the study."""
+    seed, inherits = trial.user_attrs.get("seed"), evaluation_of(trial).inherits
+    parent = None if inherits is None else root_of(trials[inherits], trials)
+    return Assignment(trial._trial_id, trial.number, trial.params, root_of(trial, trials), seed, parent)
 
 
 def evaluation_of(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:

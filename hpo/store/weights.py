@@ -20,7 +20,8 @@ from hpo.text import message
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpo.store.record import Assignment, Record
+    from hpo.store.record import Record
+    from hpo.store.trials import Assignment
 
 
 class WeightsKeeper:

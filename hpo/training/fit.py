@@ -41,22 +41,27 @@ def fit(
     way, to rounding: the order of the samples, augmentation and dropout follow from the worker's seed. (Statistics of
     batch normalisation are those of each part of a batch, where `settings` divides it.) The whole network's weights are
     offered before each yield. An evaluation that was interrupted goes on where it was; of several trainings in one, the
-    first one does, and the others begin again. `network` is taken over, as `share` says, which `costs` is for, too.
+    first one does, and the others begin again. So it is with what is inherited: weights and the optimizer's momenta.
+    `network` is taken over, as `share` says, which `costs` is for, too.
     """
     way = share(network, worker, settings or ParallelSettings(), costs)
     del network  # a rank may have no room for all of it
     train, validation = data.on(worker.device)
     training = Training(way, train, recipe, worker.seed)
     losses: list[float] = []
+    before = 0  # epochs, of those from whom it inherits
     is_first = worker not in _workers
     _workers.add(worker)
-    if is_first and (restored := worker.restored):
-        training.load_state(restored["training"])
-        losses = restored["losses"]
-        del restored  # a rank may have little room for it, too
+    if is_first and (known := worker.restored):
+        training.load_state(known["training"])
+        losses, before = known["losses"], known["before"]
+    elif is_first and (known := worker.inherited):
+        training.inherit(known["training"])
+        before = known["before"] + len(known["losses"])
+    known = None  # a rank may have little room for it, too
 
     while len(losses) < recipe.epochs and not is_over(losses, recipe.patience):
-        reseed(worker.seed, len(losses))
+        reseed(worker.seed, before + len(losses))
         for batch in training.batches():
             training.step(batch)
         loss, metrics = evaluate(way, validation, recipe)
@@ -64,15 +69,15 @@ def fit(
         network_state = cache(way.state_dict)  # gathered once for both
         worker.offer(network_state)
         if is_first:
-            worker.save(partial(_state, training, network_state, losses))
+            worker.save(partial(_state, training, network_state, losses, before))
         yield loss, metrics
         del network_state  # it holds the whole network
 
 
 def _state(
-    training: Training, network_state: Callable[[], Mapping[str, torch.Tensor]], losses: list[float]
+    training: Training, network_state: Callable[[], Mapping[str, torch.Tensor]], losses: list[float], before: int
 ) -> dict[str, Any]:
-    return {"training": training.state(network_state()), "losses": losses}
+    return {"training": training.state(network_state()), "losses": losses, "before": before}
 
 
 def is_over(losses: Sequence[float], patience: int) -> bool:
@@ -161,11 +166,15 @@ class Training:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, which each rank has, on any number of ranks and in any way."""
-        self.way.load_state_dict(state["network"])
-        self._load_optimizer(state["optimizer"])
+        self.inherit(state)
         for group in self._optimizer.param_groups:
             group["lr"] = state["lr"]
         self._schedule.last_epoch = state["schedule"]
+
+    def inherit(self, state: Mapping[str, Any]) -> None:
+        """Begin with what another training has learned and drawn, with a learning rate and a schedule of its own."""
+        self.way.load_state_dict(state["network"])
+        self._load_optimizer(state["optimizer"])
         self.way.scaler.load_state_dict(state["scaler"])
         self._drawn.set_state(state["drawn"])
         self._steps = state["steps"]

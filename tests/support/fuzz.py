@@ -31,7 +31,7 @@ from hpo.report.live.view import View
 from hpo.report.page import write
 from hpo.results.reader import RunReader
 from hpo.run.given import read_given
-from hpo.run.inheritance import read_inheritance
+from hpo.run.takeover import read_takeover
 from hpo.store.trials import Evaluation
 from hpo.store.weights import read_weights
 from hpo.trackers.follower import Follower
@@ -266,8 +266,8 @@ def _space() -> SearchSpace:
 READERS: list[Callable[[Path, Path], object]] = [
     _look,
     _track,
-    lambda run_dir, _: read_inheritance(str(run_dir), _space()),
-    lambda run_dir, _: read_inheritance(f"{run_dir / JOURNAL}#{run_dir.name}", _space()),
+    lambda run_dir, _: read_takeover(str(run_dir), _space()),
+    lambda run_dir, _: read_takeover(f"{run_dir / JOURNAL}#{run_dir.name}", _space()),
     lambda run_dir, _: read_weights(run_dir / "best.safetensors"),
     lambda run_dir, _: read_given(run_dir / "given.json", _space(), 0),
 ]

@@ -24,9 +24,9 @@ from hpo.run.request import resolve
 from hpo.run.session import Session, begin, enter
 from hpo.store.claims import Claims
 from hpo.store.manifest import Manifest, manifest_of
-from hpo.store.record import Assignment, Record
+from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
-from hpo.store.trials import rank
+from hpo.store.trials import Assignment, rank
 from tests.support.launch import SEARCHES
 
 QUICK = SEARCHES / "quick.py"

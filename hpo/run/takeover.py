@@ -29,7 +29,7 @@ _MANY = 1000  # so many evaluations take seconds to record
 
 
 @dataclass(frozen=True)
-class Inheritance:
+class Takeover:
     """The evaluations of another run that are of the search space, the best first, and why the others are not.
 
     `source` names the run, without a password; `settings` are those it had, empty where that is not known.
@@ -41,7 +41,7 @@ class Inheritance:
     settings: Mapping[str, Any]
 
 
-def read_inheritance(source: str, space: SearchSpace) -> Inheritance:
+def read_takeover(source: str, space: SearchSpace) -> Takeover:
     """Return the complete and pruned evaluations of a run directory, or of a study at a URL or in a journal file.
 
     Where there are several studies, `source` ends with # and the name of one.
@@ -68,37 +68,37 @@ def read_inheritance(source: str, space: SearchSpace) -> Inheritance:
     if not fitting:
         why = misfits[0] if misfits else "it has none"
         raise UsageError(f"--start-from {shown}: no finished evaluation is of this search space: {why}")
-    return Inheritance(shown, fitting, misfits, settings)
+    return Takeover(shown, fitting, misfits, settings)
 
 
 def take_over(
-    inheritance: Inheritance, record: Record, space: SearchSpace, layout: Layout, settings: Mapping[str, Any]
+    takeover: Takeover, record: Record, space: SearchSpace, layout: Layout, settings: Mapping[str, Any]
 ) -> list[str]:
     """Record the evaluations that are new, dealt to islands and their workers; return lines that tell of them."""
-    if len(inheritance.evaluations) > _MANY:
-        source = printable(inheritance.source)
-        print(f"taking over {len(inheritance.evaluations)} evaluations of {source}", flush=True)
+    if len(takeover.evaluations) > _MANY:
+        source = printable(takeover.source)
+        print(f"taking over {len(takeover.evaluations)} evaluations of {source}", flush=True)
 
     def attributes(evaluation: Evaluation, taken: int) -> dict[str, Any]:
         island, place = taken % layout.islands, taken // layout.islands
         return {
-            "origin": f"trial {evaluation.trial} of {inheritance.source}",
+            "origin": f"trial {evaluation.trial} of {takeover.source}",
             "propagator": "--start-from",
             "island": island,
             "worker": layout.first_worker(island) + place % layout.island_size(island),
         }
 
-    taken = record.take_over(inheritance.evaluations, space.distributions(), attributes)
-    record.remember_source(inheritance.source)
+    taken = record.take_over(takeover.evaluations, space.distributions(), attributes)
+    record.remember_source(takeover.source)
     if not taken:
         return []
-    best = "".join(f", the best {number(evaluation.loss)}" for evaluation in rank(inheritance.evaluations, 1))
-    lines = [printable(f"with {counted(taken, 'evaluation')} of {inheritance.source}{best}")]
-    if misfits := inheritance.misfits:
+    best = "".join(f", the best {number(evaluation.loss)}" for evaluation in rank(takeover.evaluations, 1))
+    lines = [printable(f"with {counted(taken, 'evaluation')} of {takeover.source}{best}")]
+    if misfits := takeover.misfits:
         are = "is" if len(misfits) == 1 else "are"
         such = short(printable(misfits[0]))
         lines.append(f"without {len(misfits)} that {are} not of this search space, such as {such}")
-    return [*lines, *differences(inheritance.settings, "there", settings, "here")]
+    return [*lines, *differences(takeover.settings, "there", settings, "here")]
 
 
 def differences(before: Mapping[str, Any], then: str, settings: Mapping[str, Any], now: str) -> list[str]:

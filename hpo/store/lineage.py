@@ -1,0 +1,61 @@
+"""Inheritance: from whom an individual can take over what it has learned, and from whom it has come.
+
+Population based training (Jaderberg et al. 2017), asynchronous and on islands: an individual that differs from one of
+the best of its island in tunable parameters alone goes on with what that has learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpo.space import SearchSpace
+from hpo.store.trials import Evaluation
+
+KEPT = 10  # of the best of each island, from which `ga` breeds, too
+
+
+def ranked(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
+    """Return the complete evaluations of an island that have saved what can be inherited, the best first."""
+    own = [one for one in evaluations if one.island % islands == island and can_be_inherited(one)]
+    return sorted(own, key=lambda one: (one.loss, one.trial))
+
+
+def can_be_inherited(one: Evaluation) -> bool:
+    """Tell whether an evaluation has kept what it has learned."""
+    return one.state == "complete" and not one.origin and one.saved_after > 0 and one.saved_after == len(one.curve)
+
+
+def parent_of(params: Mapping[str, Any], among: Sequence[Evaluation], space: SearchSpace) -> Evaluation | None:
+    """Return the evaluation whose tunable parameters are the nearest, of those whose other parameters are equal.
+
+    That is the parent, or one of the two, as long as it is among the best. Returns None where there is none.
+    """
+    same = [one for one in among if all(one.params[name] == params[name] for name in space.fixed)]
+    return min(same, key=lambda one: (_distance(params, one.params, space), one.loss), default=None)
+
+
+def _distance(params: Mapping[str, Any], others: Mapping[str, Any], space: SearchSpace) -> float:
+    """Return the sum of the distances of genes, as shares of their ranges; other categories are at a distance of 1."""
+    distance = 0.0
+    for name, parameter in space.parameters.items():
+        low, high = parameter.limits
+        if hasattr(parameter, "choices"):
+            distance += params[name] != others[name]
+        elif parameter.tunable:
+            distance += abs(parameter.encode(params[name]) - parameter.encode(others[name])) / (high - low)
+    return distance
+
+
+def disinherited(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
+    """Return the evaluations that are behind the best of an island, but for those that somebody inherits from now."""
+    used = {one.inherits for one in evaluations if one.state in ("running", "waiting")}
+    return [one for one in ranked(evaluations, island, islands)[KEPT:] if one.trial not in used]
+
+
+def line_of(one: Evaluation, evaluations: Mapping[int, Evaluation]) -> list[Evaluation]:
+    """Return from whom an evaluation has come, the first of them first, and itself at the end."""
+    line = [one]
+    while (parent := line[0].inherits) is not None and parent < line[0].trial and parent in evaluations:
+        line.insert(0, evaluations[parent])
+    return line
