@@ -133,16 +133,20 @@ class Leader:
         if self._saver is None:
             return None, True
         self._saver.begin()
-        if own := self._saver.find(assignment):
+        if (own := self._saver.find(assignment)) or assignment.parent is None:
             return own, True
-        return self._saver.find_parents(assignment), False
+        try:
+            return self._saver.parents(assignment.parent), False
+        except ValueError as error:
+            self._disinherit(assignment, str(error))
+            return None, True
 
     def reject(self, assignment: Assignment, reason: str, is_own: bool) -> None:
         """Let an evaluation begin anew, since it cannot go on from its state, or from what it was to inherit."""
         if self._saver is not None and is_own:
             self._saver.reject(assignment, reason)
-        elif self._saver is not None:
-            self._saver.disinherit(assignment, reason)
+        elif not is_own:
+            self._disinherit(assignment, reason)
 
     def save(self, attempt: Attempt, gathered: Parts | None, since: float) -> None:
         """Take over a state that all ranks have gathered since a time, or copy it, before the objective trains on."""
@@ -169,7 +173,7 @@ class Leader:
             return
         self._take_over(attempt)
         if assignment.parent is not None and not attempt.has_inherited and not attempt.taken_over:
-            record.disinherit(assignment)
+            self._disinherit(assignment, "the objective has not asked for worker.inherited")
         bequeaths = self._saver is not None and self._saver.islands > 0 and verdict.state == "complete"
         if verdict.save or bequeaths:
             self.write_state(attempt)
@@ -177,10 +181,22 @@ class Leader:
         if self._saver is not None and not verdict.save:
             self._clear(self._saver, assignment, bequeaths)
 
+    def _disinherit(self, assignment: Assignment, reason: str) -> None:
+        """Record that an evaluation has begun without what it was to inherit."""
+        self._record.disinherit(assignment)
+        if self._saver is not None:
+            text = f"trial {assignment.number} begins without what trial {assignment.parent} has learned: {reason}"
+            self._saver.warn_once("inherited", text)
+
     def _clear(self, saver: Saver, assignment: Assignment, bequeaths: bool) -> None:
         """Remove the state of an evaluation that has ended; of those that can be inherited, all but the best."""
         evaluations = self._record.evaluations() if bequeaths else []
         if not bequeaths or not can_be_inherited(evaluations[assignment.number]):
+            if bequeaths:
+                text = (
+                    f"nothing can be inherited from trial {assignment.number}: it has not saved what it is at its end"
+                )
+                saver.warn_once("bequeathed", f"{text} (worker.save, before its last loss)")
             saver.discard(assignment)
             return
         for one in disinherited(evaluations, evaluations[assignment.number].island, saver.islands)[:KEPT]:

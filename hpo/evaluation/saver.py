@@ -36,7 +36,7 @@ class Saver:
         self.islands = islands
         self._seconds_to_copy = self._seconds_to_write = 0.0
         self._copied = self._written = -math.inf
-        self._has_warned = False
+        self._warned: set[str] = set()
 
     def begin(self) -> None:
         """Begin to count the time since an evaluation has begun."""
@@ -54,21 +54,11 @@ class Saver:
             return None
         return path
 
-    def find_parents(self, assignment: Assignment) -> Path | None:
-        """Return the file of the state that an evaluation inherits, which is whole; None where there is none."""
-        if assignment.parent is None:
-            return None
-        path = self._states.path(assignment.parent)
-        try:
-            read_state(path)
-        except ValueError as error:
-            self.disinherit(assignment, str(error))
-            return None
+    def parents(self, parent: int) -> Path:
+        """Return the file of the state of one that is inherited from, by its first trial; raises ValueError without."""
+        path = self._states.path(parent)
+        read_state(path)
         return path
-
-    def disinherit(self, assignment: Assignment, reason: str) -> None:
-        """Warn that an evaluation begins without what it was to inherit."""
-        warn(f"warning: trial {assignment.number} does not inherit from trial {assignment.parent}: {reason}")
 
     def reject(self, assignment: Assignment, reason: str) -> None:
         """Remove a state from which its evaluation cannot go on."""
@@ -128,9 +118,13 @@ class Saver:
         self._states.discard(assignment)
 
     def _warn(self, attempt: Attempt, error: Exception) -> None:
-        if not self._has_warned:
-            warn(f"warning: the state of trial {attempt.assignment.number} cannot be saved: {message(error)}")
-            self._has_warned = True
+        self.warn_once("states", f"the state of trial {attempt.assignment.number} cannot be saved: {message(error)}")
+
+    def warn_once(self, what: str, text: str) -> None:
+        """Warn of something, unless that has been done."""
+        if what not in self._warned:
+            warn(f"warning: {text}")
+            self._warned.add(what)
 
     def is_due(self) -> bool:
         """Tell whether a state is to be written now."""

@@ -54,6 +54,7 @@ def as_json(details: Details) -> dict[str, Any]:
         "origin": one.origin or None,
         "confirms": one.confirms,
         "confirmed_by": [other.label for other in details.confirmed_by],
+        "inherits": one.inherits,
         "repeats": one.repeats,
         "repeated_by": details.repeated_by,
         "deaths": one.deaths,

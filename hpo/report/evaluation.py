@@ -88,6 +88,8 @@ def _origin(details: Details) -> Iterator[tuple[str, str]]:
     if one.immigrants:
         of = [f"{count} of island {island}" for island, count in one.immigrants.items()]
         yield "immigrants", f"{', '.join(of)} lived on its island when it began"
+    if one.inherits is not None:
+        yield "inherits", f"what trial {one.inherits} had learned when it ended"
     if one.repeats is not None:
         yield "repeats", f"trial {_beside(one, one.repeats)}, which was {details.repeats_state}"
     if one.deaths:

@@ -38,6 +38,7 @@ _AFTER = {
     "failure": "text",
     "origin": "text",
     "confirms": "whole",
+    "inherits": "whole",
     "seed": "whole",
     "curve": "numbers",
 }
@@ -92,6 +93,7 @@ def _row(study: str, evaluation: Evaluation) -> dict[str, Any]:
         "failure": evaluation.failure if evaluation.state == "failed" else None,
         "origin": evaluation.origin or None,
         "confirms": evaluation.confirms,
+        "inherits": evaluation.inherits,
         "seed": evaluation.seed,
         "curve": [_plain(evaluation.curve[epoch]) for epoch in sorted(evaluation.curve)],
     }

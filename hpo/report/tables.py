@@ -22,6 +22,7 @@ from hpo.text import duration, named, number, printable, short, show_command, te
 
 _MOST_REASONS = 10
 _WIDTH = 100  # of sentences
+_MOST_CHANGED = 8  # hyperparameters in a table
 _OWN = ("loss", "trial", "island", "worker", "generation", "seconds")  # columns
 
 
@@ -37,8 +38,7 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path) -> None:
             print(_told_apart(summary["confirmed"]))
     if summary["best"]:
         print(_propagators(summary["propagators"]))
-    if summary["rungs"]:
-        print(table_text("Rungs, in epochs", filled_table(rung_columns(summary["rungs"]))))
+    print(_ways(summary), end="")
     if summary["failures"]:
         print(_failures(summary["failures"], run_dir))
     counts = summary["evaluations"]
@@ -143,6 +143,23 @@ def _propagators(bred: Sequence[Mapping[str, Any]]) -> str:
         own_best = "" if entry["best"] is None else number(entry["best"])
         table.add_row(printable(entry["propagator"]), str(entry["evaluations"]), str(entry["improved"]), own_best)
     return table_text("Propagators", table)
+
+
+def _ways(summary: Mapping[str, Any]) -> str:
+    """Return how individuals came to be what they are: the line of the best, and the rungs; empty without either."""
+    texts = [_lineage(summary["lineage"])] if summary["lineage"] else []
+    if summary["rungs"]:
+        texts.append(table_text("Rungs, in epochs", filled_table(rung_columns(summary["rungs"]))))
+    return "".join(f"{text}\n" for text in texts)
+
+
+def _lineage(line: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of those from whom the best has come, with what has changed from one to the next."""
+    changed = [name for name in line[0]["params"] if len({entry["params"][name] for entry in line}) > 1]
+    columns = [(name, [str(entry[name]) for entry in line]) for name in ("trial", "epochs")]
+    columns.append(("loss", [number(entry["loss"]) for entry in line]))
+    columns += [(name, [value(entry["params"][name]) for entry in line]) for name in changed[:_MOST_CHANGED]]
+    return table_text("The line of the best: each began with the weights of the one above", filled_table(columns))
 
 
 def _failures(reasons: Sequence[Mapping[str, Any]], run_dir: Path) -> str:

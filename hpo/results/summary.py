@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpo.results.confirmation import compare
+from hpo.store.lineage import line_of
 from hpo.store.rungs import HALVINGS, Halving, Rung, rungs_of
 from hpo.store.trials import Evaluation, best, rank
 
@@ -32,6 +33,7 @@ def summarize(
         "failures": reasons([*evaluations, *confirmations]),
         "propagators": propagators(evaluations),
         "rungs": rungs(evaluations, pruner),
+        "lineage": lineage(evaluations, first),
         "best": _entry(first) if first else None,
         "top": [_entry(evaluation) for evaluation in rank(evaluations, top_n)],
         "islands": [
@@ -83,6 +85,13 @@ def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     for evaluation in improvements(evaluations):
         found[evaluation.propagator]["improved"] += 1
     return list(found.values())
+
+
+def lineage(evaluations: Sequence[Evaluation], best: Evaluation | None) -> list[dict[str, Any]]:
+    """Return the line of the best, from the first of whom it inherits to itself; empty where it inherits nothing."""
+    line = line_of(best, {one.trial: one for one in evaluations}) if best else []
+    entries = [{"trial": e.trial, "epochs": len(e.curve), "loss": e.loss, "params": e.params} for e in line]
+    return entries if len(entries) > 1 else []
 
 
 def rungs(evaluations: Sequence[Evaluation], pruner: str) -> list[dict[str, Any]]:

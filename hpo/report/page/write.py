@@ -15,7 +15,7 @@ import jinja2
 
 from hpo.errors import UsageError
 from hpo.report.individuals import MOST_SHOWN, most_different
-from hpo.report.page import hyperparameters, losses, rungs, work
+from hpo.report.page import hyperparameters, lineage, losses, rungs, work
 from hpo.report.page.figure import Figure
 from hpo.report.rungs import rung_columns
 from hpo.results.names import metrics_shown, params_shown
@@ -63,6 +63,8 @@ def render(run: RunReader, top_n: int, now: float) -> str:
             evaluations, {name: distributions[name] for name in distributions if name in shown}
         ),
         "rungs": rungs.rungs_reached(evaluations, run.manifest.pruner),
+        "schedule": lineage.schedule(evaluations, best, distributions),
+        "descent": lineage.descent(evaluations, best),
         "curves": losses.learning_curves(evaluations, best),
         "timeline": work.timeline([*evaluations, *confirmations], layout.workers, now if goes_on else None),
         "immigrants": work.immigrants(evaluations),
@@ -93,6 +95,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         top_params={name: text for name, text in params_shown(distributions, _COLUMNS).items() if name in shown},
         confirmed=_confirmed(summary, best),
         advice=run.advice(),
+        lineage=summary["lineage"],
         pruner=run.manifest.pruner,
         rungs=rung_columns(summary["rungs"]),
         runner_up=losses.runner_up(evaluations, best),

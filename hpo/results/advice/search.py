@@ -22,6 +22,8 @@ def too_few_epochs(result: Result) -> Advice | None:
 
     Five curves that have come to rest are all lowest at their last epoch in one of 4^5 = 1,024 runs, or more rarely.
     """
+    if result.manifest.inherit:
+        return None  # individuals go on in those that inherit from them
     own = [one for one in result.ranked() if not one.origin][:_BEST]
     curves = [[one.curve[epoch] for epoch in sorted(one.curve)] for one in own]
     if len(curves) < _BEST or not all(map(_falls, curves)):

@@ -42,7 +42,7 @@ def not_told_apart(result: Result) -> Advice | None:
 def _to_confirm(result: Result) -> Advice | None:
     """Advise to train the best again where the runner-up is close."""
     best = result.ranked()[:2]
-    if len(best) < 2 or not result.is_spent or result.manifest.confirm:
+    if len(best) < 2 or not result.is_spent or result.manifest.confirm or result.manifest.inherit:
         return None
     distance = apart(best[0].loss, best[1].loss)
     if distance > _CLOSE:

@@ -1,0 +1,104 @@
+"""Figures of inheritance: who came from whom, and how hyperparameters changed along the line of the best."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpo.report.page.axes import axis, is_log, plain, short_number
+from hpo.report.page.edge import loss_layout, marked, placed, told
+from hpo.report.page.figure import Figure, Trace, drawn, island_colour, island_symbol, joined, points
+from hpo.report.scale import complete_losses, scale_of
+from hpo.store.lineage import line_of
+from hpo.store.trials import Evaluation
+from hpo.text import number, value
+
+_MOST_ROWS = 8
+_ROW, _GAP = 90, 0.02  # pixels, share of the height
+
+
+def descent(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
+    """Draw each loss over the epochs that its line was trained, and lines to it from whom it came; None without any."""
+    known = {one.trial: one for one in evaluations}
+    complete = [one for one in evaluations if one.state == "complete"]
+    if not any(one.inherits in known for one in complete):
+        return None
+    shown = drawn(complete)
+    epochs = _epochs(evaluations)
+    losses = [one.loss for one in shown]
+    scale = scale_of(losses, complete_losses(evaluations))
+    pairs = [(known[one.inherits], one) for one in shown if one.inherits in known]
+    x, y = joined(([epochs[a.trial], epochs[b.trial]], placed([a.loss, b.loss], scale)) for a, b in pairs)
+    faint = {"color": "--muted", "width": 1}
+    traces: list[Trace] = [
+        {"x": x, "y": y, "mode": "lines", "line": faint, "opacity": 0.5, "hoverinfo": "skip", "name": "inherits"}
+    ]
+    for island in sorted({one.island for one in shown}):
+        group = [one for one in shown if one.island == island]
+        look = {"color": island_colour(island), "symbol": island_symbol(island), "size": 6}
+        trace = points([epochs[one.trial] for one in group], group, f"island {island}")
+        traces.append(trace | marked([one.loss for one in group], scale, look))
+    if winner is not None:
+        line = line_of(winner, known)
+        path = {"x": [epochs[one.trial] for one in line], "y": placed([one.loss for one in line], scale)}
+        look = {"color": "--accent", "width": 2.5}
+        traces.append({**path, "mode": "lines", "line": look, "name": "the line of the best", "hoverinfo": "skip"})
+    layout = {"xaxis": axis("epochs, of all its line", list(epochs.values()), whole=True), **loss_layout(losses, scale)}
+    about = "Each point is a complete evaluation; a line leads to it from the one whose weights it began with."
+    return Figure("descent", "Lineage", about, traces, layout, beyond=told(losses, scale))
+
+
+def schedule(
+    evaluations: Sequence[Evaluation], winner: Evaluation | None, distributions: Mapping[str, Any]
+) -> Figure | None:
+    """Draw the losses and the hyperparameters that changed along the winner's line; None where it has none."""
+    known = {one.trial: one for one in evaluations}
+    line = line_of(winner, known) if winner is not None else []
+    if len(line) < 2:
+        return None
+    changed = [name for name in line[0].params if len({one.params[name] for one in line}) > 1]
+    names = changed[: _MOST_ROWS - 1]
+    ends = list(itertools.accumulate(len(one.curve) for one in line))
+    begins = [0, *ends[:-1]]
+    losses = [loss for one in line for loss in one.curve.values()]
+    texts = [f"trial {one.trial}: loss {number(loss)}" for one in line for loss in one.curve.values()]
+    scale = scale_of(losses, complete_losses(evaluations))
+    colour = {"color": "--accent", "width": 2}
+    loss: Trace = {"x": list(range(1, len(losses) + 1)), "y": placed(losses, scale), "mode": "lines+markers"}
+    traces: list[Trace] = [{**loss, "line": colour, "text": texts, "hovertemplate": "%{text}<extra></extra>"}]
+    height = (1 - _GAP * len(names)) / (len(names) + 1)
+    tops = [1 - row * (height + _GAP) for row in range(len(names) + 1)]
+    layout: dict[str, Any] = loss_layout(losses, scale) | {"showlegend": False}
+    layout["yaxis"]["domain"] = [max(0.0, tops[0] - height), tops[0]]
+    for row, name in enumerate(names, start=2):
+        values = [one.params[name] for one in line]
+        choices = getattr(distributions[name], "choices", None)
+        heights = [choices.index(item) for item in values] if choices else values
+        x = [at for pair in zip(begins, ends, strict=True) for at in pair]
+        y = [item if isinstance(item, int) else short_number(item) for item in heights for _ in (0, 1)]
+        said = [plain(f"trial {one.trial}: {name} = {value(one.params[name])}") for one in line for _ in (0, 1)]
+        own: Trace = {"x": x, "y": y, "text": said, "hovertemplate": "%{text}<extra></extra>", "mode": "lines"}
+        traces.append({**own, "line": {"color": "--text", "width": 1.5}, "yaxis": f"y{row}"})
+        upright = axis(name, heights, log=is_log(distributions[name]))
+        if choices:
+            upright |= {"tickvals": list(range(len(choices))), "ticktext": [plain(value(item)) for item in choices]}
+        elif len(upright.get("tickvals", [0, 0])) < 2:  # the range is too narrow for round numbers
+            ends_of_range = [min(heights), max(heights)]
+            upright |= {"tickvals": ends_of_range, "ticktext": [plain(value(item)) for item in ends_of_range]}
+        layout[f"yaxis{row}"] = {**upright, "domain": [max(0.0, tops[row - 1] - height), tops[row - 1]]}
+    layout["xaxis"] = {**axis("epoch", ends, whole=True), "anchor": f"y{len(names) + 1}" if names else "y"}
+    about = (
+        f"The best, trial {line[-1].trial}, goes back to trial {line[0].trial}: its losses, and how hyperparameters "
+        "changed from evaluation to evaluation. That is the schedule which was found."
+    )
+    return Figure("schedule", "The line of the best", about, traces, layout, height=120 + _ROW * (len(names) + 1))
+
+
+def _epochs(evaluations: Sequence[Evaluation]) -> dict[int, int]:
+    """Return how many epochs each evaluation has been trained for with all from whom it comes."""
+    epochs: dict[int, int] = {}
+    for one in evaluations:  # who inherits has a higher number
+        before = 0 if one.inherits is None else epochs.get(one.inherits, 0)
+        epochs[one.trial] = before + len(one.curve)
+    return epochs

@@ -1,0 +1,35 @@
+"""A search whose individuals inherit a number, which each epoch changes by what their hyperparameters say.
+
+`asks` says what an objective does with what it inherits: use, ignore, or fail; `saves` whether there is anything.
+"""
+
+import time
+from dataclasses import dataclass
+
+from hpo import Float, Int, SearchSpace
+
+space = SearchSpace(kind=Int(1, 2), lr=Float(0.01, 1.0, log=True, tunable=True))
+
+
+@dataclass(frozen=True)
+class Settings:
+    asks: str = "use"
+    saves: bool = True
+    epochs: int = 3
+    seconds: float = 0.0
+
+
+def objective(params, worker, settings):
+    state = worker.restored
+    if state is None and settings.asks != "ignore":
+        state = worker.inherited
+        if state and settings.asks == "fail":
+            raise KeyError("injected")
+        state = {**state, "epoch": 0} if state else None
+    state = state or {"x": 10.0, "epoch": 0}
+    while state["epoch"] < settings.epochs:
+        time.sleep(settings.seconds)
+        state = {"x": state["x"] * (1 - 0.1 * params["lr"]), "epoch": state["epoch"] + 1}
+        if settings.saves:
+            worker.save(state)
+        yield state["x"] + params["kind"]

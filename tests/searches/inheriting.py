@@ -1,0 +1,50 @@
+"""A search whose individuals hardly differ: two, of which one inherits from the other, are one long training."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hpo import Float, SearchSpace
+from hpo.training import ParallelSettings, Recipe, fit
+
+space = SearchSpace(lr=Float(0.01, 0.0100001, tunable=True))
+
+
+@dataclass(frozen=True)
+class Settings(ParallelSettings):
+    epochs: int = 2
+
+
+class Part:
+    def __init__(self, count, seed):
+        drawn = torch.Generator().manual_seed(seed)
+        self.targets = torch.randint(0, 3, (count,), generator=drawn)
+        self.inputs = torch.randn(count, 8, generator=drawn) + self.targets.view(-1, 1)
+
+    def __len__(self):
+        return len(self.targets)
+
+    def batch(self, indices):
+        return self.inputs[indices], self.targets[indices]
+
+
+class Data:
+    def on(self, _):
+        return Part(72, 0), Part(32, 1)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, inputs):
+        return inputs + self.dropout(torch.tanh(self.linear(inputs)))
+
+
+def objective(params, worker, settings):
+    network = nn.Sequential(Block(), Block(), nn.Linear(8, 3))
+    recipe = Recipe(settings.epochs, 16, params["lr"], optimizer="adamw", weight_decay=0.01)
+    return fit(network, Data(), worker, recipe, settings)

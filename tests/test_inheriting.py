@@ -1,0 +1,211 @@
+"""Individuals that begin with what others have learned: who inherits from whom, and that it is what had been saved."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from hpo import Categorical, Float, Int, SearchSpace
+from hpo.results.summary import lineage
+from hpo.store.lineage import KEPT, can_be_inherited, disinherited, line_of, parent_of, ranked
+from hpo.store.trials import Evaluation
+from tests.support.chaos import Victim
+from tests.support.launch import PROGRAM, SEARCHES, Mpi
+from tests.support.outcome import trials_of
+
+SPACE = SearchSpace(
+    layers=Int(1, 5),
+    kind=Categorical("a", "b", "c", tunable=True),
+    lr=Float(0.001, 1.0, log=True, tunable=True),
+    rate=Float(0.0, 10.0, tunable=True),
+)
+
+
+def one(trial: int, loss: float, state: str = "complete", island: int = 0, **others: Any) -> Evaluation:
+    params = {"layers": 2, "kind": "a", "lr": 0.1, "rate": 5.0, **others.pop("params", {})}
+    curve = {1: loss + 1, 2: loss}
+    return Evaluation(trial, state, loss, params, island, 0, 0, curve=curve, **{"saved_after": 2, **others})
+
+
+def test_what_is_saved_at_its_end_can_be_inherited() -> None:
+    assert can_be_inherited(one(0, 0.5))
+    assert not can_be_inherited(one(0, 0.5, saved_after=1))
+    assert not can_be_inherited(one(0, 0.5, saved_after=0))
+    assert not can_be_inherited(one(0, 0.5, state="paused"))
+    assert not can_be_inherited(one(0, 0.5, origin="trial 3 of runs/before"))
+
+
+def test_the_parent_is_the_nearest_of_those_that_differ_in_tunable_parameters_alone() -> None:
+    among = [
+        one(0, 0.1, params={"layers": 3, "lr": 0.2}),
+        one(1, 0.9, params={"lr": 0.01}),
+        one(2, 0.5, params={"lr": 0.4}),
+        one(3, 0.2, params={"lr": 0.2, "kind": "b"}),
+        one(4, 0.3, params={"lr": 0.2, "rate": 9.0}),
+    ]
+    params = {"layers": 2, "kind": "a", "lr": 0.2, "rate": 5.0}
+    parent = parent_of(params, among, SPACE)
+    assert parent is not None
+    assert parent.trial == 2, "a tenth of the range of lr, and not four tenths of that of rate, or another kind"
+    assert parent_of({**params, "layers": 5}, among, SPACE) is None
+    assert parent_of(params, [], SPACE) is None
+
+
+def test_each_island_keeps_its_best() -> None:
+    evaluations = [one(trial, 1 - trial / 100, island=trial % 3) for trial in range(60)]
+    mine = ranked(evaluations, 1, 2)
+    assert [e.trial for e in mine[:3]] == [58, 55, 52]
+    assert {e.island for e in mine} == {1}
+    assert {e.island for e in ranked(evaluations, 0, 2)} == {0, 2}, "an island that is gone is dealt to the others"
+    behind = disinherited(evaluations, 1, 2)
+    assert behind == mine[KEPT:]
+    evaluations.append(one(60, 0.5, state="running", inherits=behind[0].trial))
+    assert disinherited(evaluations, 1, 2) == behind[1:]
+
+
+def test_the_line_goes_back_to_who_inherits_nothing() -> None:
+    evaluations = [one(0, 0.9), one(1, 0.8), one(2, 0.7, inherits=0), one(3, 0.6, inherits=2), one(4, 0.5, inherits=9)]
+    known = {e.trial: e for e in evaluations}
+    assert [e.trial for e in line_of(known[3], known)] == [0, 2, 3]
+    assert [e.trial for e in line_of(known[4], known)] == [4], "what a file says of a trial that is not there"
+    assert [entry["trial"] for entry in lineage(evaluations, known[3])] == [0, 2, 3]
+    assert lineage(evaluations, known[1]) == []
+
+
+def heirs(run_dir: str, *options: object, **settings: object) -> list[object]:
+    chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
+    return [PROGRAM, SEARCHES / "heirs.py", "--run-dir", run_dir, "--inherit", *options, *chosen]
+
+
+def assert_inherited(trials: Sequence[optuna.trial.FrozenTrial], epochs: int) -> dict[int, int]:
+    """Assert that each trial has the losses of its hyperparameters, beginning with its parent's; return the parents."""
+    ends: dict[int, float] = {}
+    parents: dict[int, int] = {}
+    for trial in trials:
+        x, parent = 10.0, trial.user_attrs.get("inherits")
+        if parent is not None:
+            other = trials[parent]
+            assert other.state.name == "COMPLETE"
+            assert other.params["kind"] == trial.params["kind"]
+            assert other.datetime_complete <= trial.datetime_start
+            x, parents[trial.number] = ends[parent], parent
+        losses = []
+        for _ in range(epochs):
+            x *= 1 - 0.1 * trial.params["lr"]
+            losses.append(x + trial.params["kind"])
+        ends[trial.number] = x
+        assert list(trial.intermediate_values.values()) == losses[: len(trial.intermediate_values)]
+    return parents
+
+
+def test_individuals_begin_with_what_their_parents_have_saved(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(4, *heirs("run", "--evaluations", 30), cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    parents = assert_inherited(trials, epochs=3)
+    assert len(parents) > 10
+    assert all(trials[parent].user_attrs["island"] == trials[t].user_attrs["island"] for t, parent in parents.items())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    line = [entry["trial"] for entry in summary["lineage"]]
+    assert line[-1] == summary["best"]["trial"]
+    assert all(parents[child] == parent for parent, child in pairwise(line))
+    assert "The line of the best" in job.stdout
+    kept = {int(path.stem) for path in (tmp_path / "run" / "states").glob("*.safetensors")}
+    by_island = [[t for t in trials if t.user_attrs["island"] == island] for island in (0, 1)]
+    best = [{t.number for t in sorted(own, key=lambda t: t.values[0])[:KEPT]} for own in by_island]
+    assert kept >= best[0] | best[1]
+    assert len(kept) <= 2 * KEPT + 2
+
+
+def test_a_run_goes_on_with_what_there_is_to_inherit(mpi: Mpi, tmp_path: Path) -> None:
+    """Kill all processes while individuals are trained, and resume with more evaluations, on fewer ranks."""
+    options = ["--resume", "--islands", 1, "--save-every", "1s"]
+    command = heirs("run", *options, "--evaluations", 16, seconds=0.2)
+    victim = Victim(mpi, 4, command, tmp_path, tmp_path / "log")
+    victim.wait_for(" 6/16")
+    victim.kill("all", random.Random(0))
+    victim.wait(30)
+    job = mpi.run(2, *command, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    before = len(trials_of(tmp_path / "run"))
+    more = heirs("run", *options, "--evaluations", 24)
+    job = mpi.run(2, *more, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    parents = assert_inherited(trials, epochs=3)
+    assert any(child >= before > parent for child, parent in parents.items()), "states were kept at the end"
+    repeats = [trial for trial in trials if "repeats" in trial.user_attrs]
+    assert all(
+        t.user_attrs.get("inherits") == trials[t.user_attrs["repeats"]].user_attrs.get("inherits") for t in repeats
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"asks": "ignore"},
+            "begins without what trial .* has learned: the objective has not asked for worker.inherited",
+        ),
+        (
+            {"asks": "fail"},
+            r"begins without what trial .* has learned: rank [01], .*heirs.py:\d+: KeyError: 'injected'",
+        ),
+        ({"saves": False}, "nothing can be inherited from trial .*: it has not saved what it is at its end"),
+    ],
+)
+def test_where_nothing_is_inherited_it_is_said_once(
+    mpi: Mpi, tmp_path: Path, settings: dict[str, object], said: str
+) -> None:
+    job = mpi.run(2, *heirs("run", "--evaluations", 10, **settings), cwd=tmp_path)
+    assert job.returncode == 0
+    (warning,) = job.stderr.splitlines()
+    assert re.search(said, warning), warning
+    assert assert_inherited(trials_of(tmp_path / "run"), epochs=3) == {}
+
+
+@pytest.mark.parametrize("way", ["replicate", "shard", "pipeline"])
+def test_who_inherits_a_network_trains_it_on(mpi: Mpi, tmp_path: Path, way: str) -> None:
+    start = [PROGRAM, SEARCHES / "inheriting.py", "--set", f"parallel={way}", "--set", "microbatches=2"]
+    start = start if way == "pipeline" else start[:-2]
+    whole = mpi.run(2, *start, "--run-dir", "whole", "--evaluations", 1, "--set", "epochs=4", cwd=tmp_path)
+    assert (whole.returncode, whole.stderr) == (0, "")
+    job = mpi.run(2, *start, "--run-dir", "run", "--evaluations", 2, "--inherit", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    first, second = (list(trial.intermediate_values.values()) for trial in trials_of(tmp_path / "run"))
+    (expected,) = (list(trial.intermediate_values.values()) for trial in trials_of(tmp_path / "whole"))
+    assert [*first, *second] == pytest.approx(expected, rel=1e-4)
+    assert second[0] < min(first), "it goes on"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--pruner", "asha"], "--inherit and --pruner asha: .*choose one of the two"),
+        (["--confirm", 2], "--inherit and --confirm 2: what an individual has inherited is not trained again"),
+        (["--save-every", "off"], "--inherit and --save-every off: only what is saved can be inherited"),
+    ],
+)
+def test_what_makes_no_sense_with_inheritance_is_refused(
+    mpi: Mpi, tmp_path: Path, options: list[object], said: str
+) -> None:
+    job = mpi.run(2, *heirs("run", *options), cwd=tmp_path)
+    assert job.returncode == 2
+    (line,) = job.stderr.splitlines()
+    assert re.search(said, line), line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_space_without_tunable_parameters_is_told_what_to_write(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(2, PROGRAM, SEARCHES / "tiny.py", "--inherit", cwd=tmp_path)
+    assert job.returncode == 2
+    assert "--inherit: no parameter is tunable" in job.stderr
+    assert "depth=Int(low=1, high=3, tunable=True)" in job.stderr
