@@ -6,6 +6,10 @@ lets 8 workers draw individuals at random from benchmarks/curves.parquet, with e
 takes to train a third of them to the end. It says when, with each pruner, a complete evaluation has the loss that is
 the lowest without one, as a share of that time, and what the lowest is at the end. Individuals are drawn with
 replacement, as from a space that is not exhausted. Saving takes no time here.
+
+With inheritance, evaluations of 3 epochs begin where others have ended that differ in tunable parameters alone. What
+they would learn is not known: it is taken to be what their own curve does from the epoch on at which it is as low. So
+nothing can be better than the best curve, however good a schedule is: see the real thing.
 """
 
 from __future__ import annotations
@@ -17,13 +21,18 @@ import random
 import statistics
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 from benchmarks.curves import EPOCHS, Curve, load
+from hpo.problem import load_search_file
 from hpo.store.rungs import HALVINGS, Halving
 
+ROOT = Path(__file__).resolve().parents[1]
 WORKERS = 8
 _TOLERANCE = 1e-3  # of the loss that is to be reached
 _MANY = 5000  # more than are drawn
+_SHORT, _PARENTS = 3, 10
 
 
 class Unpruned:
@@ -148,14 +157,55 @@ class Search:
         return self._pruner.goes_on(individual, losses)
 
 
+class Inheriting(Search):
+    """A search whose evaluations are short, and begin where one of the ten best has ended, if one fits."""
+
+    def __init__(self, curves: Sequence[Curve], fixed: Sequence[str]) -> None:
+        super().__init__(curves, Unpruned())
+        self._fixed = fixed
+        self._ended: list[tuple[float, int, float]] = []  # of each: its lowest loss, who it was, its last loss
+        self._from: list[int] = []  # the epoch of their own curve at which individuals begin
+
+    def _next(self) -> int:
+        individual = super()._next()
+        params, losses = self._curves[individual].params, self._curves[individual].losses
+        for _, other, last in self._ended[:_PARENTS]:
+            if all(self._curves[other].params[name] == params[name] for name in self._fixed):
+                begin = next((epoch for epoch, loss in enumerate(losses, start=1) if loss <= last), EPOCHS)
+                self._from.append(min(begin, EPOCHS - _SHORT))
+                return individual
+        self._from.append(0)
+        return individual
+
+    def _goes_on(self, individual: int, now: float) -> bool:
+        curve, begin = self._curves[individual].losses, self._from[individual]
+        self._epochs[individual] += 1
+        if begin + self._epochs[individual] > len(curve):
+            return False
+        if self._epochs[individual] < _SHORT:
+            return True
+        losses = list(map(float, curve[begin : begin + _SHORT]))
+        self.complete.append((now, min(losses)))
+        insort(self._ended, (min(losses), individual, losses[-1]))
+        return False
+
+
+def fixed_of(name: str) -> list[str]:
+    """Return the parameters of a search space of the project that are not tunable."""
+    return load_search_file(ROOT / "search_spaces" / f"{name}.py").space.fixed
+
+
 def pruners() -> dict[str, Callable[[], Unpruned]]:
     """Return what makes pruners, by their names; those of the project that pause can also stop instead."""
     found: dict[str, Callable[[], Unpruned]] = {"none": Unpruned, "median": Median}
     for name, halving in HALVINGS.items():
         for pauses in (False, True):
-            make = lambda halving=halving, pauses=pauses: Halved(halving, pauses)  # noqa: E731
-            found[name if pauses else f"{name}, stopping"] = make
+            found[name if pauses else f"{name}, stopping"] = partial(Halved, halving, pauses)
     return found
+
+
+def _pruned(make: Callable[[], Unpruned], curves: Sequence[Curve]) -> Search:
+    return Search(curves, make())
 
 
 def main() -> None:
@@ -171,10 +221,14 @@ def main() -> None:
         print(f"{'pruner':22s}time to none's lowest   reached   lowest, beside none's     at worst  complete")
         orders = [random.Random(seed).choices(curves, k=_MANY) for seed in range(chosen.seeds)]
         full = [Search(order, Unpruned()).run(until) for order in orders]
-        for pruner, make in pruners().items():
+        searches: dict[str, Callable[[Sequence[Curve]], Search]] = {
+            **{pruner: partial(_pruned, make) for pruner, make in pruners().items()},
+            "inheritance": partial(Inheriting, fixed=fixed_of(name)),
+        }
+        for pruner, search in searches.items():
             times, ends, complete = [], [], []
             for order, other in zip(orders, full, strict=True):
-                found = Search(order, make()).run(until)
+                found = search(order).run(until)
                 times.append(found.seconds_to(other.best() * (1 + _TOLERANCE)) / until)
                 ends.append(found.best() / other.best())
                 complete.append(len(found.complete))

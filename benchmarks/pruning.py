@@ -3,7 +3,8 @@
     python -m benchmarks.pruning search_spaces/digits_cnn.py --losses 0.1 0.08 0.07 --set epochs=27 --set patience=99
 
 runs the search for a time instead of a number of evaluations, and looks up in its study when it had reached what. A
-pruner with "-stopping" behind its name stops where it would pause: nothing is saved.
+pruner with "-stopping" behind its name stops where it would pause: nothing is saved. "inherit:2" is no pruner, but
+--inherit with evaluations of 2 epochs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def trials_of(search: list[str], pruner: str, seed: int, seconds: float) -> list
     with tempfile.TemporaryDirectory() as folder:
         command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), *search, "--seed", str(seed)]
         command += ["--run-dir", f"{folder}/run", "--evaluations", "100000", "--time-limit", str(seconds)]
-        command += ["--pruner", pruner.removesuffix(_STOPPING)]
+        name, _, epochs = pruner.removesuffix(_STOPPING).partition(":")
+        command += ["--inherit", "--set", f"epochs={epochs}"] if name == "inherit" else ["--pruner", name]
         command += ["--save-every", "off"] if pruner.endswith(_STOPPING) else []
         ended = subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, timeout=seconds + 120, check=False)
         if ended.returncode != MORE_TO_DO:
@@ -56,7 +58,9 @@ def main() -> None:
     """Print medians over the seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("search", type=Path, nargs="?", default=ROOT / "search_spaces" / "digits_cnn.py")
-    parser.add_argument("--pruners", nargs="+", default=["none", "median", "asha-stopping", "asha", "hyperband"])
+    parser.add_argument(
+        "--pruners", nargs="+", default=["none", "median", "asha-stopping", "asha", "hyperband", "inherit:2"]
+    )
     parser.add_argument("--losses", type=float, nargs="+", default=[0.1, 0.07, 0.05])
     parser.add_argument("--seconds", type=float, default=80.0, help="that each run has, start-up and all")
     parser.add_argument("--seeds", type=int, default=4)
