@@ -172,6 +172,16 @@ def test_where_nothing_is_inherited_it_is_said_once(
     assert assert_inherited(trials_of(tmp_path / "run"), epochs=3) == {}
 
 
+def test_who_diverges_with_what_it_has_inherited_has_failed(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(2, *heirs("run", "--evaluations", 10, asks="diverge"), cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    heirs_of_others = [trial for trial in trials if trial.user_attrs.get("inherits") is not None]
+    assert heirs_of_others
+    assert all("the validation loss is nan" in trial.user_attrs["failure"] for trial in heirs_of_others)
+    assert all(trial.state.name == "COMPLETE" for trial in trials if trial not in heirs_of_others)
+
+
 @pytest.mark.parametrize("way", ["replicate", "shard", "pipeline"])
 def test_who_inherits_a_network_trains_it_on(mpi: Mpi, tmp_path: Path, way: str) -> None:
     start = [PROGRAM, SEARCHES / "inheriting.py", "--set", f"parallel={way}", "--set", "microbatches=2"]

@@ -12,7 +12,7 @@ from hpo.evaluation.group import Group
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.lockstep import Lockstep
 from hpo.evaluation.meeting import Meeting
-from hpo.evaluation.objective import Objective
+from hpo.evaluation.objective import NOT_FINITE, Objective
 from hpo.evaluation.surroundings import as_before
 from hpo.evaluation.verdict import Verdict
 from hpo.evaluation.worker import Calls
@@ -27,6 +27,11 @@ from hpo.store.trials import Assignment
 from hpo.text import named
 
 _MOST_SUSPENSIONS = 20  # of the job in one evaluation, each of which made a rank wait in vain
+
+
+def _has_diverged(attempt: Attempt) -> bool:
+    """Tell whether an evaluation has failed by its loss, and not by what it was given; the same on all ranks."""
+    return NOT_FINITE in attempt.verdict.failure
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ class Evaluator:
             if attempt.verdict.state == "again" and checked:
                 checked = False
                 self._group.trust()
-            elif attempt.verdict.state == "failed" and attempt.has_been_given:
+            elif attempt.verdict.state == "failed" and attempt.has_been_given and not _has_diverged(attempt):
                 if self._leader:
                     self._leader.reject(assignment, attempt.verdict.failure, is_own=attempt.restored is not None)
                 if attempt.restored is None:

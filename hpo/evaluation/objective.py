@@ -14,6 +14,8 @@ from hpo.evaluation.worker import Worker
 from hpo.problem import Problem
 from hpo.process.place import Places, frames_of_generator
 
+NOT_FINITE = "the validation loss is"
+
 
 class Objective:
     """The objective of a search space file for one individual; called when its first loss is asked for.
@@ -102,7 +104,7 @@ def reported(loss: Any, metrics: Mapping[str, Any]) -> tuple[float, dict[str, fl
     if not isinstance(plain, Real):
         raise TypeError(f"worker.report takes the validation loss, a number, not {reprlib.repr(loss)}")
     if not math.isfinite(plain):
-        raise ValueError(f"the validation loss is {float(plain)}")
+        raise ValueError(f"{NOT_FINITE} {float(plain)}")
     numbers = {str(name): _number(name, metric) for name, metric in metrics.items()}
     return float(plain), {name: metric for name, metric in numbers.items() if math.isfinite(metric)}
 

@@ -1,6 +1,6 @@
 """A search whose individuals inherit a number, which each epoch changes by what their hyperparameters say.
 
-`asks` says what an objective does with what it inherits: use, ignore, or fail; `saves` whether there is anything.
+`asks` says what an objective does with what it inherits (use, ignore, fail, diverge), `saves` whether there is anything.
 """
 
 import time
@@ -25,6 +25,8 @@ def objective(params, worker, settings):
         state = worker.inherited
         if state and settings.asks == "fail":
             raise KeyError("injected")
+        if state and settings.asks == "diverge":
+            yield float("nan")
         state = {**state, "epoch": 0} if state else None
     state = state or {"x": 10.0, "epoch": 0}
     while state["epoch"] < settings.epochs:
