@@ -1,6 +1,6 @@
 """A search whose individuals inherit a number, which each epoch changes by what their hyperparameters say.
 
-`asks` says what an objective does with what it inherits (use, ignore, fail, diverge), `saves` whether there is anything.
+`asks` says what is done with what is inherited (use, ignore, fail, diverge), `saves` whether there is anything.
 """
 
 import time
