@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +25,20 @@ import numpy.typing as npt
 import pyarrow
 import pyarrow.parquet
 
+from hpo.problem import load_search_file
 from hpo.results.reader import RunReader
 
+ROOT = Path(__file__).resolve().parents[1]
 FILE = Path(__file__).with_name("curves.parquet")
 EPOCHS = 27
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One individual: its loss after each epoch, up to where it failed, if it did, and the seconds that one takes."""
+    """One individual: its loss after each epoch, up to where it failed, if it did, and the seconds that an epoch takes.
+
+    These are the fewest of all that differ from it in tunable parameters alone: the machine had other things to do, too.
+    """
 
     params: dict[str, Any]
     losses: npt.NDArray[np.float32]
@@ -48,23 +55,31 @@ def load(search_space: str) -> list[Curve]:
     ]
 
 
+def fixed_of(search_space: str) -> list[str]:
+    """Return the parameters of a search space of the project that are not tunable."""
+    return load_search_file(ROOT / "search_spaces" / f"{search_space}.py").space.fixed
+
+
+def _fixed(search_space: str, params: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(params[name] for name in fixed_of(search_space))
+
+
 def main() -> None:
     """Read runs, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dirs", type=Path, nargs="+")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for run_dir in parser.parse_args().run_dirs:
         run = RunReader(run_dir)
-        for one in run.evaluations():
+        name, seconds = Path(run.manifest.search_space).stem, defaultdict[tuple[Any, ...], list[float]](list)
+        evaluations = [one for one in run.evaluations() if one.finished]
+        for one in evaluations:
             assert one.state == "failed" or len(one.curve) == EPOCHS, one
-            rows.append(
-                {
-                    "search_space": Path(run.manifest.search_space).stem,
-                    "params": json.dumps(one.params),
-                    "seconds": one.seconds / max(1, len(one.curve)),
-                    "losses": [one.curve[epoch] for epoch in sorted(one.curve)],
-                }
-            )
+            seconds[_fixed(name, one.params)].append(one.seconds / max(1, len(one.curve)))
+        for one in evaluations:
+            losses = [one.curve[epoch] for epoch in sorted(one.curve)]
+            least = min(seconds[_fixed(name, one.params)])
+            rows.append({"search_space": name, "params": json.dumps(one.params), "seconds": least, "losses": losses})
     kinds = {"search_space": pyarrow.string(), "params": pyarrow.string()}
     schema = pyarrow.schema({**kinds, "seconds": pyarrow.float32(), "losses": pyarrow.list_(pyarrow.float32())})
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema), FILE, compression="zstd")

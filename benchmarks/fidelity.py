@@ -22,13 +22,10 @@ import statistics
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
-from benchmarks.curves import EPOCHS, Curve, load
-from hpo.problem import load_search_file
+from benchmarks.curves import EPOCHS, Curve, fixed_of, load
 from hpo.store.rungs import HALVINGS, Halving
 
-ROOT = Path(__file__).resolve().parents[1]
 WORKERS = 8
 _TOLERANCE = 1e-3  # of the loss that is to be reached
 _MANY = 5000  # more than are drawn
@@ -188,11 +185,6 @@ class Inheriting(Search):
         self.complete.append((now, min(losses)))
         insort(self._ended, (min(losses), individual, losses[-1]))
         return False
-
-
-def fixed_of(name: str) -> list[str]:
-    """Return the parameters of a search space of the project that are not tunable."""
-    return load_search_file(ROOT / "search_spaces" / f"{name}.py").space.fixed
 
 
 def pruners() -> dict[str, Callable[[], Unpruned]]:
