@@ -35,9 +35,9 @@ EPOCHS = 27
 
 @dataclass(frozen=True)
 class Curve:
-    """One individual: its loss after each epoch, up to where it failed, if it did, and the seconds that an epoch takes.
+    """One individual: its loss after each epoch, up to where it failed, if it did, and the seconds of an epoch.
 
-    These are the fewest of all that differ from it in tunable parameters alone: the machine had other things to do, too.
+    These are the fewest of all that differ from it in tunable parameters alone: the machine did other things, too.
     """
 
     params: dict[str, Any]

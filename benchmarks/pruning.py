@@ -72,11 +72,11 @@ def main() -> None:
         for pruner, found in runs.items():
             found.append(trials_of(search, pruner, seed, chosen.seconds))
             complete = _complete(found[-1])
-            best = min(trial.values[0] for trial in complete)
+            best = min((trial.values[0] for trial in complete), default=math.inf)
             print(f"seed {seed}, {pruner}: {len(found[-1])} ended, {len(complete)} complete, {best:.4f}", flush=True)
     print(f"\n{'pruner':16s}evaluations  best" + "".join(f"{f'seconds to {loss:g}':>20s}" for loss in chosen.losses))
     for pruner, found in runs.items():
-        best = statistics.mean(min(trial.values[0] for trial in _complete(trials)) for trials in found)
+        best = statistics.mean(min((t.values[0] for t in _complete(trials)), default=math.inf) for trials in found)
         cells = ""
         for loss in chosen.losses:
             times = [seconds_to(loss, trials) for trials in found]

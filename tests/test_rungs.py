@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import TrialState
 
 from hpo.errors import KnownError
 from hpo.evaluation.pruning import Pausing
@@ -90,7 +91,7 @@ def test_an_individual_counts_once_however_often_it_was_interrupted_or_promoted(
         one(3, "paused", 0.6),
     ]
     (rung,) = rungs_of(ASHA, evaluations)
-    assert (rung.losses, rung.went_on, list(rung.paused)) == ([(0.5, 0), (0.6, 3)], 1, [3])
+    assert (rung.losses, rung.went_on, list(rung.paused)) == ([(0.5, 0), (0.6, 3)], {0}, [3])
 
 
 def test_what_failed_is_not_among_the_best() -> None:
@@ -180,6 +181,80 @@ def test_a_promoted_evaluation_is_a_trial_of_its_own_that_counts_once(tmp_path: 
     assert run.record.roots_to_go_on() == {1, 2, 3, 4, 6, 7, 8}
 
 
+def test_a_promoted_evaluation_that_has_lost_its_state_is_not_paused_where_it_was_promoted_from(tmp_path: Path) -> None:
+    run = Halved(tmp_path, budget=9)
+    first = run.claim()
+    assert first is not None
+    assert run.train(first, dict.fromkeys(range(1, 10), 0.9), 9) == "complete"
+    for assignment, losses in zip(
+        [run.claim(), run.claim(), run.claim()], ((0.5, 0.4, 0.95), (0.1, 0.1, 0.3), (0.2, 0.2, 0.2)), strict=True
+    ):
+        assert assignment is not None
+        for epoch, loss in enumerate(losses, start=1):
+            run.record.report(assignment, epoch, loss)
+        run.record.prune(assignment, min(losses), 1.0, {}, paused_after=3)
+    promoted = run.claim()
+    assert promoted is not None
+    assert promoted.root == 2
+    for _ in range(4):
+        better = run.claim()
+        assert better is not None
+        run.record.report(better, 1, 0.05)
+    run.record.report(promoted, 1, 0.1)
+    assert run.pausing.judge(run.record, promoted, 1).state == "going", "it has been further than here"
+
+
+def test_what_was_taken_over_reaches_no_rung() -> None:
+    evaluations = [*(one(trial, "complete", *[0.1] * 9, origin="trial 0 of runs/before") for trial in range(9))]
+    evaluations += [one(9, "paused", 0.5), one(10, "paused", 0.6)]
+    (rung,) = rungs_of(ASHA, evaluations)
+    assert [root for _, root in rung.losses] == [9, 10]
+    assert [e.trial for e in promotable(ASHA, evaluations)] == [9]
+
+
+def test_who_may_have_killed_the_job_twice_waits_until_there_is_nothing_to_promote(tmp_path: Path) -> None:
+    run = Halved(tmp_path, budget=2)
+    suspect, other = run.claim(), run.claim()
+    assert suspect is not None
+    assert other is not None
+    for epoch, loss in ((1, 0.5), (2, 0.5)):
+        run.record.report(other, epoch, loss)
+    run.record.prune(other, 0.5, 1.0, {}, paused_after=1)
+    trial = run.record.trials()[suspect.number]
+    run.record.enqueue(trial.params, trial.distributions, repeats=suspect.number, deaths=2)
+    run.record._storage.set_trial_user_attr(suspect.trial_id, "failure", "interrupted")
+    run.record._storage.set_trial_state_values(suspect.trial_id, TrialState.FAIL)
+    claims = Claims(run.record, tmp_path / "claims", SPACE.distributions(), 2, halving=ASHA)
+    promoted = claims.claim_waiting(island=0, worker=0, generation=0)
+    assert promoted is not None
+    assert promoted.root == other.number
+    assert claims.claim_waiting(island=0, worker=1, generation=0) is None, "alone means after that"
+    run.record.complete(promoted, 0.4, 1.0, {})
+    alone = claims.claim_waiting(island=0, worker=0, generation=0)
+    assert alone is not None
+    assert alone.root == suspect.number
+
+
+def test_what_others_have_written_into_a_study_is_no_pause_and_no_parent(tmp_path: Path) -> None:
+    run = Halved(tmp_path, budget=9)
+    for attributes in (
+        {"repeats": 99, "inherits": 99, "paused_after": "x"},
+        {"repeats": "a", "inherits": 1, "paused_after": 1},
+        {"repeats": 1, "inherits": [0], "paused_after": -1},
+    ):
+        assignment = run.claim()
+        assert assignment is not None
+        for name, value in attributes.items():
+            run.record._storage.set_trial_user_attr(assignment.trial_id, name, value)
+        run.record._storage.set_trial_state_values(assignment.trial_id, TrialState.PRUNED, None)
+    evaluations = run.record.evaluations()
+    assert [e.inherits for e in evaluations] == [None, None, None]
+    assert [e.repeats for e in evaluations] == [None, None, 1]
+    assert rungs(evaluations, "asha") == []
+    assert run.claims.claim_waiting(island=0, worker=0, generation=0) is None
+    assert summarize(evaluations, 9, 3, pruner="asha")["lineage"] == []
+
+
 def test_of_two_leaders_one_gets_what_is_promoted(tmp_path: Path) -> None:
     run = Halved(tmp_path, budget=4)
     first, second = run.claim(), run.claim()
@@ -228,9 +303,9 @@ def test_what_can_never_be_promoted_keeps_no_state(tmp_path: Path) -> None:
         judgement = run.pausing.judge(run.record, assignment, 1)
         states.append(judgement.state)
         keep.append(judgement.may_go_on)
-        out.append(judgement.falls_out)
+        out.append(list(judgement.fall_out))
         if judgement.state == "paused":
             run.record.prune(assignment, loss, 1.0, {}, paused_after=1)
     assert states == ["going", "paused", "paused", "paused", "paused"]
     assert keep == [True, True, True, False, True]
-    assert out == [None, None, 1, 1, 2]
+    assert out == [[], [], [1], [1], [2, 1, 3]]

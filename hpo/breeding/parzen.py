@@ -52,6 +52,8 @@ class Parzen(Propagator):  # type: ignore[misc]
         self._running.pop(evaluation.trial, None)
         if evaluation.state == "promoted":
             self._known.pop(evaluation.trial, None)  # forgotten when a new study is begun
+            if (trial := self._trials.pop(evaluation.trial, None)) is not None:
+                storage.set_trial_state_values(trial, TrialState.FAIL)
             return
         if (trial := self._trials.pop(evaluation.trial, None)) is None:
             template = create_trial(

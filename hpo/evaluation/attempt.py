@@ -65,8 +65,8 @@ class Attempt:
 
     @property
     def has_been_given(self) -> bool:
-        """Whether it has begun from a state, without a loss of its own yet."""
-        return self.restored is not None or (self.inherited is not None and self.has_inherited)
+        """Whether it has begun from a state, without a loss of its own yet; the same on all ranks."""
+        return self.restored is not None or (self.inherited is not None and self.verdict.inherited)
 
     @property
     def saves_together(self) -> bool:

@@ -11,7 +11,7 @@ from hpo.errors import Exit, Stop
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.verdict import Verdict
 from hpo.process import clock
-from hpo.store.lineage import KEPT, can_be_inherited, disinherited
+from hpo.store.lineage import KEPT, disinherited, ranked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 class Limits:
     """When to end an evaluation, a run in which nothing succeeds, or one that is good enough.
 
-    `evaluation_timeout` is in seconds; `max_failures` counts failed evaluations before any success; `budget` those of
-    the whole run.
+    `evaluation_timeout` is in seconds; `max_failures` counts failed evaluations before any success.
     """
 
     evaluation_timeout: float = math.inf
@@ -113,8 +112,8 @@ class Leader:
     def _judged(self, attempt: Attempt, verdict: Verdict, pruner: Pruner) -> Verdict:
         """Let a pruner judge an evaluation; one that does not save cannot pause."""
         judgement = pruner.judge(self._record, attempt.assignment, len(attempt.losses) + 1)
-        if self._saver is not None and judgement.falls_out is not None:
-            self._saver.drop(judgement.falls_out)
+        if self._saver is not None:
+            self._saver.drop(judgement.fall_out)
         if judgement.state != "paused":
             return replace(verdict, state=judgement.state)
         can_pause = self._saver is not None and self._saver.is_on and attempt.saving is not None
@@ -173,34 +172,41 @@ class Leader:
             return
         self._take_over(attempt)
         if assignment.parent is not None and not attempt.has_inherited and not attempt.taken_over:
-            self._disinherit(assignment, "the objective has not asked for worker.inherited")
-        bequeaths = self._saver is not None and self._saver.islands > 0 and verdict.state == "complete"
+            self._disinherit(assignment, "the objective has not asked for worker.inherited" if attempt.losses else "")
+        bequeaths = verdict.state == "complete" and self._bequeaths(attempt)
         if verdict.save or bequeaths:
             self.write_state(attempt)
         self._end(attempt, seconds)
-        if self._saver is not None and not verdict.save:
-            self._clear(self._saver, assignment, bequeaths)
+        if self._saver is not None and bequeaths:
+            self._make_room(self._saver, assignment)
+        elif self._saver is not None and not verdict.save:
+            self._saver.discard(assignment)
 
     def _disinherit(self, assignment: Assignment, reason: str) -> None:
-        """Record that an evaluation has begun without what it was to inherit."""
+        """Record that an evaluation has begun without what it was to inherit, and say why, if there is a reason."""
         self._record.disinherit(assignment)
-        if self._saver is not None:
+        if self._saver is not None and reason:
             text = f"trial {assignment.number} begins without what trial {assignment.parent} has learned: {reason}"
             self._saver.warn_once("inherited", text)
 
-    def _clear(self, saver: Saver, assignment: Assignment, bequeaths: bool) -> None:
-        """Remove the state of an evaluation that has ended; of those that can be inherited, all but the best."""
-        evaluations = self._record.evaluations() if bequeaths else []
-        if not bequeaths or not can_be_inherited(evaluations[assignment.number]):
-            if bequeaths:
-                text = (
-                    f"nothing can be inherited from trial {assignment.number}: it has not saved what it is at its end"
-                )
-                saver.warn_once("bequeathed", f"{text} (worker.save, before its last loss)")
-            saver.discard(assignment)
-            return
-        for one in disinherited(evaluations, evaluations[assignment.number].island, saver.islands)[:KEPT]:
-            saver.drop(self._record.root(one.trial))
+    def _bequeaths(self, attempt: Attempt) -> bool:
+        """Tell whether others may inherit from an evaluation that is complete: it has saved, and is among the best."""
+        saver, number = self._saver, attempt.assignment.number
+        if saver is None or not saver.islands:
+            return False
+        evaluations = self._record.evaluations()
+        if not saver.has_last_state(attempt, evaluations[number]):
+            text = f"nothing can be inherited from trial {number}: it has not saved what it is at its end"
+            saver.warn_once("bequeathed", f"{text} (worker.save, before its last loss)")
+            return False
+        best = ranked(evaluations, evaluations[number].island, saver.islands)[:KEPT]
+        return len(best) < KEPT or attempt.loss < best[-1].loss
+
+    def _make_room(self, saver: Saver, assignment: Assignment) -> None:
+        """Remove the states of those that are among the best of their island no more."""
+        evaluations = self._record.evaluations()
+        behind = disinherited(evaluations, evaluations[assignment.number].island, saver.islands)
+        saver.drop([self._record.root(one.trial) for one in behind])
 
     def _end(self, attempt: Attempt, seconds: float) -> None:
         assignment, verdict, record = attempt.assignment, attempt.verdict, self._record

@@ -176,7 +176,8 @@ class Lockstep:
     def _step(self, said: tuple[float, dict[str, float]] | None, frames: Frames) -> Step:
         loss, metrics = said if said is not None else (None, {})
         gathers, saves = callable(self._attempt.offered), self._attempt.saves_together
-        return Step(self._group.rank, loss, metrics, gathers, saves, place=self._objective.place(frames))
+        place, inherited = self._objective.place(frames), self._attempt.has_inherited
+        return Step(self._group.rank, loss, metrics, gathers, saves, place=place, inherited=inherited)
 
     def _begin(self) -> None:
         self._began, self._lost = clock.now(), clock.lost()
@@ -220,6 +221,7 @@ class Lockstep:
             at=time.time(),
             place=self._objective.place(frames),
             traceback=stack_of(frames) if isinstance(error, CalledOff) else traceback_of(error, frames),
+            inherited=self._attempt.has_inherited,
         )
         _forget(error)
         return step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
@@ -15,17 +16,19 @@ if TYPE_CHECKING:
     from hpo.store.record import Record
     from hpo.store.trials import Assignment
 
+_MANY = 16  # more than can fall out at once
+
 
 @dataclass(frozen=True)
 class Judgement:
     """What a pruner makes of an evaluation: its `state` is going, pruned or paused.
 
-    What is paused `may_go_on` in this run. `falls_out` is the first trial of a paused individual that no longer may.
+    What is paused `may_go_on` in this run. Those that `fall_out` are paused, and no longer may: their first trials.
     """
 
     state: str
     may_go_on: bool = False
-    falls_out: int | None = None
+    fall_out: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,11 @@ class Pausing:
         rungs = [r for r in rungs_of(self.halving, record.evaluations()) if (r.bracket, r.epochs) == here]
         if not rungs:
             return Judgement("going")  # it is near its end
-        place, last = rungs[0].place(assignment.root), self.halving.go_on(self.budget)
-        out = next((root for _, root in rungs[0].losses[last : last + 1] if root in rungs[0].paused), None)
-        return Judgement("going" if place < rungs[0].go_on else "paused", place < last, out)
+        rung, last = rungs[0], self.halving.go_on(self.budget)
+        place = rung.place(assignment.root)
+        out = [root for _, root in rung.losses[last : last + _MANY] if root in rung.paused]
+        goes_on = place < rung.go_on or assignment.root in rung.went_on  # before its state was lost
+        return Judgement("going" if goes_on else "paused", place < last, out)
 
 
 Pruner = Union[Stopping, Pausing]

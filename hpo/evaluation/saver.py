@@ -12,10 +12,11 @@ from hpo.store.states import About, State, States, read_state
 from hpo.text import message
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from hpo.evaluation.attempt import Attempt
-    from hpo.store.trials import Assignment
+    from hpo.store.trials import Assignment, Evaluation
 
 # Copying takes a hundredth of the time that training takes, and so does copying and writing together.
 _SHARE = 100.0
@@ -65,9 +66,10 @@ class Saver:
         warn(f"warning: trial {assignment.number} begins again, since it cannot go on from its state: {reason}")
         self._states.discard(assignment)
 
-    def drop(self, root: int) -> None:
-        """Remove the state of a paused evaluation, which will not go on."""
-        self._states.drop(root)
+    def drop(self, roots: Iterable[int]) -> None:
+        """Remove states of evaluations that are not to be gone on from any more, by their first trials."""
+        for root in roots:
+            self._states.drop(root)
 
     @property
     def is_on(self) -> bool:
@@ -112,6 +114,11 @@ class Saver:
         self._written = clock.now()
         self._seconds_to_write = self._written - since
         return losses
+
+    def has_last_state(self, attempt: Attempt, known: Evaluation) -> bool:
+        """Tell whether the state of an evaluation's last loss is there, copied or written."""
+        copied = attempt.state is not None and len(attempt.state.about.losses) == len(attempt.losses)
+        return copied or known.saved_after == len(attempt.losses)
 
     def discard(self, assignment: Assignment) -> None:
         """Remove the state of an evaluation that has ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # Losses of one network differ a little between devices; those of different shards of a validation set differ by more
 # than this unless there are millions of samples in each.
@@ -23,7 +23,7 @@ class Step:
     has offered a function, which gathers the weights of the loss on all ranks together, and `saves` that it has saved a
     state that all ranks have to gather. `suspended` says that the process was stopped while it waited, `stopped` that
     the whole run stops. `printed` is what the objective has printed in this step; `unreceived` says that some messages
-    of the rank have not been received.
+    of the rank have not been received, and `inherited` that it has asked for what it inherits.
     """
 
     rank: int
@@ -43,6 +43,7 @@ class Step:
     traceback: str = ""
     printed: str = ""
     unreceived: bool = False
+    inherited: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Verdict:
     again: "again", if the objective is right and only torch's check of collectives has failed, which is then left out,
     and "suspended", if a rank has waited in vain because the job was suspended. `keep` says that the weights of this
     loss, the best of the run, are to be kept, and `save` that what was saved with it is to be copied; `leaves_messages`
-    that some messages of a rank have not been received.
+    that some messages of a rank have not been received, and `inherited` that a rank has asked for what it inherits.
     """
 
     state: str
@@ -64,6 +65,7 @@ class Verdict:
     keep: bool = False
     save: bool = False
     leaves_messages: bool = False
+    inherited: bool = False
 
 
 GOING = Verdict("going")
@@ -71,6 +73,10 @@ GOING = Verdict("going")
 
 def judge(steps: Sequence[Step]) -> Verdict:
     """Return the verdict on the steps of a worker's ranks, one step for each, in the order of the ranks."""
+    return replace(_judged(steps), inherited=any(step.inherited for step in steps))
+
+
+def _judged(steps: Sequence[Step]) -> Verdict:
     if any(step.stopped for step in steps):
         return Verdict("stopped")
     if any(step.failure is not None for step in steps):

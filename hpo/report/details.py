@@ -63,7 +63,7 @@ def as_json(details: Details) -> dict[str, Any]:
         "paused_after": one.paused_after or None,
         "started": _time(one.started),
         "ended": _time(one.ended),
-        "seconds": one.seconds if one.finished else None,
+        "seconds": one.seconds if one.has_ended else None,
         "epochs": max(one.curve, default=0),
         "losses": {str(epoch): one.curve[epoch] for epoch in sorted(one.curve)},
         "failure": one.failure if one.state == "failed" else None,

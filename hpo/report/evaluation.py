@@ -107,7 +107,7 @@ def _times(details: Details, now: float) -> Iterator[tuple[str, str]]:
         yield "started", day(one.started)
     if math.isfinite(one.ended):
         before = f", {duration(one.seconds_before)} of it before it went on" if one.seconds_before else ""
-        yield "ended", day(one.ended) + (f", after {duration(one.seconds)}{before}" if one.finished else "")
+        yield "ended", day(one.ended) + (f", after {duration(one.seconds)}{before}" if one.has_ended else "")
     elif one.state == "running" and details.in_use and math.isfinite(one.started):
         yield "ended", f"not yet, after {duration(now - one.started)}"
 

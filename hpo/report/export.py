@@ -88,7 +88,7 @@ def _row(study: str, evaluation: Evaluation) -> dict[str, Any]:
         "propagator": evaluation.propagator or None,
         "started": _time(evaluation.started),
         "ended": _time(evaluation.ended),
-        "seconds": evaluation.seconds if evaluation.finished else None,
+        "seconds": evaluation.seconds if evaluation.has_ended else None,
         "epochs": max(evaluation.curve, default=0),
         "failure": evaluation.failure if evaluation.state == "failed" else None,
         "origin": evaluation.origin or None,

@@ -23,7 +23,8 @@ def next_text(rung: Mapping[str, Any]) -> str:
     first = rung["next"]
     if first is None:
         return ""
-    what = f"trial {first['trial']}, {number(first['loss'])}"
+    loss = "" if first["loss"] is None else f", {number(first['loss'])}"
+    what = f"trial {first['trial']}{loss}"
     if first["at"] is None:
         return f"{what}: never"
     return f"{what}: now" if first["at"] <= rung["reached"] else f"{what}: if {first['at']} reach it"

@@ -107,7 +107,7 @@ def rungs(evaluations: Sequence[Evaluation], pruner: str) -> list[dict[str, Any]
             "bracket": rung.bracket,
             "epochs": rung.epochs,
             "reached": len(rung.losses),
-            "went_on": rung.went_on,
+            "went_on": len(rung.went_on),
             "paused": len(rung.paused),
             "best": rung.losses[0][0] if math.isfinite(rung.losses[0][0]) else None,
             "next": _next(halving, rung),
@@ -119,8 +119,9 @@ def rungs(evaluations: Sequence[Evaluation], pruner: str) -> list[dict[str, Any]
 def _next(halving: Halving, rung: Rung) -> dict[str, Any] | None:
     waiting = ((place, root) for place, (_, root) in enumerate(rung.losses) if root in rung.paused)
     for place, root in waiting:
-        first = rung.paused[root]
-        return {"trial": first.trial, "loss": first.loss, "at": halving.needed(place)}
+        loss = rung.losses[place][0]
+        known = loss if math.isfinite(loss) else None
+        return {"trial": rung.paused[root].trial, "loss": known, "at": halving.needed(place)}
     return None
 
 
@@ -156,8 +157,7 @@ def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float)
     Only evaluations that were started at `since` (seconds since the epoch) or later, by this session of a run, count;
     None where there are none, or the clock was set meanwhile.
     """
-    worked = [evaluation for evaluation in evaluations if evaluation.counts or evaluation.state == "promoted"]
-    ours = [evaluation for evaluation in worked if evaluation.started >= since]
+    ours = [one for one in evaluations if one.has_ended and not one.origin and one.started >= since]
     if not ours:
         return None
     span = max(evaluation.ended for evaluation in ours) - min(evaluation.started for evaluation in ours)

@@ -61,7 +61,7 @@ class Conclusion:
         summary = summarize(evaluations, run.budget, self._top_n, confirmations, run.pruner)
         summary["stopped"] = stopped.reason if stopped else None
         summary["exhausted"] = sum(evaluation.finished for evaluation in evaluations) >= self._size
-        self.is_search_done = is_over(evaluations, min(run.budget, self._size), run.pruner)
+        self.is_search_done = is_over(evaluations, 0 if summary["exhausted"] else run.budget, run.pruner)
         summary["wall_seconds"] = round(time.time() - self._started, 3)
         everything = [*evaluations, *confirmations]
         summary["worker_busy_fraction"] = busy_fraction(everything, run.layout.workers, since=self._started)

@@ -17,7 +17,6 @@ from hpo.run.takeover import Takeover, read_takeover
 from hpo.space import Categorical, SearchSpace
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
-from hpo.store.rungs import HALVINGS
 from hpo.store.url import from_anywhere
 from hpo.text import quoted
 
@@ -146,10 +145,10 @@ def check_inherit(space: SearchSpace, pruner: str, confirm: int, save_every: flo
             "--inherit: no parameter is tunable; mark those that can change while a network trains, such as a learning "
             f"rate: {name}={str(space.parameters[name])[:-1]}, tunable=True)"
         )
-    if pruner in HALVINGS:
+    if pruner != "none":
         raise UsageError(
             f"--inherit and --pruner {pruner}: who inherits is ahead of who begins anew after as many epochs, so that "
-            "rungs do not compare them: choose one of the two"
+            "they do not compare: choose one of the two"
         )
     if confirm:
         raise UsageError(

@@ -24,7 +24,7 @@ from hpo.run.takeover import differences, misfit, take_over
 from hpo.space import SearchSpace
 from hpo.store.claims import Claims
 from hpo.store.journal import is_begun
-from hpo.store.lineage import KEPT, ranked
+from hpo.store.lineage import KEPT, to_keep
 from hpo.store.manifest import Manifest
 from hpo.store.outage import Patience
 from hpo.store.record import Record
@@ -76,6 +76,11 @@ class Session:
     ) -> Claims:
         """Return what a leader claims evaluations from."""
         return Claims(record, self.run_dir.claims, space.distributions(), budget, is_stopping, halving)
+
+    def roots_to_inherit(self, record: Record) -> set[int]:
+        """Return the first trials of the individuals whose states others inherit."""
+        trials = to_keep(record.evaluations(), self.manifest.layout.islands) if self.manifest.inherit else []
+        return set(map(record.root, trials))
 
     def has_confirmations(self) -> bool:
         """Tell whether the study of the evaluations that confirm the best exists."""
@@ -217,26 +222,16 @@ def _take_up(session: Session, space: SearchSpace) -> str:
         confirmations = open_study(storage, session.manifest.confirming_study)
         if confirmations and confirmations.about().get("confirms") == study:
             confirmations.requeue_interrupted(run_dir.died)
-    States(run_dir.states).sweep(record.roots_to_go_on() | _inheritable(session, record))
+    States(run_dir.states).sweep(record.roots_to_go_on() | session.roots_to_inherit(record))
     States(run_dir.states, CONFIRMING).sweep(confirmations.roots_to_go_on() if confirmations else set())
     own = [evaluation for evaluation in record.evaluations() if not evaluation.origin]
     waiting = [evaluation for evaluation in own if evaluation.state == "waiting"]
-    finished = sum(evaluation.state not in ("waiting", "interrupted") for evaluation in own)
+    finished = sum(evaluation.finished for evaluation in own)
     late = sum(evaluation.deaths > 1 for evaluation in waiting)
     soon = len(waiting) - late
     first = f"; {soon} that wait will be evaluated first" if soon else ""
     last = f"; {late} that may have killed the job twice, alone at the end" if late else ""
     return f": going on after {counted(finished, 'evaluation')}{first}{last}"
-
-
-def _inheritable(session: Session, record: Record) -> set[int]:
-    """Return the first trials of the individuals that may be inherited from, or that one that waits inherits from."""
-    if not session.manifest.inherit:
-        return set()
-    evaluations, islands = record.evaluations(), session.manifest.layout.islands
-    best = [one.trial for island in range(islands) for one in ranked(evaluations, island, islands)[:KEPT]]
-    used = [one.inherits for one in evaluations if one.state == "waiting" and one.inherits is not None]
-    return set(map(record.root, [*best, *used]))
 
 
 def _check_trials(record: Record, storage: str, space: SearchSpace) -> None:

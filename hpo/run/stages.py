@@ -115,8 +115,8 @@ class Stages:
     def _tidy(self) -> None:
         """Remove the states of a search that is over; what is to go on keeps its own."""
         states = States(self._files.states)
-        if self._conclusion.is_search_done and not self._session.manifest.inherit:
-            states.sweep(())
+        if self._conclusion.is_search_done:
+            states.sweep(self._session.roots_to_inherit(self._session.open_record()))
         states.leave()
 
     def _evaluator(self, leader: Leader | None) -> Evaluator:

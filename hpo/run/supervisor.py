@@ -107,7 +107,7 @@ class Supervisor:
             evaluations = [*run.evaluations(), *run.confirmations()]
             running = [evaluation.label for evaluation in evaluations if evaluation.state == "running"]
             trials = f"trial{'s' if len(running) > 1 else ''} {', '.join(running)}" if running else ""
-            return sum(evaluation.counts for evaluation in evaluations), trials
+            return sum(one.has_ended and not one.origin for one in evaluations), trials
         return otherwise, ""
 
     def _pause(self, seconds: float) -> bool:

@@ -74,9 +74,10 @@ class Claims:
             claimed = self._ended + len(self._going)
             is_spent = claimed - len(waiting) >= self._budget
             is_last = params is None or claimed >= self._budget
-            if waiting and not is_spent and (trial := next_of(waiting, trials, is_last)):
+            paused = promotable(self._halving, self.record.evaluations()) if self._halving else []
+            if waiting and not is_spent and (trial := next_of(waiting, trials, is_last and not paused)):
                 return self.record.start_waiting(trial, attributes)
-            if self._halving and (paused := promotable(self._halving, self.record.evaluations())):
+            if paused:
                 return self.record.promote(paused[0], attributes)
             if params is None or is_last:
                 return None

@@ -48,14 +48,22 @@ def _distance(params: Mapping[str, Any], others: Mapping[str, Any], space: Searc
 
 
 def disinherited(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
-    """Return the evaluations that are behind the best of an island, but for those that somebody inherits from now."""
+    """Return the first evaluations behind the best of an island, but for those that somebody inherits from now."""
     used = {one.inherits for one in evaluations if one.state in ("running", "waiting")}
-    return [one for one in ranked(evaluations, island, islands)[KEPT:] if one.trial not in used]
+    return [one for one in ranked(evaluations, island, islands)[KEPT : 2 * KEPT] if one.trial not in used]
+
+
+def to_keep(evaluations: Sequence[Evaluation], islands: int) -> list[int]:
+    """Return the trials that may be inherited from, or that one which waits inherits from."""
+    best = [one.trial for island in range(islands) for one in ranked(evaluations, island, islands)[:KEPT]]
+    return best + [one.inherits for one in evaluations if one.state == "waiting" and one.inherits is not None]
 
 
 def line_of(one: Evaluation, evaluations: Mapping[int, Evaluation]) -> list[Evaluation]:
     """Return from whom an evaluation has come, the first of them first, and itself at the end."""
     line = [one]
-    while (parent := line[0].inherits) is not None and parent < line[0].trial and parent in evaluations:
-        line.insert(0, evaluations[parent])
+    while (parent := evaluations.get(-1 if line[0].inherits is None else line[0].inherits)) is not None:
+        if parent.params.keys() != one.params.keys():
+            break
+        line.insert(0, parent)
     return line

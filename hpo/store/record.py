@@ -140,6 +140,7 @@ class Record:
             self.report(assignment, step, loss)
         self._storage.set_trial_user_attr(assignment.trial_id, "seconds_before", seconds)
         self._storage.set_trial_user_attr(assignment.trial_id, "went_on_after", len(losses))
+        self.saved(assignment, len(losses))
 
     def root(self, trial: int) -> int:
         """Return the first of the trials that repeat each other, of which this is one."""

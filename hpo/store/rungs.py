@@ -7,12 +7,11 @@ Hyperband's brackets; Egele et al., "Is one epoch all you need for multi-fidelit
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hpo.store.trials import Evaluation, is_spent
+from hpo.store.trials import Evaluation
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,14 @@ class Rung:
     """A rung of a bracket, after so many epochs, and the individuals that have reached it, by their first trials.
 
     `losses` are their lowest until then, best first, infinite where one has failed since; `go_on` of them are to go on,
-    and `went_on` have done so. Of the others, `paused` wait.
+    and those that `went_on` have been trained further. Of the others, `paused` wait.
     """
 
     bracket: int
     epochs: int
     losses: list[tuple[float, int]]
     go_on: int
-    went_on: int
+    went_on: set[int]
     paused: Mapping[int, Evaluation] = field(repr=False)
 
     def place(self, root: int) -> int:
@@ -97,13 +96,15 @@ class Rung:
 def rungs_of(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
     """Return the rungs that were reached, those of the first bracket first.
 
-    A rung counts only if there is a rung's worth of epochs to save behind it, by the longest complete evaluation.
+    A rung counts only if there is another one before the end of the longest complete evaluation, or if there is only
+    one, as many epochs again. What was taken over from another run does not count: it is in no budget.
     """
     complete = [max(one.curve, default=0) for one in evaluations if one.state == "complete"]
-    longest, groups = max(complete, default=math.inf), individuals(evaluations)
+    longest = max(complete, default=math.inf)
+    groups = individuals([one for one in evaluations if not one.origin])
     reached: dict[tuple[int, int], list[tuple[float, int]]] = {}
     paused: dict[tuple[int, int], dict[int, Evaluation]] = {}
-    went_on: Counter[tuple[int, int]] = Counter()
+    went_on: dict[tuple[int, int], set[int]] = {}
     for root, group in groups.items():
         latest, curve = group[-1], max((one.curve for one in group), key=len)
         bracket = halving.bracket_of(root)
@@ -112,7 +113,7 @@ def rungs_of(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
             loss = min((_known(curve[epoch]) for epoch in curve if epoch <= epochs), default=math.inf)
             failed = latest.state == "failed"
             reached.setdefault((bracket, epochs), []).append((math.inf if failed else loss, root))
-            went_on[bracket, epochs] += most > epochs
+            went_on.setdefault((bracket, epochs), set()).update({root} if most > epochs else ())
             if latest.state == "paused" and latest.paused_after == epochs:
                 paused.setdefault((bracket, epochs), {})[root] = latest
             if halving.most is not None:
@@ -132,7 +133,8 @@ def promotable(halving: Halving | None, evaluations: Sequence[Evaluation]) -> li
 
 def is_over(evaluations: Sequence[Evaluation], budget: float, pruner: str) -> bool:
     """Tell whether a search has spent its budget, and has nothing to promote."""
-    return is_spent(evaluations, budget) and not promotable(HALVINGS.get(pruner), evaluations)
+    spent = sum(evaluation.counts for evaluation in evaluations) >= budget
+    return spent and not promotable(HALVINGS.get(pruner), evaluations)
 
 
 def individuals(evaluations: Sequence[Evaluation]) -> dict[int, list[Evaluation]]:

@@ -73,9 +73,12 @@ class States:
     def find(self, assignment: Assignment) -> Path | None:
         """Return the file of an evaluation's state; None where there is none."""
         path = self.path(assignment.root)
-        if assignment.number != assignment.root and path.exists():  # else it is the first of its individual
-            self._there.add(path)
-        return path if path in self._there else None
+        if path not in self._there and assignment.number == assignment.root:
+            return None  # it is the first of its individual
+        if not path.exists():
+            return None
+        self._there.add(path)
+        return path
 
     def write(self, assignment: Assignment, state: State) -> None:
         """Replace the state of an evaluation; it is durable when this returns.
@@ -108,7 +111,8 @@ class States:
                 path.unlink(missing_ok=True)
 
     def drop(self, root: int) -> None:
-        """Remove the state of a paused evaluation, which will not go on."""
+        """Remove the state of an evaluation that is not to be gone on from any more."""
+        self._there.discard(self.path(root))
         with suppress(OSError):
             self.path(root).unlink(missing_ok=True)
 

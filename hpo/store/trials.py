@@ -96,6 +96,11 @@ class Evaluation:
         return self.state in ("complete", "pruned", "paused", "failed")
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it ended by itself, also where its individual has gone on since."""
+        return self.finished or self.state == "promoted"
+
+    @property
     def counts(self) -> bool:
         """Whether it is finished, and counts for the run's budget."""
         return self.finished and not self.origin
@@ -129,8 +134,13 @@ def is_interrupted(trial: FrozenTrial) -> bool:
 
 def repeated_by(trial: FrozenTrial) -> int | None:
     """Return the number of the trial that this one repeats; None where it is the first of its individual."""
-    repeated: Any = trial.user_attrs.get("repeats")
-    return int(repeated) if is_whole(repeated) and repeated < trial.number else None
+    return _earlier(trial, "repeats")
+
+
+def _earlier(trial: FrozenTrial, name: str) -> int | None:
+    """Return the number of an earlier trial that an attribute names; None where it does not."""
+    number: Any = trial.user_attrs.get(name)
+    return int(number) if is_whole(number) and number < trial.number else None
 
 
 def root_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
@@ -174,6 +184,8 @@ def evaluation_of(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:
             "worker": 0,
             "generation": 0,
             **attributes,
+            "repeats": repeated_by(trial),
+            "inherits": _earlier(trial, "inherits"),
             "seconds": float(attributes.get("seconds", math.nan)) if ended else 0.0,
         },
     )
@@ -223,8 +235,3 @@ def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
 def best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
     """Return the best complete evaluation; None while none is complete."""
     return min((one for one in evaluations if one.state == "complete"), key=lambda e: (e.loss, e.trial), default=None)
-
-
-def is_spent(evaluations: Iterable[Evaluation], budget: float) -> bool:
-    """Tell whether a run's budget is spent."""
-    return sum(evaluation.counts for evaluation in evaluations) >= budget

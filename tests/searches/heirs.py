@@ -1,6 +1,7 @@
 """A search whose individuals inherit a number, which each epoch changes by what their hyperparameters say.
 
 `asks` says what is done with what is inherited (use, ignore, fail, diverge), `saves` whether there is anything.
+With "uneven", rank 1 fails before it asks, from its sixth evaluation on.
 """
 
 import time
@@ -19,7 +20,13 @@ class Settings:
     seconds: float = 0.0
 
 
+evaluations: list[dict[str, float]] = []
+
+
 def objective(params, worker, settings):
+    evaluations.append(params)
+    if settings.asks == "uneven" and worker.rank == 1 and len(evaluations) > 5:
+        raise KeyError("injected")
     state = worker.restored
     if state is None and settings.asks != "ignore":
         state = worker.inherited

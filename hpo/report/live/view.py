@@ -159,7 +159,7 @@ class View:
         return self._pen.table(("island", "population", "best", "failed"), table)
 
     def _rungs(self, run: Standing, rows: int) -> list[Text]:
-        columns = rung_columns(run.rungs[-rows:])  # the highest ones
+        columns = rung_columns(sorted(run.rungs, key=lambda rung: rung["epochs"])[-rows:])
         return self._pen.table(
             [heading for heading, _ in columns], list(zip(*(cells for _, cells in columns), strict=True))
         )

@@ -53,7 +53,7 @@ def marked(losses: Sequence[float], scale: Scale, marker: Mapping[str, Any]) -> 
 
 def _triangle(symbol: str) -> str:
     """Return the triangle in the place of a symbol: open where the symbol is open."""
-    return f"{TRIANGLE}-open" if symbol.endswith("-open") else TRIANGLE
+    return f"{TRIANGLE}-open" if "-open" in symbol else TRIANGLE
 
 
 def said(loss: float, scale: Scale, more: str = "") -> str:

@@ -61,7 +61,7 @@ def _fate(rung: Rung, group: Sequence[Evaluation]) -> str:
         return "paused"
     if any(one.state == "promoted" and one.paused_after == rung.epochs for one in group):
         return "promoted later"
-    return "given up" if latest.state == "pruned" and max(latest.curve) == rung.epochs else "went on"
+    return "given up" if latest.state == "pruned" and max(latest.curve, default=0) == rung.epochs else "went on"
 
 
 def _names(rungs: Sequence[Rung]) -> list[str]:

@@ -66,7 +66,7 @@ class Result:
     def of_session(self) -> list[Evaluation]:
         """Return what the last session has evaluated."""
         everything = [*self.evaluations, *self.confirmations]
-        return [one for one in everything if one.counts and one.started >= self.since]
+        return [one for one in everything if one.has_ended and not one.origin and one.started >= self.since]
 
     def going_on(self, *options: str) -> str:
         """Write the command that goes on with the run."""
