@@ -75,7 +75,7 @@ class Worker:
 
     @property
     def restored(self) -> Any:
-        """What this evaluation has saved last before it was interrupted, to go on from; None where it begins.
+        """What this evaluation has saved last before it was interrupted or paused, to go on from; None where it begins.
 
         Tensors are on the CPU, and read anew each time this is asked for. An objective that has asked for it goes on:
         its next loss is the one after those that it had when this was saved, which stay its own. Raises RuntimeError
@@ -100,7 +100,8 @@ class Worker:
         `state` is made of dicts, lists and tuples of tensors, numpy arrays, numbers, texts, booleans and None, as
         `state_dict()` of networks, optimizers, schedulers and scalers returns, and `get_state()` of generators. It is
         copied after the loss where it is time to, so that training may go on afterwards: the last one comes back as
-        `worker.restored` if the evaluation is interrupted. It is gone when the evaluation has ended.
+        `worker.restored` if the evaluation is interrupted, or paused by a pruner. It is gone when the evaluation has
+        ended, but with `--inherit`, where others may begin with it, as `worker.inherited`.
 
         It should not depend on the number of ranks, which may be another one then. Only the leader's is used; sharded
         tensors are gathered, for which all ranks save them. `state` may be a function without arguments that returns

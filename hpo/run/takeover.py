@@ -42,7 +42,7 @@ class Takeover:
 
 
 def read_takeover(source: str, space: SearchSpace) -> Takeover:
-    """Return the complete and pruned evaluations of a run directory, or of a study at a URL or in a journal file.
+    """Return the complete, pruned and paused evaluations of a run directory, or of a study at a URL or in a file.
 
     Where there are several studies, `source` ends with # and the name of one.
 

@@ -192,7 +192,7 @@ class Record:
         distributions: Mapping[str, BaseDistribution],
         attributes_of: Callable[[Evaluation, int], Mapping[str, Any]],
     ) -> int:
-        """Add the complete and pruned evaluations of another run that are not known here, and return how many.
+        """Add the complete, pruned and paused evaluations of another run that are not known here, and return how many.
 
         They are outside of the budget. Only while no process starts trials. `attributes_of` returns the attributes for
         an evaluation, given how many were added before it.

@@ -55,7 +55,7 @@ class State:
 
 
 class States:
-    """The states of the evaluations of a study, in a folder: one for each that goes on, or waits to go on.
+    """The states of the evaluations of a study, in a folder: of what goes on, waits, is paused, or is inherited.
 
     The repeats of a trial share its state. The names of the files begin with `prefix`. Nobody else evaluates the same
     individual meanwhile.

@@ -40,10 +40,10 @@ class Standing:
     this host), and `why` says more of it. `done` of `total` evaluations are those of the search, or of its
     confirmation while that goes on. `running` holds one evaluation per worker, the oldest first, and `idle` the other
     workers of this session; `latest` what has ended, the last one first; `rungs` those of `hpo.results.summary`.
-    `improvements` are pairs: the seconds in which
-    something was evaluated before a new best was found, and its loss. `worked` is the sum of such seconds until now,
-    and `losses` are those of all complete evaluations. `to_confirm` says that the best will be confirmed, and
-    `confirmed` what came out of it, as `hpo.results.confirmation.compare` returns it.
+    `improvements` are pairs: the seconds in which something was evaluated before a new best was found, and its loss.
+    `worked` is the sum of such seconds until now, and `losses` are those of all complete evaluations. `to_confirm` says
+    that the best will be confirmed, and `confirmed` what came out of it, as `hpo.results.confirmation.compare` returns
+    it.
     """
 
     at: float
