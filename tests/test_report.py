@@ -556,6 +556,67 @@ def test_where_there_are_no_outliers_no_figure_speaks_of_any(page: Page) -> None
         assert not any(point["symbol"] == "triangle-up" for point in drawn["points"])
 
 
+def test_rungs_show_what_became_of_individuals(show: Show, tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run", pruner="asha")
+    curve = {epoch: 1 / epoch for epoch in range(1, 10)}
+    params = {"layers": 1, "activation": "relu", "gamma": 0.9}
+
+    def add_one(number: int, state: TrialState, epochs: int, factor: float, **attributes: Any) -> None:
+        losses = {epoch: factor * loss for epoch, loss in curve.items() if epoch <= epochs}
+        add(record, state, curve=losses, params={**params, "lr": number / 100}, began=BEGAN + number, **attributes)
+
+    add_one(1, TrialState.COMPLETE, 9, 1.0)
+    add_one(2, TrialState.PRUNED, 1, 2.0, paused_after=1)
+    add_one(3, TrialState.PRUNED, 3, 1.5, paused_after=3)
+    add_one(4, TrialState.PRUNED, 1, 4.0)
+    add_one(2, TrialState.COMPLETE, 9, 2.0, repeats=1, went_on_after=1)
+    add_one(5, TrialState.FAIL, 1, 0.5, failure="rank 0: ValueError: no")
+    with show(tmp_path / "run") as page:
+        drawn = page.evaluate("document.querySelector('#rungs').data.map(it => [it.name, it.x.map(Math.round)])")
+        assert dict(drawn) == {
+            "went on": [0, 0, 1, 1],
+            "promoted later": [0],
+            "paused": [1],
+            "given up": [0],
+            "failed": [0],
+        }
+        table = page.locator("#search tbody").last.inner_text().split("\n")
+        assert [row.split("\t") for row in table] == [
+            ["1", "5", "3", "0", "1", ""],
+            ["3", "3", "2", "1", "0.3333", "trial 2, 0.5: if 6 reach it"],
+        ]
+        assert "1 paused" in page.locator("header").inner_text()
+        assert points(page, "curves") == 5, "what was promoted is a part of what it was promoted to"
+
+
+def test_the_line_of_the_best_and_who_came_from_whom_are_drawn(show: Show, tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run", inherit=True)
+    params = {"layers": 1, "activation": "relu", "gamma": 0.9}
+    for trial, (loss, parent) in enumerate([(0.9, None), (0.8, None), (0.5, 0), (0.6, 1), (0.3, 2)]):
+        known: dict[str, Any] = {} if parent is None else {"inherits": parent}
+        losses = {1: loss + 0.1, 2: loss}
+        add(
+            record,
+            curve=losses,
+            params={**params, "lr": (trial + 1) / 100},
+            saved_after=2,
+            began=BEGAN + number,
+            **known,
+        )
+    with show(tmp_path / "run") as page:
+        tree = page.evaluate("document.querySelector('#descent').data.map(it => [it.name, it.x, it.y])")
+        places = {name: list(zip(x, y, strict=True)) for name, x, y in tree}
+        assert places["the line of the best"] == [(2, 0.9), (4, 0.5), (6, 0.3)]
+        assert sorted(places["island 0"]) == [(2, 0.8), (2, 0.9), (4, 0.5), (4, 0.6), (6, 0.3)]
+        assert places["inherits"][:6] == [(2, 0.9), (4, 0.5), (None, None), (2, 0.8), (4, 0.6), (None, None)]
+        losses, lr = page.evaluate("document.querySelector('#schedule').data.map(it => [it.x, it.y])")
+        assert losses == [[1, 2, 3, 4, 5, 6], [1.0, 0.9, 0.6, 0.5, 0.4, 0.3]]
+        assert lr == [[0, 2, 2, 4, 4, 6], [0.01, 0.01, 0.03, 0.03, 0.05, 0.05]]
+        answer = page.locator("#answer").inner_text()
+        assert "It began with the weights of trial 2: these hyperparameters are the last of 3" in answer
+        assert "--confirm" not in answer
+
+
 def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", confirm=2)
     for loss in (0.1, 0.2):

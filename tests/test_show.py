@@ -115,6 +115,33 @@ def test_every_state_is_told(tmp_path: Path, hpo: Hpo) -> None:
     assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}, "it only reads"
 
 
+def test_what_is_paused_promoted_and_inherited_is_told(tmp_path: Path, hpo: Hpo) -> None:
+    record, run_dir = make_run(tmp_path / "run", pruner="asha"), tmp_path / "run"
+    add(record, TrialState.PRUNED, curve={1: 0.9}, paused_after=1)
+    add(record, TrialState.PRUNED, curve={1: 0.8}, paused_after=1)
+    add(record, curve={1: 0.8, 2: 0.5}, repeats=1, went_on_after=1, seconds_before=0.5)
+    add(record, curve={1: 0.4}, inherits=2)
+    shown = []
+    for trial in range(4):
+        status, out, err = hpo("show", run_dir, trial)
+        assert (status, err) == (0, "")
+        shown.append({**facts_of(out), "state": out.splitlines()[0].partition(": ")[2]})
+    assert shown[0]["state"] == "paused after 1 epoch"
+    assert shown[1]["state"] == "paused after 1 epoch, and promoted: it goes on as trial 2"
+    assert shown[2]["repeats"] == "trial 1, which was promoted"
+    assert shown[2]["went on"] == "where that had saved its state, after 1 epoch"
+    assert shown[3]["inherits"] == "what trial 2 had learned when it ended"
+    known = json.loads(hpo("show", run_dir, 1, "--json")[1])
+    assert (known["state"], known["paused_after"], known["repeated_by"]) == ("promoted", 1, 2)
+    rows = json.loads(hpo("export", run_dir, "--to", "json")[1])
+    assert [(row["state"], row["inherits"]) for row in rows] == [
+        ("paused", None),
+        ("promoted", None),
+        ("complete", None),
+        ("complete", 2),
+    ]
+
+
 def test_without_a_name_it_is_the_winner_or_what_failed_last(tmp_path: Path, hpo: Hpo) -> None:
     record = make_run(tmp_path / "run")
     run_dir = tmp_path / "run"

@@ -170,6 +170,27 @@ def test_the_phase_of_a_run(values: dict[str, Any], phase: str, why: str) -> Non
     assert lines[:bar] == ([why] if why else [])
 
 
+def test_rungs_are_watched() -> None:
+    curve = {epoch: 1 / epoch for epoch in range(1, 10)}
+    evaluations = [
+        one(0, curve=curve),
+        one(1, "promoted", loss=1.5, curve={1: 1.5}, paused_after=1),
+        one(2, "running", curve={1: 1.5, 2: 1.2}, repeats=1),
+        *(one(trial, "paused", loss=trial, curve={1: float(trial)}, paused_after=1) for trial in (3, 4)),
+    ]
+    run = standing(a_look(evaluations, about={"pruner": "asha"}))
+    assert (run.done, run.phase) == (3, "searching")
+    assert run.counts == {"complete": 1, "promoted": 1, "running": 1, "paused": 2}
+    lines = [str(line).split() for line in View(Path("run"), Pen(100), braille=True).draw(run, 40)]
+    place = lines.index(["rung", "reached", "went", "on", "paused", "best", "next", "to", "go", "on"])
+    assert lines[place + 1] == ["1", "4", "2", "2", "1", "trial", "3,", "3:", "if", "9", "reach", "it"]
+    assert lines[place + 2] == ["3", "1", "1", "0", "0.3333"]
+    spent = a_look(evaluations[:1] + evaluations[3:], about={"pruner": "asha", "budget": 3})
+    assert standing(spent).phase == "ending"
+    better = [one(0, "failed"), *evaluations[3:]]
+    assert standing(a_look(better, about={"pruner": "asha", "budget": 3})).phase == "searching", "trial 3 is promoted"
+
+
 def test_islands_that_are_gone_are_dealt_to_those_that_are_left() -> None:
     evaluations = [
         one(0, island=0, loss=3.0),

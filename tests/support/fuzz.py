@@ -56,10 +56,19 @@ _COMMANDS_AT_ONCE = 6
 def whole_runs(folder: Path) -> list[Path]:
     """Leave two runs with all that a run leaves: one with evaluations in every state, and one that is finished."""
     everything = run_of_everything(folder)
-    session = start(folder / "finished", evaluations=4)
+    session = start(folder / "finished", evaluations=7, pruner="asha")
     record = session.open_record()
     complete(record, 1, 2, 3)
     record.fail(started(record, 4), "rank 0: ValueError: no", "Traceback ...", 0.1)
+    record.prune(started(record, 5), 5.3, 0.1, {}, paused_after=3)
+    record.prune(started(record, 6), 6.3, 0.1, {}, paused_after=3)
+    place = {"island": 1, "worker": 0, "generation": 7}
+    promoted = record.promote(record.evaluations()[-1], place)
+    record.went_on(promoted, [7.0, 6.5, 6.3], 0.1)
+    record.complete(promoted, 6.3, 0.2, {})
+    heir = started(record, 7)
+    record._storage.set_trial_user_attr(heir.trial_id, "inherits", 0)
+    record.complete(heir, 0.9, 0.2, {})
     for run_dir in (everything, folder / "finished"):
         _leave_the_rest(run_dir)
     return [everything, folder / "finished"]
