@@ -600,7 +600,7 @@ def test_the_line_of_the_best_and_who_came_from_whom_are_drawn(show: Show, tmp_p
             curve=losses,
             params={**params, "lr": (trial + 1) / 100},
             saved_after=2,
-            began=BEGAN + number,
+            began=BEGAN + trial,
             **known,
         )
     with show(tmp_path / "run") as page:
