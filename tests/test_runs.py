@@ -73,7 +73,7 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
         assert generations == list(range(len(generations)))
 
     summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["evaluations"] == {"complete": 13, "pruned": 0, "failed": 0, "running": 0, "budget": 13}
+    assert summary["evaluations"] == {"complete": 13, "pruned": 0, "paused": 0, "failed": 0, "running": 0, "budget": 13}
     assert summary["best"]["loss"] == min(finished(trials).values()) == pytest.approx(best, rel=1e-3)
     assert [island["island"] for island in summary["islands"]] == [0, 1]
     assert all(len(island["top"]) == 2 for island in summary["islands"])

@@ -38,8 +38,8 @@ _AFTER = {
     "failure": "text",
     "origin": "text",
     "confirms": "whole",
-    "inherits": "whole",
     "seed": "whole",
+    "inherits": "whole",
     "curve": "numbers",
 }
 
@@ -93,8 +93,8 @@ def _row(study: str, evaluation: Evaluation) -> dict[str, Any]:
         "failure": evaluation.failure if evaluation.state == "failed" else None,
         "origin": evaluation.origin or None,
         "confirms": evaluation.confirms,
-        "inherits": evaluation.inherits,
         "seed": evaluation.seed,
+        "inherits": evaluation.inherits,
         "curve": [_plain(evaluation.curve[epoch]) for epoch in sorted(evaluation.curve)],
     }
     return {showable(column): _plain(value) for column, value in row.items()}
