@@ -16,7 +16,7 @@ from hpo.errors import KnownError
 from hpo.layout import Layout
 from hpo.ranks.communicator import SleepingComm
 from hpo.space import SearchSpace
-from hpo.store.lineage import KEPT, parent_of, ranked
+from hpo.store.lineage import heritable, parent_of
 
 if TYPE_CHECKING:
     from hpo.breeding.propagators import New
@@ -133,7 +133,7 @@ class Breeder:
         """Return the trial that an individual inherits from; None where there is none."""
         if not self._inherit:
             return None
-        best = ranked(self._claims.record.evaluations(), self._island, self._islands)[:KEPT]
+        best = heritable(self._claims.record.evaluations(), self._island, self._islands)
         parent = parent_of(params, best, self._space)
         return parent.trial if parent else None
 

@@ -60,7 +60,7 @@ class Parzen(Propagator):  # type: ignore[misc]
                 state=TrialState.RUNNING, params=evaluation.params, distributions=self._distributions
             )
             trial = storage.create_new_trial(self._study._study_id, template)
-        if evaluation.state in ("complete", "pruned", "paused"):
+        if evaluation.succeeded:
             storage.set_trial_state_values(trial, TrialState.COMPLETE, [evaluation.loss])
             self._known[evaluation.trial] = evaluation
         elif evaluation.state in ("running", "waiting"):

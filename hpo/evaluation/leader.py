@@ -11,7 +11,7 @@ from hpo.errors import Exit, Stop
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.verdict import Verdict
 from hpo.process import clock
-from hpo.store.lineage import KEPT, disinherited, ranked
+from hpo.store.lineage import KEPT, disinherited, heritable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -199,14 +199,14 @@ class Leader:
             text = f"nothing can be inherited from trial {number}: it has not saved what it is at its end"
             saver.warn_once("bequeathed", f"{text} (worker.save, before its last loss)")
             return False
-        best = ranked(evaluations, evaluations[number].island, saver.islands)[:KEPT]
+        best = heritable(evaluations, evaluations[number].island, saver.islands)
         return len(best) < KEPT or attempt.loss < best[-1].loss
 
     def _make_room(self, saver: Saver, assignment: Assignment) -> None:
         """Remove the states of those that are among the best of their island no more."""
         evaluations = self._record.evaluations()
         behind = disinherited(evaluations, evaluations[assignment.number].island, saver.islands)
-        saver.drop([self._record.root(one.trial) for one in behind])
+        saver.drop(self._record.roots(one.trial for one in behind))
 
     def _end(self, attempt: Attempt, seconds: float) -> None:
         assignment, verdict, record = attempt.assignment, attempt.verdict, self._record

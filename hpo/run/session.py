@@ -79,8 +79,8 @@ class Session:
 
     def roots_to_inherit(self, record: Record) -> set[int]:
         """Return the first trials of the individuals whose states others inherit."""
-        trials = to_keep(record.evaluations(), self.manifest.layout.islands) if self.manifest.inherit else []
-        return set(map(record.root, trials))
+        islands = self.manifest.layout.islands
+        return record.roots(to_keep(record.evaluations(), islands)) if self.manifest.inherit else set()
 
     def has_confirmations(self) -> bool:
         """Tell whether the study of the evaluations that confirm the best exists."""

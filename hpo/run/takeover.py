@@ -59,7 +59,8 @@ def read_takeover(source: str, space: SearchSpace) -> Takeover:
     ended = [
         _cleaned(evaluation, space)
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.loss)
-        if evaluation.state in ("complete", "pruned", "paused")
+        if evaluation.finished
+        and evaluation.succeeded
         and all(map(math.isfinite, (evaluation.loss, evaluation.started, evaluation.ended)))
     ]
     judged = [(evaluation, misfit(evaluation, space)) for evaluation in ended]

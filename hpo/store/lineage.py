@@ -21,6 +21,11 @@ def ranked(evaluations: Sequence[Evaluation], island: int, islands: int) -> list
     return sorted(own, key=lambda one: (one.loss, one.trial))
 
 
+def heritable(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
+    """Return the evaluations of an island that individuals may inherit from, the best first."""
+    return ranked(evaluations, island, islands)[:KEPT]
+
+
 def can_be_inherited(one: Evaluation) -> bool:
     """Tell whether an evaluation has kept what it has learned."""
     return one.state == "complete" and not one.origin and one.saved_after > 0 and one.saved_after == len(one.curve)
@@ -55,7 +60,7 @@ def disinherited(evaluations: Sequence[Evaluation], island: int, islands: int) -
 
 def to_keep(evaluations: Sequence[Evaluation], islands: int) -> list[int]:
     """Return the trials that may be inherited from, or that one which waits inherits from."""
-    best = [one.trial for island in range(islands) for one in ranked(evaluations, island, islands)[:KEPT]]
+    best = [one.trial for island in range(islands) for one in heritable(evaluations, island, islands)]
     return best + [one.inherits for one in evaluations if one.state == "waiting" and one.inherits is not None]
 
 

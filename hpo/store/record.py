@@ -23,7 +23,6 @@ from hpo.store.trials import (
     Evaluation,
     assignment_of,
     evaluation_of,
-    is_paused,
     kept,
     repeated_by,
     root_of,
@@ -111,14 +110,18 @@ class Record:
             user_attrs=dict(attributes),
         )
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
-        return assignment_of(self._storage.get_trial(trial_id), self.trials())
+        return self._assignment(self._storage.get_trial(trial_id))
 
     def start_waiting(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> Assignment:
         """Start a trial that has waited; attributes that it has already stay as they are."""
         for name in attributes.keys() - trial.user_attrs.keys():
             self._storage.set_trial_user_attr(trial._trial_id, name, attributes[name])
         self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-        return assignment_of(trial, self.trials())
+        return self._assignment(trial)
+
+    def _assignment(self, trial: FrozenTrial) -> Assignment:
+        """Return a trial that has started; the others are read only where it has to do with one of them."""
+        return assignment_of(trial, self.trials() if {"repeats", "inherits"} & trial.user_attrs.keys() else ())
 
     def promote(self, paused: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
         """Start a trial that goes on where a paused one was; it keeps what that was bred by."""
@@ -128,11 +131,7 @@ class Record:
 
     def roots_to_go_on(self) -> set[int]:
         """Return the first trials of the individuals that wait to go on, or are paused."""
-        trials = self.trials()
-        repeated = set(map(repeated_by, trials))
-        waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
-        paused = [trial for trial in trials if is_paused(trial) and trial.number not in repeated]
-        return {root_of(trial, trials) for trial in [*waiting, *paused]}
+        return self.roots(one.trial for one in self.evaluations() if one.state in ("waiting", "paused"))
 
     def went_on(self, assignment: Assignment, losses: Sequence[float], seconds: float) -> None:
         """Record the losses that an evaluation had when it went on where it was interrupted, and how long they took."""
@@ -142,10 +141,10 @@ class Record:
         self._storage.set_trial_user_attr(assignment.trial_id, "went_on_after", len(losses))
         self.saved(assignment, len(losses))
 
-    def root(self, trial: int) -> int:
-        """Return the first of the trials that repeat each other, of which this is one."""
+    def roots(self, numbers: Iterable[int]) -> set[int]:
+        """Return the first trials of the individuals that these trials evaluate."""
         trials = self.trials()
-        return root_of(trials[trial], trials)
+        return {root_of(trials[number], trials) for number in numbers}
 
     def disinherit(self, assignment: Assignment) -> None:
         """Record that an evaluation has begun without what it was to inherit."""

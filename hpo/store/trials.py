@@ -101,6 +101,11 @@ class Evaluation:
         return self.finished or self.state == "promoted"
 
     @property
+    def succeeded(self) -> bool:
+        """Whether it ended by itself, with a loss."""
+        return self.has_ended and self.state != "failed"
+
+    @property
     def counts(self) -> bool:
         """Whether it is finished, and counts for the run's budget."""
         return self.finished and not self.origin

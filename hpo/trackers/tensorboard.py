@@ -62,8 +62,7 @@ def _scalar(name: str, value: float) -> Summary:
 
 def _session_end(evaluation: Evaluation) -> Summary:
     """Return how an evaluation ended, for the HParams tab: TensorBoard's own function for it needs TensorFlow."""
-    succeeded = evaluation.state in ("complete", "pruned", "paused", "promoted")
-    status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
+    status = api_pb2.STATUS_SUCCESS if evaluation.succeeded else api_pb2.STATUS_FAILURE
     end = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=moment(evaluation)))
     value = Summary.Value(
         tag=metadata.SESSION_END_INFO_TAG,

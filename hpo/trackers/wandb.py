@@ -53,7 +53,7 @@ class WandB:
         run.summary.update({**results(evaluation), "state": evaluation.state})
         if evaluation.failure:
             run.summary["failure"] = text(evaluation.failure)
-        run.finish(exit_code=0 if evaluation.state in ("complete", "pruned", "paused", "promoted") else 1)
+        run.finish(exit_code=0 if evaluation.succeeded else 1)
         del self._runs[name]
 
     def close(self, spent: bool) -> None:  # noqa: ARG002

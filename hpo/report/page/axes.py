@@ -31,6 +31,11 @@ def axis(title: str, values: Sequence[float] = (), *, log: bool = False, whole: 
     return made
 
 
+def named_ticks(choices: Sequence[Any]) -> dict[str, Any]:
+    """Return the ticks of an axis on which values are drawn at these places: 0, 1, 2..."""
+    return {"tickvals": list(range(len(choices))), "ticktext": [plain(value(item)) for item in choices]}
+
+
 def upright(values: Sequence[Any], distribution: Any, log: bool) -> tuple[list[float], list[tuple[float, str]]]:
     """Return the heights of values, from 0 to 1, on an upright axis of their own, and its ticks: heights and texts."""
     choices = getattr(distribution, "choices", None)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpo.report.page.axes import axis, is_log, plain, upright
+from hpo.report.page.axes import axis, is_log, named_ticks, plain, upright
 from hpo.report.page.edge import EDGE, TRIANGLE, TRIANGLE_SIZE, loss_layout, marked, said, told
 from hpo.report.page.figure import MOST_POINTS, Figure, Trace, drawn, joined, points, shortened, spread
 from hpo.report.scale import Scale, complete_losses, scale_of
@@ -116,7 +116,7 @@ def slices(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], 
         trace["text"] = [text + said(loss, scale) for text, loss in zip(texts, losses, strict=True)]
         xaxis = axis(name, values, log=is_log(distributions[name]))
         if choices:
-            xaxis |= {"tickvals": list(range(len(choices))), "ticktext": [plain(value(item)) for item in choices]}
+            xaxis |= named_ticks(choices)
         axes = {"xaxis": xaxis, **layout, "showlegend": False}
         figures.append(Figure(f"slice-{count}", name, "", [trace], axes, height=280, beyond=beyond))
     return figures

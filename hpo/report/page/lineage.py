@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpo.report.page.axes import axis, is_log, plain, short_number
+from hpo.report.page.axes import axis, is_log, named_ticks, plain, short_number
 from hpo.report.page.edge import loss_layout, marked, placed, told
 from hpo.report.page.figure import Figure, Trace, drawn, island_colour, island_symbol, joined, points
 from hpo.report.scale import complete_losses, scale_of
@@ -82,7 +82,7 @@ def schedule(
         traces.append({**own, "line": {"color": "--text", "width": 1.5}, "yaxis": f"y{row}"})
         upright = axis(name, heights, log=is_log(distributions[name]))
         if choices:
-            upright |= {"tickvals": list(range(len(choices))), "ticktext": [plain(value(item)) for item in choices]}
+            upright |= named_ticks(choices)
         elif len(upright.get("tickvals", [0, 0])) < 2:  # the range is too narrow for round numbers
             ends_of_range = [min(heights), max(heights)]
             upright |= {"tickvals": ends_of_range, "ticktext": [plain(value(item)) for item in ends_of_range]}
