@@ -107,7 +107,7 @@ def bare(part: int, settings: list[str]) -> None:
     import torch.nn.functional as F
     from torch.optim import Adadelta
 
-    from hpo.evaluation.group import keep_freed_memory
+    from hpo.evaluation.host import keep_freed_memory
     from hpo.problem import load_search_file
     from hpo.training import Net
 

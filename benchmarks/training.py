@@ -30,6 +30,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
 
 from hpo.evaluation.group import Group
+from hpo.evaluation.host import Host
 from hpo.evaluation.worker import Worker
 from hpo.ranks.communicator import same_host, world
 from hpo.training import Net, ParallelSettings, Recipe, fit, load_data, resnet18, share, transformer
@@ -228,7 +229,7 @@ PARTS = {"by-hand": beside_by_hand, "together": together, "memory": memory}
 
 def measure(part: str, name: str, rounds: int) -> None:
     """Measure a part of a case as a rank of a worker of all ranks; the leader prints a line of JSON."""
-    with Group(comm := world(), same_host(comm), index=0, collective_timeout=120.0) as group:
+    with Host(same_host(comm := world())) as host, Group(comm, host, index=0, collective_timeout=120.0) as group:
         group.connect()
         group.trust()
         torch.set_num_threads(1)

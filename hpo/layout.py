@@ -69,6 +69,10 @@ class Layout:
         """The worker that a rank belongs to."""
         return rank // self.ranks_per_worker
 
+    def ranks_of(self, worker: int) -> range:
+        """The ranks of a worker."""
+        return range(worker * self.ranks_per_worker, (worker + 1) * self.ranks_per_worker)
+
     def island_size(self, island: int) -> int:
         """The number of workers on an island."""
         return self.workers // self.islands + (island < self.workers % self.islands)

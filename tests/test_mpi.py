@@ -118,9 +118,9 @@ def test_training_leaves_torchs_compiler_alone_until_it_is_used(mpi: Mpi, tmp_pa
 def test_cores_are_shared_among_the_ranks_that_may_use_them(
     cores_of_ranks: list[list[int]], threads: list[int]
 ) -> None:
-    from hpo.evaluation.group import _threads
+    from hpo.evaluation.host import threads_of
 
-    assert [_threads(cores_of_ranks, rank) for rank in range(len(cores_of_ranks))] == threads
+    assert [threads_of(cores_of_ranks, rank) for rank in range(len(cores_of_ranks))] == threads
 
 
 def test_ranks_sleep_while_they_wait_for_their_leader_and_for_the_end(each_mpi: Mpi, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpo.breeding.upstream import Individual, Islands
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from hpo.store.claims import Claims
     from hpo.store.trials import Assignment, Evaluation
 
-# Evaluates on all ranks of a worker what its leader has claimed: returns hyperparameters and loss, or None at the end.
-Evaluate = Callable[["Assignment | None"], "tuple[dict[str, Any], float] | None"]
+# Evaluates on all ranks of a worker what its leader claims: returns hyperparameters and loss, or None at the end.
+Evaluate = Callable[["Callable[[], Assignment | None] | None"], "tuple[dict[str, Any], float] | None"]
 
 
 class _BudgetSpent(Exception):  # noqa: N818 - the end, and no error
@@ -59,7 +60,7 @@ class Archipelago:
         breeder = Breeder(self, worker, claims, rng) if claims else None
 
         def loss_of(individual: Individual, _: Any = None) -> float:
-            evaluated = evaluate(breeder.claim(individual, propulator) if breeder else None)
+            evaluated = evaluate(partial(breeder.claim, individual, propulator) if breeder else None)
             if evaluated is None:
                 raise _BudgetSpent
             if breeder:

@@ -154,7 +154,7 @@ class Bench:
             if went_before is not None:
                 assignment = replace(assignment, root=went_before.evaluation.trial)
         with probe:
-            Evaluator(self.task, group, self.job.watch, self.job.printed, leader)(assignment)
+            Evaluator(self.task, group, self.job, leader)(lambda: assignment)
         seen = group.own_comm.gather(probe.seen)
         if leader is None or self._record is None or seen is None:
             return None

@@ -38,6 +38,7 @@ def check(options: Options, layout: Layout, job: Job) -> int:
     from hpo.check.verdict import is_well, points_on
     from hpo.evaluation.evaluator import Task
     from hpo.evaluation.group import Group
+    from hpo.evaluation.host import Host
 
     places, patience = Places(problem.file.location), options.collective_timeout
     with ExitStack() as held:
@@ -48,12 +49,12 @@ def check(options: Options, layout: Layout, job: Job) -> int:
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="hpo-check-")))
             params = request.given[0] if request.given else middle(problem.space)
             print_headline(problem.file.path, params, world.size)
-        bench = Bench(task, job, places, folder, params)
+        bench, here = Bench(task, job, places, folder, params), held.enter_context(Host(host))
 
         def group_of(comm: SleepingComm, index: int) -> Group:
             job.watch.join(comm, index, places, patience)
             job.printed.join(index, comm.rank)
-            return Group(comm, host, index, patience)
+            return Group(comm, here, index, patience)
 
         with group_of(world.copy(), 0) as group:
             outcomes = _on_all(bench, group)

@@ -137,6 +137,13 @@ _OPTIONS: dict[str, Any] = {
             show_default=False,
         ),
     ],
+    "grow": Annotated[
+        bool,
+        typer.Option(
+            "--grow",
+            help="Let workers without work join others in theirs: at the end of a run, and for what is promoted.",
+        ),
+    ],
     "evaluation_timeout": Annotated[
         Optional[float],
         typer.Option(metavar="TIME", parser=duration, help="Stop an evaluation at its next loss after this long."),

@@ -28,11 +28,20 @@ class Attempt:
 
     `restored` is the state of an evaluation that was interrupted, and which goes on if the objective asks for it: it
     then has its losses, too. `inherited` is that of the individual it comes from, if it begins with that, and
-    `has_inherited` says whether the objective has asked for it.
+    `has_inherited` says whether the objective has asked for it. `earlier` are the seconds that the evaluation took in
+    earlier sessions, where it has a loss of this one already; they are known once it goes on from there.
     """
 
-    def __init__(self, assignment: Assignment, restored: State | None = None, inherited: State | None = None) -> None:
+    def __init__(
+        self,
+        assignment: Assignment,
+        restored: State | None = None,
+        inherited: State | None = None,
+        earlier: float | None = None,
+    ) -> None:
         self.assignment = assignment
+        self.is_first = earlier is None
+        self.earlier = earlier or 0.0
         self.restored = restored
         self.inherited = inherited
         self.has_inherited = False
@@ -100,6 +109,7 @@ class Attempt:
         if not self.losses:
             about = self.restored.about
             self.losses, self.taken_over, self.seconds_before = list(about.losses), len(about.losses), about.seconds
+            self.earlier = about.seconds if self.is_first else self.earlier
             self.loss, self.metrics = min(self.losses, default=math.inf), about.metrics
             self.weights = dict(self.restored.weights) if self.restored.weights else None
         return put_together(self.restored.about.tree, self.restored.tensors)

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.group import Group
+from hpo.evaluation.growing import Claim, Growing, Invitation, Told
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.lockstep import Lockstep
-from hpo.evaluation.meeting import Meeting
+from hpo.evaluation.meeting import Decide, Meeting
 from hpo.evaluation.objective import NOT_FINITE, Objective
+from hpo.evaluation.state import broadcast
 from hpo.evaluation.surroundings import as_before
+from hpo.evaluation.teams import Teams
 from hpo.evaluation.verdict import Verdict
 from hpo.evaluation.worker import Calls
 from hpo.problem import Problem
 from hpo.process import clock
-from hpo.process.printed import Printed
+from hpo.ranks.job import Job
 from hpo.ranks.sharing import Shared
-from hpo.ranks.watch import Watch
-from hpo.ranks.watched import Details
+from hpo.ranks.watched import Details, Watched
 from hpo.store.states import State, read_state
 from hpo.store.trials import Assignment
 from hpo.text import named
@@ -46,63 +49,118 @@ class Task:
 class Evaluator:
     """Evaluates individuals on one worker; called by all of the worker's ranks at the same time.
 
-    `leader` is None on all ranks but the worker's leader.
+    `leader` is None on all ranks but the worker's leader. With `teams`, workers help each other, which `growing` says
+    on leaders.
     """
 
-    def __init__(self, task: Task, group: Group, watch: Watch, printed: Printed, leader: Leader | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        group: Group,
+        job: Job,
+        leader: Leader | None = None,
+        teams: Teams | None = None,
+        growing: Growing | None = None,
+    ) -> None:
         self._task = task
-        self._group = group
-        self._watch = watch
-        self._printed = printed
-        self._leader = leader
+        self._own = self._group = group
+        self._watch = job.watch
+        self._printed = job.printed
+        self._worker_leader = leader
+        self._teams = teams
+        self._growing = growing
 
-    def __call__(self, assignment: Assignment | None) -> tuple[dict[str, Any], float] | None:
-        """Evaluate the individual that the leader has claimed, and return its hyperparameters and its loss.
+    @property
+    def _leader(self) -> Leader | None:
+        """The leader of the evaluation that this rank is at, if this rank is its leader's."""
+        return self._worker_leader if self._group.rank == 0 else None
+
+    def __call__(self, claim: Claim | None) -> tuple[dict[str, Any], float] | None:
+        """Evaluate the individual that the leader claims, and return its hyperparameters and its loss.
 
         The loss is the lowest that the objective has yielded or returned, and infinite if the evaluation has failed on
-        any rank. Returns None where the leader has claimed nothing, or the run stops.
+        any rank. Returns None where the leader has claimed nothing, or the run stops; this worker has helped others by
+        then, if workers do so. `claim` is None on all ranks but the leader.
         """
-        told: Assignment | None = self._group.own_comm.bcast(assignment)
+        while isinstance(told := self._own.own_comm.bcast(self._next(claim)), Invitation):
+            self._in_teams(told.assignment, told.workers)
         if told is None:
             return None
         started = clock.now()
-        attempt = self._judged(told)
+        attempt = self._in_teams(told, (self._own.index,))
+        if self._growing:
+            self._growing.end()
         if self._leader:
-            self._leader.finish(attempt, attempt.seconds_before + clock.now() - started)
-        return None if attempt.verdict.state == "stopped" else (told.params, attempt.loss)
+            self._leader.finish(attempt, attempt.earlier + clock.now() - started)
+        if attempt.verdict.state != "stopped":
+            return told.params, attempt.loss
+        return self(None if claim is None else lambda: None) if self._teams else None
 
-    def _judged(self, assignment: Assignment) -> Attempt:
+    def _next(self, claim: Claim | None) -> Told:
+        if claim is None:
+            return None
+        return self._growing.next(claim) if self._growing else claim()
+
+    def _in_teams(self, assignment: Assignment, workers: tuple[int, ...]) -> Attempt:
+        """Evaluate an individual with these workers, and go on with others as told, until it ends or this one parts."""
+        state: State | None = None
+        earlier: float | None = None
+        while True:
+            if self._growing and workers[0] == self._own.index:
+                self._growing.begin(assignment, workers, state)
+            with self._teams.of(workers) if self._teams else nullcontext(self._own) as self._group:
+                attempt = self._judged(assignment, state, earlier)
+            self._group = self._own
+            workers, state, earlier = attempt.verdict.workers, attempt.state, attempt.earlier
+            if self._own.index not in workers:
+                return attempt
+
+    def _judged(self, assignment: Assignment, state: State | None, earlier: float | None) -> Attempt:
         """Evaluate an individual, and again where a suspended job or torch's check made the evaluation fail.
 
-        So is one that cannot go on from its state: it begins again.
+        So is one that cannot go on from its state: it begins again, or goes on with its own worker alone. The leader
+        may have the `state` that it goes on from, and all ranks have the seconds of `earlier` sessions if it goes on.
         """
         checked = True
         for _ in range(_MOST_SUSPENSIONS):
-            attempt = self._evaluate(assignment)
+            attempt = self._evaluate(assignment, state, earlier)
+            earlier = attempt.earlier if attempt.has_loss else earlier
             if self._leader and attempt.verdict.state == "suspended":
                 self._leader.write_state(attempt)
+                state = None
             if attempt.verdict.state == "again" and checked:
                 checked = False
                 self._group.trust()
             elif attempt.verdict.state == "failed" and attempt.has_been_given and not _has_diverged(attempt):
+                if self._group is not self._own:
+                    return self._alone(attempt)
                 if self._leader:
                     self._leader.reject(assignment, attempt.verdict.failure, is_own=attempt.restored is not None)
                 if attempt.restored is None:
                     assignment = replace(assignment, parent=None)
+                state = None
             elif attempt.verdict.state != "suspended":
                 return attempt
         reason = f"timeout: the job was suspended in each of {_MOST_SUSPENSIONS} attempts"
         attempt.verdict = Verdict("failed", failure=reason)
         return attempt
 
-    def _evaluate(self, assignment: Assignment) -> Attempt:
+    def _alone(self, attempt: Attempt) -> Attempt:
+        """Let an evaluation go on with its own worker alone, since it cannot with others."""
+        if self._growing and self._leader:
+            self._growing.fail(attempt)
+        attempt.verdict = Verdict("regrouped", workers=(self._group.index,))
+        return attempt
+
+    def _evaluate(self, assignment: Assignment, state: State | None, earlier: float | None) -> Attempt:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
         self._group.connect(self._watch.post.alone)
-        attempt, task = Attempt(assignment, *self._known(assignment)), self._task
+        attempt, task = Attempt(assignment, *self._known(assignment, state), earlier), self._task
+        attempt.state = state
         seed = task.seed if assignment.seed is None else assignment.seed
         objective = Objective(task.problem, assignment.params)
         with self._watch.evaluation(self._details(attempt)) as watched:
-            decide = partial(self._leader.decide, attempt, watched) if self._leader else None
+            decide = self._decider(attempt, watched)
             meeting = Meeting(self._group, self._watch, watched, self._printed, decide)
             lockstep = Lockstep(objective, self._group, watched, meeting, attempt, self._leader)
             calls = Calls(
@@ -115,15 +173,24 @@ class Evaluator:
                 self._end(attempt, lockstep)
         return attempt
 
-    def _known(self, assignment: Assignment) -> tuple[State | None, State | None]:
+    def _decider(self, attempt: Attempt, watched: Watched) -> Decide | None:
+        leader = self._leader
+        if leader is None:
+            return None
+        decide = partial(leader.decide, attempt, watched)
+        return partial(self._growing.decide, decide, leader, attempt) if self._growing else decide
+
+    def _known(self, assignment: Assignment, state: State | None) -> tuple[State | None, State | None]:
         """Return the state that this evaluation may go on from, or else the one that it inherits.
 
-        Both are None where not all ranks can read it.
+        It is the one that the leader has, or in a file. Both are None where not all ranks can read it.
         """
+        if self._group.own_comm.bcast(state is not None):
+            return broadcast(self._group.own_comm, state), None
         path, is_own = self._group.own_comm.bcast(self._leader.find(assignment) if self._leader else (None, True))
         if path is None:
             return None, None
-        state, reason = None, ""
+        reason = ""
         try:
             state = read_state(path, assignment.params if is_own else None, is_checked=False)
         except ValueError as error:

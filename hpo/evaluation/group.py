@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import random
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -24,12 +22,12 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from hpo.errors import RunError
 from hpo.evaluation.collectives import Check, always_checked, never_checked, without_torchs_check
 from hpo.evaluation.connections import Connections
-from hpo.evaluation.devices import backend_of, devices_here
+from hpo.evaluation.devices import backend_of
+from hpo.evaluation.host import Host
 from hpo.evaluation.network import address_towards, interface_towards
 from hpo.evaluation.rendezvous import Rendezvous
 from hpo.evaluation.subgroups import Subgroups
 from hpo.evaluation.worker import Calls, Worker
-from hpo.layout import usable_cores
 from hpo.process.deferred import defer
 from hpo.process.descriptors import Reserve
 from hpo.ranks.communicator import LentComm, SleepingComm
@@ -55,26 +53,19 @@ _SECONDS_OF_A_DEATH = 5.0  # until MPI has ended the job of a rank that has died
 class Group:
     """The ranks of a worker: their communicators, this rank's device, and their torch process group.
 
-    Made by all ranks of a worker together. `comm` is their subcommunicator, `host` the communicator of all ranks on
-    this rank's host, and `index` the worker's number in the run. A rank waits for others for `collective_timeout`
-    seconds at most. Collectives are checked until `trust` is called.
+    Made by all ranks of a worker together. `comm` is their subcommunicator, and `index` the worker's number in the run.
+    A rank waits for others for `collective_timeout` seconds at most. Collectives are checked until `trust` is called.
     """
 
-    def __init__(
-        self,
-        comm: SleepingComm,
-        host: SleepingComm,
-        index: int,
-        collective_timeout: float,
-    ) -> None:
+    def __init__(self, comm: SleepingComm, host: Host, index: int, collective_timeout: float) -> None:
         self.own_comm = comm  # for this program; objectives have `comm`
         self.rank: int = comm.rank
         self.size: int = comm.size
-        self.devices = devices_here(host)
+        self.devices = host.devices
         self.device = self.devices[0]
         self.index = index
         self.comm = self._lend(collective_timeout)
-        self._on_one_host = MPI.Group.Intersection(comm.group, host.group).size == comm.size
+        self._on_one_host = MPI.Group.Intersection(comm.group, host.ranks).size == comm.size
         self._backend = backend_of(comm, self.device)
         self._collective_timeout = timedelta(seconds=collective_timeout)
         self._connections = Connections()
@@ -85,15 +76,8 @@ class Group:
         self._groups = 0
         self._check: Check | None = None
         self._is_trusted = never_checked()
-        cores_of_ranks = host.allgather(usable_cores())
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(_threads(cores_of_ranks, host.rank))
-        keep_freed_memory()
 
     def __enter__(self) -> Group:
-        # The objects that exist now will stay: garbage collection is quick if it leaves them out.
-        gc.freeze()
-        gc.enable()
         self._subgroups.__enter__()
         return self
 
@@ -102,7 +86,6 @@ class Group:
     ) -> None:
         self.disconnect()
         self._subgroups.__exit__()
-        gc.unfreeze()
 
     @property
     def patience(self) -> float:
@@ -231,6 +214,11 @@ class Group:
         SleepingComm(self.comm).Free()
         self.comm = self._lend(self.comm.patience)
 
+    def free(self) -> None:
+        """Free the communicators of a group that has been left; collective."""
+        SleepingComm(self.comm).Free()
+        self.own_comm.Free()
+
     def _lend(self, patience: float) -> LentComm:
         comm = LentComm(self.own_comm.copy())
         comm.patience = patience
@@ -242,29 +230,9 @@ def _group() -> Any:
     return dist.group.WORLD
 
 
-def _threads(cores_of_ranks: list[list[int]], rank: int) -> int:
-    """Return how many threads a rank may have, from the cores that each rank on the host may use.
-
-    Ranks share a core evenly. Where mpirun or SLURM binds ranks to cores, a core belongs to one rank.
-    """
-    ranks_on_core = Counter(core for cores in cores_of_ranks for core in cores)
-    return max(1, int(sum(1 / ranks_on_core[core] for core in cores_of_ranks[rank]) + 1e-9))
-
-
 def _address(comm: SleepingComm) -> str:
     """Return the leader's address as its peers on other hosts reach it; collective."""
     hosts = comm.allgather(socket.gethostname())
     peer = next((host for host in hosts if host != hosts[0]), hosts[0])
     address: str = comm.bcast(address_towards(peer) if comm.rank == 0 else None)
     return address
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc to keep freed memory, so that each training step does not ask the system for pages again.
-
-    Measured at 8 ranks on 2 cores: system time of 16 trainings 3.5 s -> 0.5 s.
-    """
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
-        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD; 32 MiB is the most that glibc takes

@@ -96,8 +96,8 @@ class Leader:
         return self._saver.wants()
 
     def _take_over(self, attempt: Attempt) -> None:
-        """Record the losses that an evaluation had before it was interrupted, if it has gone on from there."""
-        if attempt.taken_over and not attempt.has_loss:
+        """Record the losses that an evaluation had in an earlier session, if it has gone on from there."""
+        if attempt.taken_over and attempt.is_first and not attempt.has_loss:
             self._record.went_on(attempt.assignment, attempt.losses, attempt.seconds_before)
 
     def _decided(self, attempt: Attempt, verdict: Verdict, loss: float, seconds: float) -> Verdict:
@@ -116,8 +116,12 @@ class Leader:
             self._saver.drop(judgement.fall_out)
         if judgement.state != "paused":
             return replace(verdict, state=judgement.state)
-        can_pause = self._saver is not None and self._saver.is_on and attempt.saving is not None
+        can_pause = self.can_go_on_elsewhere(attempt)
         return replace(verdict, state="paused" if can_pause else "pruned", save=can_pause and judgement.may_go_on)
+
+    def can_go_on_elsewhere(self, attempt: Attempt) -> bool:
+        """Tell whether the objective has saved with this loss what it goes on from."""
+        return self._saver is not None and self._saver.is_on and attempt.saving is not None
 
     def copy_weights(self, attempt: Attempt) -> None:
         """Copy the weights that the objective has offered, before the objective trains on."""
@@ -149,7 +153,7 @@ class Leader:
 
     def save(self, attempt: Attempt, gathered: Parts | None, since: float) -> None:
         """Take over a state that all ranks have gathered since a time, or copy it, before the objective trains on."""
-        if self._saver is not None and attempt.verdict.state in ("going", "paused"):
+        if self._saver is not None and attempt.verdict.state in ("going", "paused", "regrouped"):
             self._saver.keep(attempt, gathered, since)
             if attempt.goes_on and self._saver.is_due():
                 self.write_state(attempt)

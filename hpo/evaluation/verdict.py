@@ -50,9 +50,10 @@ class Step:
 class Verdict:
     """What becomes of an evaluation, the same on all ranks.
 
-    `state` is going, complete, pruned, paused, failed or stopped, or one of two after which the individual is evaluated
-    again: "again", if the objective is right and only torch's check of collectives has failed, which is then left out,
-    and "suspended", if a rank has waited in vain because the job was suspended. `keep` says that the weights of this
+    `state` is going, complete, pruned, paused, failed or stopped, or one of three after which the individual is
+    evaluated again: "again", if the objective is right and only torch's check of collectives has failed, which is then
+    left out, "suspended", if a rank has waited in vain because the job was suspended, and "regrouped", if it goes on
+    where it is on the ranks of other `workers`, of which the first is its own. `keep` says that the weights of this
     loss, the best of the run, are to be kept, and `save` that what was saved with it is to be copied; `leaves_messages`
     that some messages of a rank have not been received, and `inherited` that a rank has asked for what it inherits.
     """
@@ -66,6 +67,7 @@ class Verdict:
     save: bool = False
     leaves_messages: bool = False
     inherited: bool = False
+    workers: tuple[int, ...] = ()
 
 
 GOING = Verdict("going")

@@ -99,13 +99,14 @@ class Watch:
     # For the main thread
 
     def join(self, worker: SleepingComm, index: int, places: Places, patience: float) -> None:
-        """Learn this rank's peers in the worker of this number; collective over the worker.
+        """Learn this rank's peers in the worker of this number, or team of workers; collective over its ranks.
 
         `patience` is the seconds for which ranks wait for each other. A rank whose evaluation is called off has as long
         to leave it.
         """
         self.post.name_in(worker.rank, index)
         self._peers = peers_of(worker, self.post, places, patience)
+        self._begun = worker.allreduce(self._begun, max)
 
     def speak_for_the_run(self, sign_off: Callable[[], None], last_words: Callable[[], int]) -> None:
         """On the first rank: call `sign_off` when the run begins to stop, and `last_words`, a status, if it is late."""

@@ -43,6 +43,7 @@ class Options:
     collective_timeout: float = DEFAULT_COLLECTIVE_TIMEOUT
     evaluation_timeout: float | None = None
     save_every: float | None = None
+    grow: bool = False
     time_limit: float | None = None
     max_failures: int | None = None
     target_loss: float | None = None
@@ -88,6 +89,8 @@ class Options:
             raise UsageError("--resume needs the run to go on with: --run-dir runs/NAME")
 
     def _check_search(self) -> None:
+        if self.grow and self.save_every == math.inf:
+            raise UsageError("--grow and --save-every off: only what is saved can go on with more workers")
         if self.start_from == "":
             raise UsageError("--start-from '': must be the directory of a run, or the URL of an Optuna storage")
         for name in self.propagators:

@@ -11,12 +11,15 @@ from functools import partial
 from hpo.breeding.islands import Archipelago
 from hpo.evaluation.evaluator import Evaluator, Task
 from hpo.evaluation.group import Group
+from hpo.evaluation.growing import Growing
 from hpo.evaluation.leader import Leader, Limits, target_reached
 from hpo.evaluation.pruning import make_pruner
 from hpo.evaluation.saver import Saver
+from hpo.evaluation.teams import Teams
 from hpo.process.printed import warn
 from hpo.ranks.agreement import on_first
 from hpo.ranks.job import Job
+from hpo.ranks.offers import Offers
 from hpo.report.progress import Progress
 from hpo.run.conclusion import Conclusion
 from hpo.run.handover import hand_over
@@ -26,7 +29,7 @@ from hpo.store.log import Log
 from hpo.store.outage import Patience
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
-from hpo.store.rungs import HALVINGS
+from hpo.store.rungs import HALVINGS, Halving
 from hpo.store.states import States
 from hpo.store.trials import CONFIRMING, rank
 from hpo.store.url import without_password
@@ -42,11 +45,14 @@ _SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # the watch ends a run that has not stopp
 class Stages:
     """The stages of a run, each to be gone through by all ranks of the job together."""
 
-    def __init__(self, options: Options, job: Job, session: Session, task: Task, group: Group) -> None:
+    def __init__(
+        self, options: Options, job: Job, session: Session, task: Task, group: Group, teams: Teams | None
+    ) -> None:
         self._options = options
         self._job = job
         self._task = task
         self._group = group
+        self._teams = teams
         self._files = RunDir(session.run_dir.path.absolute())  # absolute: objectives may change the directory
         self._timeout = options.evaluation_timeout or math.inf
         self._target = -math.inf if options.target_loss is None else options.target_loss
@@ -68,10 +74,11 @@ class Stages:
         if on_first(self._job.world, self._conclusion.is_search_over):
             return
         session, run, space = self._session, self._session.manifest, self._task.problem.space
-        options, leader, claims = self._options, None, None
+        options, leader, claims, growing = self._options, None, None, None
         if self._group.rank == 0:
-            record = session.open_record()
-            claims = session.claims(record, space, run.budget, self._is_stopping, HALVINGS.get(run.pruner))
+            record, halving = session.open_record(), HALVINGS.get(run.pruner)
+            claims = session.claims(record, space, run.budget, self._is_stopping, halving)
+            growing = self._growing(record, halving)
             limits = Limits(self._timeout, options.max_failures, self._target, make_pruner(run.pruner, run.budget))
             keeper = WeightsKeeper(self._files.weights, record, run.settings)
             saver = Saver(States(self._files.states), options.save_every, run.layout.islands if run.inherit else 0)
@@ -79,7 +86,9 @@ class Stages:
         exchange = (options.migration_probability, options.pollination)
         islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.inherit)
         with self._progress(session.open_record, run.budget):
-            islands.evolve(self._job.world, self._group.index, claims, self._evaluator(leader))
+            islands.evolve(self._job.world, self._group.index, claims, self._evaluator(leader, growing))
+        if growing:
+            growing.close()
 
     def confirm(self) -> None:
         """Train the best again with other seeds, where that is asked for and the search is at its end."""
@@ -87,20 +96,23 @@ class Stages:
         total = on_first(self._job.world, self._begin_confirmations) if self._session.plan.count else 0
         if not total:
             return
-        session, leader, claims = self._session, None, None
+        session, leader, claims, growing = self._session, None, None, None
         if self._group.rank == 0:
             record = session.open_confirmations()
             claims = session.claims(record, self._task.problem.space, total, self._is_stopping)
             log = Log(partial(self._files.printed, confirms=True))
             saver = Saver(States(self._files.states, CONFIRMING), self._options.save_every)
             leader = Leader(record, log, Limits(self._timeout), self._job.watch.stop, saver=saver)
-        evaluate = self._evaluator(leader)
+            growing = self._growing(record)
+        evaluate = self._evaluator(leader, growing)
         place = {"island": session.manifest.layout.island_of(self._group.index), "worker": self._group.index}
         with self._progress(session.open_confirmations, total):
             self._job.world.barrier()  # what ends before the first rank follows the record would not be shown
-            while evaluate(claims.claim_waiting(**place) if claims else None) is not None:
+            while evaluate(partial(claims.claim_waiting, **place) if claims else None) is not None:
                 pass
             self._job.world.barrier()
+        if growing:
+            growing.close()
 
     def end(self) -> int:
         """Print the summary, test the winner, write the report, wait for trackers, and return the exit status."""
@@ -119,8 +131,14 @@ class Stages:
             states.sweep(self._session.roots_to_inherit(self._session.open_record()))
         states.leave()
 
-    def _evaluator(self, leader: Leader | None) -> Evaluator:
-        return Evaluator(self._task, self._group, self._job.watch, self._job.printed, leader)
+    def _evaluator(self, leader: Leader | None, growing: Growing | None) -> Evaluator:
+        return Evaluator(self._task, self._group, self._job, leader, self._teams, growing)
+
+    def _growing(self, record: Record, halving: Halving | None = None) -> Growing | None:
+        """Return what lets workers help each other, where they do; on leaders."""
+        if self._teams is None or self._teams.leaders is None:
+            return None
+        return Growing(Offers(self._teams.leaders, self._is_stopping), record, halving)
 
     def _progress(self, opened: Callable[[], Record], budget: int) -> AbstractContextManager[object]:
         """Return what prints a record's news inside ``with``: on the first rank, from a thread with its own record."""

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpo.layout import Layout, usable_cores
@@ -21,6 +22,7 @@ from hpo.run.source import check_same
 from hpo.text import duration
 
 if TYPE_CHECKING:
+    from hpo.evaluation.group import Group
     from hpo.run.request import Request
 
 _SECONDS_BEFORE_JOB_ENDS = 60.0
@@ -38,6 +40,8 @@ def run(options: Options, layout: Layout, job: Job) -> int:
     request, problem, shared = prepare(options, layout, world, host)
     from hpo.evaluation.evaluator import Task
     from hpo.evaluation.group import Group
+    from hpo.evaluation.host import Host
+    from hpo.evaluation.teams import Teams
     from hpo.run import session
     from hpo.run.stages import Stages
     from hpo.store.storage import opened_once
@@ -51,13 +55,21 @@ def run(options: Options, layout: Layout, job: Job) -> int:
         assert this is not None
         index = layout.worker_of(world.rank)
         worker = SleepingComm(world.Split(index, world.rank))
-        group = held.enter_context(Group(worker, host, index, options.collective_timeout))
-        job.watch.join(worker, index, Places(problem.file.location), options.collective_timeout)
-        job.printed.join(index, group.rank)
-        stages = Stages(options, job, this, Task(problem, data, this.manifest.seed), group)
+        here = held.enter_context(Host(host))
+        group = held.enter_context(Group(worker, here, index, options.collective_timeout))
+        join = partial(_join, job, Places(problem.file.location))
+        join(group)
+        teams = Teams(group, here, world, layout, join) if options.grow else None
+        stages = Stages(options, job, this, Task(problem, data, this.manifest.seed), group, teams)
         stages.search()
         stages.confirm()
         return int(world.bcast(stages.end() if job.is_first else None))
+
+
+def _join(job: Job, places: Places, group: Group) -> None:
+    """Let this rank's watch, and what marks its lines, know the group that it is in; collective over the group."""
+    job.watch.join(group.own_comm, group.index, places, group.patience)
+    job.printed.join(group.index, group.rank)
 
 
 def _limit_time(options: Options, watch: Watch) -> None:

@@ -7,6 +7,7 @@ only, no MPI, no torch. Several processes may hold records of one study at the s
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,6 +154,12 @@ class Record:
     def saved(self, assignment: Assignment, losses: int) -> None:
         """Record that an evaluation goes on after so many losses if it is interrupted now."""
         self._storage.set_trial_user_attr(assignment.trial_id, "saved_after", losses)
+
+    def grew(self, assignment: Assignment, losses: int, workers: Sequence[int]) -> None:
+        """Record that an evaluation goes on after so many losses with these workers, from now."""
+        before = self._storage.get_trial(assignment.trial_id).user_attrs.get("teams", [])
+        team = {"workers": list(workers), "after": losses, "at": time.time()}
+        self._storage.set_trial_user_attr(assignment.trial_id, "teams", [*before, team])
 
     def report(self, assignment: Assignment, step: int, loss: float) -> None:
         """Record an intermediate value."""

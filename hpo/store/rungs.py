@@ -45,6 +45,15 @@ class Halving:
             rung *= self.factor
         return rung == epochs
 
+    def passed(self, root: int, epochs: int) -> tuple[int, float]:
+        """Return how many rungs there are in so many epochs of an individual, and when the next one is."""
+        rung, passed = self.firsts[self.bracket_of(root)], 0
+        while rung <= epochs:
+            if self.most is not None:
+                return 1, math.inf
+            rung, passed = rung * self.factor, passed + 1
+        return passed, rung
+
     def go_on(self, reached: int) -> int:
         """Return how many go on of those that have reached a rung."""
         return max(1, reached // self.factor) if self.most is None else self.most

@@ -26,6 +26,15 @@ _STATES = {
     TrialState.FAIL: "failed",
 }
 
+
+def _is_team(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    workers = value.get("workers")
+    is_known = is_number(value.get("at")) and is_whole(value.get("after"))
+    return is_known and type(workers) is list and bool(workers) and all(map(is_whole, workers))
+
+
 _KINDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(
         (
@@ -36,6 +45,7 @@ _KINDS: dict[str, Callable[[object], bool]] = {
     ),
     **dict.fromkeys(("failure", "traceback", "propagator", "origin"), is_text),
     **dict.fromkeys(("metrics", "immigrants"), is_mapping),
+    "teams": lambda value: type(value) is list and all(map(_is_team, value)),
     **dict.fromkeys(("seconds", "seconds_before"), lambda value: is_number(value) and float(value) >= 0),  # type: ignore[arg-type]
 }
 
@@ -56,6 +66,8 @@ class Evaluation:
     `went_on_after` is the number of losses that it took over from that trial, whose state it went on from, and
     `saved_after` that of its own last state; `seconds_before` are those of its `seconds` that were that trial's.
     `paused_after` is the number of losses with which it was paused. `inherits` is the trial whose state it began with.
+    `teams` are the workers that it went on with, the first of which is its own: each a dict of `workers`, `after` how
+    many losses, and `at` what time.
     """
 
     trial: int
@@ -84,6 +96,12 @@ class Evaluation:
     seconds_before: float = 0.0
     paused_after: int = 0
     inherits: int | None = None
+    teams: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """The workers that are at it now, or were at its end."""
+        return self.teams[-1]["workers"] if self.teams else [self.worker]
 
     @property
     def label(self) -> str:

@@ -5,6 +5,7 @@ import sys
 import torch
 
 from hpo.evaluation.group import Group
+from hpo.evaluation.host import Host
 from hpo.ranks.communicator import same_host, world
 from hpo.training import Net, Recipe, fit, load_data
 from tests.programs.tell import tell
@@ -15,7 +16,7 @@ def imported():
 
 
 data = load_data("digits", train_samples=64, validation_samples=10)
-with Group(world(), same_host(world()), index=0, collective_timeout=60.0) as group:
+with Host(same_host(world())) as host, Group(world(), host, index=0, collective_timeout=60.0) as group:
     group.connect()
     net = Net(data.image_shape, data.classes, conv_layers=1, activation="relu")
     list(fit(net, data, group.worker(seed=0), Recipe(epochs=1, batch_size=32, lr=0.1)))

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hpo.evaluation.group import Group
+from hpo.evaluation.host import Host
 from hpo.ranks.communicator import same_host, world
 from tests.programs.tell import tell
 
@@ -20,7 +21,7 @@ ROUNDS = 16  # of each
 
 comm = world()
 comes_out_after = []
-with Group(comm.copy(), same_host(comm), index=0, collective_timeout=20.0) as group:
+with Host(same_host(comm)) as host, Group(comm.copy(), host, index=0, collective_timeout=20.0) as group:
     for turn in range(len(KILOBYTES) * ROUNDS):
         group.connect()  # collectives are checked in the first half
         if turn >= len(KILOBYTES) * ROUNDS / 2:

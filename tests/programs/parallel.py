@@ -15,6 +15,7 @@ from torch import nn
 
 from benchmarks.training import size_of
 from hpo.evaluation.group import Group
+from hpo.evaluation.host import Host
 from hpo.ranks.communicator import same_host, world
 from hpo.training import ParallelSettings, Recipe, resnet18
 from hpo.training.augment import augmented
@@ -310,7 +311,7 @@ def scaler() -> None:
         told[f"after {len(told)}"] = comm.allgather(parameter[0].item())
 
 
-with Group(comm := world(), same_host(comm), index=0, collective_timeout=60.0) as group:
+with Host(same_host(comm := world())) as host, Group(comm, host, index=0, collective_timeout=60.0) as group:
     group.connect()
     group.trust()
     torch.set_num_threads(1)  # networks this small are computed faster so

@@ -5,6 +5,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from hpo.evaluation.group import Group
+from hpo.evaluation.host import Host
 from hpo.ranks.communicator import SleepingComm, same_host, world
 from hpo.training import Dataset, Net, Recipe, Split, fit, load_data
 from tests.programs.tell import tell
@@ -49,7 +50,7 @@ def by_the_book(data: Dataset) -> list[float]:
     return losses
 
 
-with Group(subcommunicator, same_host(comm), index=0, collective_timeout=60.0) as group:
+with Host(same_host(comm)) as host, Group(subcommunicator, host, index=0, collective_timeout=60.0) as group:
     group.connect()
     group.connect()  # it is up already
     worker = group.worker(SEED)

@@ -1,0 +1,157 @@
+"""Workers that grow: when a worker takes others on for its evaluation, and when one without work helps another.
+
+As in resource-adaptive successive doubling (Aach et al., "Resource-adaptive successive doubling for hyperparameter
+optimization with large datasets on high-performance computing systems", 2024): an evaluation has twice the workers for
+each rung that it has passed, and at the end of a run as many as are free. An evaluation goes on elsewhere from what it
+has saved with a loss, which takes time; it only does so where it gains more.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Union
+
+from hpo.process.printed import warn
+from hpo.store.growth import losses_left, promising
+
+if TYPE_CHECKING:
+    from hpo.evaluation.attempt import Attempt
+    from hpo.evaluation.leader import Leader
+    from hpo.evaluation.meeting import Decide
+    from hpo.evaluation.verdict import Verdict
+    from hpo.ranks.offers import Offers
+    from hpo.store.record import Record
+    from hpo.store.rungs import Halving
+    from hpo.store.states import State
+    from hpo.store.trials import Assignment
+
+_IDEAL = 0.5  # of the time that a loss takes, with twice the ranks
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """An evaluation that goes on with all of these workers, the first of which is its own."""
+
+    assignment: Assignment
+    workers: tuple[int, ...]
+
+
+Claim = Callable[[], "Assignment | None"]
+Told = Union["Assignment", Invitation, None]
+
+
+class Growing:
+    """What the leader of a worker does so that its evaluations grow, and that it helps others."""
+
+    def __init__(self, offers: Offers, record: Record, halving: Halving | None = None) -> None:
+        self._offers = offers
+        self._record = record
+        self._halving = halving
+        self._alone: tuple[int, ...] = (offers.worker,)
+        self._workers = self._alone  # at this worker's evaluation
+        self._reserved: list[int] = []
+        self._times: list[float] = []  # at which losses came, in seconds since these workers began
+        self._fewer: tuple[tuple[int, ...], float] = self._alone, 0.0  # those before them, and how many seconds a loss took them
+        self._doubling = _IDEAL  # what twice the workers make of the time that a loss takes, as far as is known
+        self._waited_for: set[int] = set()  # trials that did not take this worker on
+
+    def next(self, claim: Claim) -> Told:
+        """Return what to do next: to help with an evaluation that is promoted, a new one, or whatever others are at.
+
+        Returns None where no worker has anything to do.
+        """
+        if invitation := self._to_promoted():
+            return invitation
+        if (assignment := claim()) is not None:
+            return assignment
+        self._offers.retire()
+        wanted: Invitation | None = self._offers.wait()
+        return wanted
+
+    def _to_promoted(self) -> Invitation | None:
+        found = promising(self._halving, self._record.evaluations(), time.time()) if self._halving else []
+        found = [one for one in found if one.worker != self._offers.worker and one.trial not in self._waited_for]
+        if not found:
+            return None
+        invitation: Invitation | None = self._offers.wait({one.worker for one in found}, max(one.wait for one in found))
+        if invitation is None:
+            self._waited_for.update(one.trial for one in found)
+        return invitation
+
+    # For an evaluation of this worker
+
+    def begin(self, assignment: Assignment, workers: tuple[int, ...], state: State | None = None) -> None:
+        """Begin, or go on from a state, with these workers; those that were reserved come."""
+        self._offers.begin(self._reserved, Invitation(assignment, workers))
+        self._reserved, self._times = [], []
+        if workers != self._workers:
+            self._record.grew(assignment, len(state.about.losses) if state else 0, workers)
+        self._workers = workers
+
+    def close(self) -> None:
+        """Drop messages that are on their way; by all leaders together, once none has anything to do."""
+        self._offers.close()
+
+    def end(self) -> None:
+        """Let workers go that were reserved for an evaluation that has ended."""
+        self._offers.begin(self._reserved, None)
+        self._reserved, self._workers = [], self._alone
+
+    def fail(self, attempt: Attempt) -> None:
+        """Take note that an evaluation could not go on with more workers."""
+        self._doubling = 1.0
+        warn(
+            f"warning: --grow: trial {attempt.assignment.number} goes on with 1 worker, since it could not with "
+            f"{len(self._workers)}: {attempt.verdict.failure}"
+        )
+
+    def decide(self, decide: Decide, leader: Leader, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
+        """Let the leader decide on a loss, and perhaps let the evaluation go on with more workers, or with fewer."""
+        if verdict.loss is not None:
+            self._times.append(attempt.seconds)
+        verdict = decide(verdict, printed)
+        if verdict.loss is None or verdict.state != "going" or not leader.can_go_on_elsewhere(attempt):
+            return verdict
+        workers = self._back(attempt) or self._more(attempt)
+        return replace(verdict, state="regrouped", save=True, workers=workers) if workers else verdict
+
+    def _back(self, attempt: Attempt) -> tuple[int, ...]:
+        """Return those that there were before where more workers are slower; learn from it what they gain."""
+        workers, before = self._fewer
+        if len(self._workers) <= len(workers) or len(self._times) != 2:
+            return ()
+        seconds, starting = self._pace()
+        self._doubling = (seconds / before) ** (1 / math.log2(len(self._workers) / len(workers)))
+        return workers if (seconds - before) * self._left(attempt) > starting else ()
+
+    def _more(self, attempt: Attempt) -> tuple[int, ...]:
+        """Reserve as many workers as double those that there are, and again, where there is time to gain."""
+        standing = self._offers.standing()
+        doublings = (1 + len(standing) // len(self._workers)).bit_length() - 1
+        if not doublings or len(self._times) < 2:
+            return ()
+        seconds, starting = self._pace()
+        while doublings and seconds * (1 - self._doubling**doublings) * self._left(attempt) <= starting:
+            doublings -= 1
+        most = len(self._workers) * (2**doublings - 1)
+        for worker in standing:
+            if len(self._reserved) < most and self._offers.reserve(worker):
+                self._reserved.append(worker)
+        taken = len(self._workers) * (2 ** ((1 + len(self._reserved) // len(self._workers)).bit_length() - 1) - 1)
+        self._offers.begin(self._reserved[taken:], None)
+        self._reserved = self._reserved[:taken]
+        self._fewer = self._workers, seconds
+        return (*self._workers, *self._reserved) if taken else ()
+
+    def _pace(self) -> tuple[float, float]:
+        """Return the seconds that a loss takes these workers, and those that it took them to start."""
+        seconds = statistics.median(b - a for a, b in pairwise(self._times))
+        return seconds, max(0.0, self._times[0] - seconds)
+
+    def _left(self, attempt: Attempt) -> int:
+        return losses_left(self._record.evaluations(), len(attempt.losses) + 1)

@@ -1,0 +1,49 @@
+"""Teams: the ranks of several workers that evaluate one individual together, in a group of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from hpo.evaluation.group import Group
+from hpo.evaluation.host import Host
+from hpo.layout import Layout
+from hpo.ranks.communicator import SleepingComm
+
+
+class Teams:
+    """Forms teams of workers; made by all ranks of the job together.
+
+    `own` is the group of this rank's worker, `host` this rank's host, and `world` the communicator of all ranks, which
+    the layout deals to workers; `join` lets this rank's watch know the group that it is in. ``leaders`` is the
+    communicator of the workers' leaders, None on other ranks.
+    """
+
+    def __init__(
+        self, own: Group, host: Host, world: SleepingComm, layout: Layout, join: Callable[[Group], object]
+    ) -> None:
+        self._own = own
+        self._host = host
+        self._world = world
+        self._layout = layout
+        self._join = join
+        leaders = SleepingComm(world.Split(int(own.rank == 0), own.index))
+        self.leaders = leaders if own.rank == 0 else None
+
+    @contextmanager
+    def of(self, workers: Sequence[int]) -> Iterator[Group]:
+        """Bring workers together inside ``with``, in this order, in one group; collective among all of their ranks.
+
+        One worker alone has its own group.
+        """
+        if len(workers) == 1:
+            yield self._own
+            return
+        self._own.disconnect()
+        members = self._world.group.Incl([rank for worker in workers for rank in self._layout.ranks_of(worker)])
+        comm = SleepingComm(self._world.Create_group(members, tag=workers[0]))
+        with Group(comm, self._host, workers[0], self._own.patience) as team:
+            self._join(team)
+            yield team
+        team.free()
+        self._join(self._own)

@@ -1,0 +1,131 @@
+"""How workers without work find others to help: messages between the leaders of a job's workers.
+
+A worker that has nothing to do offers itself to others, and waits. One of them that can use it reserves it, which takes
+no time: the worker is waiting then, or has withdrawn its offer. What it is reserved for may begin later, or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hpo.process import clock
+from hpo.ranks.communicator import SleepingComm, sleep_until
+
+
+class Offers:
+    """A worker's part in this; made by all leaders together, whose ranks in `comm` are the numbers of their workers.
+
+    A worker waits no longer for help to be wanted once `is_stopping()` is true.
+    """
+
+    def __init__(self, comm: SleepingComm, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        self.worker: int = comm.rank
+        self._comm = comm
+        self._is_stopping = is_stopping
+        self._standing: dict[int, int] = {}  # offers of others that stand: their numbers, by worker
+        self._number = 0  # of this worker's last offer
+        self._offered_to: set[int] = set()
+        self._reserved_by: int | None = None
+        self._wanted_for: Any = None
+        self._answers: dict[int, bool] = {}  # of those that this worker is about to reserve
+        self._all_retired: Callable[[], bool] = lambda: False
+        self._is_retired = False
+
+    # For a worker without work
+
+    def retire(self) -> None:
+        """Say that this worker will have no work of its own any more."""
+        if not self._is_retired:
+            self._is_retired = True
+            self._all_retired = self._comm.arrive()
+
+    def wait(self, others: Iterable[int] | None = None, limit: float = math.inf) -> Any:
+        """Offer this worker to others, or to all, and return what one of them wants it for.
+
+        Returns None where none does within `limit` seconds, or if all workers have retired.
+        """
+        targets = set(range(self._comm.size) if others is None else others) - {self.worker}
+        until = clock.now() + limit
+        self._wanted_for = None
+        self._offer(targets)
+
+        def is_settled() -> bool:
+            self._receive()
+            if self._reserved_by is not None:
+                return False
+            if not self._offered_to and self._wanted_for is None:  # it was reserved in vain
+                self._offer(targets)
+            is_late = clock.now() > until or (self._is_stopping() and not self._is_retired)
+            return self._wanted_for is not None or is_late or self._all_retired()
+
+        sleep_until(is_settled)
+        self._withdraw()
+        return self._wanted_for
+
+    def _offer(self, targets: Iterable[int]) -> None:
+        self._number += 1
+        for worker in targets:
+            self._send(worker, "offer", self._number)
+            self._offered_to.add(worker)
+
+    def _withdraw(self) -> None:
+        for worker in self._offered_to:
+            self._send(worker, "withdraw", self._number)
+        self._offered_to.clear()
+
+    # For a worker with work
+
+    def standing(self) -> list[int]:
+        """Return the workers that offer themselves, the nearest first."""
+        self._receive()
+        return sorted(self._standing, key=lambda worker: (abs(worker - self.worker), worker))
+
+    def reserve(self, worker: int) -> bool:
+        """Reserve a worker that has offered itself, and tell whether it still could be."""
+        number = self._standing.pop(worker, None)
+        if number is None:
+            return False
+        self._answers.pop(worker, None)
+        self._send(worker, "reserve", number)
+
+        def is_answered() -> bool:
+            self._receive()
+            return worker in self._answers
+
+        sleep_until(is_answered)  # it waits, or has withdrawn: its answer is on its way
+        return self._answers.pop(worker)
+
+    def begin(self, workers: Iterable[int], what: Any) -> None:
+        """Tell workers that are reserved what they are wanted for; None is that they are not."""
+        for worker in workers:
+            self._send(worker, "begin", what)
+
+    def close(self) -> None:
+        """Drop messages that are on their way; by all leaders together, once all have retired."""
+        self._comm.drain()
+
+    def _receive(self) -> None:
+        while self._comm.iprobe():
+            self._take(*self._comm.recv())
+
+    def _send(self, worker: int, kind: str, what: Any) -> None:
+        self._comm.send((self.worker, kind, what), dest=worker)
+
+    def _take(self, worker: int, kind: str, what: Any) -> None:
+        if kind == "offer":
+            self._standing[worker] = what
+        elif kind == "withdraw":
+            self._answers[worker] = False
+            if self._standing.get(worker) == what:
+                del self._standing[worker]
+        elif kind == "reserve" and what == self._number and worker in self._offered_to:
+            self._reserved_by = worker
+            self._offered_to.discard(worker)
+            self._withdraw()
+            self._send(worker, "accept", what)
+        elif kind == "accept":
+            self._answers[worker] = True
+        elif kind == "begin":
+            self._reserved_by, self._wanted_for = None, what

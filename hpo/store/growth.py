@@ -1,0 +1,50 @@
+"""Which evaluations deserve more workers, and for how long they will still go on, as the record knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpo.store.rungs import Halving, individuals
+from hpo.store.trials import Evaluation
+
+
+@dataclass(frozen=True)
+class Promising:
+    """An evaluation that is promoted, of this `worker`, which may have more; it has a loss within `wait` seconds."""
+
+    trial: int
+    worker: int
+    wait: float
+
+
+def losses_left(evaluations: Sequence[Evaluation], losses: int) -> int:
+    """Return how many losses an evaluation will still have, after so many, if it is as long as the longest complete.
+
+    Where none is complete, or it is longer by now, it is taken to be halfway (Gott, "Implications of the Copernican
+    principle for our future prospects", 1993).
+    """
+    longest = max((max(one.curve, default=0) for one in evaluations if one.state == "complete"), default=0)
+    return longest - losses if longest >= losses else losses
+
+
+def promising(halving: Halving, evaluations: Sequence[Evaluation], now: float) -> list[Promising]:
+    """Return the evaluations that have passed rungs, and that others may help, which is worth the wait.
+
+    For each rung that it has passed, an evaluation has twice the workers. Who helps waits for its next loss; what is
+    gained is half of the time from there to the next rung. `now` is in seconds since the epoch.
+    """
+    found = []
+    for root, group in individuals(evaluations).items():
+        one = group[-1]
+        losses = max(one.curve, default=0)
+        if one.state != "running" or losses <= one.went_on_after:
+            continue
+        passed, rung = halving.passed(root, losses)
+        if 2 * len(one.workers) > 2**passed:
+            continue
+        left = min(rung - losses, losses_left(evaluations, losses)) - 1
+        if left > 2:
+            wait = max(0.0, now - one.started) / (losses - one.went_on_after)
+            found.append(Promising(one.trial, one.worker, wait))
+    return found
