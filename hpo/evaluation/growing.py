@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Union
 
+from hpo.process import clock
 from hpo.process.printed import warn
 from hpo.store.growth import losses_left, promising
 
@@ -53,10 +54,13 @@ class Growing:
         self._record = record
         self._halving = halving
         self._alone: tuple[int, ...] = (offers.worker,)
-        self._workers = self._alone  # at this worker's evaluation
+        self._workers: tuple[int, ...] = self._alone  # at this worker's evaluation
         self._reserved: list[int] = []
-        self._times: list[float] = []  # at which losses came, in seconds since these workers began
-        self._fewer: tuple[tuple[int, ...], float] = self._alone, 0.0  # those before them, and how many seconds a loss took them
+        self._began = 0.0  # when these workers did
+        self._times: list[float] = []  # at which losses came, in seconds since then
+        self._starting = 0.0  # seconds that it took the last team to begin
+        self._formerly: tuple[int, ...] = self._alone  # those before them
+        self._seconds_formerly = 0.0  # that a loss took those
         self._doubling = _IDEAL  # what twice the workers make of the time that a loss takes, as far as is known
         self._waited_for: set[int] = set()  # trials that did not take this worker on
 
@@ -88,7 +92,7 @@ class Growing:
     def begin(self, assignment: Assignment, workers: tuple[int, ...], state: State | None = None) -> None:
         """Begin, or go on from a state, with these workers; those that were reserved come."""
         self._offers.begin(self._reserved, Invitation(assignment, workers))
-        self._reserved, self._times = [], []
+        self._reserved, self._times, self._began = [], [], clock.now()
         if workers != self._workers:
             self._record.grew(assignment, len(state.about.losses) if state else 0, workers)
         self._workers = workers
@@ -113,7 +117,7 @@ class Growing:
     def decide(self, decide: Decide, leader: Leader, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
         """Let the leader decide on a loss, and perhaps let the evaluation go on with more workers, or with fewer."""
         if verdict.loss is not None:
-            self._times.append(attempt.seconds)
+            self._times.append(clock.now() - self._began)
         verdict = decide(verdict, printed)
         if verdict.loss is None or verdict.state != "going" or not leader.can_go_on_elsewhere(attempt):
             return verdict
@@ -122,10 +126,11 @@ class Growing:
 
     def _back(self, attempt: Attempt) -> tuple[int, ...]:
         """Return those that there were before where more workers are slower; learn from it what they gain."""
-        workers, before = self._fewer
+        workers, before = self._formerly, self._seconds_formerly
         if len(self._workers) <= len(workers) or len(self._times) != 2:
             return ()
         seconds, starting = self._pace()
+        self._starting = starting
         self._doubling = (seconds / before) ** (1 / math.log2(len(self._workers) / len(workers)))
         return workers if (seconds - before) * self._left(attempt) > starting else ()
 
@@ -145,13 +150,13 @@ class Growing:
         taken = len(self._workers) * (2 ** ((1 + len(self._reserved) // len(self._workers)).bit_length() - 1) - 1)
         self._offers.begin(self._reserved[taken:], None)
         self._reserved = self._reserved[:taken]
-        self._fewer = self._workers, seconds
+        self._formerly, self._seconds_formerly = self._workers, seconds
         return (*self._workers, *self._reserved) if taken else ()
 
     def _pace(self) -> tuple[float, float]:
-        """Return the seconds that a loss takes these workers, and those that it took them to start."""
+        """Return the seconds that a loss takes these workers, and those that it takes to start."""
         seconds = statistics.median(b - a for a, b in pairwise(self._times))
-        return seconds, max(0.0, self._times[0] - seconds)
+        return seconds, max(self._starting, self._times[0] - seconds)
 
     def _left(self, attempt: Attempt) -> int:
         return losses_left(self._record.evaluations(), len(attempt.losses) + 1)

@@ -96,9 +96,15 @@ def _origin(details: Details) -> Iterator[tuple[str, str]]:
         yield "deaths", f"the job had died {counted(one.deaths, 'time')} in a row on it before this"
     if one.went_on_after:
         yield "went on", f"where that had saved its state, after {counted(one.went_on_after, 'epoch')}"
+    yield from _listed("teams", [_team(team["workers"], team["after"]) for team in one.teams])
     if one.saved_after and one.state in ("running", "interrupted"):
         yield "saved", f"its state, after {counted(one.saved_after, 'epoch')}"
     yield from _listed("confirmed by", [f"{other.label}: {_result(other)}" for other in details.confirmed_by])
+
+
+def _team(workers: Sequence[int], after: int) -> str:
+    some = f"workers {', '.join(map(str, workers))} together"
+    return f"after {counted(after, 'epoch')}: {some if len(workers) > 1 else f'worker {workers[0]} alone again'}"
 
 
 def _times(details: Details, now: float) -> Iterator[tuple[str, str]]:

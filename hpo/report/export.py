@@ -40,6 +40,7 @@ _AFTER = {
     "confirms": "whole",
     "seed": "whole",
     "inherits": "whole",
+    "workers": "whole",
     "curve": "numbers",
 }
 
@@ -95,6 +96,7 @@ def _row(study: str, evaluation: Evaluation) -> dict[str, Any]:
         "confirms": evaluation.confirms,
         "seed": evaluation.seed,
         "inherits": evaluation.inherits,
+        "workers": len(evaluation.workers) if placed else None,
         "curve": [_plain(evaluation.curve[epoch]) for epoch in sorted(evaluation.curve)],
     }
     return {showable(column): _plain(value) for column, value in row.items()}

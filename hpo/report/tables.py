@@ -48,7 +48,8 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path) -> None:
     if summary["unconfirmed"]:
         states.append(f"{summary['unconfirmed']} to confirm the best")
     taken_over = f"; {summary['taken_over']} taken over" if summary["taken_over"] else ""
-    print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{taken_over}")
+    grown = f"; {summary['grown']} with more than one worker" if summary["grown"] else ""
+    print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{taken_over}{grown}")
 
 
 def print_times(summary: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpo.results.confirmation import compare
+from hpo.store.growth import help_with
 from hpo.store.lineage import line_of
 from hpo.store.rungs import HALVINGS, Halving, Rung, rungs_of
 from hpo.store.trials import Evaluation, best, rank
@@ -40,6 +41,7 @@ def summarize(
             {"island": island, "top": [_entry(e) for e in rank([e for e in evaluations if e.island == island], top_n)]}
             for island in islands
         ],
+        "grown": sum(bool(evaluation.teams) for evaluation in [*evaluations, *confirmations]),
         "taken_over": sum(bool(evaluation.origin) for evaluation in evaluations),
         "confirmed": [{**_entry(evaluations[confirmed["trial"]]), **confirmed} for confirmed in compare(confirmations)],
         "unconfirmed": sum(evaluation.state in ("waiting", "running") for evaluation in confirmations),
@@ -154,6 +156,8 @@ def counts(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:
 def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float) -> float | None:
     """Return the share of the workers' time spent in evaluations, from the first one's start to the last one's end.
 
+    It counts for each of the workers that are at an evaluation.
+
     Only evaluations that were started at `since` (seconds since the epoch) or later, by this session of a run, count;
     None where there are none, or the clock was set meanwhile.
     """
@@ -165,6 +169,7 @@ def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float)
         return None
     seconds = [one.seconds - one.seconds_before for one in ours]  # of this session
     busy = sum(one for one in seconds if not math.isnan(one))
+    busy += sum(part.stop - part.start for one in ours for part in help_with(one, one.ended))
     return round(min(1.0, busy / (workers * span)), 4) if span else 1.0
 
 

@@ -18,6 +18,30 @@ class Promising:
     wait: float
 
 
+@dataclass(frozen=True)
+class Help:
+    """The time in which a `worker` helped with an evaluation of another one, in seconds since the epoch.
+
+    It has helped it on from there, `after` how many losses.
+    """
+
+    worker: int
+    start: float
+    stop: float
+    after: int
+
+
+def help_with(evaluation: Evaluation, until: float) -> list[Help]:
+    """Return who helped with an evaluation, and when; those that are at it now do so `until` now, or its end."""
+    ends = [*(team["at"] for team in evaluation.teams[1:]), until]
+    return [
+        Help(worker, team["at"], max(team["at"], end), team["after"])
+        for team, end in zip(evaluation.teams, ends, strict=False)
+        for worker in team["workers"]
+        if worker != evaluation.worker
+    ]
+
+
 def losses_left(evaluations: Sequence[Evaluation], losses: int) -> int:
     """Return how many losses an evaluation will still have, after so many, if it is as long as the longest complete.
 

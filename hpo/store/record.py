@@ -25,6 +25,7 @@ from hpo.store.trials import (
     assignment_of,
     evaluation_of,
     kept,
+    of_all_repeats,
     repeated_by,
     root_of,
     trial_of,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
     from hpo.store.outage import Patience
-
-_REPEATED = ("propagator", "confirms", "seed", "inherits")  # attributes that the repeat of a trial has too
 
 
 class Record:
@@ -127,7 +126,7 @@ class Record:
     def promote(self, paused: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
         """Start a trial that goes on where a paused one was; it keeps what that was bred by."""
         trial = self.trials()[paused.trial]
-        repeats = {**_of_all_repeats(trial), "repeats": trial.number}
+        repeats = {**of_all_repeats(trial), "repeats": trial.number}
         return self.start(trial.params, trial.distributions, {**attributes, **repeats})
 
     def roots_to_go_on(self) -> set[int]:
@@ -231,7 +230,7 @@ class Record:
         trial = self._storage.get_trial(assignment.trial_id)
         deaths = 0 if has_gone_on(trial) else deaths_of(trial) + died
         if assignment.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
-            kept = _of_all_repeats(trial)
+            kept = of_all_repeats(trial)
             self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths, **kept)
         self._end(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
@@ -299,7 +298,3 @@ class Record:
         for name, value in attributes.items():
             self._storage.set_trial_user_attr(assignment.trial_id, name, value)
         self._storage.set_trial_state_values(assignment.trial_id, state, values)
-
-
-def _of_all_repeats(trial: FrozenTrial) -> dict[str, Any]:
-    return {name: trial.user_attrs[name] for name in _REPEATED if name in trial.user_attrs}

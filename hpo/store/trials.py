@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 INTERRUPTED = "interrupted"
 CONFIRMING = "confirm-"  # before the numbers of trials of the study that confirms the best
 
+_REPEATED = ("propagator", "confirms", "seed", "inherits")
+
 _STATES = {
     TrialState.RUNNING: "running",
     TrialState.WAITING: "waiting",
@@ -170,6 +172,11 @@ def root_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
     """Return the number of the first of the trials that repeat each other, of which this is one."""
     repeated = repeated_by(trial)
     return trial.number if repeated is None else root_of(trials[repeated], trials)
+
+
+def of_all_repeats(trial: FrozenTrial) -> dict[str, Any]:
+    """Return those attributes of a trial that its repeat has, too."""
+    return {name: trial.user_attrs[name] for name in _REPEATED if name in trial.user_attrs}
 
 
 def is_paused(trial: FrozenTrial) -> bool:

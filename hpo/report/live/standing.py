@@ -39,7 +39,8 @@ class Standing:
     `phase` is searching, confirming, ending, finished, stopped, died or unknown (whether it goes on cannot be told from
     this host), and `why` says more of it. `done` of `total` evaluations are those of the search, or of its
     confirmation while that goes on. `running` holds one evaluation per worker, the oldest first, and `idle` the other
-    workers of this session; `latest` what has ended, the last one first; `rungs` those of `hpo.results.summary`.
+    workers of this session, of which some are `helping`, with a text of what; `latest` what has ended, the last one
+    first; `rungs` those of `hpo.results.summary`.
     `improvements` are pairs: the seconds in which something was evaluated before a new best was found, and its loss.
     `worked` is the sum of such seconds until now, and `losses` are those of all complete evaluations. `to_confirm` says
     that the best will be confirmed, and `confirmed` what came out of it, as `hpo.results.confirmation.compare` returns
@@ -57,6 +58,7 @@ class Standing:
     islands: list[Island]
     running: list[Evaluation]
     idle: list[int]
+    helping: dict[int, str]
     latest: list[Evaluation]
     rungs: list[dict[str, Any]]
     improvements: list[tuple[float, float]]
@@ -100,6 +102,7 @@ def standing(look: Look) -> Standing:
         islands=_islands(evaluations, look.manifest.layout.islands),
         running=running,
         idle=_idle(everything, running, since) if goes_on else [],
+        helping=_helping(running) if goes_on else {},
         latest=heapq.nlargest(_LATEST, (e for e in everything if e.counts), key=lambda e: (e.ended, e.trial)),
         rungs=rungs(evaluations, look.manifest.pruner),
         improvements=_improvements(evaluations, time),
@@ -159,8 +162,13 @@ def _running(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
 
 
 def _idle(evaluations: Iterable[Evaluation], running: Iterable[Evaluation], since: float) -> list[int]:
-    seen = {evaluation.worker for evaluation in evaluations if evaluation.started >= since}
+    seen = {worker for evaluation in evaluations if evaluation.started >= since for worker in evaluation.workers}
     return sorted(seen - {evaluation.worker for evaluation in running})
+
+
+def _helping(running: Iterable[Evaluation]) -> dict[int, str]:
+    """Return what workers do that are at evaluations of others."""
+    return {worker: f"helps worker {one.worker}" for one in running for worker in one.workers[1:]}
 
 
 def _improvements(evaluations: Sequence[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:

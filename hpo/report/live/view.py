@@ -169,14 +169,16 @@ class View:
         running, idle, more = list(run.running), list(run.idle), None
         if len(running) + len(idle) > rows:
             running, rest = running[: rows - 1], running[rows - 1 :]
-            busy = f"{len(rest)} evaluating" if run.goes_on else f"{len(rest)} not ended"
-            more = f"+{len(rest) + len(idle)} workers: {busy}, {len(idle)} idle"
+            busy, helping = f"{len(rest)} {'evaluating' if run.goes_on else 'not ended'}", len(run.helping)
+            busy += f", {helping} helping" if helping else ""
+            more = f"+{len(rest) + len(idle)} workers: {busy}, {len(idle) - helping} idle"
             idle = []
         shown: list[Evaluation | int] = [*running, *idle]
         if not more:
             shown.sort(key=lambda one: one if isinstance(one, int) else one.worker)
         fixed = self._pen.table(_OF_RUNNING, [_worker_row(one, run) for one in shown])
-        what = ["idle" if isinstance(one, int) else self._said_of(one) or one.params for one in shown]
+        idling = {worker: run.helping.get(worker, "idle") for worker in idle}
+        what = [idling[one] if isinstance(one, int) else self._said_of(one) or one.params for one in shown]
         lines = self._beside(fixed, what, _OF_RUNNING)
         return lines + ([self._pen.text(more)] if more else [])
 
@@ -210,10 +212,8 @@ class View:
         )
         return self._beside(fixed, [reason_of(one) or self._said_of(one) or one.params for one in shown], _OF_ENDED)
 
-    def _said_of(self, evaluation: Evaluation) -> str:
-        return (
-            "" if evaluation.confirms is None else f"confirms trial {evaluation.confirms} with seed {evaluation.seed}"
-        )
+    def _said_of(self, one: Evaluation) -> str:
+        return "" if one.confirms is None else f"confirms trial {one.confirms} with seed {one.seed}"
 
     def _beside(
         self, fixed: Sequence[Text], what: Sequence[str | Mapping[str, Any]], headings: Sequence[str]

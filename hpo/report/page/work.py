@@ -11,8 +11,9 @@ from typing import Any
 from hpo.report.page.axes import axis
 from hpo.report.page.figure import STATES, Figure, Trace, island_colour, joined
 from hpo.report.working_time import WorkingTime, ended
+from hpo.store.growth import help_with
 from hpo.store.trials import Evaluation
-from hpo.text import duration, number
+from hpo.text import counted, duration, number
 
 _LEAST_HEIGHT = 220  # holds five rows of the legend, in a narrow window: Plotly never makes axes lower than 64 for it
 
@@ -35,6 +36,7 @@ def timeline(evaluations: Sequence[Evaluation], workers: int, now: float | None)
         line = {"color": "--good" if state == "complete" else colour, "width": 11}
         traces.append({"x": x, "y": y, "text": texts, "name": state, "mode": "lines", "line": line})
         traces[-1]["hovertemplate"] = "%{text}<extra></extra>"
+    traces += _help(own, zone, now)
     lanes = max(workers, 1 + max(one.worker for one in own))
     layout = {
         "xaxis": {"type": "date", "rangebreaks": _pauses(WorkingTime(own, now), zone)},
@@ -47,8 +49,29 @@ def timeline(evaluations: Sequence[Evaluation], workers: int, now: float | None)
         },
         "hovermode": "closest",
     }
-    about = "A bar is an evaluation; a gap is a worker that waits. Pauses between sessions are left out."
+    about = "A bar is an evaluation, a thin one a worker that helps another; a gap is a worker that waits."
+    about += " Pauses between sessions are left out."
     return Figure("timeline", "Timeline", about, traces, layout, height=max(_LEAST_HEIGHT, 110 + 18 * min(lanes, 64)))
+
+
+def _help(evaluations: Sequence[Evaluation], zone: float, now: float | None) -> list[Trace]:
+    """Draw who helped others with their evaluations, with thin bars; nothing where nobody did."""
+    parts = [(one, part) for one in evaluations for part in help_with(one, ended(one, now))]
+    if not parts:
+        return []
+    x, y = joined(([1000 * (p.start + zone), 1000 * (p.stop + zone)], [p.worker] * 2) for _, p in parts)
+    about = [f"helps worker {one.worker} with trial {one.label}, after {counted(p.after, 'epoch')}" for one, p in parts]
+    return [
+        {
+            "x": [None if item is None else round(item) for item in x],
+            "y": y,
+            "text": [text for one in about for text in (one, one, None)],
+            "name": "helping",
+            "mode": "lines",
+            "line": {"color": "--island-2", "width": 5},
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+    ]
 
 
 def _told(evaluation: Evaluation) -> str:
