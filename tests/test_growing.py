@@ -190,6 +190,15 @@ def test_what_does_not_save_does_not_grow(mpi: Mpi, folder: Path) -> None:
     assert teams_of(folder / "run") == [[], []]
 
 
+def test_an_objective_that_begins_again_is_told_so_once(mpi: Mpi, folder: Path) -> None:
+    options = ["--ranks-per-worker", 1, "--grow"]
+    job = mpi.run(2, *growing("run", *options, restores=False, seconds=0.6), cwd=folder)
+    assert job.returncode == 0, job.stderr
+    (line,) = job.stderr.splitlines()
+    assert re.fullmatch(r"warning: --grow: trial 0 has begun again with 2 workers: .* worker\.restored", line), line
+    assert_same(curves(folder / "run"), expected(mpi, folder))
+
+
 def test_what_confirms_the_best_grows(mpi: Mpi, folder: Path) -> None:
     options = ["--ranks-per-worker", 1, "--grow", "--confirm", 1, "--top-n", 1]
     job = mpi.run(2, *growing("run", *options), cwd=folder)

@@ -118,11 +118,21 @@ class Growing:
         """Let the leader decide on a loss, and perhaps let the evaluation go on with more workers, or with fewer."""
         if verdict.loss is not None:
             self._times.append(clock.now() - self._began)
+            self._check_goes_on(attempt)
         verdict = decide(verdict, printed)
         if verdict.loss is None or verdict.state != "going" or not leader.can_go_on_elsewhere(attempt):
             return verdict
         workers = self._back(attempt) or self._more(attempt)
         return replace(verdict, state="regrouped", save=True, workers=workers) if workers else verdict
+
+    def _check_goes_on(self, attempt: Attempt) -> None:
+        """Let nothing grow any more where an objective begins again in the place of going on."""
+        if len(self._workers) > 1 and not attempt.has_loss and not attempt.taken_over:
+            self._doubling = 1.0
+            warn(
+                f"warning: --grow: trial {attempt.assignment.number} has begun again with {len(self._workers)} workers: "
+                "its objective has saved what it goes on from, and has not asked for worker.restored"
+            )
 
     def _back(self, attempt: Attempt) -> tuple[int, ...]:
         """Return those that there were before where more workers are slower; learn from it what they gain."""

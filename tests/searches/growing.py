@@ -25,6 +25,7 @@ class Settings:
     most_ranks: int = 64  # more fail
     scales: bool = True  # else more ranks take longer
     saves: bool = True
+    restores: bool = True
     folder: str = ""  # for a note of each epoch
 
 
@@ -37,7 +38,7 @@ def objective(params, worker, settings):
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
     drawn, begin = torch.Generator().manual_seed(worker.seed), 0
-    if state := worker.restored:
+    if settings.restores and (state := worker.restored):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         drawn.set_state(state["drawn"])
