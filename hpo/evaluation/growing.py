@@ -129,10 +129,9 @@ class Growing:
         """Let nothing grow any more where an objective begins again in the place of going on."""
         if len(self._workers) > 1 and not attempt.has_loss and not attempt.taken_over:
             self._doubling = 1.0
-            warn(
-                f"warning: --grow: trial {attempt.assignment.number} has begun again with {len(self._workers)} workers: "
-                "its objective has saved what it goes on from, and has not asked for worker.restored"
-            )
+            number, workers = attempt.assignment.number, len(self._workers)
+            why = "its objective has saved what it goes on from, and has not asked for worker.restored"
+            warn(f"warning: --grow: trial {number} has begun again with {workers} workers: {why}")
 
     def _back(self, attempt: Attempt) -> tuple[int, ...]:
         """Return those that there were before where more workers are slower; learn from it what they gain."""
