@@ -61,7 +61,7 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
 COLUMNS = [
     *("study", "trial", "state", "loss", "param_depth", "param_act", "param_flag", "param_lr", "metric_accuracy"),
     *("island", "worker", "generation", "propagator", "started", "ended", "seconds", "epochs", "failure", "origin"),
-    *("confirms", "seed", "inherits", "curve"),
+    *("confirms", "seed", "inherits", "workers", "curve"),
 ]
 
 

@@ -99,10 +99,9 @@ class Watch:
     # For the main thread
 
     def join(self, worker: SleepingComm, index: int, places: Places, patience: float) -> None:
-        """Learn this rank's peers in the worker of this number, or team of workers; collective over its ranks.
+        """Learn this rank's peers in the worker of this number, or in its team; collective over the ranks of that.
 
-        `patience` is the seconds for which ranks wait for each other. A rank whose evaluation is called off has as long
-        to leave it.
+        `patience` is the seconds for which ranks wait for each other, and those to leave what is called off.
         """
         self.post.name_in(worker.rank, index)
         self._peers = peers_of(worker, self.post, places, patience)
