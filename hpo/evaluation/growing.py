@@ -159,8 +159,10 @@ class Growing:
         taken = len(self._workers) * (2 ** ((1 + len(self._reserved) // len(self._workers)).bit_length() - 1) - 1)
         self._offers.begin(self._reserved[taken:], None)
         self._reserved = self._reserved[:taken]
+        if not taken:
+            return ()
         self._formerly, self._seconds_formerly = self._workers, seconds
-        return (*self._workers, *self._reserved) if taken else ()
+        return (*self._workers, *self._reserved)
 
     def _pace(self) -> tuple[float, float]:
         """Return the seconds that a loss takes these workers, and those that it takes to start."""
