@@ -210,16 +210,16 @@ def test_what_confirms_the_best_grows(mpi: Mpi, folder: Path) -> None:
 
 
 def test_what_is_promoted_has_more_workers_before_the_end(mpi: Mpi, folder: Path) -> None:
-    start = [{"x": 1 - number / 20, "lr": 0.03} for number in range(10)]
-    (folder / "start.json").write_text(json.dumps(start))
+    best, others = {"x": 0.5, "lr": 0.1}, [{"x": 1 - number / 100, "lr": 0.01} for number in range(9)]
+    (folder / "start.json").write_text(json.dumps([best, *others]))  # the best is first at each rung
     options = ["--ranks-per-worker", 1, "--grow", "--pruner", "asha"]
-    job = mpi.run(3, *growing("run", *options, evaluations=10, epochs=27, seconds=0.3), cwd=folder)
+    job = mpi.run(3, *growing("run", *options, evaluations=10, epochs=18, seconds=1), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     trials = trials_of(folder / "run")
     last = max(t.datetime_start.timestamp() for t in trials if t.datetime_start)
     grown = [team for teams in teams_of(folder / "run") for team in teams if team["at"] < last]
     assert any(len(team["workers"]) == 2 for team in grown), "others had begun nothing new yet"
-    whole = mpi.run(2, *growing("whole", evaluations=10, epochs=27, seconds=0), cwd=folder)
+    whole = mpi.run(2, *growing("whole", evaluations=10, epochs=18, seconds=0), cwd=folder)
     assert (whole.returncode, whole.stderr) == (0, "")
     there = curves(folder / "whole")
     for x, losses in curves(folder / "run").items():
