@@ -345,6 +345,10 @@ def busy(fraction: object, seconds: float = 100.0) -> dict[str, Any]:
 def test_workers_that_wait_at_the_end_are_too_many() -> None:
     evaluations = [one(trial, 1.0) for trial in range(5)]
     evaluations[4] = replace(evaluations[4], ended=200.0)
+    saving = told(result([*evaluations[:4], replace(evaluations[4], saved_after=3)], ended=busy(0.29)), "idle")
+    assert saving is not None
+    assert saving.text == "Let workers that have nothing left to do join the others."
+    assert saving.command.endswith(" --grow")
     advice = told(result(evaluations, ended=busy(0.29)), "idle")
     assert advice is not None
     assert advice.text == "Use fewer workers of more ranks each, or more evaluations."

@@ -77,6 +77,13 @@ def test_offers_are_kept_and_nobody_waits_for_ever(each_mpi: Mpi, tmp_path: Path
     assert sorted(what for line in lines for what in line["helped"]) == wanted
 
 
+def test_a_state_is_handed_on_as_it_was(each_mpi: Mpi, tmp_path: Path) -> None:
+    job = each_mpi.run(3, "-m", "mpi4py", PROGRAMS / "handing.py", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    lines = [json.loads(line) for line in job.stdout.splitlines()]
+    assert lines == [{"same": [True] * 13, "without": True}] * 3
+
+
 def test_a_worker_without_work_joins_another_and_losses_stay(each_mpi: Mpi, folder: Path) -> None:
     job = each_mpi.run(4, *growing("run", "--ranks-per-worker", 2, "--grow", folder=folder), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
@@ -154,15 +161,21 @@ def test_what_has_grown_goes_on_after_a_stop_and_a_death(mpi: Mpi, folder: Path)
     job = mpi.run(3, *command, cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     assert_same(curves(folder / "run"), expected(mpi, folder))
-    assert len(stopped[0].intermediate_values) == trials_of(folder / "run")[2].user_attrs["went_on_after"]
+    trials = trials_of(folder / "run")
+    assert len(stopped[0].intermediate_values) == trials[2].user_attrs["went_on_after"]
+    assert sum(map(bool, teams_of(folder / "run"))) > 1
+    assert json.loads((folder / "run" / "summary.json").read_text())["grown"] == 1, "of two individuals"
     notes = [json.loads(line) for line in (folder / "epochs").read_text().splitlines()]
     trained = [epoch for _, rank, _, x, epoch in notes if rank == 0 and x == LONG]
     assert len(trained) <= EPOCHS + 4, f"at most what the kill has cost: {trained}"
 
 
-def test_an_evaluation_that_cannot_have_more_ranks_goes_on_with_its_own(mpi: Mpi, folder: Path) -> None:
+@pytest.mark.parametrize("fails_after", [0, 8], ids=["at once", "later"])
+def test_an_evaluation_that_cannot_have_more_ranks_goes_on_with_its_own(
+    mpi: Mpi, folder: Path, fails_after: int
+) -> None:
     options = ["--ranks-per-worker", 1, "--grow"]
-    job = mpi.run(2, *growing("run", *options, most_ranks=1), cwd=folder)
+    job = mpi.run(2, *growing("run", *options, most_ranks=1, fails_after=fails_after, folder=folder), cwd=folder)
     assert job.returncode == 0, job.stderr
     said = r"warning: --grow: trial 0 goes on with 1 worker, since it could not with 2: rank \d, growing.py:\d+: "
     (line,) = job.stderr.splitlines()
@@ -170,7 +183,10 @@ def test_an_evaluation_that_cannot_have_more_ranks_goes_on_with_its_own(mpi: Mpi
     assert_same(curves(folder / "run"), expected(mpi, folder))
     there, back = teams_of(folder / "run")[0]
     assert (len(there["workers"]), back["workers"]) == (2, there["workers"][:1])
-    assert there["after"] == back["after"]
+    assert back["after"] == max(there["after"], fails_after), "nothing is lost"
+    notes = [json.loads(line) for line in (folder / "epochs").read_text().splitlines()]
+    trained = [epoch for _, rank, _, x, epoch in notes if rank == 0 and x == LONG]
+    assert trained == list(range(1, EPOCHS + 1))
 
 
 def test_workers_that_gain_nothing_part_again(mpi: Mpi, folder: Path) -> None:
@@ -191,8 +207,10 @@ def test_what_does_not_save_does_not_grow(mpi: Mpi, folder: Path) -> None:
 
 
 def test_an_objective_that_begins_again_is_told_so_once(mpi: Mpi, folder: Path) -> None:
+    start = [*START, {"x": 0.6, "lr": 0.04}]  # its worker has no work when the first one has grown
+    (folder / "start.json").write_text(json.dumps(start))
     options = ["--ranks-per-worker", 1, "--grow"]
-    job = mpi.run(2, *growing("run", *options, restores=False, seconds=0.6), cwd=folder)
+    job = mpi.run(3, *growing("run", *options, evaluations=3, restores=False, seconds=0.8), cwd=folder)
     assert job.returncode == 0, job.stderr
     (line,) = job.stderr.splitlines()
     assert re.fullmatch(r"warning: --grow: trial 0 has begun again with 2 workers: .* worker\.restored", line), line
@@ -278,4 +296,9 @@ def test_the_time_of_those_who_help() -> None:
     spans = [(part.worker, part.start, part.stop, part.after) for part in help_with(evaluation, 20.0)]
     assert spans == [(1, 10, 14, 3), (1, 14, 15, 5), (0, 14, 15, 5), (3, 14, 15, 5)]
     assert evaluation.workers == [2]
+    interrupted = help_with(evaluation, 12.0)
+    assert [(part.worker, part.start, part.stop) for part in interrupted] == [(1, 10, 12)], "nothing is known of more"
+    figure = timeline([one(0, worker=0, teams=teams[:2])], 1, None)
+    assert figure is not None
+    assert figure.layout["yaxis"]["range"][0] > 3, "in an earlier session there were more workers"
     assert help_with(one(0), math.inf) == []

@@ -83,6 +83,16 @@ def test_a_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "run" / "run.json").read_text())["hosts"]) == 2
 
 
+def test_workers_on_two_hosts_join(two_hosts: Mpi, tmp_path: Path) -> None:
+    start = [{"x": 1.0, "lr": 0.02}, {"x": 0.05, "lr": 0.03}]
+    (tmp_path / "start.json").write_text(json.dumps(start))
+    search = [ROOT / "run_islands.py", ROOT / "tests" / "searches" / "growing.py", "--start-with", "start.json"]
+    options = ["--ranks-per-worker", 2, "--grow", "--islands", 1, "--evaluations", 2, "--run-dir", "run"]
+    job = two_hosts.run(4, *search, *options, "--set", "seconds=2", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert "2 complete, of 2; 1 with more than one worker" in job.stdout
+
+
 def test_a_rank_ends_the_job_on_all_hosts_though_the_first_one_cannot_hear_of_it(
     two_hosts: Mpi, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from hpo.evaluation.objective import NOT_FINITE, Objective
 from hpo.evaluation.state import broadcast
 from hpo.evaluation.surroundings import as_before
 from hpo.evaluation.teams import Teams
-from hpo.evaluation.verdict import Verdict
+from hpo.evaluation.verdict import TIMEOUT, Verdict
 from hpo.evaluation.worker import Calls
 from hpo.problem import Problem
 from hpo.process import clock
@@ -35,6 +35,12 @@ _MOST_SUSPENSIONS = 20  # of the job in one evaluation, each of which made a ran
 def _has_diverged(attempt: Attempt) -> bool:
     """Tell whether an evaluation has failed by its loss, and not by what it was given; the same on all ranks."""
     return NOT_FINITE in attempt.verdict.failure
+
+
+def _may_be_its_ranks(attempt: Attempt) -> bool:
+    """Tell whether an evaluation may have failed because of the number of its ranks; the same on all ranks."""
+    verdict = attempt.verdict
+    return verdict.state == "failed" and not verdict.failure.startswith(TIMEOUT) and not _has_diverged(attempt)
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,9 @@ class Evaluator:
     def _judged(self, assignment: Assignment, state: State | None, earlier: float | None) -> Attempt:
         """Evaluate an individual, and again where a suspended job or torch's check made the evaluation fail.
 
-        So is one that cannot go on from its state: it begins again, or goes on with its own worker alone. The leader
-        may have the `state` that it goes on from, and all ranks have the seconds of `earlier` sessions if it goes on.
+        So is one that cannot go on from its state: it begins again. One that fails in a team is to go on with its own
+        worker alone. The leader may have the `state` that it goes on from, and all ranks have the seconds of `earlier`
+        sessions if it goes on.
         """
         checked = True
         for _ in range(_MOST_SUSPENSIONS):
@@ -131,9 +138,9 @@ class Evaluator:
             if attempt.verdict.state == "again" and checked:
                 checked = False
                 self._group.trust()
+            elif self._group is not self._own and _may_be_its_ranks(attempt):
+                return self._alone(attempt)
             elif attempt.verdict.state == "failed" and attempt.has_been_given and not _has_diverged(attempt):
-                if self._group is not self._own:
-                    return self._alone(attempt)
                 if self._leader:
                     self._leader.reject(assignment, attempt.verdict.failure, is_own=attempt.restored is not None)
                 if attempt.restored is None:
@@ -141,7 +148,7 @@ class Evaluator:
                 state = None
             elif attempt.verdict.state != "suspended":
                 return attempt
-        reason = f"timeout: the job was suspended in each of {_MOST_SUSPENSIONS} attempts"
+        reason = f"{TIMEOUT}the job was suspended in each of {_MOST_SUSPENSIONS} attempts"
         attempt.verdict = Verdict("failed", failure=reason)
         return attempt
 

@@ -46,6 +46,7 @@ defer(
 )
 
 _LOOPBACK = "127.0.0.1"
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LIMIT = timedelta(minutes=5)  # to connect
 _SECONDS_OF_A_DEATH = 5.0  # until MPI has ended the job of a rank that has died
 
@@ -61,6 +62,7 @@ class Group:
         self.own_comm = comm  # for this program; objectives have `comm`
         self.rank: int = comm.rank
         self.size: int = comm.size
+        self._host = host
         self.devices = host.devices
         self.device = self.devices[0]
         self.index = index
@@ -73,6 +75,7 @@ class Group:
         self.descriptors = Reserve()
         self._is_cut = False
         self._store: Rendezvous | None = None
+        self._interface = ""
         self._groups = 0
         self._check: Check | None = None
         self._is_trusted = never_checked()
@@ -114,6 +117,7 @@ class Group:
         self._groups += 1
         self._store.patience = _LIMIT.total_seconds()
         store = PrefixStore(f"{self._groups}", self._store)
+        self._choose_interface()
         with alone or nullcontext(), self._connections.opening():
             with self._connecting(), without_torchs_check():
                 dist.init_process_group(
@@ -144,8 +148,8 @@ class Group:
         except RuntimeError as error:  # torch's own errors among them
             # Where a peer has died, MPI ends the job in this time, and this rank must not print another error.
             time.sleep(_SECONDS_OF_A_DEATH)
-            name = os.environ.get("GLOO_SOCKET_IFNAME")
-            hint = f" (GLOO_SOCKET_IFNAME={name})" if name else ""
+            name = os.environ.get(_INTERFACE)
+            hint = f" ({_INTERFACE}={name})" if name else ""
             text = f"rank {self.rank} of worker {self.index} cannot connect to its peers{hint}: {message(error)}"
             raise RunError(text) from error
 
@@ -168,9 +172,7 @@ class Group:
         127.0.0.1, which takes 5 s and more where no answer comes, as on compute nodes without a network.
         """
         address = _LOOPBACK if self._on_one_host else _address(self.own_comm)
-        interface = interface_towards(address)
-        if interface and not os.environ.get("GLOO_SOCKET_IFNAME"):
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
+        self._interface = interface_towards(address) or ""
         store = None
         if self.rank == 0:
             store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=_LIMIT)
@@ -179,6 +181,17 @@ class Group:
             store = store or TCPStore(address, port, is_master=False, timeout=_LIMIT)
         self.own_comm.barrier()  # all connections of the store are open, and not noted as a group's
         return Rendezvous(store)
+
+    def _choose_interface(self) -> None:
+        """Let gloo connect through the interface that leads to the others of this group, unless a user has named one.
+
+        gloo reads the variable when a process group is made; a rank is in a group on its host, and in others beyond it.
+        """
+        if os.environ.get(_INTERFACE, "") in ("", self._host.interface):
+            self._host.interface = self._interface
+            os.environ.pop(_INTERFACE, None)
+            if self._interface:
+                os.environ[_INTERFACE] = self._interface
 
     def cut(self) -> None:
         """Let this rank's collectives fail, the one that it waits in and all later ones; its peers go on to wait.

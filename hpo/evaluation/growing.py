@@ -62,6 +62,7 @@ class Growing:
         self._formerly: tuple[int, ...] = self._alone  # those before them
         self._seconds_formerly = 0.0  # that a loss took those
         self._doubling = _IDEAL  # what twice the workers make of the time that a loss takes, as far as is known
+        self._is_off = False
         self._waited_for: set[int] = set()  # trials that did not take this worker on
 
     def next(self, claim: Claim) -> Told:
@@ -71,7 +72,7 @@ class Growing:
         """
         if invitation := self._to_promoted():
             return invitation
-        if (assignment := claim()) is not None:
+        if not self._offers.is_retired and (assignment := claim()) is not None:
             return assignment
         self._offers.retire()
         wanted: Invitation | None = self._offers.wait()
@@ -91,11 +92,12 @@ class Growing:
 
     def begin(self, assignment: Assignment, workers: tuple[int, ...], state: State | None = None) -> None:
         """Begin, or go on from a state, with these workers; those that were reserved come."""
-        self._offers.begin(self._reserved, Invitation(assignment, workers))
-        self._reserved, self._times, self._began = [], [], clock.now()
         if workers != self._workers:
-            self._record.grew(assignment, len(state.about.losses) if state else 0, workers)
-        self._workers = workers
+            saved_after = self._record.evaluations()[assignment.number].saved_after
+            self._record.grew(assignment, len(state.about.losses) if state else saved_after, workers)
+        self._offers.begin([one for one in self._reserved if one in workers], Invitation(assignment, workers))
+        self._offers.begin([one for one in self._reserved if one not in workers], None)
+        self._workers, self._reserved, self._times, self._began = workers, [], [], clock.now()
 
     def close(self) -> None:
         """Drop messages that are on their way; by all leaders together, once none has anything to do."""
@@ -120,15 +122,16 @@ class Growing:
             self._times.append(clock.now() - self._began)
             self._check_goes_on(attempt)
         verdict = decide(verdict, printed)
-        if verdict.loss is None or verdict.state != "going" or not leader.can_go_on_elsewhere(attempt):
+        if verdict.loss is None or verdict.state != "going" or not leader.can_hand_on(attempt):
             return verdict
-        workers = self._back(attempt) or self._more(attempt)
+        workers = () if self._is_off else self._back(attempt) or self._more(attempt)
         return replace(verdict, state="regrouped", save=True, workers=workers) if workers else verdict
 
     def _check_goes_on(self, attempt: Attempt) -> None:
         """Let nothing grow any more where an objective begins again in the place of going on."""
-        if len(self._workers) > 1 and not attempt.has_loss and not attempt.taken_over:
-            self._doubling = 1.0
+        was_given = attempt.restored is not None  # it was not if the state could not be copied, which has been said
+        if len(self._workers) > 1 and was_given and not attempt.has_loss and not attempt.taken_over:
+            self._is_off = True
             number, workers = attempt.assignment.number, len(self._workers)
             why = "its objective has saved what it goes on from, and has not asked for worker.restored"
             warn(f"warning: --grow: trial {number} has begun again with {workers} workers: {why}")

@@ -18,12 +18,14 @@ from hpo.ranks.communicator import SleepingComm
 class Host:
     """The host of this rank: the MPI group of its `ranks`, and this rank's own `devices`; made by all ranks of a host.
 
-    `comm` is the communicator of all ranks on this host. Inside ``with``, what this process has made before stays.
+    `comm` is the communicator of all ranks on this host. ``interface`` is the network interface that this program has
+    chosen last for connections, empty if none. Inside ``with``, what this process has made before stays.
     """
 
     def __init__(self, comm: SleepingComm) -> None:
         self.ranks = comm.group
         self.devices = devices_here(comm)
+        self.interface = ""
         cores_of_ranks = comm.allgather(usable_cores())
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(threads_of(cores_of_ranks, comm.rank))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpo.errors import Exit, Stop
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.verdict import Verdict
+from hpo.evaluation.verdict import TIMEOUT, Verdict
 from hpo.process import clock
 from hpo.store.lineage import KEPT, disinherited, heritable
 
@@ -105,7 +105,7 @@ class Leader:
         if loss <= limits.target_loss:
             return replace(verdict, state="complete")
         if seconds > limits.evaluation_timeout:
-            reason = f"timeout: still going on after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
+            reason = f"{TIMEOUT}still going on after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
             return replace(verdict, state="failed", failure=reason)
         return self._judged(attempt, verdict, limits.pruner) if limits.pruner else verdict
 
@@ -122,6 +122,10 @@ class Leader:
     def can_go_on_elsewhere(self, attempt: Attempt) -> bool:
         """Tell whether the objective has saved with this loss what it goes on from."""
         return self._saver is not None and self._saver.is_on and attempt.saving is not None
+
+    def can_hand_on(self, attempt: Attempt) -> bool:
+        """Tell whether the objective has saved with this loss what can be handed on to other workers."""
+        return self._saver is not None and self._saver.can_copy and self.can_go_on_elsewhere(attempt)
 
     def copy_weights(self, attempt: Attempt) -> None:
         """Copy the weights that the objective has offered, before the objective trains on."""
@@ -155,8 +159,10 @@ class Leader:
         """Take over a state that all ranks have gathered since a time, or copy it, before the objective trains on."""
         if self._saver is not None and attempt.verdict.state in ("going", "paused", "regrouped"):
             self._saver.keep(attempt, gathered, since)
-            if attempt.goes_on and self._saver.is_due():
+            if attempt.verdict.state != "paused" and self._saver.is_due():
+                state = attempt.state
                 self.write_state(attempt)
+                attempt.state = None if attempt.goes_on else state  # which is handed on to others
 
     def write_state(self, attempt: Attempt) -> None:
         """Write the last state of an evaluation that ends here, and is to go on."""
@@ -165,7 +171,7 @@ class Leader:
 
     def give_up(self, attempt: Attempt, failure: str, stack: str) -> None:
         """Record that an evaluation has ended a rank's process, and so the job; may be called from any thread."""
-        self._record.fail(attempt.assignment, failure, stack, attempt.seconds, killed=True)
+        self._record.fail(attempt.assignment, failure, stack, attempt.seconds_in_all, killed=True)
 
     def finish(self, attempt: Attempt, seconds: float) -> None:
         """Record how an evaluation has ended; stop the run where it has reached its target, or seems to be in vain."""

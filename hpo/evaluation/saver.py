@@ -35,6 +35,7 @@ class Saver:
         self._states = states
         self._every = every
         self.islands = islands
+        self.can_copy = True  # as far as is known
         self._seconds_to_copy = self._seconds_to_write = 0.0
         self._copied = self._written = -math.inf
         self._warned: set[str] = set()
@@ -87,6 +88,7 @@ class Saver:
         try:
             parts = copied(saved) if gathered is None and isinstance(saved, Parts) else gathered
         except Exception as error:  # a device may fail, or memory be full
+            self.can_copy = False
             self._warn(attempt, error)
             return
         assert parts is not None

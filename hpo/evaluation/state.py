@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors.torch import load, save
 
 from hpo.store.states import State
 
@@ -69,7 +68,7 @@ def copied(parts: Parts, is_kept: bool = True) -> Parts:
         if isinstance(whole, np.ndarray):
             copies[name] = torch.from_numpy(np.frombuffer(whole.tobytes(), np.uint8).copy())
         else:
-            plain = torch.view_as_real(whole.detach()) if whole.is_complex() else whole.detach()
+            plain = torch.view_as_real(whole.detach().resolve_conj()) if whole.is_complex() else whole.detach()
             copies[name] = plain.to("cpu", copy=True).contiguous()
     return Parts(parts.tree, copies)
 
@@ -82,12 +81,13 @@ def broadcast(comm: SleepingComm, state: State | None) -> State:
 
 
 def _broadcast(comm: SleepingComm, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    content = bytearray(save(dict(tensors)) if comm.rank == 0 else b"")
-    size = comm.bcast(len(content))
-    whole = memoryview(content if comm.rank == 0 else bytearray(size))
-    for start in range(0, size, _MOST_AT_ONCE):
-        comm.Bcast(whole[start : start + _MOST_AT_ONCE])
-    return load(bytes(whole))
+    kinds = comm.bcast([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
+    found = {name: tensors[name] if comm.rank == 0 else torch.empty(shape, dtype=dtype) for name, shape, dtype in kinds}
+    for tensor in found.values():
+        content = tensor.reshape(-1).view(torch.uint8).numpy()
+        for start in range(0, len(content), _MOST_AT_ONCE):
+            comm.Bcast(content[start : start + _MOST_AT_ONCE])
+    return found
 
 
 def _is_sharded(value: Any) -> bool:
@@ -119,7 +119,7 @@ def _tree_of(state: Any, leaf: Callable[[Any], Any], *place: Any) -> Any:
         state = state.item()
     if isinstance(state, _PLAIN):
         return state
-    if isinstance(state, torch.Tensor) and state.layout == torch.strided and not state.is_meta:
+    if isinstance(state, torch.Tensor) and state.layout == torch.strided and not (state.is_meta or state.is_quantized):
         return leaf(state)
     if isinstance(state, np.ndarray) and not state.dtype.hasobject:
         return leaf(state)
@@ -146,5 +146,6 @@ def _shown(place: Sequence[Any]) -> str:
 def _what(value: Any) -> str:
     kind = type(value).__name__
     if isinstance(value, torch.Tensor):
-        return f"a {kind} that is {'on no device' if value.is_meta else 'sparse'}"
+        why = "on no device" if value.is_meta else "quantized" if value.is_quantized else "sparse"
+        return f"a {kind} that is {why}"
     return f"the {kind} itself: save its state_dict()" if hasattr(value, "state_dict") else f"a {kind}"

@@ -40,6 +40,7 @@ class Teams:
             yield self._own
             return
         self._own.disconnect()
+        self._own.own_comm.barrier()  # MPI_Comm_create_group does not sleep while it waits
         members = self._world.group.Incl([rank for worker in workers for rank in self._layout.ranks_of(worker)])
         comm = SleepingComm(self._world.Create_group(members, tag=workers[0]))
         with Group(comm, self._host, workers[0], self._own.patience) as team:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 # Losses of one network differ a little between devices; those of different shards of a validation set differ by more
 # than this unless there are millions of samples in each.
 _TOLERANCE = 1e-3
+TIMEOUT = "timeout: "  # begins what is said of an evaluation that has taken too long
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _timeout(waiting: Step, others: Sequence[Step]) -> Verdict:
     cut = [step for step in others if step.failure is not None and not step.own]
     late = busy or cut or list(others)
     whom = ", ".join(f"rank {step.rank}, which {_did(step)}" for step in late)
-    failure = f"timeout: rank {waiting.rank} {waiting.failure}{_at(waiting) or ' at its end'} for {whom}"
+    failure = f"{TIMEOUT}rank {waiting.rank} {waiting.failure}{_at(waiting) or ' at its end'} for {whom}"
     return Verdict("failed", failure=failure, traceback=_tracebacks([*late, waiting]))
 
 

@@ -17,7 +17,8 @@ from hpo.ranks.communicator import SleepingComm, sleep_until
 class Offers:
     """A worker's part in this; made by all leaders together, whose ranks in `comm` are the numbers of their workers.
 
-    A worker waits no longer for help to be wanted once `is_stopping()` is true.
+    A worker waits no longer for help to be wanted once `is_stopping()` is true. ``is_retired`` says whether this worker
+    has no work of its own any more; it must not take any then, since others may leave.
     """
 
     def __init__(self, comm: SleepingComm, is_stopping: Callable[[], bool] = lambda: False) -> None:
@@ -31,14 +32,14 @@ class Offers:
         self._wanted_for: Any = None
         self._answers: dict[int, bool] = {}  # of those that this worker is about to reserve
         self._all_retired: Callable[[], bool] = lambda: False
-        self._is_retired = False
+        self.is_retired = False
 
     # For a worker without work
 
     def retire(self) -> None:
         """Say that this worker will have no work of its own any more."""
-        if not self._is_retired:
-            self._is_retired = True
+        if not self.is_retired:
+            self.is_retired = True
             self._all_retired = self._comm.arrive()
 
     def wait(self, others: Iterable[int] | None = None, limit: float = math.inf) -> Any:
@@ -57,7 +58,7 @@ class Offers:
                 return False
             if not self._offered_to and self._wanted_for is None:  # it was reserved in vain
                 self._offer(targets)
-            is_late = clock.now() > until or (self._is_stopping() and not self._is_retired)
+            is_late = clock.now() > until or (self._is_stopping() and not self.is_retired)
             return self._wanted_for is not None or is_late or self._all_retired()
 
         sleep_until(is_settled)

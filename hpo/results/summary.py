@@ -11,7 +11,7 @@ from typing import Any
 from hpo.results.confirmation import compare
 from hpo.store.growth import help_with
 from hpo.store.lineage import line_of
-from hpo.store.rungs import HALVINGS, Halving, Rung, rungs_of
+from hpo.store.rungs import HALVINGS, Halving, Rung, individuals, rungs_of
 from hpo.store.trials import Evaluation, best, rank
 
 # The states that are counted: not those of what is repeated, or waits.
@@ -27,6 +27,7 @@ def summarize(
 ) -> dict[str, Any]:
     """Return what the record says of a run: the content of summary.json without its times."""
     first = best(evaluations)
+    all_individuals = [*individuals(evaluations).values(), *individuals(confirmations).values()]
     islands = sorted({evaluation.island for evaluation in evaluations if evaluation.finished})
     return {
         "evaluations": counts(evaluations, budget),
@@ -41,7 +42,7 @@ def summarize(
             {"island": island, "top": [_entry(e) for e in rank([e for e in evaluations if e.island == island], top_n)]}
             for island in islands
         ],
-        "grown": sum(bool(evaluation.teams) for evaluation in [*evaluations, *confirmations]),
+        "grown": sum(any(one.teams for one in group) for group in all_individuals),
         "taken_over": sum(bool(evaluation.origin) for evaluation in evaluations),
         "confirmed": [{**_entry(evaluations[confirmed["trial"]]), **confirmed} for confirmed in compare(confirmations)],
         "unconfirmed": sum(evaluation.state in ("waiting", "running") for evaluation in confirmations),

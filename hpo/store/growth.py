@@ -33,12 +33,12 @@ class Help:
 
 def help_with(evaluation: Evaluation, until: float) -> list[Help]:
     """Return who helped with an evaluation, and when; those that are at it now do so `until` now, or its end."""
-    ends = [*(team["at"] for team in evaluation.teams[1:]), until]
+    ends = [*(min(team["at"], until) for team in evaluation.teams[1:]), until]
     return [
-        Help(worker, team["at"], max(team["at"], end), team["after"])
+        Help(worker, team["at"], end, team["after"])
         for team, end in zip(evaluation.teams, ends, strict=False)
         for worker in team["workers"]
-        if worker != evaluation.worker
+        if worker != evaluation.worker and end > team["at"]
     ]
 
 

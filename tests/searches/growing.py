@@ -23,6 +23,7 @@ class Settings:
     seconds: float = 0.4
     batch_size: int = 32
     most_ranks: int = 64  # more fail
+    fails_after: int = 0  # so many epochs
     scales: bool = True  # else more ranks take longer
     saves: bool = True
     restores: bool = True
@@ -43,9 +44,9 @@ def objective(params, worker, settings):
         optimizer.load_state_dict(state["optimizer"])
         drawn.set_state(state["drawn"])
         begin = state["epochs"]
-    if worker.size > settings.most_ranks:
-        raise ValueError(f"injected: no batch of {settings.batch_size} for {worker.size} ranks")
     for epoch in range(begin, settings.epochs):
+        if worker.size > settings.most_ranks and epoch >= settings.fails_after:
+            raise ValueError(f"injected: no batch of {settings.batch_size} for {worker.size} ranks")
         time.sleep(settings.seconds * params["x"] * (1 / worker.size if settings.scales else worker.size))
         for batch in torch.randperm(len(inputs), generator=drawn).split(settings.batch_size):
             mine = batch[worker.rank :: worker.size]

@@ -166,9 +166,12 @@ def _idle(evaluations: Iterable[Evaluation], running: Iterable[Evaluation], sinc
     return sorted(seen - {evaluation.worker for evaluation in running})
 
 
-def _helping(running: Iterable[Evaluation]) -> dict[int, str]:
+def _helping(running: Sequence[Evaluation]) -> dict[int, str]:
     """Return what workers do that are at evaluations of others."""
-    return {worker: f"helps worker {one.worker}" for one in running for worker in one.workers[1:]}
+    own = {
+        one.worker for one in running
+    }  # one may have parted, and begun, before the evaluation that it helped is over
+    return {worker: f"helps worker {one.worker}" for one in running for worker in one.workers[1:] if worker not in own}
 
 
 def _improvements(evaluations: Sequence[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:

@@ -37,7 +37,8 @@ def timeline(evaluations: Sequence[Evaluation], workers: int, now: float | None)
         traces.append({"x": x, "y": y, "text": texts, "name": state, "mode": "lines", "line": line})
         traces[-1]["hovertemplate"] = "%{text}<extra></extra>"
     traces += _help(own, zone, now)
-    lanes = max(workers, 1 + max(one.worker for one in own))
+    there = {one.worker for one in own}.union(*(team["workers"] for one in own for team in one.teams))
+    lanes = max(workers, 1 + max(there))
     layout = {
         "xaxis": {"type": "date", "rangebreaks": _pauses(WorkingTime(own, now), zone)},
         "yaxis": {

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from hpo.layout import Layout
 from hpo.results.advice.result import Advice, Result, listed, percent
+from hpo.store.growth import help_with
 from hpo.store.trials import Evaluation
 from hpo.store.values import is_number
 from hpo.text import duration, show_command
@@ -71,13 +72,19 @@ def idle_workers(result: Result) -> Advice | None:
     if not (0 <= busy < _BUSY and wall >= _LEAST_SECONDS and 1 < workers < len(ours)):
         return None
     first, last = min(one.started for one in ours), max(one.ended for one in ours)
-    ends = {one.worker: one.ended for one in sorted(ours, key=lambda one: one.ended)}
+    helped = [(part.worker, part.stop) for one in ours for part in help_with(one, one.ended)]
+    ends = dict(sorted([*((one.worker, one.ended) for one in ours), *helped], key=lambda end: end[1]))
     at_the_end = sum(last - ends.get(worker, first) for worker in range(workers))
     between = (1 - busy) * workers * (last - first) - at_the_end
     rarely = f"Workers were busy {percent(busy)} of the time"
     fewer = result.starting_anew("--ranks-per-worker", str(2 * size)) if workers % 2 == 0 else ""
     if at_the_end >= between:
         why = f"{rarely}: most of the rest, they had nothing left to do while others were at the last evaluations."
+        if any(one.saved_after for one in ours) and not any(one.teams for one in ours):
+            text = "Let workers that have nothing left to do join the others."
+            return Advice(
+                "idle", text, f"{why} These evaluations save what they go on from.", result.starting_anew("--grow")
+            )
         return Advice("idle", "Use fewer workers of more ranks each, or more evaluations.", why, fewer)
     seconds = statistics.median(one.ended - one.started for one in ours)
     takes = f"an evaluation takes {duration(seconds)}, and then its worker waits for {duration(between / len(ours))}"
