@@ -207,10 +207,8 @@ def test_what_does_not_save_does_not_grow(mpi: Mpi, folder: Path) -> None:
 
 
 def test_an_objective_that_begins_again_is_told_so_once(mpi: Mpi, folder: Path) -> None:
-    start = [*START, {"x": 0.6, "lr": 0.04}]  # its worker has no work when the first one has grown
-    (folder / "start.json").write_text(json.dumps(start))
     options = ["--ranks-per-worker", 1, "--grow"]
-    job = mpi.run(3, *growing("run", *options, evaluations=3, restores=False, seconds=0.8), cwd=folder)
+    job = mpi.run(2, *growing("run", *options, restores=False, seconds=0.6), cwd=folder)
     assert job.returncode == 0, job.stderr
     (line,) = job.stderr.splitlines()
     assert re.fullmatch(r"warning: --grow: trial 0 has begun again with 2 workers: .* worker\.restored", line), line
