@@ -62,7 +62,7 @@ class Growing:
         self._formerly: tuple[int, ...] = self._alone  # those before them
         self._seconds_formerly = 0.0  # that a loss took those
         self._doubling = _IDEAL  # what twice the workers make of the time that a loss takes, as far as is known
-        self._is_off = False
+        self._is_off = False  # since the objective begins again
         self._waited_for: set[int] = set()  # trials that did not take this worker on
 
     def next(self, claim: Claim) -> Told:
@@ -93,8 +93,8 @@ class Growing:
     def begin(self, assignment: Assignment, workers: tuple[int, ...], state: State | None = None) -> None:
         """Begin, or go on from a state, with these workers; those that were reserved come."""
         if workers != self._workers:
-            saved_after = self._record.evaluations()[assignment.number].saved_after
-            self._record.grew(assignment, len(state.about.losses) if state else saved_after, workers)
+            known = self._record.evaluations()[assignment.number]
+            self._record.grew(assignment, len(state.about.losses) if state else known.saved_after, workers)
         self._offers.begin([one for one in self._reserved if one in workers], Invitation(assignment, workers))
         self._offers.begin([one for one in self._reserved if one not in workers], None)
         self._workers, self._reserved, self._times, self._began = workers, [], [], clock.now()

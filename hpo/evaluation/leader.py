@@ -162,7 +162,8 @@ class Leader:
             if attempt.verdict.state != "paused" and self._saver.is_due():
                 state = attempt.state
                 self.write_state(attempt)
-                attempt.state = None if attempt.goes_on else state  # which is handed on to others
+                if not attempt.goes_on:
+                    attempt.state = state  # it is handed on to others
 
     def write_state(self, attempt: Attempt) -> None:
         """Write the last state of an evaluation that ends here, and is to go on."""

@@ -168,9 +168,8 @@ def _idle(evaluations: Iterable[Evaluation], running: Iterable[Evaluation], sinc
 
 def _helping(running: Sequence[Evaluation]) -> dict[int, str]:
     """Return what workers do that are at evaluations of others."""
-    own = {
-        one.worker for one in running
-    }  # one may have parted, and begun, before the evaluation that it helped is over
+    # A worker may have parted, and begun another evaluation, before the one that it has helped with is over.
+    own = {one.worker for one in running}
     return {worker: f"helps worker {one.worker}" for one in running for worker in one.workers[1:] if worker not in own}
 
 

@@ -82,9 +82,8 @@ def idle_workers(result: Result) -> Advice | None:
         why = f"{rarely}: most of the rest, they had nothing left to do while others were at the last evaluations."
         if any(one.saved_after for one in ours) and not any(one.teams for one in ours):
             text = "Let workers that have nothing left to do join the others."
-            return Advice(
-                "idle", text, f"{why} These evaluations save what they go on from.", result.starting_anew("--grow")
-            )
+            why += " These evaluations save what they go on from."
+            return Advice("idle", text, why, result.starting_anew("--grow"))
         return Advice("idle", "Use fewer workers of more ranks each, or more evaluations.", why, fewer)
     seconds = statistics.median(one.ended - one.started for one in ours)
     takes = f"an evaluation takes {duration(seconds)}, and then its worker waits for {duration(between / len(ours))}"
