@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import heapq
 import random
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import optuna
 
+from benchmarks.searchers import Searcher
 from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
 from hpo.breeding.upstream import Individual
@@ -23,28 +22,20 @@ WORKERS = 8
 _EXCHANGE = 0.9  # the default migration probability
 
 
-class Searcher(Protocol):
-    """Searches with several workers: each asks for hyperparameters, and later tells their loss."""
-
-    def ask(self, worker: int) -> dict[str, Any]:
-        """Return hyperparameters to evaluate."""
-
-    def tell(self, worker: int, loss: float) -> None:
-        """Learn the loss of the hyperparameters that this worker has asked for."""
-
-
 class SimulatedIslands:
     """Islands as hpo.breeding runs them, with the exchange of Propulate's pollination, which is instantaneous here."""
 
-    def __init__(self, space: SearchSpace, names: Sequence[str], islands: int, seed: int) -> None:
+    def __init__(
+        self, space: SearchSpace, names: Sequence[str], islands: int, seed: int, workers: int = WORKERS
+    ) -> None:
         self._rng = random.Random(seed)
         self._news: list[Evaluation] = []
         self._past = Past(space, self._take_news)
         self._islands = islands
-        self._size = WORKERS // islands
+        self._size = workers // islands
         self._populations: list[list[Individual]] = [[] for _ in range(islands)]
         self._propagators = []
-        for worker in range(WORKERS):
+        for worker in range(workers):
             rng = random.Random(f"{seed}/{worker}")
             name = names[worker // self._size % len(names)]
             propagator = make(name, self._past, rng, self._size, worker % self._size)
@@ -89,40 +80,11 @@ class SimulatedIslands:
         return news
 
 
-class OptunaStudy:
-    """One of Optuna's samplers, asked by all workers."""
-
-    def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler) -> None:
-        self._study = optuna.create_study(sampler=sampler)
-        self._distributions = space.distributions()
-        self._trials: dict[int, optuna.Trial] = {}
-
-    def ask(self, worker: int) -> dict[str, Any]:
-        """Return hyperparameters that the study suggests."""
-        self._trials[worker] = self._study.ask(self._distributions)
-        return {name: self._trials[worker].params[name] for name in self._distributions}
-
-    def tell(self, worker: int, loss: float) -> None:
-        """Tell the study the loss of the worker's trial."""
-        self._study.tell(self._trials.pop(worker), loss)
-
-
-def optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Make one of Optuna's samplers with its default settings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        kinds: dict[str, Any] = {
-            "TPE": optuna.samplers.TPESampler,
-            "GP": optuna.samplers.GPSampler,
-            "CMA-ES": optuna.samplers.CmaEsSampler,
-            "random": optuna.samplers.RandomSampler,
-        }
-        sampler: optuna.samplers.BaseSampler = kinds[name](seed=seed)
-    return sampler
-
-
 def simulate(
-    searcher: Searcher, evaluate: Callable[[dict[str, Any]], tuple[float, float]], evaluations: int
+    searcher: Searcher,
+    evaluate: Callable[[dict[str, Any]], tuple[float, float]],
+    evaluations: int,
+    workers: int = WORKERS,
 ) -> npt.NDArray[np.float64]:
     """Return the losses of evaluations, in the order in which they end; `evaluate` returns a loss and its seconds."""
     events: list[tuple[float, int, float]] = []
@@ -135,7 +97,7 @@ def simulate(
         heapq.heappush(events, (now + seconds, worker, loss))
         started += 1
 
-    for worker in range(WORKERS):
+    for worker in range(workers):
         start(worker, 0.0)
     while events:
         now, worker, loss = heapq.heappop(events)

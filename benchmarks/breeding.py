@@ -1,0 +1,87 @@
+"""How long propagators take to breed an individual, on one core.
+
+Each breeds for a worker of eight, which has a model of its own; what the others evaluate becomes known meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from hpo import Categorical, Float, Int, SearchSpace
+from hpo.breeding.names import OF_NUMBERS, PROPAGATORS
+from hpo.breeding.past import Past
+from hpo.breeding.propagators import New, make
+from hpo.breeding.upstream import Individual
+from hpo.space import Parameter
+from hpo.store.trials import Evaluation
+
+WORKERS = 8
+SUGGESTIONS = 24  # of one worker, that are timed
+NUMBERS: dict[str, Parameter] = {"layers": Int(1, 20), "lr": Float(1e-5, 1.0, log=True), "gamma": Float(0.0, 1.0)}
+SMALL = SearchSpace(**NUMBERS)
+MIXED = SearchSpace(**NUMBERS, act=Categorical("relu", "tanh", "elu"))
+LARGE = SearchSpace(**{f"x{place}": Float(0.0, 1.0) for place in range(20)})
+
+
+class Run:
+    """A run of which a worker takes part: the others draw at random."""
+
+    def __init__(self, space: SearchSpace, known: int) -> None:
+        self._space = space
+        self._rng = random.Random(0)
+        self._count = 0
+        self._news: list[Evaluation] = []
+        self.population: list[Individual] = []
+        self.past = Past(space, self._take)
+        for _ in range(known):
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Let another worker evaluate what it draws: the sum of squares, some of them more important than others."""
+        params = self._space.draw(self._rng)
+        individual = Individual(dict(self._space.encode(params)), self._space.limits())
+        individual.loss = float(sum((1 + i) * gene**2 for i, gene in enumerate(individual.position)))
+        individual.generation, individual.rank = self._count, self._count % 4
+        number = self._count
+        self._news.append(Evaluation(number, "complete", individual.loss, params, 0, 0, number, ended=number))
+        self.population.append(individual)
+        self._count += 1
+
+    def _take(self) -> Iterable[Evaluation]:
+        news, self._news = self._news, []
+        return news
+
+
+def times(name: str, space: SearchSpace, known: int) -> list[float]:
+    """Return the seconds of each of a worker's suggestions, after the first one."""
+    run, rng = Run(space, known), random.Random(0)
+    breed = New(make(name, run.past, rng, WORKERS // 2, 0), run.past, rng)
+    breed(run.population)
+    seconds = []
+    for _ in range(SUGGESTIONS):
+        for _ in range(WORKERS):
+            run.evaluate()
+        start = time.perf_counter()
+        breed(run.population)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def main() -> None:
+    """Print milliseconds."""
+    with threadpool_limits(1):
+        for known in (100, 1_000, 10_000):
+            print(f"milliseconds of a suggestion when {known} evaluations are known, mean (and most)")
+            for name in PROPAGATORS:
+                for label, space in (("3 or 4 parameters", SMALL if name in OF_NUMBERS else MIXED), ("20", LARGE)):
+                    taken = 1000 * np.array(times(name, space, known))
+                    print(f"    {name:12s}{label:>18s}: {taken.mean():6.1f} ({taken.max():.1f})", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What ours is compared with: Optuna's samplers, and HEBO."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Protocol
+
+import numpy as np
+import optuna
+
+from hpo.space import Categorical, Float, Parameter, SearchSpace
+
+_AT_ONCE = 4  # suggestions of HEBO, which takes seconds for them
+
+
+class Searcher(Protocol):
+    """Searches with several workers: each asks for hyperparameters, and later tells their loss."""
+
+    def ask(self, worker: int) -> dict[str, Any]:
+        """Return hyperparameters to evaluate."""
+
+    def tell(self, worker: int, loss: float) -> None:
+        """Learn the loss of the hyperparameters that this worker has asked for."""
+
+
+class OptunaStudy:
+    """One of Optuna's samplers, asked by all workers."""
+
+    def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler) -> None:
+        self._study = optuna.create_study(sampler=sampler)
+        self._distributions = space.distributions()
+        self._trials: dict[int, optuna.Trial] = {}
+
+    def ask(self, worker: int) -> dict[str, Any]:
+        """Return hyperparameters that the study suggests."""
+        self._trials[worker] = self._study.ask(self._distributions)
+        return {name: self._trials[worker].params[name] for name in self._distributions}
+
+    def tell(self, worker: int, loss: float) -> None:
+        """Tell the study the loss of the worker's trial."""
+        self._study.tell(self._trials.pop(worker), loss)
+
+
+def optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """Make one of Optuna's samplers with its default settings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        kinds: dict[str, Any] = {
+            "TPE": optuna.samplers.TPESampler,
+            "GP": optuna.samplers.GPSampler,
+            "CMA-ES": optuna.samplers.CmaEsSampler,
+            "random": optuna.samplers.RandomSampler,
+        }
+        sampler: optuna.samplers.BaseSampler = kinds[name](seed=seed)
+    return sampler
+
+
+class Hebo:
+    """HEBO, which is installed beside the project (benchmarks/README.md); asked by all workers.
+
+    Cowen-Rivers et al., HEBO: pushing the limits of sample-efficient hyperparameter optimisation (2022).
+    """
+
+    def __init__(self, space: SearchSpace, seed: int) -> None:
+        import torch
+        from hebo.design_space.design_space import DesignSpace
+        from hebo.optimizers.hebo import HEBO
+
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # HEBO draws from it
+        self._parameters = space.parameters
+        self._optimizer = HEBO(DesignSpace().parse(list(map(_design, space.parameters, space.parameters.values()))))
+        self._waiting: list[Any] = []
+        self._asked: dict[int, Any] = {}
+
+    def ask(self, worker: int) -> dict[str, Any]:
+        """Return hyperparameters that HEBO suggests."""
+        if not self._waiting:
+            suggested = self._optimizer.suggest(n_suggestions=_AT_ONCE)
+            self._waiting = [suggested.iloc[[place]] for place in range(len(suggested))]
+        row = self._asked[worker] = self._waiting.pop(0)
+        return {name: _value(parameter, row[name].item()) for name, parameter in self._parameters.items()}
+
+    def tell(self, worker: int, loss: float) -> None:
+        """Tell HEBO the loss of the worker's hyperparameters."""
+        self._optimizer.observe(self._asked.pop(worker), np.array([[loss]]))
+
+
+def _design(name: str, parameter: Parameter) -> dict[str, Any]:
+    """Describe a parameter to HEBO."""
+    if isinstance(parameter, Categorical):
+        return {"name": name, "type": "cat", "categories": [str(place) for place in range(len(parameter.choices))]}
+    kind = "int" if not isinstance(parameter, Float) else "pow" if parameter.log else "num"
+    return {"name": name, "type": kind, "lb": parameter.low, "ub": parameter.high}
+
+
+def _value(parameter: Parameter, suggested: Any) -> Any:
+    if isinstance(parameter, Categorical):
+        return parameter.choices[int(suggested)]
+    return parameter.decode(parameter.encode(suggested))

@@ -1,0 +1,129 @@
+"""What the default propagator learns of a run's losses, and what it does with it."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import hpo.breeding.surrogate
+from hpo import Float, SearchSpace
+from hpo.breeding.past import Past
+from hpo.breeding.propagators import New, make
+from hpo.breeding.surrogate import Surrogate, log_expected_gain, normal_scores, power_transformed
+from hpo.breeding.upstream import Individual
+from hpo.space import Value
+from hpo.store.trials import Evaluation
+from tests.support.evaluations import one
+
+FIVE = SearchSpace(**{f"x{place}": Float(-1.0, 1.0) for place in range(5)})
+
+
+def test_power_transformed_losses_are_normal_in_their_order() -> None:
+    losses = np.random.default_rng(0).lognormal(0, 1, 200)
+    transformed = power_transformed(losses)
+    assert stats.skew(losses) > 1.5
+    assert abs(stats.skew(transformed)) < 0.2
+    assert (np.argsort(transformed) == np.argsort(losses)).all()
+    assert transformed.mean() == pytest.approx(0, abs=1e-9)
+    assert transformed.std() == pytest.approx(1)
+
+
+def test_the_most_likely_power_is_found() -> None:
+    losses = np.random.default_rng(1).gamma(2.0, size=100)
+    centered = losses - np.median(losses)
+    theirs, _ = stats.yeojohnson(centered / np.median(np.abs(centered)))
+    ours = power_transformed(losses)
+    assert ours == pytest.approx((theirs - theirs.mean()) / theirs.std(), abs=1e-3)
+
+
+@pytest.mark.parametrize("outlier", [1e9, 1e300, 1.7e308, -1.7e308, math.inf])
+def test_an_outlier_leaves_the_others_apart(outlier: float) -> None:
+    losses = np.append(np.linspace(1.0, 2.0, 20), [outlier, outlier])
+    transformed = power_transformed(losses)
+    assert np.isfinite(transformed).all()
+    assert transformed[19] - transformed[0] > 0.5, "of a standard deviation"
+    assert np.diff(transformed[:20]).min() > 0
+    assert (transformed[20:] == (transformed.max() if outlier > 0 else transformed.min())).all()
+    assert np.isfinite(normal_scores(losses)).all()
+
+
+def test_losses_that_are_all_the_same_say_nothing() -> None:
+    for losses in (np.full(5, 3.0), np.full(5, math.inf)):
+        assert (normal_scores(losses) == 0).all()
+        assert (power_transformed(losses) == 0).all()
+
+
+def test_equal_losses_share_their_place() -> None:
+    scores = normal_scores(np.array([5.0, 1.0, math.inf, 1.0]))
+    assert scores == pytest.approx(stats.norm.ppf([5 / 8, 1 / 4, 7 / 8, 1 / 4]))
+
+
+def test_the_gain_that_is_expected() -> None:
+    for standardized in (-3.0, -1.1, -0.9, 0.0, 2.5):
+        draws = np.linspace(-12, 12, 100_001)
+        gain = np.trapz(np.maximum(standardized - draws, 0) * stats.norm.pdf(draws), draws)
+        assert log_expected_gain(np.array([standardized]))[0] == pytest.approx(math.log(gain), abs=1e-6)
+    far = log_expected_gain(-np.logspace(0, 6, 200))
+    assert np.isfinite(far).all()
+    assert (np.diff(far) < 0).all(), "the farther, the less"
+
+
+def _bred(space: SearchSpace, count: int) -> dict[str, Value]:
+    """Breed when so many evaluations are known, drawn at random, whose losses are their distances to 0.25."""
+    draws = random.Random(0)
+    known = []
+    for trial in range(count):
+        params = space.draw(draws)
+        distance = sum((float(value) - 0.25) ** 2 for value in params.values())
+        known.append(one(trial, loss=distance, params=params))
+    population = [Individual(dict(space.encode(evaluation.params)), space.limits()) for evaluation in known]
+    for individual, evaluation in zip(population, known, strict=True):
+        individual.loss = evaluation.loss
+    past = Past(space, lambda: [known.pop(0) for _ in range(len(known))])
+    rng = random.Random(1)
+    breed = New(make("ga", past, rng, 2, 0), past, rng)
+    return space.decode(breed(population))
+
+
+def test_what_is_promising_is_bred_on() -> None:
+    bred = _bred(FIVE, 60)
+    assert max(abs(float(str(value)) - 0.25) for value in bred.values()) < 0.2, "of 150 candidates, the best has 0.36"
+
+
+def _surrogate(*known: Evaluation) -> Surrogate:
+    past = Past(FIVE, lambda: known)
+    past.update()
+    return Surrogate(past, np.random.default_rng(0))
+
+
+def _drawn(count: int) -> list[Evaluation]:
+    """Return evaluations that are drawn at random, whose losses are squares of their distances to 0."""
+    draws = random.Random(0)
+    drawn = [FIVE.draw(draws) for _ in range(count)]
+    return [one(trial, loss=sum(float(x) ** 2 for x in p.values()), params=p) for trial, p in enumerate(drawn)]
+
+
+@pytest.mark.parametrize("daring", [0.0, 1.0])
+def test_what_is_in_flight_counts_as_evaluated(daring: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hpo.breeding.surrogate, "_DARING", daring)
+    running = one(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
+    beside = np.array([[0.1, 0.0, 0.0, 0.0, 0.0]])
+    before, after = _surrogate(*_drawn(40)).learn(), _surrogate(*_drawn(40), running).learn()
+    assert after(beside) < before(beside)
+
+
+@pytest.mark.parametrize("daring", [0.0, 1.0])
+def test_what_is_next_to_something_known_is_not_asked_for(daring: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hpo.breeding.surrogate, "_DARING", daring)
+    known = _drawn(40)
+    running = one(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
+    merits_of = _surrogate(*known, running).learn()
+    for evaluation in (known[7], running):
+        genes = np.array(list(FIVE.encode(evaluation.params).values()))
+        within, outside = genes + 0.019, genes + np.array([0.0, 0.021, 0.0, 0.0, 0.0])  # of a range of 2
+        assert merits_of(within[np.newaxis]) == -np.inf
+        assert np.isfinite(merits_of(outside[np.newaxis]))
