@@ -33,7 +33,10 @@ NOISY = SEARCHES / "noisy.py"
 def test_islands_breed_from_what_islands_of_other_propagators_send_them(
     mpi: Mpi, tmp_path: Path, probability: int
 ) -> None:
-    """The first island is given one very good individual, whose genes nobody would draw."""
+    """The first island is given one very good individual, whose genes nobody would draw.
+
+    What `ga` breeds from it is bred on, on the surrogate, until it may have no gene of it left.
+    """
     storage = f"sqlite:///{tmp_path}/study.db"
     given = {"a": 0.0123456789012, "b": 0.0234567890123, "c": 0.0345678901234, "d": 0.0456789012345}
     source = optuna.create_study(storage=storage)
@@ -48,7 +51,8 @@ def test_islands_breed_from_what_islands_of_other_propagators_send_them(
     heirs = {0: 0, 1: 0, 2: 0}
     for trial in trials[1:]:
         heirs[trial.user_attrs["island"]] += bool(trial.params.items() & trials[0].params.items())
-    assert [count > 0 for count in heirs.values()] == [False, probability == 1, probability == 1], heirs
+    assert (heirs[0], heirs[2] > 0) == (0, probability == 1), heirs
+    assert probability == 1 or heirs[1] == 0, heirs
 
 
 def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) -> None:
