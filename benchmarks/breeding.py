@@ -17,7 +17,7 @@ from hpo.breeding.names import OF_NUMBERS, PROPAGATORS
 from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
 from hpo.breeding.upstream import Individual
-from hpo.space import Parameter
+from hpo.parameters import Parameter
 from hpo.store.trials import Evaluation
 
 WORKERS = 8

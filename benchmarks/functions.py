@@ -13,7 +13,8 @@ from typing import Any
 import cocoex
 import numpy as np
 
-from hpo.space import Float, Int, SearchSpace
+from hpo.parameters import Float, Int
+from hpo.space import SearchSpace
 
 SUITES = ("bbob", "bbob-mixint")
 KINDS = range(1, 25)  # separable, ill-conditioned, multi-modal, ...: see Hansen et al., RR-6829 (2009)

@@ -16,7 +16,8 @@ from sklearn.model_selection import KFold, cross_val_score
 from sklearn.preprocessing import scale
 from sklearn.svm import SVC, SVR
 
-from hpo.space import Categorical, Float, Int, SearchSpace
+from hpo.parameters import Categorical, Float, Int
+from hpo.space import SearchSpace
 
 _SAMPLES = 300
 _MOST_STEPS = 10_000  # of an optimization; what does not converge has the loss that it has

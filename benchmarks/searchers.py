@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 import optuna
 
-from hpo.space import Categorical, Float, Parameter, SearchSpace
+from hpo.parameters import Categorical, Float, Ordinal, Parameter
+from hpo.space import SearchSpace
 
 _AT_ONCE = 4  # suggestions of HEBO, which takes seconds for them
 
@@ -90,6 +91,7 @@ def _design(name: str, parameter: Parameter) -> dict[str, Any]:
     """Describe a parameter to HEBO."""
     if isinstance(parameter, Categorical):
         return {"name": name, "type": "cat", "categories": [str(place) for place in range(len(parameter.choices))]}
+    assert not isinstance(parameter, Ordinal), "no problem has one"
     kind = "int" if not isinstance(parameter, Float) else "pow" if parameter.log else "num"
     return {"name": name, "type": kind, "lb": parameter.low, "ub": parameter.high}
 

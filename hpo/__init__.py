@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+from hpo.parameters import Categorical, Float, Int, Ordinal
 from hpo.prediction import Prediction, TextSample
-from hpo.space import Categorical, Float, Int, SearchSpace
+from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
     from hpo.evaluation.worker import Worker
 
-__all__ = ["Categorical", "Float", "Int", "Prediction", "SearchSpace", "TextSample", "Worker"]
+__all__ = ["Categorical", "Float", "Int", "Ordinal", "Prediction", "SearchSpace", "TextSample", "Worker"]
 
 
 def __getattr__(name: str) -> object:

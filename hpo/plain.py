@@ -37,7 +37,8 @@ def meant(parameter: Parameter) -> Parameter | None:
     given: Any = parameter
     if hasattr(given, "choices"):
         spread = [elements(choice) or [choice] for choice in given.choices]
-        candidate = type(given)(*(_plain(choice) for several in spread for choice in several))
+        choices = [_plain(choice) for several in spread for choice in several]
+        candidate = type(given)(*choices, tunable=given.tunable, when=given.when)
     else:
         low, high = _number(given.low), _number(given.high)
         if low is None or high is None:

@@ -1,193 +1,26 @@
-"""Search spaces: named, typed, bounded hyperparameters, and their two encodings.
+"""Search spaces: named hyperparameters, of which some exist only beside others, and the rules between them.
 
-A space is checked when it is made, since only the space knows its parameters' names. It encodes hyperparameters to
-*genes*, the numbers that Propulate breeds, and to Optuna distributions, which the record keeps. Pure: no MPI, no torch.
+A space is checked when it is made, since only the space knows its parameters' names. Pure: no MPI, no torch.
 """
 
 from __future__ import annotations
 
-import itertools
 import keyword
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from random import Random
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any
 
-from hpo.plain import elements, meant, round_float, round_inwards, with_type
+from hpo.parameters import Categorical, Float, Gene, Int, Ordinal, Parameter, Value
+from hpo.plain import meant
+from hpo.rules import MOST_DRAWS, Rule, check_rules
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-Value = Union[bool, int, float, str]
-Gene = Union[int, float]
+_FEW = 100_000  # so many individuals are counted one by one
 
-# Propulate holds genes in a float64 array, in which larger integers are no longer exact.
-_LARGEST_INT = 2**53
-
-
-@dataclass(frozen=True)
-class Int:
-    """An integer from `low` to `high`, both included; `tunable` as for a Float."""
-
-    low: int
-    high: int
-    tunable: bool = field(default=False, repr=False)
-
-    def problem(self) -> str | None:
-        """Return what is wrong with the bounds; None if nothing is."""
-        for bound in (self.low, self.high):
-            if type(bound) is not int:
-                return f"the bounds of an Int must be integers (a Float's need not be), not {with_type(bound)}"
-        if not self.low < self.high:
-            return "low < high must hold"
-        if max(abs(self.low), abs(self.high)) > _LARGEST_INT:
-            return f"the bounds of an Int must lie within ±2**53 ({_LARGEST_INT})"
-        return None
-
-    @property
-    def limits(self) -> tuple[Gene, Gene]:
-        """The lowest and the highest gene."""
-        return self.low, self.high
-
-    def accepts(self, value: object) -> bool:
-        """Tell whether this parameter can have this value."""
-        return type(value) is int and self.low <= value <= self.high
-
-    def encode(self, value: Value) -> Gene:
-        """Return the gene of a value."""
-        return int(value)
-
-    def decode(self, gene: Gene) -> int:
-        """Return the value of a gene; a gene outside of the limits counts as the nearest limit."""
-        return min(max(round(gene), self.low), self.high)
-
-    def distribution(self) -> BaseDistribution:
-        """Return the Optuna distribution."""
-        from optuna.distributions import IntDistribution
-
-        return IntDistribution(self.low, self.high)
-
-
-@dataclass(frozen=True)
-class Float:
-    """A float from `low` to `high`, both included, drawn and mutated on a linear or, if `log`, logarithmic scale.
-
-    Values have 12 significant digits; bounds with more digits are rounded towards the inside of the range. What is
-    `tunable` can change while a network trains, as a learning rate can: an individual may inherit the weights of
-    another one (`--inherit`) if only such parameters differ.
-    """
-
-    low: float
-    high: float
-    log: bool = False
-    tunable: bool = field(default=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.problem() is None:
-            low, high = float(self.low), float(self.high)
-            object.__setattr__(self, "low", round_inwards(low, high))
-            object.__setattr__(self, "high", round_inwards(high, low))
-
-    def problem(self) -> str | None:
-        """Return what is wrong with the bounds; None if nothing is."""
-        for bound in (self.low, self.high):
-            if type(bound) not in (int, float):
-                return f"the bounds of a Float must be numbers, not {with_type(bound)}"
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and math.isfinite(self.high - self.low)):
-            return "the bounds of a Float must be finite"
-        if not self.low < self.high:
-            return "low < high must hold, in 12 significant digits"
-        if type(self.log) is not bool:
-            return "log must be True or False"
-        if self.log and self.low <= 0:
-            return "a logarithmic scale needs low > 0"
-        return None
-
-    @property
-    def limits(self) -> tuple[Gene, Gene]:
-        """The lowest and the highest gene: the bounds, or their logarithms."""
-        return self.encode(self.low), self.encode(self.high)
-
-    def accepts(self, value: object) -> bool:
-        """Tell whether this parameter can have this value."""
-        return type(value) is float and self.low <= value <= self.high and value == round_float(value)
-
-    def encode(self, value: Value) -> Gene:
-        """Return the gene of a value."""
-        return math.log(float(value)) if self.log else float(value)
-
-    def decode(self, gene: Gene) -> float:
-        """Return the value of a gene; a gene outside of the limits counts as the nearest limit."""
-        low, high = self.limits
-        gene = min(max(gene, low), high)
-        value = round_float(math.exp(gene) if self.log else float(gene))
-        return min(max(value, self.low), self.high)
-
-    def distribution(self) -> BaseDistribution:
-        """Return the Optuna distribution."""
-        from optuna.distributions import FloatDistribution
-
-        return FloatDistribution(self.low, self.high, log=self.log)
-
-
-@dataclass(frozen=True, init=False)
-class Categorical:
-    """One of several choices without an order: strings, numbers or booleans; `tunable` as for a Float."""
-
-    # The gene is the index of the choice. Propulate's own one-hot encoding of strings loses mutations: setting one
-    # clears the wrong slice of an individual's position (propulate 1.2.2, `Individual.__setitem__`).
-    choices: tuple[Value, ...]
-    tunable: bool = False
-
-    def __init__(self, *choices: Value, tunable: bool = False) -> None:
-        object.__setattr__(self, "choices", choices)
-        object.__setattr__(self, "tunable", tunable)
-
-    def __repr__(self) -> str:
-        return f"Categorical({', '.join(map(repr, self.choices))})"
-
-    def problem(self) -> str | None:
-        """Return what is wrong with the choices; None if nothing is."""
-        if not self.choices:
-            return "at least one choice is needed"
-        for choice in self.choices:
-            if type(choice) not in (bool, int, float, str):
-                if elements(choice) is not None:
-                    return "choices are given one by one, each a string, a number or a boolean"
-                return f"a choice must be a string, a number or a boolean, not {with_type(choice)}"
-            if type(choice) is float and not math.isfinite(choice):
-                return f"a choice must be finite, not {choice!r}"
-        # True == 1 == 1.0: Optuna, which looks choices up by equality, could not tell them apart either.
-        if len(set(self.choices)) < len(self.choices):
-            return "choices must differ from each other (True, 1 and 1.0 are the same)"
-        return None
-
-    @property
-    def limits(self) -> tuple[Gene, Gene]:
-        """The lowest and the highest gene."""
-        return 0, len(self.choices) - 1
-
-    def accepts(self, value: object) -> bool:
-        """Tell whether this parameter can have this value."""
-        return any(type(value) is type(choice) and value == choice for choice in self.choices)
-
-    def encode(self, value: Value) -> Gene:
-        """Return the gene of a value."""
-        return self.choices.index(value)
-
-    def decode(self, gene: Gene) -> Value:
-        """Return the value of a gene; a gene outside of the limits counts as the nearest limit."""
-        return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
-
-    def distribution(self) -> BaseDistribution:
-        """Return the Optuna distribution."""
-        from optuna.distributions import CategoricalDistribution
-
-        return CategoricalDistribution(self.choices)
-
-
-Parameter = Union[Int, Float, Categorical]
+Condition = Mapping[str, tuple[Value, ...]]  # the values that other parameters must have
 
 
 class SearchSpace:
@@ -199,33 +32,48 @@ class SearchSpace:
             conv_layers=Int(2, 10),
             activation=Categorical("relu", "sigmoid", "tanh"),
             lr=Float(1e-3, 1.0, log=True),
+            optimizer=Categorical("sgd", "adam"),
+            momentum=Float(0.0, 0.99, when={"optimizer": "sgd"}),
         )
-        genes = space.encode({"conv_layers": 3, "activation": "tanh", "lr": 0.01})
-        space.decode(genes)  # {"conv_layers": 3, "activation": "tanh", "lr": 0.01}
+        space.require(lambda p: p["conv_layers"] < 8 or p["lr"] < 0.1, "deep networks need small learning rates")
+        params = {"conv_layers": 3, "activation": "tanh", "lr": 0.01, "optimizer": "adam"}
+        space.decode(space.encode(params)) == params
 
-    Raises ValueError where there is no parameter, or where the name, the bounds or the choices of a parameter are not
-    valid; the message names the parameter. Raises TypeError where a parameter is none of Int, Float and Categorical.
+    Every individual has a gene for each parameter; hyperparameters are those that exist, and where one does not, its
+    gene does not matter.
+
+    Raises ValueError where there is no parameter, or where the name, the bounds, the choices or the condition of a
+    parameter are not valid; the message names the parameter. Raises TypeError where a parameter is none of Int, Float,
+    Ordinal and Categorical.
     """
 
     def __init__(self, **parameters: Parameter) -> None:
         if not parameters:
             raise ValueError("a search space needs at least one parameter, e.g. SearchSpace(lr=Float(1e-4, 1e-1))")
+        self.conditions: dict[str, Condition] = {}
         for name, parameter in parameters.items():
-            # Propulate keeps names with a leading underscore for itself.
-            if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-                raise ValueError(
-                    f"parameter name {name!r}: must be a Python identifier without a leading underscore, e.g. 'lr'"
-                )
-            if not isinstance(parameter, (Int, Float, Categorical)):
-                raise TypeError(f"parameter {name!r}: must be an Int, Float or Categorical, not {parameter!r}")
-            problem = parameter.problem()
-            if not problem and type(parameter.tunable) is not bool:
-                problem = f"tunable must be True or False, not {parameter.tunable!r}"
-            if problem:
-                instead = meant(parameter)
-                hint = f": write {instead!r}" if instead else ""
-                raise ValueError(f"parameter {name!r}: {problem}, but got {parameter!r}{hint}")
+            _check_parameter(name, parameter)
+            before = {other: parameters[other] for other in self.conditions}
+            self.conditions[name] = _condition(name, parameter, before, list(parameters))
         self.parameters: Mapping[str, Parameter] = dict(parameters)
+        self.rules: list[Rule] = []
+
+    def require(self, rule: Callable[[dict[str, Any]], bool], text: str) -> None:
+        """Allow only hyperparameters for which a function returns True; `text` tells people what it demands.
+
+        ::
+
+            space.require(lambda p: p["width"] % p["heads"] == 0, "heads must divide width")
+
+        The function gets the hyperparameters that exist; where it looks up one that does not, it demands nothing.
+        Raises TypeError where `rule` is no function, or `text` no text.
+        """
+        if not callable(rule) or type(text) is not str:
+            raise TypeError(
+                "a rule is a function of hyperparameters and a text, such as "
+                f'require(lambda p: p["width"] % p["heads"] == 0, "heads must divide width"), not {rule!r}, {text!r}'
+            )
+        self.rules.append(Rule(rule, text, frozenset(self.parameters)))
 
     @property
     def fixed(self) -> list[str]:
@@ -240,49 +88,75 @@ class SearchSpace:
         """Return the lowest and the highest gene of each parameter, as Propulate takes them: ints, or floats."""
         return {name: parameter.limits for name, parameter in self.parameters.items()}
 
+    def exists(self, name: str, params: Mapping[str, object]) -> bool:
+        """Tell whether a parameter exists beside hyperparameters, which need only be those before it in the space."""
+        return all(other in params and params[other] in values for other, values in self.conditions[name].items())
+
     def encode(self, params: Mapping[str, Value]) -> dict[str, Gene]:
-        """Return the genes of hyperparameters; raises ValueError where they are not of this space."""
+        """Return the genes of hyperparameters; raises ValueError where they are not of this space.
+
+        The gene of a parameter that does not exist is the middle of its limits.
+        """
         self.check(params)
-        return {name: parameter.encode(params[name]) for name, parameter in self.parameters.items()}
+        return {
+            name: parameter.encode(params[name]) if name in params else _middle(parameter)
+            for name, parameter in self.parameters.items()
+        }
 
     def decode(self, genes: Mapping[str, Gene]) -> dict[str, Value]:
         """Return the hyperparameters of genes: plain ints, floats, strings and booleans."""
-        return {name: parameter.decode(genes[name]) for name, parameter in self.parameters.items()}
+        params: dict[str, Value] = {}
+        for name, parameter in self.parameters.items():
+            if self.exists(name, params):
+                params[name] = parameter.decode(genes[name])
+        return params
 
-    def nearest_genes(self, params: Mapping[str, Value]) -> dict[str, Gene]:
-        """Return the genes of hyperparameters whose floats may have too many digits: they are rounded to this space."""
-        genes = {name: parameter.encode(params[name]) for name, parameter in self.parameters.items()}
-        return self.encode(self.decode(genes))
+    def rounded(self, genes: Mapping[str, Gene]) -> dict[str, Gene]:
+        """Return the genes of the nearest values of all parameters, those that do not exist among them."""
+        return {name: one.encode(one.decode(genes[name])) for name, one in self.parameters.items()}
 
     def check(self, params: Mapping[str, object]) -> None:
         """Raise a ValueError, naming the first wrong parameter, unless `params` are hyperparameters of this space."""
-        for name in [*params, *self.parameters]:
-            if name not in self.parameters:
-                raise ValueError(f"unknown parameter {name!r}; this space has {', '.join(self.parameters)}")
-            if name not in params:
-                raise ValueError(f"parameter {name!r} is missing")
-            if not self.parameters[name].accepts(params[name]):
-                raise ValueError(f"parameter {name!r}: {params[name]!r} is not in {self.parameters[name]!r}")
+        self._check_values(params)
+        for rule in self.rules:
+            if not rule.allows(params):
+                raise ValueError(f"{rule.text}, but got {params!r}")
 
-    def draw(self, rng: Random) -> dict[str, Value]:
-        """Return hyperparameters, each drawn uniformly from its range (its logarithm, for logarithmic floats)."""
-        genes: dict[str, Gene] = {}
-        for name, parameter in self.parameters.items():
-            low, high = parameter.limits
-            genes[name] = rng.uniform(low, high) if isinstance(parameter, Float) else rng.randint(int(low), int(high))
-        return self.decode(genes)
+    def allows(self, params: Mapping[str, object]) -> bool:
+        """Tell whether hyperparameters obey all rules."""
+        return all(rule.allows(params) for rule in self.rules)
 
-    @property
+    def check_rules(self) -> None:
+        """Raise a ValueError where the rules leave nothing or next to nothing, or one cannot be asked."""
+        if self.rules:
+            rng = Random(0)
+            check_rules(self.rules, lambda: self._draw_any(rng))
+
+    def draw(self, rng: Random, given: Mapping[str, Value] | None = None) -> dict[str, Value]:
+        """Return hyperparameters, each drawn uniformly from its range (its logarithm, on a logarithmic scale).
+
+        Those that are `given` are so. Raises ValueError where such are not of the space, or no draw obeys the rules.
+        """
+        given = given or {}
+        for _ in range(MOST_DRAWS):
+            params = self._draw_any(rng, given)
+            if params.keys() >= given.keys() and self.allows(params):
+                break
+        self.check({**params, **given})
+        return params
+
+    @cached_property
     def size(self) -> float:
-        """The number of different individuals: infinite where a parameter is a Float."""
-        sizes = [parameter.limits[1] - parameter.limits[0] + 1 for parameter in self.parameters.values()]
-        return math.inf if any(isinstance(p, Float) for p in self.parameters.values()) else math.prod(sizes)
+        """The number of different individuals: infinite where a parameter is a Float without steps.
+
+        Where rules choose among more than 100,000, it is the number without rules.
+        """
+        count = self._count(list(self.parameters), {})
+        return sum(1 for _ in self.everything()) if self.rules and count <= _FEW else count
 
     def everything(self) -> Iterator[dict[str, Value]]:
-        """Yield the hyperparameters of every individual, for a space without floats."""
-        ranges = [range(int(low), int(high) + 1) for low, high in self.limits().values()]
-        for genes in itertools.product(*ranges):
-            yield self.decode(dict(zip(self.parameters, genes, strict=True)))
+        """Yield the hyperparameters of every individual, for a space without floats that have no steps."""
+        return filter(self.allows, self._all_from(list(self.parameters), {}))
 
     def describe(self) -> dict[str, str]:
         """Return each parameter as text, to be kept with a run and compared on resuming it."""
@@ -291,3 +165,96 @@ class SearchSpace:
     def distributions(self) -> dict[str, BaseDistribution]:
         """Return the Optuna distribution of every parameter."""
         return {name: parameter.distribution() for name, parameter in self.parameters.items()}
+
+    def _check_values(self, params: Mapping[str, object]) -> None:
+        for name in [*params, *self.parameters]:
+            if name not in self.parameters:
+                raise ValueError(f"unknown parameter {name!r}; this space has {', '.join(self.parameters)}")
+            exists = self.exists(name, params)
+            if exists and name not in params:
+                raise ValueError(f"parameter {name!r} is missing")
+            if not exists and name in params:
+                raise ValueError(f"parameter {name!r} exists only {_where(self.conditions[name])}")
+            if exists and not self.parameters[name].accepts(params[name]):
+                raise ValueError(f"parameter {name!r}: {params[name]!r} is not in {self.parameters[name]!r}")
+
+    def _draw_any(self, rng: Random, given: Mapping[str, Value] | None = None) -> dict[str, Value]:
+        """Return hyperparameters that need not obey rules, with those values that are given, where they exist."""
+        params: dict[str, Value] = {}
+        for name, parameter in self.parameters.items():
+            low, high = parameter.limits
+            gene = rng.uniform(low, high) if parameter.continuous else rng.randint(int(low), int(high))
+            if self.exists(name, params):
+                params[name] = given[name] if given and name in given else parameter.decode(gene)
+        return params
+
+    def _count(self, names: Sequence[str], before: dict[str, Value]) -> float:
+        """Return how many individuals there are of which these parameters, the last ones, have not been chosen."""
+        if not names:
+            return 1
+        name, *others = names
+        if not self.exists(name, before):
+            return self._count(others, before)
+        parameter = self.parameters[name]
+        if any(name in self.conditions[other] for other in others):
+            return sum(self._count(others, {**before, name: value}) for value in parameter.values())
+        return parameter.size * self._count(others, before)
+
+    def _all_from(self, names: Sequence[str], before: dict[str, Value]) -> Iterator[dict[str, Value]]:
+        if not names:
+            yield before
+        elif self.exists(names[0], before):
+            for value in self.parameters[names[0]].values():
+                yield from self._all_from(names[1:], {**before, names[0]: value})
+        else:
+            yield from self._all_from(names[1:], before)
+
+
+def _check_parameter(name: str, parameter: object) -> None:
+    # Propulate keeps names with a leading underscore for itself.
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise ValueError(
+            f"parameter name {name!r}: must be a Python identifier without a leading underscore, e.g. 'lr'"
+        )
+    if not isinstance(parameter, (Int, Float, Ordinal, Categorical)):
+        raise TypeError(f"parameter {name!r}: must be an Int, Float, Ordinal or Categorical, not {parameter!r}")
+    problem = parameter.problem()
+    if not problem and type(parameter.tunable) is not bool:
+        problem = f"tunable must be True or False, not {parameter.tunable!r}"
+    if problem:
+        instead = meant(parameter)
+        hint = f": write {instead!r}" if instead else ""
+        raise ValueError(f"parameter {name!r}: {problem}, but got {parameter!r}{hint}")
+
+
+def _condition(name: str, parameter: Parameter, before: Mapping[str, Parameter], names: Sequence[str]) -> Condition:
+    """Return the condition of a parameter; raises ValueError where those before it cannot have such values."""
+    when: Any = parameter.when
+    if when is None:
+        return {}
+    if not isinstance(when, Mapping) or not when:
+        raise ValueError(f"parameter {name!r}: when is a dict such as {{'optimizer': 'sgd'}}, not {when!r}")
+    condition = {}
+    for other, values in when.items():
+        if other not in before:
+            why = "it must stand before it" if other in names and other != name else f"before it are {[*before]}"
+            raise ValueError(f"parameter {name!r} exists only where {other!r} has a value, and {why}")
+        several = isinstance(values, Collection) and not isinstance(values, (str, bytes))
+        condition[other] = tuple(values) if several else (values,)
+        if before[other].continuous and not isinstance(before[other], Int):
+            raise ValueError(f"parameter {name!r} depends on {other!r}: {before[other]!r} has too many values")
+        for value in condition[other] or [values]:
+            if not before[other].accepts(value):
+                raise ValueError(f"parameter {name!r}: {other!r} is never {value!r}: it is {before[other]!r}")
+    return condition
+
+
+def _middle(parameter: Parameter) -> Gene:
+    low, high = parameter.limits
+    return (low + high) / 2 if parameter.continuous else (int(low) + int(high)) // 2
+
+
+def _where(condition: Condition) -> str:
+    return "where " + " and ".join(
+        f"{other!r} is {' or '.join(map(repr, values))}" for other, values in condition.items()
+    )

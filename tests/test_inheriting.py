@@ -235,4 +235,4 @@ def test_a_space_without_tunable_parameters_is_told_what_to_write(mpi: Mpi, tmp_
     job = mpi.run(2, PROGRAM, SEARCHES / "tiny.py", "--inherit", cwd=tmp_path)
     assert job.returncode == 2
     assert "--inherit: no parameter is tunable" in job.stderr
-    assert "depth=Int(low=1, high=3, tunable=True)" in job.stderr
+    assert "depth=Int(1, 3, tunable=True)" in job.stderr

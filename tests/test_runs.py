@@ -83,7 +83,7 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     assert f"<title>{run_dir.name}: loss {best:.4g}</title>" in (run_dir / "report.html").read_text("utf-8")
     run = json.loads((run_dir / "run.json").read_text())
     assert (run["budget"], run["seed"], run["settings"]["epochs"], len(run["hosts"])) == (13, 3, 2, 1)
-    assert run["space"]["conv_layers"] == "Int(low=1, high=6)"
+    assert run["space"]["conv_layers"] == "Int(1, 6)"
 
     top = hpo_line("top", run_dir, "-n", 1)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -127,7 +127,7 @@ def test_a_run_starts_with_what_a_person_gives(mpi: Mpi, tmp_path: Path) -> None
     job = mpi.run(1, *arguments, *ALONE, "--resume", cwd=tmp_path)
     assert job.returncode == 2
     assert job.stderr.splitlines()[0] == (
-        "error: --start-with given.json: entry 2: parameter 'depth': 4 is not in Int(low=1, high=3)"
+        "error: --start-with given.json: entry 2: parameter 'depth': 4 is not in Int(1, 3)"
     )
 
 
@@ -237,7 +237,7 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     other.write_text(QUICK.read_text().replace("depth=Int(1, 9)", "depth=Int(1, 8)"))
     changed = mpi.run(1, PROGRAM, other, *options[2:], *ALONE, cwd=tmp_path)
     assert changed.returncode == 2
-    assert "'depth' was Int(low=1, high=9), and is Int(low=1, high=8)" in changed.stderr
+    assert "'depth' was Int(1, 9), and is Int(1, 8)" in changed.stderr
     assert len(finished(trials_of(run_dir, "run"))) == 21
 
 

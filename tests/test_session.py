@@ -147,7 +147,7 @@ def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
     else:
         journal.unlink()
         space = load_search_file(QUICK).space.describe()
-        name, parameters = ("theirs", space) if content == "study" else ("run", {"x": "Int(low=1, high=2)"})
+        name, parameters = ("theirs", space) if content == "study" else ("run", {"x": "Int(1, 2)"})
         Record.create(journal, name, parameters)
     before = {path: path.read_bytes() for path in sorted((tmp_path / "run").iterdir()) if path.name != "lock"}
     with pytest.raises(UsageError, match=message) as raised:
@@ -175,7 +175,7 @@ def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
             {"set": {"epochs": "3.5"}},
             "--set epochs=3.5: epochs takes a whole number, not '3.5'; an earlier session was given it",
         ),
-        ({"space": {"lr": "Float(low=0, high=1)"}}, "another search space: parameter 'lr' was Float"),
+        ({"space": {"lr": "Float(0, 1)"}}, "another search space: parameter 'lr' was Float"),
         (
             {"propagators": ["ga", "gaa"]},
             r"run.json is not as a run has written it: 'propagators' has 'gaa', and there are ga",
@@ -379,7 +379,7 @@ def test_parameters_of_other_distributions_are_taken_for_what_they_mean(tmp_path
     ]
     assert all([type(value) for value in e.params.values()] == [int, str, bool, float] for e in taken)
     assert "without 4 that are not of this search space, such as trial" in session.headline
-    assert "parameter 'depth': 2.5 is not in Int(low=1, high=9)" in session.headline
+    assert "parameter 'depth': 2.5 is not in Int(1, 9)" in session.headline
 
 
 def test_what_was_taken_over_in_part_is_said(tmp_path: Path) -> None:

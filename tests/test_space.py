@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.breeding.upstream import Individual
-from hpo.space import Parameter
+from hpo.parameters import Parameter
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(
     lambda name: not __import__("keyword").iskeyword(name)
@@ -118,18 +118,18 @@ def test_bounds_with_too_many_digits_are_rounded_into_the_range() -> None:
 @pytest.mark.parametrize(
     ("parameter", "reason", "shown"),
     [
-        (Int(10, 2), "low < high", "Int(low=10, high=2)"),
-        (Int(3, 3), "low < high", "Int(low=3, high=3)"),
-        (Int(1.5, 3), "integers", "Int(low=1.5, high=3)"),  # type: ignore[arg-type]
-        (Int(True, 3), "integers", "Int(low=True, high=3)"),
-        (Int(0, 2**60), "2**53", "Int(low=0, high=1152921504606846976)"),
-        (Float(0.01, 0.0001), "low < high", "Float(low=0.01, high=0.0001, log=False)"),
-        (Float(1.0, 1.0), "low < high", "Float(low=1.0, high=1.0, log=False)"),
-        (Float(0.0, 1.0, log=True), "low > 0", "Float(low=0.0, high=1.0, log=True)"),
-        (Float(-1.0, 1.0, log=True), "low > 0", "Float(low=-1.0, high=1.0, log=True)"),
-        (Float(math.nan, 1.0), "finite", "Float(low=nan, high=1.0, log=False)"),
-        (Float(0.0, math.inf), "finite", "Float(low=0.0, high=inf, log=False)"),
-        (Float("0", 1.0), "numbers", "Float(low='0', high=1.0, log=False)"),  # type: ignore[arg-type]
+        (Int(10, 2), "low < high", "Int(10, 2)"),
+        (Int(3, 3), "low < high", "Int(3, 3)"),
+        (Int(1.5, 3), "integers", "Int(1.5, 3)"),  # type: ignore[arg-type]
+        (Int(True, 3), "integers", "Int(True, 3)"),
+        (Int(0, 2**60), "2**53", "Int(0, 1152921504606846976)"),
+        (Float(0.01, 0.0001), "low < high", "Float(0.01, 0.0001)"),
+        (Float(1.0, 1.0), "low < high", "Float(1.0, 1.0)"),
+        (Float(0.0, 1.0, log=True), "low > 0", "Float(0.0, 1.0, log=True)"),
+        (Float(-1.0, 1.0, log=True), "low > 0", "Float(-1.0, 1.0, log=True)"),
+        (Float(math.nan, 1.0), "finite", "Float(nan, 1.0)"),
+        (Float(0.0, math.inf), "finite", "Float(0.0, inf)"),
+        (Float("0", 1.0), "numbers", "Float('0', 1.0)"),  # type: ignore[arg-type]
         (Float(0.1, 1.0, log="yes"), "True or False", "log='yes'"),  # type: ignore[arg-type]
         (Categorical(), "at least one", "Categorical()"),
         (Categorical("relu", "tanh", "relu"), "differ", "Categorical('relu', 'tanh', 'relu')"),
@@ -161,15 +161,15 @@ def test_a_bad_range_is_named_and_shown(parameter: Parameter, reason: str, shown
         ("Categorical(['a', 'a'])", "one by one", None),
         ("Categorical([])", "one by one", None),
         ("Categorical(range(10**9))", "one by one", None),
-        ("Int(2.0, 8)", "must be integers", "Int(low=2, high=8)"),
-        ("Int('2', '8')", "not '2' (str)", "Int(low=2, high=8)"),
-        ("Int(1, np.int64(8))", "not 8 (numpy.int64)", "Int(low=1, high=8)"),
+        ("Int(2.0, 8)", "must be integers", "Int(2, 8)"),
+        ("Int('2', '8')", "not '2' (str)", "Int(2, 8)"),
+        ("Int(1, np.int64(8))", "not 8 (numpy.int64)", "Int(1, 8)"),
         ("Int(1.5, 8)", "(a Float's need not be), not 1.5 (float)", None),
         ("Int(8, 2.0)", "must be integers", None),
         ("Int(1, None)", "not None", None),
-        ("Float('1e-3', 1)", "not '1e-3' (str)", "Float(low=0.001, high=1.0, log=False)"),
-        ("Float('1e-3', 1, log=True)", "must be numbers", "Float(low=0.001, high=1.0, log=True)"),
-        ("Float(np.float64(0.25), 1.0)", "not 0.25 (numpy.float64)", "Float(low=0.25, high=1.0, log=False)"),
+        ("Float('1e-3', 1)", "not '1e-3' (str)", "Float(0.001, 1.0)"),
+        ("Float('1e-3', 1, log=True)", "must be numbers", "Float(0.001, 1.0, log=True)"),
+        ("Float(np.float64(0.25), 1.0)", "not 0.25 (numpy.float64)", "Float(0.25, 1.0)"),
         ("Float('low', 1.0)", "not 'low' (str)", None),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_space_needs_parameters_of_known_types() -> None:
     [
         ({"lr": 0.5}, "'act' is missing"),
         ({"lr": 0.5, "act": "relu", "depth": 3}, "unknown parameter 'depth'; this space has lr, act"),
-        ({"lr": 2.0, "act": "relu"}, "parameter 'lr': 2.0 is not in Float(low=0.1, high=1.0, log=True)"),
+        ({"lr": 2.0, "act": "relu"}, "parameter 'lr': 2.0 is not in Float(0.1, 1.0, log=True)"),
         ({"lr": 1, "act": "relu"}, "parameter 'lr': 1 is not in"),
         ({"lr": 0.5, "act": "gelu"}, "parameter 'act': 'gelu' is not in Categorical('relu', 'tanh')"),
     ],

@@ -15,7 +15,7 @@ from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
 from hpo.breeding.surrogate import Surrogate, log_expected_gain, normal_scores, power_transformed
 from hpo.breeding.upstream import Individual
-from hpo.space import Value
+from hpo.parameters import Value
 from hpo.store.trials import Evaluation
 from tests.support.evaluations import one
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -11,7 +12,7 @@ from threadpoolctl import ThreadpoolController
 from hpo.breeding.past import Past, Vector
 from hpo.breeding.surrogate import Surrogate
 from hpo.breeding.upstream import Individual, Propagator
-from hpo.space import Float, Value
+from hpo.parameters import Gene
 
 _PARENTS = 10
 _OFFSPRING = 100
@@ -25,9 +26,10 @@ class Genetic(Propagator):  # type: ignore[misc]
     """Breeds many individuals, and returns the one of which a surrogate hopes most.
 
     Parents are the best of the island's population. Offspring take each gene from one of two parents (uniform
-    crossover), and one gene or more is mutated, each with probability 1 / genes: a category becomes any other, a number
-    moves by a step whose logarithm is uniform, so that small steps are as likely as large ones at every scale
-    (Muehlenbein and Schlierkamp-Voosen, Predictive models for the breeder genetic algorithm, 1993).
+    crossover), and one gene or more is mutated, each with probability 1 / genes, of those that exist: a category
+    becomes any other, a number moves by a step whose logarithm is uniform, so that small steps are as likely as large
+    ones at every scale (Muehlenbein and Schlierkamp-Voosen, Predictive models for the breeder genetic algorithm, 1993).
+    A gene that does not exist is inherited all the same.
 
     The most promising candidates are bred on for some generations, on the surrogate alone. Each worker has candidates
     and a surrogate of its own; all surrogates know all islands.
@@ -38,31 +40,33 @@ class Genetic(Propagator):  # type: ignore[misc]
         self._past = past
         self._limits = past.space.limits()
         self._width: Vector = past.high - past.low
-        floats = np.array([isinstance(parameter, Float) for parameter in past.space.parameters.values()])
-        self._grid = ~floats & ~past.unordered
+        self._grid = ~past.continuous & ~past.unordered
         self._steps: Vector = np.where(self._grid, self._width + 1, _FINEST_STEP)
-        self._mutable = np.flatnonzero(self._width > 0)
         self._draws = np.random.default_rng(rng.getrandbits(64))
         self._surrogate = Surrogate(past, self._draws)
         self._threads = ThreadpoolController()
 
     def __call__(self, population: list[Individual]) -> Individual:
         """Breed one individual."""
-        params = self._choose(population) or self._past.draw_new(self.rng) or self._past.space.draw(self.rng)
-        return Individual(dict(self._past.space.encode(params)), self._limits)
+        space = self._past.space
+        genes = self._choose(population)
+        if genes is None:
+            genes = space.encode(self._past.draw_new(self.rng) or space.draw(self.rng))
+        return Individual(genes, self._limits)
 
-    def _choose(self, population: list[Individual]) -> dict[str, Value] | None:
-        """Return the best candidate that is new; None where too little is known yet, or no candidate is new."""
+    def _choose(self, population: list[Individual]) -> dict[str, Gene] | None:
+        """Return the genes of the best candidate that is new; None where too little is known, or no candidate is."""
         parents = self._parents(population)
         if len(self._past.losses) <= len(self._width) or not len(parents):
             return None
         # The matrices are small: if all ranks of a host used a thread per core, this would take ten times longer.
         with self._threads.limit(limits=1, user_api="blas"):
             candidates = self._bred_on(np.vstack([self._offspring(parents), self._newcomers()]))
-        for genes in candidates:
-            params = self._past.params_of(genes)
-            if not self._past.knows(params):
-                return params
+        for candidate in candidates:
+            genes = dict(zip(self._limits, candidate.tolist(), strict=True))
+            params = self._past.space.decode(genes)
+            if not self._past.knows(params) and self._past.space.allows(params):
+                return self._past.space.rounded(genes)
         return None
 
     def _bred_on(self, candidates: Vector) -> Vector:
@@ -70,12 +74,23 @@ class Genetic(Propagator):  # type: ignore[misc]
         merits_of = self._surrogate.learn()
         merits = merits_of(candidates)
         for _ in range(_GENERATIONS):
-            promising = candidates[np.argsort(-merits, kind="stable")[:_PROMISING]]
+            promising = self._most_promising(candidates, merits)
+            if not len(promising):
+                break
             offspring = self._offspring(promising)
             candidates = np.vstack([candidates, offspring])
             merits = np.append(merits, merits_of(offspring))
         best_first: Vector = candidates[np.argsort(-merits, kind="stable")]
         return best_first
+
+    def _most_promising(self, candidates: Vector, merits: Vector) -> Vector:
+        """Return the best of the candidates that obey the rules of the space."""
+        best_first, space = np.argsort(-merits, kind="stable"), self._past.space
+        if space.rules:
+            allowed = (place for place in best_first if space.allows(self._past.params_of(candidates[place])))
+            best_first = np.array(list(itertools.islice(allowed, _PROMISING)), int)
+        promising: Vector = candidates[best_first[:_PROMISING]]
+        return promising
 
     def _parents(self, population: list[Individual]) -> Vector:
         """Return the genes of the best individuals, shape (parents, genes), each once: islands exchange copies."""
@@ -90,10 +105,12 @@ class Genetic(Propagator):  # type: ignore[misc]
         draws, genes = self._draws, len(self._width)
         mothers, fathers = parents[draws.integers(len(parents), size=(2, _OFFSPRING))]
         offspring = np.where(draws.random((_OFFSPRING, genes)) < 0.5, mothers, fathers)
-        mutated = draws.random((_OFFSPRING, genes)) < 1 / genes
-        mutated[np.arange(_OFFSPRING), draws.choice(self._mutable, _OFFSPRING)] = True
+        existing = self._past.existing(offspring)
+        mutated = draws.random((_OFFSPRING, genes)) < 1 / existing.sum(axis=1, keepdims=True)
+        one = np.argmax(draws.random((_OFFSPRING, genes)) * (existing & (self._width > 0)), axis=1)
+        mutated[np.arange(_OFFSPRING), one] = True
         mutants: Vector = np.where(mutated & (self._width > 0), self._mutate(offspring), offspring)
-        return mutants
+        return self._past.rounded(mutants)
 
     def _mutate(self, genes: Vector) -> Vector:
         """Return all genes mutated; a step that would leave the range goes the other way, at most to its end."""
@@ -111,5 +128,5 @@ class Genetic(Propagator):  # type: ignore[misc]
     def _newcomers(self) -> Vector:
         draws = self._draws.random((_NEWCOMERS, len(self._width)))
         whole = np.floor(draws * (self._width + 1))
-        newcomers: Vector = self._past.low + np.where(self._grid | self._past.unordered, whole, draws * self._width)
-        return newcomers
+        newcomers: Vector = self._past.low + np.where(self._past.continuous, draws * self._width, whole)
+        return self._past.rounded(newcomers)

@@ -67,8 +67,9 @@ class Archipelago:
                 # Replaced individuals breed no more; Propulate would look through them several times a generation.
                 propulator.population = [one for one in propulator.population if one.active]
             params, loss = evaluated
-            for name, gene in self.space.encode(params).items():
-                individual[name] = gene
+            genes = self.space.encode(params)
+            for name in params:  # what does not exist keeps its gene, to be inherited
+                individual[name] = genes[name]
             return loss
 
         propulator = _build(

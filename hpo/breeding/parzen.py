@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from hpo.breeding.past import Past
 from hpo.breeding.upstream import Individual, Propagator
+from hpo.parameters import Gene, Ordinal, Parameter
 from hpo.store.trials import Evaluation
 
 _MOST_TRIALS = 512  # that the sampler knows: its time grows with their number (10,000: 0.2 s an individual)
+
+
+def _scale(parameter: Parameter) -> BaseDistribution:
+    """Return the distribution from which a parameter is drawn; of an order, these are the places."""
+    if isinstance(parameter, Ordinal):
+        return IntDistribution(0, parameter.size - 1)
+    return parameter.distribution()
 
 
 class Parzen(Propagator):  # type: ignore[misc]
@@ -27,7 +38,8 @@ class Parzen(Propagator):  # type: ignore[misc]
         super().__init__(0, 1, rng)
         self._past = past
         self._limits = past.space.limits()
-        self._distributions = past.space.distributions()
+        self._space = past.space
+        self._distributions = {name: _scale(parameter) for name, parameter in past.space.parameters.items()}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -44,7 +56,17 @@ class Parzen(Propagator):  # type: ignore[misc]
             self._forget()
         trial = self._study.ask(self._distributions)
         self._study.tell(trial, state=TrialState.FAIL)  # once it is claimed, it comes back as an evaluation
-        return Individual(self._past.space.nearest_genes(trial.params), self._limits)
+        genes = {name: self._gene(name, value) for name, value in trial.params.items()}
+        return Individual(self._space.rounded(genes), self._limits)
+
+    def _gene(self, name: str, value: Any) -> Gene:
+        parameter = self._space.parameters[name]
+        return int(value) if isinstance(parameter, Ordinal) else parameter.encode(value)
+
+    def _places(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return hyperparameters, those with an order among their choices as places in it."""
+        of = self._space.parameters
+        return {n: of[n].encode(value) if isinstance(of[n], Ordinal) else value for n, value in params.items()}
 
     def _learn(self, evaluation: Evaluation) -> None:
         """Tell the sampler's study of an evaluation that has started or ended; failures teach it nothing."""
@@ -57,7 +79,9 @@ class Parzen(Propagator):  # type: ignore[misc]
             return
         if (trial := self._trials.pop(evaluation.trial, None)) is None:
             template = create_trial(
-                state=TrialState.RUNNING, params=evaluation.params, distributions=self._distributions
+                state=TrialState.RUNNING,
+                params=self._places(evaluation.params),
+                distributions={name: self._distributions[name] for name in evaluation.params},
             )
             trial = storage.create_new_trial(self._study._study_id, template)
         if evaluation.succeeded:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hpo.space import Categorical, SearchSpace, Value
+from hpo.parameters import Categorical, Int, Value
+from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
     from hpo.store.trials import Evaluation
 
 Vector = npt.NDArray[np.float64]
 
+_SAME = 1e-9  # genes of integers on a logarithmic scale are further apart, up to a billion
 _TRIES = 100  # random draws, before all hyperparameters that are left are listed
 
 
@@ -24,7 +26,8 @@ class Past:
 
     ``tried`` are the genes of the evaluations that have ended by themselves, shape (evaluations, parameters), and
     ``losses`` their losses, infinite where one failed; ``running`` the genes of those in flight. ``low`` and ``high``
-    are the limits of the genes, ``unordered`` says which genes are of categorical parameters.
+    are the limits of the genes, ``unordered`` says which genes are of categorical parameters, and ``continuous`` which
+    may lie anywhere between their limits; all others are integers.
     """
 
     def __init__(self, space: SearchSpace, source: Callable[[], Iterable[Evaluation]]) -> None:
@@ -33,14 +36,18 @@ class Past:
         limits = space.limits().values()
         self.low: Vector = np.array([low for low, _ in limits], float)
         self.high: Vector = np.array([high for _, high in limits], float)
-        self.unordered = np.array([isinstance(parameter, Categorical) for parameter in space.parameters.values()])
+        parameters = list(space.parameters.values())
+        self.unordered = np.array([isinstance(parameter, Categorical) for parameter in parameters])
+        self.continuous = np.array([parameter.continuous for parameter in parameters])
+        self._whole = [(gene, one) for gene, one in enumerate(parameters) if isinstance(one, Int) and one.continuous]
+        self._conditions = _conditions(space)
         self.listeners: list[Callable[[Evaluation], None]] = []
         self._count = 0
         self._places: dict[int, int] = {}  # of evaluations that are paused, by trial
         self._genes: Vector = np.empty((64, len(self.low)))
         self._losses: Vector = np.empty(64)
         self._running: dict[int, Vector] = {}
-        self._known: set[tuple[Value, ...]] = set()
+        self._known: set[tuple[Value | None, ...]] = set()
 
     def update(self) -> None:
         """Take in the evaluations that have started or ended since the last update."""
@@ -81,6 +88,25 @@ class Past:
         """Return the hyperparameters of genes."""
         return self.space.decode(dict(zip(self.space.parameters, genes.tolist(), strict=True)))
 
+    def rounded(self, genes: Vector) -> Vector:
+        """Return the genes of individuals, shape (individuals, parameters), as those of the nearest values."""
+        nearest = genes.copy()
+        for gene, parameter in self._whole:
+            values = np.clip(np.rint(np.exp(genes[:, gene])), parameter.low, parameter.high)
+            nearest[:, gene] = np.log(values)
+        return nearest
+
+    def existing(self, genes: Vector) -> npt.NDArray[np.bool_]:
+        """Tell of each individual's genes which belong to parameters that exist, both shape (individuals, parameters).
+
+        Genes are those of values, as `rounded` returns them.
+        """
+        exist = np.ones(genes.shape, bool)
+        for gene, other, values in self._conditions:
+            equal = np.isclose(genes[:, [other]], values, rtol=0, atol=_SAME).any(axis=1)
+            exist[:, gene] &= exist[:, other] & equal
+        return exist
+
     def draw_new(self, rng: random.Random) -> dict[str, Value] | None:
         """Return hyperparameters, drawn at random, that are new to the run; None where no such are left."""
         for _ in range(_TRIES):
@@ -92,8 +118,8 @@ class Past:
         left = [params for params in self.space.everything() if not self.knows(params)]
         return rng.choice(left) if left else None
 
-    def _key(self, params: Mapping[str, Any]) -> tuple[Value, ...]:
-        return tuple(params[name] for name in self.space.parameters)
+    def _key(self, params: Mapping[str, Any]) -> tuple[Value | None, ...]:
+        return tuple(params.get(name) for name in self.space.parameters)
 
     def _take(self, evaluation: Evaluation) -> None:
         """Take in an evaluation that has ended, in the place of the paused one from which it was promoted."""
@@ -107,3 +133,13 @@ class Past:
         self._genes[place], self._losses[place] = self.genes_of(evaluation.params), evaluation.loss
         if evaluation.state == "paused":
             self._places[evaluation.trial] = place
+
+
+def _conditions(space: SearchSpace) -> list[tuple[int, int, Vector]]:
+    """Return each gene that depends on another, that other one, and the genes of which it must have one."""
+    places = {name: place for place, name in enumerate(space.parameters)}
+    return [
+        (places[name], places[other], np.array([space.parameters[other].encode(value) for value in values], float))
+        for name, condition in space.conditions.items()
+        for other, values in condition.items()
+    ]

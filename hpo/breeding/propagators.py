@@ -56,7 +56,10 @@ class Fresh(Propagator):  # type: ignore[misc]
 
 
 class New(Propagator):  # type: ignore[misc]
-    """Asks another propagator again while its offspring is known to the run, and after some tries draws at random."""
+    """Asks another propagator again while its offspring is known to the run, or breaks the rules of the space.
+
+    After some tries it draws at random.
+    """
 
     def __init__(self, propagator: Propagator, past: Past, rng: random.Random) -> None:
         super().__init__(propagator.parents, propagator.offspring, rng)
@@ -69,7 +72,8 @@ class New(Propagator):  # type: ignore[misc]
         self._past.update()
         for _ in range(_TRIES):
             individual = self._propagator(population)
-            if not self._past.knows(self._past.space.decode(individual)):
+            params = self._past.space.decode(individual)
+            if not self._past.knows(params) and self._past.space.allows(params):
                 return individual
         return self._chance(population)
 
@@ -98,7 +102,7 @@ class OnUnitCube(Propagator):  # type: ignore[misc]
         different = {individual.position.tobytes(): individual for individual in population}
         bred = self._propagator([self._scale(individual) for individual in different.values()])
         genes = self._low + np.clip(bred.position, 0.0, 1.0) * self._width
-        return Individual(dict(self._past.space.encode(self._past.params_of(genes))), self._limits)
+        return Individual(self._past.space.rounded(dict(zip(self._limits, genes.tolist(), strict=True))), self._limits)
 
     def _scale(self, individual: Individual) -> Individual:
         if id(individual) not in self._scaled:

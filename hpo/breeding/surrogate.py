@@ -89,10 +89,16 @@ class Surrogate:
         return np.union1d(np.argpartition(losses[:-half], half)[:half], last)
 
     def _coordinates(self, genes: Vector) -> Vector:
-        """Return coordinates from 0 to 1: one for a number, one per choice for a category; two choices are 1 apart."""
-        numbers = (genes - self._past.low) / np.where(self._width > 0, self._width, 1.0)
+        """Return coordinates from 0 to 1: one for a number, one per choice for a category; two choices are 1 apart.
+
+        What does not exist is in the middle, whatever its gene: it tells no two individuals apart.
+        """
+        existing = self._past.existing(genes)
+        numbers = np.where(existing, (genes - self._past.low) / np.where(self._width > 0, self._width, 1.0), 0.5)
         columns = [
-            numbers[:, [gene]] if levels is None else (genes[:, [gene]] == levels) / math.sqrt(2)
+            numbers[:, [gene]]
+            if levels is None
+            else ((genes[:, [gene]] == levels) & existing[:, [gene]]) / math.sqrt(2)
             for gene, levels in enumerate(self._levels)
         ]
         return np.hstack(columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from hpo.errors import Exit
 from hpo.layout import Layout
+from hpo.parameters import Categorical, Value
 from hpo.process.place import Places
 from hpo.ranks.communicator import SleepingComm, leave_no_segments, same_host
 from hpo.ranks.job import Job
 from hpo.run.options import Options
 from hpo.run.start import prepare
-from hpo.space import Categorical, SearchSpace, Value
+from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
     from hpo.check.bench import Bench, Outcome
@@ -79,12 +81,16 @@ def check(options: Options, layout: Layout, job: Job) -> int:
 
 
 def middle(space: SearchSpace) -> dict[str, Value]:
-    """Return the individual in the middle of a space: of each range, on its own scale, and the first of all choices."""
+    """Return the individual in the middle of a space: of each range, on its own scale, and the first of all choices.
+
+    Where rules do not allow it, it is one that they allow, drawn at random and always the same.
+    """
     genes = {
         name: low if isinstance(space.parameters[name], Categorical) else (low + high) / 2
         for name, (low, high) in space.limits().items()
     }
-    return space.decode(genes)
+    params = space.decode(genes)
+    return params if space.allows(params) else space.draw(random.Random(0))
 
 
 def _on_all(bench: Bench, group: Group) -> list[Outcome | None]:

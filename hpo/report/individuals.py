@@ -21,7 +21,7 @@ def individuals_text(title: str, params: Sequence[Mapping[str, Any]], left: Colu
 
     `more` is the command that shows the hyperparameters which are left out.
     """
-    names = params_shown(params[0], [heading for heading, _ in (*left, *right)])
+    names = params_shown(_names(params), [heading for heading, _ in (*left, *right)])
     chosen = most_different(params)
     columns = [(names[name], [value(one.get(name, "")) for one in params]) for name in chosen]
     places = [str(place + 1) for place in range(len(params))]
@@ -37,8 +37,14 @@ def individuals_text(title: str, params: Sequence[Mapping[str, Any]], left: Colu
 
 def most_different(params: Sequence[Mapping[str, Any]], most: int = MOST_SHOWN) -> list[str]:
     """Return the names of the hyperparameters in which individuals differ most from each other, in their old order."""
-    ranked = sorted(params[0], key=lambda name: -_difference([one.get(name, "") for one in params]))
-    return [name for name in params[0] if name in set(ranked[:most])]
+    names = _names(params)
+    ranked = sorted(names, key=lambda name: -_difference([one.get(name, "") for one in params]))
+    return [name for name in names if name in set(ranked[:most])]
+
+
+def _names(params: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of all hyperparameters that some of the individuals have."""
+    return list(dict.fromkeys(name for one in params for name in one))
 
 
 def _difference(values: Sequence[Any]) -> float:

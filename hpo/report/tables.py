@@ -85,7 +85,7 @@ def print_winner(run: RunReader, winner: Evaluation) -> None:
 
 def _individuals(title: str, entries: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
     metrics = sorted({name for entry in entries for name in entry["metrics"]})
-    names = metrics_shown(metrics, entries[0]["params"], _OWN)
+    names = metrics_shown(metrics, {name: None for entry in entries for name in entry["params"]}, _OWN)
     left = [
         ("loss", [number(entry["loss"]) for entry in entries]),
         *((names[name], [value(entry["metrics"].get(name, "")) for entry in entries]) for name in metrics),

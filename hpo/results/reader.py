@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UsageError
+from hpo.parameters import is_conditional
 from hpo.results.confirmation import plan_of
 from hpo.results.summary import summarize
 from hpo.results.winner import winner_of
@@ -70,7 +71,7 @@ class RunReader:
 
     def distributions(self) -> dict[str, Any]:
         """Return the Optuna distributions of the search space; empty before the first evaluation."""
-        return _distributions(self._record.trials())
+        return _distributions(self._record.trials(), self.manifest.space)
 
     def advice(self) -> list[Advice]:
         """Return what follows from the run as it stands."""
@@ -90,15 +91,24 @@ class RunReader:
         return Follower(self.run_dir, self._located, self._record)
 
 
-def _distributions(trials: Sequence[FrozenTrial]) -> dict[str, Any]:
-    return next((dict(trial.distributions) for trial in trials if trial.distributions), {})
+def _distributions(trials: Sequence[FrozenTrial], space: Iterable[str]) -> dict[str, Any]:
+    """Return the distributions of a space's parameters, each as the first trial in which it exists has it."""
+    found: dict[str, Any] = {}
+    for trial in trials:
+        found = {**trial.distributions, **found}
+        if len(found) >= len(list(space)):
+            break
+    return {name: found[name] for name in space if name in found}
 
 
 def _check_trials(trials: Sequence[FrozenTrial], space: Mapping[str, Any], storage: str) -> None:
     """Raise a UsageError unless trials are of one search space, whose parameters have these names."""
-    distributions = _distributions(trials)
+    distributions = _distributions(trials, space)
     for trial in trials:
         for name in [*trial.params, *space]:
+            may_be_missing = name in space and is_conditional(str(space[name]))
+            if name not in trial.params and may_be_missing:
+                continue
             if name not in space or not _fits(trial, name, distributions):
                 there = f"{trial.params[name]!r} of {trial.distributions[name]}" if name in trial.params else "missing"
                 raise UsageError(

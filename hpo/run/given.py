@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.space import Categorical, Float, Int, SearchSpace, Value
+from hpo.parameters import Categorical, Float, Int, Ordinal, Value
+from hpo.space import SearchSpace
 from hpo.text import short
 
+_ROUNDING = 1e-9  # relative: what is further from a step is not meant to be it
 LONGEST_MISTAKE = 300  # characters of what is wrong with hyperparameters, which may be of any length
 
 
@@ -47,10 +50,11 @@ def meant(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
     for name, value in params.items():
         parameter = space.parameters.get(name)
         if isinstance(parameter, Float) and type(value) in (int, float) and parameter.low <= value <= parameter.high:
-            values[name] = parameter.decode(parameter.encode(float(value)))
+            nearest = parameter.decode(parameter.encode(float(value)))
+            values[name] = nearest if math.isclose(nearest, value, rel_tol=_ROUNDING) else float(value)
         if isinstance(parameter, Int) and type(value) is float and value.is_integer():
             values[name] = int(value)
-        if isinstance(parameter, Categorical) and type(value) in (int, float) and value in parameter.choices:
+        if isinstance(parameter, (Categorical, Ordinal)) and type(value) in (int, float) and value in parameter.choices:
             values[name] = parameter.choices[parameter.choices.index(value)]
     return values
 
@@ -59,6 +63,4 @@ def _completed(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, 
     """Return an entry with its missing values drawn at random; raises ValueError where it is not of the space."""
     if not isinstance(entry, dict):
         raise ValueError(f"must be an object, not {entry!r}")
-    params = {**space.draw(rng), **meant(entry, space)}
-    space.check(params)
-    return {name: params[name] for name in space.parameters}
+    return space.draw(rng, meant(entry, space))

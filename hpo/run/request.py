@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from hpo.breeding.names import DEFAULT_PROPAGATORS, OF_NUMBERS, PROPAGATORS
 from hpo.errors import UsageError
 from hpo.layout import Layout
+from hpo.parameters import Categorical
 from hpo.problem import Problem, SearchFile, load_search_file
 from hpo.run.given import read_given
 from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, Options
 from hpo.run.takeover import Takeover, read_takeover
-from hpo.space import Categorical, SearchSpace
+from hpo.space import SearchSpace
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
 from hpo.store.url import from_anywhere
@@ -159,7 +160,11 @@ def check_inherit(space: SearchSpace, pruner: str, confirm: int, save_every: flo
 
 
 def check_space(propagators: Sequence[str], space: SearchSpace) -> None:
-    """Raise a UsageError where one of the propagators cannot search the space."""
+    """Raise a UsageError where rules leave nothing of the space, or one of the propagators cannot search it."""
+    try:
+        space.check_rules()
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     for propagator in propagators:
         for name, parameter in space.parameters.items():
             if propagator in OF_NUMBERS and isinstance(parameter, Categorical):

@@ -36,16 +36,18 @@ def parent_of(params: Mapping[str, Any], among: Sequence[Evaluation], space: Sea
 
     That is the parent, or one of the two, as long as it is among the best. Returns None where there is none.
     """
-    same = [one for one in among if all(one.params[name] == params[name] for name in space.fixed)]
+    same = [one for one in among if all(one.params.get(name) == params.get(name) for name in space.fixed)]
     return min(same, key=lambda one: (_distance(params, one.params, space), one.loss), default=None)
 
 
 def _distance(params: Mapping[str, Any], others: Mapping[str, Any], space: SearchSpace) -> float:
-    """Return the sum of the distances of genes, as shares of their ranges; other categories are at a distance of 1."""
+    """Return the sum of the distances of genes as shares of their ranges: 1 for other choices, and what one lacks."""
     distance = 0.0
     for name, parameter in space.parameters.items():
         low, high = parameter.limits
-        if hasattr(parameter, "choices"):
+        if name not in params or name not in others:
+            distance += (name in params) != (name in others)
+        elif hasattr(parameter, "choices"):
             distance += params[name] != others[name]
         elif parameter.tunable:
             distance += abs(parameter.encode(params[name]) - parameter.encode(others[name])) / (high - low)
@@ -68,7 +70,5 @@ def line_of(one: Evaluation, evaluations: Mapping[int, Evaluation]) -> list[Eval
     """Return from whom an evaluation has come, the first of them first, and itself at the end."""
     line = [one]
     while (parent := evaluations.get(-1 if line[0].inherits is None else line[0].inherits)) is not None:
-        if parent.params.keys() != one.params.keys():
-            break
         line.insert(0, parent)
     return line

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
 from hpo.store.news import News
 from hpo.store.storage import open_storage
@@ -25,6 +25,7 @@ from hpo.store.trials import (
     assignment_of,
     evaluation_of,
     kept,
+    new_trial,
     of_all_repeats,
     repeated_by,
     root_of,
@@ -103,12 +104,7 @@ class Record:
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
     ) -> Assignment:
         """Start a trial; the caller (`hpo.store.claims`) has made sure that it is new, and that there is budget."""
-        template = create_trial(
-            state=TrialState.RUNNING,
-            params=dict(params),
-            distributions=dict(distributions),
-            user_attrs=dict(attributes),
-        )
+        template = new_trial(TrialState.RUNNING, params, distributions, attributes)
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
         return self._assignment(self._storage.get_trial(trial_id))
 
@@ -186,9 +182,7 @@ class Record:
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], **attributes: Any
     ) -> None:
         """Let an evaluation wait for the next worker that is free, before anything that is bred."""
-        template = create_trial(
-            state=TrialState.WAITING, params=dict(params), distributions=dict(distributions), user_attrs=attributes
-        )
+        template = new_trial(TrialState.WAITING, params, distributions, attributes)
         self._storage.create_new_trial(self._study_id, template_trial=template)
 
     def take_over(

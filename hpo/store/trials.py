@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.store.values import is_mapping, is_number, is_text, is_whole
 
@@ -229,6 +229,22 @@ def _state(trial: FrozenTrial, is_repeated: bool) -> str:
     return _STATES[trial.state]
 
 
+def new_trial(
+    state: TrialState,
+    params: Mapping[str, Any],
+    distributions: Mapping[str, BaseDistribution],
+    attributes: Mapping[str, Any],
+) -> FrozenTrial:
+    """Return a trial that has not ended; of the distributions, it has those of its hyperparameters."""
+    own = chosen(distributions, params)
+    return create_trial(state=state, params=dict(params), distributions=own, user_attrs=dict(attributes))
+
+
+def chosen(distributions: Mapping[str, BaseDistribution], params: Mapping[str, Any]) -> dict[str, BaseDistribution]:
+    """Return the distributions of the hyperparameters that exist."""
+    return {name: distributions[name] for name in params}
+
+
 def trial_of(
     evaluation: Evaluation, distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
 ) -> FrozenTrial:
@@ -241,7 +257,7 @@ def trial_of(
         datetime_start=datetime.fromtimestamp(evaluation.started),
         datetime_complete=datetime.fromtimestamp(evaluation.ended),
         params=dict(evaluation.params),
-        distributions=dict(distributions),
+        distributions=chosen(distributions, evaluation.params),
         user_attrs={**attributes, **_known(evaluation.seconds), **kept(evaluation.metrics)},
         system_attrs={},
         intermediate_values=dict(evaluation.curve),

@@ -38,7 +38,7 @@ BEGAN = 1_800_000_000.0  # seconds since the epoch: 2027-01-15 08:00:00 UTC
 LOCK = Path(tempfile.gettempdir()) / f"claims-of-{os.getpid()}"
 
 CONTENT: dict[str, Any] = {
-    "space": {"lr": "Float(low=0.0, high=1.0, log=False)"},
+    "space": {"lr": "Float(0.0, 1.0)"},
     "layout": {"ranks": 8, "ranks_per_worker": 2, "islands": 2},
     "hosts": ["node1"],
     "budget": 64,

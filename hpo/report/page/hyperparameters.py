@@ -23,17 +23,12 @@ def parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mappi
     Plotly's own parallel coordinates need WebGL, which many remote desktops do not have, and show no categories.
     """
     shown = rank(drawn(evaluations), len(evaluations))
-    if len(shown) < 2 or len(distributions) < 2:
+    names = [name for name in distributions if any(name in one.params for one in shown)]
+    if len(shown) < 2 or len(names) < 2:
         return None
     losses = complete_losses(evaluations)
     scale = scale_of(losses, losses)
-    axes = [
-        _losses(shown, scale),
-        *(
-            upright([one.params[name] for one in shown], distribution, log=is_log(distribution))
-            for name, distribution in distributions.items()
-        ),
-    ]
+    axes = [_losses(shown, scale), *(_values(shown, name, distributions[name]) for name in names)]
     lines = list(zip(*(heights for heights, _ in axes), strict=True))
     places = list(range(len(axes)))
     traces = []
@@ -47,7 +42,7 @@ def parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mappi
     layout = {
         "xaxis": {
             "tickvals": places,
-            "ticktext": ["loss", *map(plain, params_shown(distributions, ("loss",)).values())],
+            "ticktext": ["loss", *map(plain, params_shown(names, ("loss",)).values())],
             "side": "top",
             "range": [-0.1, len(axes) - 0.6],
         },
@@ -61,6 +56,8 @@ def parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mappi
         "legend": {"orientation": "h", "y": 0, "yanchor": "top", "traceorder": "reversed"},
     }
     about = "Each line is a complete evaluation. A click on the legend hides its lines."
+    if any(name not in one.params for one in shown for name in names):
+        about += " A line has a gap where a hyperparameter does not exist."
     beyond = told(losses, scale)
     return Figure("parallel", "Parallel coordinates", about, traces[::-1], layout, 420, 90 * len(axes), beyond)
 
@@ -69,6 +66,16 @@ def _losses(shown: Sequence[Evaluation], scale: Scale) -> tuple[list[float], lis
     """Return the heights of losses on their upright axis, and its ticks."""
     heights, ticks = upright([min(one.loss, scale.highest) for one in shown], None, log=scale.logarithmic)
     return [EDGE if scale.beyond(one.loss) else at for one, at in zip(shown, heights, strict=True)], ticks
+
+
+def _values(
+    shown: Sequence[Evaluation], name: str, distribution: Any
+) -> tuple[list[float | None], list[tuple[float, str]]]:
+    """Return the heights of a hyperparameter's values on its upright axis, None where it does not exist, and ticks."""
+    having = [one.params[name] for one in shown if name in one.params]
+    heights, ticks = upright(having, distribution, log=is_log(distribution))
+    each = iter(heights)
+    return [next(each) if name in one.params else None for one in shown], ticks
 
 
 def _triangles(far: Sequence[Evaluation], group: str) -> list[Trace]:
@@ -96,27 +103,31 @@ def slices(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], 
     if not with_loss:
         return []
     scale = scale_of([one.loss for one in with_loss], complete_losses(evaluations))
+    beyond = told([one.loss for one in with_loss], scale)
     shown = drawn(with_loss, most)
-    losses = [one.loss for one in shown]
+    figures = []
+    for count, name in enumerate(order):
+        having = [one for one in shown if name in one.params]
+        trace, layout = _slice(having, name, distributions[name], scale)
+        figures.append(Figure(f"slice-{count}", name, "", [trace], layout, height=280, beyond=beyond))
+    return figures
+
+
+def _slice(shown: Sequence[Evaluation], name: str, distribution: Any, scale: Scale) -> tuple[Trace, dict[str, Any]]:
+    """Return the points and the layout of the losses of some evaluations over one hyperparameter, which they have."""
+    losses, values = [one.loss for one in shown], [one.params[name] for one in shown]
     look = {
         "color": [one.trial for one in shown],
         "colorscale": [[0, "--faint"], [1, "--accent"]],
         "size": 6,
         "symbol": ["circle" if one.state == "complete" else "circle-open" for one in shown],
     }
-    at_losses, layout = marked(losses, scale, look), loss_layout(losses, scale)
-    beyond = told([one.loss for one in with_loss], scale)
-    figures = []
-    for count, name in enumerate(order):
-        values = [one.params[name] for one in shown]
-        choices = getattr(distributions[name], "choices", None)
-        places = spread([choices.index(item) for item in values]) if choices else shortened(values)
-        trace = points(places, shown, name) | at_losses
-        texts = [plain(f"trial {one.trial}: {name} = {value(one.params[name])}") for one in shown]
-        trace["text"] = [text + said(loss, scale) for text, loss in zip(texts, losses, strict=True)]
-        xaxis = axis(name, values, log=is_log(distributions[name]))
-        if choices:
-            xaxis |= named_ticks(choices)
-        axes = {"xaxis": xaxis, **layout, "showlegend": False}
-        figures.append(Figure(f"slice-{count}", name, "", [trace], axes, height=280, beyond=beyond))
-    return figures
+    choices = getattr(distribution, "choices", None)
+    places = spread([choices.index(item) for item in values]) if choices else shortened(values)
+    trace = points(places, shown, name) | marked(losses, scale, look)
+    texts = [plain(f"trial {one.trial}: {name} = {value(one.params[name])}") for one in shown]
+    trace["text"] = [text + said(loss, scale) for text, loss in zip(texts, losses, strict=True)]
+    xaxis = axis(name, values, log=is_log(distribution))
+    if choices:
+        xaxis |= named_ticks(choices)
+    return trace, {"xaxis": xaxis, **loss_layout(losses, scale), "showlegend": False}

@@ -57,7 +57,8 @@ def schedule(
     line = line_of(winner, known) if winner is not None else []
     if len(line) < 2:
         return None
-    changed = [name for name in line[0].params if len({one.params[name] for one in line}) > 1]
+    every = dict.fromkeys(name for one in line for name in one.params)
+    changed = [name for name in every if len({one.params.get(name) for one in line}) > 1]
     names = changed[: _MOST_ROWS - 1]
     ends = list(itertools.accumulate(len(one.curve) for one in line))
     begins = [0, *ends[:-1]]
@@ -72,12 +73,18 @@ def schedule(
     layout: dict[str, Any] = loss_layout(losses, scale) | {"showlegend": False}
     layout["yaxis"]["domain"] = [max(0.0, tops[0] - height), tops[0]]
     for row, name in enumerate(names, start=2):
-        values = [one.params[name] for one in line]
+        having = [(one.params[name], at) for one, *at in zip(line, begins, ends, strict=True) if name in one.params]
+        values = [item for item, _ in having]
         choices = getattr(distributions[name], "choices", None)
         heights = [choices.index(item) for item in values] if choices else values
-        x = [at for pair in zip(begins, ends, strict=True) for at in pair]
+        x = [at for _, pair in having for at in pair]
         y = [item if isinstance(item, int) else short_number(item) for item in heights for _ in (0, 1)]
-        said = [plain(f"trial {one.trial}: {name} = {value(one.params[name])}") for one in line for _ in (0, 1)]
+        trials = [one.trial for one in line if name in one.params]
+        said = [
+            plain(f"trial {trial}: {name} = {value(item)}")
+            for trial, item in zip(trials, values, strict=True)
+            for _ in (0, 1)
+        ]
         own: Trace = {"x": x, "y": y, "text": said, "hovertemplate": "%{text}<extra></extra>", "mode": "lines"}
         traces.append({**own, "line": {"color": "--text", "width": 1.5}, "yaxis": f"y{row}"})
         upright = axis(name, heights, log=is_log(distributions[name]))

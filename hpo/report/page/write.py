@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import math
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     evaluations, confirmations = run.evaluations(), run.confirmations()
     summary = summarize(evaluations, run.manifest.budget, top_n, confirmations, run.manifest.pruner)
     distributions = run.distributions()
-    importances = _importances(run, evaluations)
+    importances = _importances(evaluations, distributions)
     order = list(importances) or list(distributions)
     shown = _most_telling(importances, [entry["params"] for entry in summary["top"]])
     metrics = sorted({name for entry in summary["top"] for name in entry["metrics"]})
@@ -141,21 +142,46 @@ def _by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:
     return {figure.name: {"data": figure.data, "layout": figure.layout} for figure in drawn if figure}
 
 
-def _importances(run: RunReader, evaluations: Sequence[Evaluation]) -> dict[str, float]:
-    """Return how much of the variance of the losses each hyperparameter explains; empty where too little is known."""
+def _importances(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]) -> dict[str, float]:
+    """Return how much of the variance of the losses each hyperparameter explains; empty where too little is known.
+
+    What does not exist counts as in the middle of its range, since Optuna needs a value of each.
+    """
     complete = [one for one in evaluations if one.state == "complete"]
     if len(complete) < _LEAST_FOR_IMPORTANCES or len({one.loss for one in complete}) < 2:
         return {}
-    from optuna.importance import get_param_importances  # takes 0.5 s
+    import optuna.importance  # takes 0.5 s
 
-    return get_param_importances(run.study)
+    middle = {name: _middle(distribution) for name, distribution in distributions.items()}
+    study = optuna.create_study()
+    study.add_trials(
+        optuna.trial.create_trial(
+            params={name: one.params.get(name, middle[name]) for name in distributions},
+            distributions=dict(distributions),
+            value=one.loss,
+        )
+        for one in complete
+    )
+    return optuna.importance.get_param_importances(study)
+
+
+def _middle(distribution: Any) -> Any:
+    """Return a value in the middle of a distribution: for one without an order, the first."""
+    choices = getattr(distribution, "choices", None)
+    if choices is not None:
+        return choices[0]
+    low, high = distribution.low, distribution.high
+    middle = math.sqrt(low * high) if distribution.log else low / 2 + high / 2
+    step = distribution.step
+    middle = low + (middle - low) // step * step if step else middle
+    return min(max(type(low)(middle), low), high)
 
 
 def _most_telling(importances: Mapping[str, float], top: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the hyperparameters that there is room for: all, or those that seem to matter most."""
     if not top:
         return []
-    return list(importances)[:MOST_SHOWN] if importances and len(top[0]) > MOST_SHOWN else most_different(top)
+    return list(importances)[:MOST_SHOWN] if len(importances) > MOST_SHOWN else most_different(top)
 
 
 def _islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

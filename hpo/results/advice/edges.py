@@ -61,19 +61,23 @@ def edges(ranked: Sequence[Evaluation], distributions: Mapping[str, Any]) -> lis
 
 
 def _is_no_chance(edge: Edge, distribution: Any, bounds: int) -> bool:
-    low, high = distribution.low, distribution.high
-    share = ((high - low) // _PARTS + 1) / (high - low + 1) if type(low) is int else 1 / _PARTS
+    steps = _steps(distribution)
+    share = 1 / _PARTS if steps is None else (steps // _PARTS + 1) / (steps + 1)
     tail = sum(math.comb(BEST, k) * share**k * (1 - share) ** (BEST - k) for k in range(edge.count, BEST + 1))
     return edge.count >= _LEAST and tail * bounds < _FALSE_ALARMS
 
 
 def _on_bound(best: Sequence[Evaluation], name: str, distribution: Any, upper: bool) -> int:
-    low, high = distribution.low, distribution.high
-    values = [one.params[name] for one in best]
-    if type(low) is int:
-        return sum((high - value if upper else value - low) <= (high - low) // _PARTS for value in values)
-    places = [_place(value, distribution) for value in values]
-    return sum((1 - place if upper else place) <= 1 / _PARTS for place in places)
+    places = [_place(one.params[name], distribution) for one in best if name in one.params]
+    steps = _steps(distribution)
+    width = 1 / _PARTS if steps is None else steps // _PARTS / steps
+    return sum((1 - place if upper else place) <= width + _ROUNDING for place in places)
+
+
+def _steps(distribution: Any) -> int | None:
+    """Return how many steps there are from one bound to the other; None where there are none, or on a log scale."""
+    width = distribution.high - distribution.low
+    return round(width / distribution.step) if distribution.step and not distribution.log else None
 
 
 def _place(value: float, distribution: Any) -> float:
@@ -116,8 +120,14 @@ def _without(others: Vector, values: Vector) -> Vector:
 
 
 def _distances(evaluations: Sequence[Evaluation], best: Evaluation, name: str, distribution: Any) -> list[float]:
-    """Return how far evaluations are from the best in one hyperparameter, from 0 to 1."""
-    values, there = [one.params[name] for one in evaluations], best.params[name]
+    """Return how far evaluations are from the best in one hyperparameter, from 0 to 1.
+
+    Where one of the two does not have it, the difference lies in what it depends on, and nothing is said here.
+    """
+    there: Any = best.params.get(name)
+    values = [one.params.get(name, there) for one in evaluations]
+    if there is None:
+        return [0.0] * len(values)
     if not hasattr(distribution, "low"):
         return [float(value != there) for value in values]
     return [abs(_place(value, distribution) - _place(there, distribution)) for value in values]

@@ -1,0 +1,65 @@
+"""Rules between hyperparameters: functions of a user's, which are asked whether hyperparameters are allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MOST_DRAWS = 10_000  # of which one at least obeys the rules, almost certainly, where one in a thousand does
+_LEAST = 10  # of `MOST_DRAWS` must obey the rules
+_ASKED = 200  # draws that rules are asked about at least, so that what is wrong with them shows
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A function that returns whether hyperparameters are allowed, what it demands, and all names of the space."""
+
+    function: Callable[[dict[str, Any]], bool]
+    text: str
+    names: frozenset[str]
+
+    def allows(self, params: Mapping[str, Any]) -> bool:
+        """Tell whether hyperparameters are allowed; those for which the function fails are not."""
+        try:
+            return self.ask(params)
+        except ValueError:
+            return False
+
+    def ask(self, params: Mapping[str, Any]) -> bool:
+        """Return the function's answer; raises ValueError where it fails, or returns neither True nor False.
+
+        It demands nothing where it looks up a parameter that does not exist.
+        """
+        try:
+            answer: Any = self.function(dict(params))
+        except Exception as error:
+            missing = error.args[0] if isinstance(error, KeyError) and error.args else None
+            if isinstance(missing, str) and missing in self.names and missing not in params:
+                return True
+            name = f"there is no parameter {error}" if isinstance(error, KeyError) else repr(error)
+            raise ValueError(f"the rule {self.text!r} cannot be asked about {dict(params)!r}: {name}") from error
+        answer = answer.item() if hasattr(answer, "item") else answer  # numpy's True
+        if type(answer) is not bool:
+            raise ValueError(f"the rule {self.text!r} must return True or False, not {answer!r} for {dict(params)!r}")
+        return answer
+
+
+def check_rules(rules: Sequence[Rule], draw: Callable[[], Mapping[str, Any]]) -> None:
+    """Raise a ValueError where a rule cannot be asked, or where the rules leave nothing or next to nothing.
+
+    `draw` returns hyperparameters drawn at random.
+    """
+    obeyed, kept, drawn = [0] * len(rules), 0, 0
+    while drawn < MOST_DRAWS and (drawn < _ASKED or kept < _LEAST):
+        params = draw()
+        answers = [rule.ask(params) for rule in rules]
+        obeyed = [count + answer for count, answer in zip(obeyed, answers, strict=True)]
+        kept += all(answers)
+        drawn += 1
+    if kept < _LEAST:
+        shares = ", ".join(f"{rule.text!r} {count}" for rule, count in zip(rules, obeyed, strict=True))
+        raise ValueError(
+            f"the rules of this space leave {'next to ' if kept else ''}nothing: of {drawn} individuals drawn at "
+            f"random {kept} obey all of them ({shares}); give parameters values that fit together more often"
+        )
