@@ -6,7 +6,6 @@ the record keeps. Pure: no MPI, no torch.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 Value = Union[bool, int, float, str]
 Gene = Union[int, float]
-
 # Propulate holds genes in a float64 array, in which larger integers are no longer exact.
 _LARGEST_INT = 2**53
 
@@ -31,11 +29,13 @@ class _Parameter:
     when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
 
     def __repr__(self) -> str:
-        shown = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        del shown["tunable"]  # it says nothing of which values there are
+        shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "tunable"}
+        when = shown.pop("when")
+        if isinstance(when, dict):  # sets have another order in each process
+            when = {name: elements(v) if isinstance(v, (set, frozenset)) else v for name, v in when.items()}
         given = shown.pop("choices") if "choices" in shown else (shown.pop("low"), shown.pop("high"))
-        default = {one.name: one.default for one in dataclasses.fields(self)}
-        options = [f"{name}={value!r}" for name, value in shown.items() if value != default[name]]
+        default = {name: one.default for name, one in self.__dataclass_fields__.items()}
+        options = [f"{name}={v!r}" for name, v in {**shown, "when": when}.items() if v != default[name]]
         return f"{type(self).__name__}({', '.join([*map(repr, given), *options])})"
 
 
@@ -136,6 +136,7 @@ class Float(_Parameter):
             low, high = float(self.low), float(self.high)
             object.__setattr__(self, "low", round_inwards(low, high))
             object.__setattr__(self, "high", round_inwards(high, low))
+            object.__setattr__(self, "step", None if self.step is None else float(self.step))
 
     def problem(self) -> str | None:
         """Return what is wrong with the bounds; None if nothing is."""

@@ -6,13 +6,14 @@ A space is checked when it is made, since only the space knows its parameters' n
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from hpo.parameters import Categorical, Float, Gene, Int, Ordinal, Parameter, Value
-from hpo.plain import meant
+from hpo.plain import elements, meant
 from hpo.rules import MOST_DRAWS, Rule, check_rules
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ class SearchSpace:
         self.conditions: dict[str, Condition] = {}
         for name, parameter in parameters.items():
             _check_parameter(name, parameter)
-            before = {other: parameters[other] for other in self.conditions}
-            self.conditions[name] = _condition(name, parameter, before, list(parameters))
+            self.conditions[name] = _condition(name, parameter, {other: parameters[other] for other in self.conditions})
         self.parameters: Mapping[str, Parameter] = dict(parameters)
         self.rules: list[Rule] = []
 
@@ -138,6 +138,8 @@ class SearchSpace:
         Those that are `given` are so. Raises ValueError where such are not of the space, or no draw obeys the rules.
         """
         given = given or {}
+        for name, value in given.items():
+            self._check_value(name, value)
         for _ in range(MOST_DRAWS):
             params = self._draw_any(rng, given)
             if params.keys() >= given.keys() and self.allows(params):
@@ -168,15 +170,19 @@ class SearchSpace:
 
     def _check_values(self, params: Mapping[str, object]) -> None:
         for name in [*params, *self.parameters]:
-            if name not in self.parameters:
-                raise ValueError(f"unknown parameter {name!r}; this space has {', '.join(self.parameters)}")
+            if name in params:
+                self._check_value(name, params[name])
             exists = self.exists(name, params)
             if exists and name not in params:
                 raise ValueError(f"parameter {name!r} is missing")
             if not exists and name in params:
                 raise ValueError(f"parameter {name!r} exists only {_where(self.conditions[name])}")
-            if exists and not self.parameters[name].accepts(params[name]):
-                raise ValueError(f"parameter {name!r}: {params[name]!r} is not in {self.parameters[name]!r}")
+
+    def _check_value(self, name: str, value: object) -> None:
+        if name not in self.parameters:
+            raise ValueError(f"unknown parameter {name!r}; this space has {', '.join(self.parameters)}")
+        if not self.parameters[name].accepts(value):
+            raise ValueError(f"parameter {name!r}: {value!r} is not in {self.parameters[name]!r}")
 
     def _draw_any(self, rng: Random, given: Mapping[str, Value] | None = None) -> dict[str, Value]:
         """Return hyperparameters that need not obey rules, with those values that are given, where they exist."""
@@ -227,25 +233,25 @@ def _check_parameter(name: str, parameter: object) -> None:
         raise ValueError(f"parameter {name!r}: {problem}, but got {parameter!r}{hint}")
 
 
-def _condition(name: str, parameter: Parameter, before: Mapping[str, Parameter], names: Sequence[str]) -> Condition:
+def _condition(name: str, parameter: Parameter, before: Mapping[str, Parameter]) -> Condition:
     """Return the condition of a parameter; raises ValueError where those before it cannot have such values."""
     when: Any = parameter.when
     if when is None:
         return {}
     if not isinstance(when, Mapping) or not when:
-        raise ValueError(f"parameter {name!r}: when is a dict such as {{'optimizer': 'sgd'}}, not {when!r}")
+        raise ValueError(f"parameter {name!r}: when must be a dict such as {{'optimizer': 'sgd'}}, not {when!r}")
     condition = {}
     for other, values in when.items():
         if other not in before:
-            why = "it must stand before it" if other in names and other != name else f"before it are {[*before]}"
-            raise ValueError(f"parameter {name!r} exists only where {other!r} has a value, and {why}")
-        several = isinstance(values, Collection) and not isinstance(values, (str, bytes))
-        condition[other] = tuple(values) if several else (values,)
-        if before[other].continuous and not isinstance(before[other], Int):
-            raise ValueError(f"parameter {name!r} depends on {other!r}: {before[other]!r} has too many values")
+            there = f"before it are {', '.join(before)}" if before else "it is the first"
+            raise ValueError(f"parameter {name!r}: when asks for {other!r}, which must be one before it; {there}")
+        if before[other].size == math.inf:
+            raise ValueError(f"parameter {name!r}: when asks for {other!r}, which has any value of {before[other]!r}")
+        several = elements(values)
+        condition[other] = (values,) if several is None else tuple(several or values)
         for value in condition[other] or [values]:
             if not before[other].accepts(value):
-                raise ValueError(f"parameter {name!r}: {other!r} is never {value!r}: it is {before[other]!r}")
+                raise ValueError(f"parameter {name!r}: when asks for {other!r} = {value!r}, not in {before[other]!r}")
     return condition
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 import pickle
+import random
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpo import Categorical, Float, Int, SearchSpace
+from hpo import Categorical, Float, Int, Ordinal, SearchSpace
 from hpo.breeding.upstream import Individual
 from hpo.parameters import Parameter
 
@@ -22,8 +24,13 @@ choices = st.one_of(st.booleans(), st.integers(-(2**70), 2**70), finite, st.text
 
 @st.composite
 def ints(draw: st.DrawFn) -> Int:
+    if draw(st.booleans()):
+        low = draw(st.integers(1, 10**6))
+        return Int(low, draw(st.integers(low + 1, 10**7)), log=True)
     low = draw(st.integers(-(2**53), 2**53 - 1))
-    return Int(low, draw(st.integers(low + 1, 2**53)))
+    high = draw(st.integers(low + 1, 2**53))
+    step = draw(st.integers(1, high - low))
+    return Int(low, high - (high - low) % step, step=step)
 
 
 @st.composite
@@ -31,12 +38,17 @@ def floats(draw: st.DrawFn) -> Float:
     log = draw(st.booleans())
     bounds = st.floats(1e-300, 1e300) if log else finite
     low, high = sorted(draw(st.tuples(bounds, bounds)))
+    if draw(st.booleans()):
+        low, step = draw(st.sampled_from([-1.3, 0.0, 2.5, 1e6])), draw(st.sampled_from([0.05, 0.1, 1.7, 300]))
+        return Float(low, float(Decimal(repr(low)) + draw(st.integers(1, 50)) * Decimal(repr(step))), step=step)
     parameter = Float(low, high, log=log)
     return parameter if parameter.problem() is None else Float(0.1, 1.0, log=log)
 
 
-categoricals = st.lists(choices, min_size=1, max_size=5, unique=True).map(lambda items: Categorical(*items))
-parameters = st.one_of(ints(), floats(), categoricals)
+several = st.lists(choices, min_size=1, max_size=5, unique=True)
+categoricals = several.map(lambda items: Categorical(*items))
+ordinals = several.map(lambda items: Ordinal(*items))
+parameters = st.one_of(ints(), floats(), categoricals, ordinals)
 spaces = st.dictionaries(names, parameters, min_size=1, max_size=5).map(lambda items: SearchSpace(**items))
 
 
@@ -102,6 +114,25 @@ def test_log_parameters_are_uniform_in_their_logarithm() -> None:
     assert (lr.decode(low), lr.decode(high)) == (1e-4, 1e-2)
 
 
+def test_logarithmic_integers_are_drawn_down_to_their_ends() -> None:
+    space = SearchSpace(width=Int(1, 1024, log=True))
+    rng = random.Random(0)
+    drawn = [int(space.draw(rng)["width"]) for _ in range(2000)]
+    assert min(drawn) == 1
+    assert max(drawn) > 1000
+    assert drawn.count(1) / 2000 == pytest.approx(math.log(3) / math.log(2049), abs=0.03), "from 0.5 to 1.5"
+    assert np.mean(np.array(drawn) > 32) == pytest.approx(math.log(1024.5 / 32.5) / math.log(2049), abs=0.03)
+
+
+def test_steps_are_exact() -> None:
+    space = SearchSpace(dropout=Float(0, 0.5, step=0.05), width=Int(8, 64, step=8))
+    assert space.size == 11 * 8
+    found = {(params["dropout"], params["width"]) for params in space.everything()}
+    assert found == {(float(f"{0.05 * i:.2g}"), 8 * j) for i in range(11) for j in range(1, 9)}
+    assert not space.parameters["dropout"].accepts(0.07)
+    assert not space.parameters["width"].accepts(12)
+
+
 def test_numbers_and_booleans_keep_their_types() -> None:
     space = SearchSpace(batch=Categorical(16, 32), momentum=Categorical(0.0, 0.9), nesterov=Categorical(True, False))
     params = space.decode({"batch": 1, "momentum": 1, "nesterov": 0})
@@ -122,6 +153,16 @@ def test_bounds_with_too_many_digits_are_rounded_into_the_range() -> None:
         (Int(3, 3), "low < high", "Int(3, 3)"),
         (Int(1.5, 3), "integers", "Int(1.5, 3)"),  # type: ignore[arg-type]
         (Int(True, 3), "integers", "Int(True, 3)"),
+        (Int(0, 9, step=4), "high must be low plus some steps, such as 8", "Int(0, 9, step=4)"),
+        (Int(0, 9, step=10), "such as 10", "Int(0, 9, step=10)"),
+        (Int(0, 9, step=0), "a positive integer", "Int(0, 9, step=0)"),
+        (Int(1, 9, log=True, step=2), "has no steps (an Ordinal may have any values)", "Int(1, 9, log=True, step=2)"),
+        (Int(0, 9, log=True), "low > 0", "Int(0, 9, log=True)"),
+        (Float(0.0, 1.0, step=0.3), "high must be low plus some steps, such as 0.9", "Float(0.0, 1.0, step=0.3)"),
+        (Float(0.0, 1.0, step=-0.1), "a positive number, not -0.1", "Float(0.0, 1.0, step=-0.1)"),
+        (Float(0.0, 1.0, step=1e-20), "must be larger", "Float(0.0, 1.0, step=1e-20)"),
+        (Float(1.0, 2.0, log=True, step=0.5), "has no steps", "Float(1.0, 2.0, log=True, step=0.5)"),
+        (Ordinal("a", "b", "a"), "differ", "Ordinal('a', 'b', 'a')"),
         (Int(0, 2**60), "2**53", "Int(0, 1152921504606846976)"),
         (Float(0.01, 0.0001), "low < high", "Float(0.01, 0.0001)"),
         (Float(1.0, 1.0), "low < high", "Float(1.0, 1.0)"),

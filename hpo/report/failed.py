@@ -13,7 +13,7 @@ from rich.table import Table
 from hpo.report.grid import filled_table, table_text
 from hpo.report.individuals import MOST_SHOWN
 from hpo.report.live.lines import Pen
-from hpo.results.names import params_shown
+from hpo.results.names import all_names, params_shown
 from hpo.results.summary import reason_of
 from hpo.store.trials import Evaluation
 from hpo.text import printable, short, show_command, tenths, value
@@ -68,4 +68,4 @@ def _table(failed: Sequence[Evaluation], reasons: Sequence[str] = ()) -> Table:
 
 
 def _params(failed: Sequence[Evaluation]) -> list[str]:
-    return list(dict.fromkeys(name for one in failed for name in one.params))
+    return all_names(one.params for one in failed)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpo.report.grid import empty_table, filled_table, table_text
-from hpo.results.names import params_shown
+from hpo.results.names import all_names, params_shown
 from hpo.text import counted, short, value
 
 MOST_SHOWN = 12  # hyperparameters of an individual
@@ -21,7 +21,7 @@ def individuals_text(title: str, params: Sequence[Mapping[str, Any]], left: Colu
 
     `more` is the command that shows the hyperparameters which are left out.
     """
-    names = params_shown(_names(params), [heading for heading, _ in (*left, *right)])
+    names = params_shown(all_names(params), [heading for heading, _ in (*left, *right)])
     chosen = most_different(params)
     columns = [(names[name], [value(one.get(name, "")) for one in params]) for name in chosen]
     places = [str(place + 1) for place in range(len(params))]
@@ -37,14 +37,9 @@ def individuals_text(title: str, params: Sequence[Mapping[str, Any]], left: Colu
 
 def most_different(params: Sequence[Mapping[str, Any]], most: int = MOST_SHOWN) -> list[str]:
     """Return the names of the hyperparameters in which individuals differ most from each other, in their old order."""
-    names = _names(params)
+    names = all_names(params)
     ranked = sorted(names, key=lambda name: -_difference([one.get(name, "") for one in params]))
     return [name for name in names if name in set(ranked[:most])]
-
-
-def _names(params: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of all hyperparameters that some of the individuals have."""
-    return list(dict.fromkeys(name for one in params for name in one))
 
 
 def _difference(values: Sequence[Any]) -> float:

@@ -12,7 +12,7 @@ from hpo.report.grid import empty_table, filled_table, table_text
 from hpo.report.individuals import individuals_text
 from hpo.report.rungs import rung_columns
 from hpo.results.advice.result import Advice
-from hpo.results.names import metrics_shown
+from hpo.results.names import all_names, metrics_shown
 from hpo.results.reader import RunReader
 from hpo.results.summary import COUNTED
 from hpo.results.winner import examined
@@ -85,7 +85,7 @@ def print_winner(run: RunReader, winner: Evaluation) -> None:
 
 def _individuals(title: str, entries: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
     metrics = sorted({name for entry in entries for name in entry["metrics"]})
-    names = metrics_shown(metrics, {name: None for entry in entries for name in entry["params"]}, _OWN)
+    names = metrics_shown(metrics, all_names(entry["params"] for entry in entries), _OWN)
     left = [
         ("loss", [number(entry["loss"]) for entry in entries]),
         *((names[name], [value(entry["metrics"].get(name, "")) for entry in entries]) for name in metrics),

@@ -20,6 +20,18 @@ def distinct(wanted: Mapping[str, str], taken: Collection[str], prefix: str) -> 
     return {name: shown[name] for name in wanted}
 
 
+def all_names(individuals: Iterable[Iterable[str]]) -> list[str]:
+    """Return the names of all hyperparameters that some individuals have, each behind those that are before it."""
+    names: list[str] = []
+    for individual in individuals:
+        place = 0
+        for name in individual:
+            if name not in names:
+                names.insert(place, name)
+            place = names.index(name) + 1
+    return names
+
+
 def params_shown(params: Iterable[str], taken: Collection[str]) -> dict[str, str]:
     """Return what each hyperparameter is shown as, beside columns that have the names in `taken`."""
     return distinct({name: name for name in params}, taken, PARAM)

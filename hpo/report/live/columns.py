@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from hpo.report.live.lines import GAP, Pen
-from hpo.results.names import params_shown
+from hpo.results.names import all_names, params_shown
 from hpo.text import value
 
 _NARROWEST = 5  # columns of a name that is cut: its values are no wider, and no other name begins like it
@@ -24,7 +24,7 @@ class Columns:
         self, pen: Pen, individuals: Sequence[Mapping[str, Any]], room: int, headings: Sequence[str] = ()
     ) -> None:
         self._pen = pen
-        names = list(dict.fromkeys(name for params in individuals for name in params))
+        names = all_names(individuals)
         self._names = params_shown(names, headings)
         cells = {name: [pen.text(value(params.get(name, ""))).cell_len for params in individuals] for name in names}
         begins = Counter(name[: _NARROWEST - 1] for name in self._names.values())

@@ -10,6 +10,7 @@ from hpo.report.page.axes import axis, is_log, named_ticks, plain, short_number
 from hpo.report.page.edge import loss_layout, marked, placed, told
 from hpo.report.page.figure import Figure, Trace, drawn, island_colour, island_symbol, joined, points
 from hpo.report.scale import complete_losses, scale_of
+from hpo.results.names import all_names
 from hpo.store.lineage import line_of
 from hpo.store.trials import Evaluation
 from hpo.text import number, value
@@ -57,7 +58,7 @@ def schedule(
     line = line_of(winner, known) if winner is not None else []
     if len(line) < 2:
         return None
-    every = dict.fromkeys(name for one in line for name in one.params)
+    every = all_names(one.params for one in line)
     changed = [name for name in every if len({one.params.get(name) for one in line}) > 1]
     names = changed[: _MOST_ROWS - 1]
     ends = list(itertools.accumulate(len(one.curve) for one in line))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
-import math
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,11 +14,13 @@ from typing import Any
 import jinja2
 
 from hpo.errors import UsageError
+from hpo.parameters import is_conditional
 from hpo.report.individuals import MOST_SHOWN, most_different
 from hpo.report.page import hyperparameters, lineage, losses, rungs, work
 from hpo.report.page.figure import Figure
+from hpo.report.page.importances import importances
 from hpo.report.rungs import rung_columns
-from hpo.results.names import metrics_shown, params_shown
+from hpo.results.names import all_names, metrics_shown, params_shown
 from hpo.results.reader import RunReader
 from hpo.results.summary import by_reason, summarize
 from hpo.results.winner import examined, winner_of
@@ -30,7 +31,6 @@ from hpo.store.trials import best as best_of
 from hpo.store.weights import trial_of_weights
 from hpo.text import day, duration, escaped, number, tenths, value
 
-_LEAST_FOR_IMPORTANCES = 20
 _MOST_FAILURES = 50
 _COLUMNS = ("place", "loss", "trial", "island", "worker", "generation", "seconds")
 _FOLDER = Path(__file__).parent
@@ -52,9 +52,9 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     evaluations, confirmations = run.evaluations(), run.confirmations()
     summary = summarize(evaluations, run.manifest.budget, top_n, confirmations, run.manifest.pruner)
     distributions = run.distributions()
-    importances = _importances(evaluations, distributions)
-    order = list(importances) or list(distributions)
-    shown = _most_telling(importances, [entry["params"] for entry in summary["top"]])
+    matter = importances(evaluations, distributions)
+    order = list(matter) or list(distributions)
+    shown = _most_telling(matter, [entry["params"] for entry in summary["top"]])
     metrics = sorted({name for entry in summary["top"] for name in entry["metrics"]})
     layout, best = run.manifest.layout, winner_of(evaluations, confirmations)
     drawn = {
@@ -94,6 +94,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         best_metrics=metrics_shown(best.metrics, best.params, _COLUMNS) if best else {},
         top_metrics=metrics_shown(metrics, distributions, _COLUMNS),
         top_params={name: text for name, text in params_shown(distributions, _COLUMNS).items() if name in shown},
+        params_of_top=all_names(entry["params"] for entry in summary["top"]),
         confirmed=_confirmed(summary, best),
         advice=run.advice(),
         lineage=summary["lineage"],
@@ -101,7 +102,8 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         rungs=rung_columns(summary["rungs"]),
         runner_up=losses.runner_up(evaluations, best),
         first=min((one.started for one in evaluations if not one.origin and one.started > 0), default=now),
-        importances=importances,
+        importances=matter,
+        conditional=any(map(is_conditional, run.manifest.space.values())),
         islands=_islands(evaluations),
         failures=_failures([*evaluations, *confirmations]),
         figures=drawn,
@@ -142,46 +144,12 @@ def _by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:
     return {figure.name: {"data": figure.data, "layout": figure.layout} for figure in drawn if figure}
 
 
-def _importances(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]) -> dict[str, float]:
-    """Return how much of the variance of the losses each hyperparameter explains; empty where too little is known.
-
-    What does not exist counts as in the middle of its range, since Optuna needs a value of each.
-    """
-    complete = [one for one in evaluations if one.state == "complete"]
-    if len(complete) < _LEAST_FOR_IMPORTANCES or len({one.loss for one in complete}) < 2:
-        return {}
-    import optuna.importance  # takes 0.5 s
-
-    middle = {name: _middle(distribution) for name, distribution in distributions.items()}
-    study = optuna.create_study()
-    study.add_trials(
-        optuna.trial.create_trial(
-            params={name: one.params.get(name, middle[name]) for name in distributions},
-            distributions=dict(distributions),
-            value=one.loss,
-        )
-        for one in complete
-    )
-    return optuna.importance.get_param_importances(study)
-
-
-def _middle(distribution: Any) -> Any:
-    """Return a value in the middle of a distribution: for one without an order, the first."""
-    choices = getattr(distribution, "choices", None)
-    if choices is not None:
-        return choices[0]
-    low, high = distribution.low, distribution.high
-    middle = math.sqrt(low * high) if distribution.log else low / 2 + high / 2
-    step = distribution.step
-    middle = low + (middle - low) // step * step if step else middle
-    return min(max(type(low)(middle), low), high)
-
-
-def _most_telling(importances: Mapping[str, float], top: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the hyperparameters that there is room for: all, or those that seem to matter most."""
-    if not top:
-        return []
-    return list(importances)[:MOST_SHOWN] if len(importances) > MOST_SHOWN else most_different(top)
+def _most_telling(matter: Mapping[str, float], top: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the top's hyperparameters that there is room for: all, or those that seem to matter most."""
+    names = all_names(top)
+    if len(names) <= MOST_SHOWN or not matter:
+        return most_different(top)
+    return [name for name in matter if name in names][:MOST_SHOWN]
 
 
 def _islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

@@ -1,0 +1,321 @@
+"""Parameters that exist only beside others, and rules between parameters."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.simulation import SimulatedIslands, simulate
+from hpo import Categorical, Float, Int, Ordinal, SearchSpace
+from hpo.breeding.names import OF_NUMBERS, PROPAGATORS
+from hpo.breeding.past import Past
+from hpo.breeding.surrogate import Surrogate
+from hpo.parameters import Parameter
+from hpo.report.page.importances import importances
+from hpo.store.trials import Evaluation
+from tests.searches.conditional import space as CONDITIONAL
+from tests.support.evaluations import one
+from tests.support.launch import PROGRAM, SEARCHES, Mpi, run_hpo
+from tests.support.outcome import trials_of
+
+SPACE = SearchSpace(
+    optimizer=Categorical("sgd", "adam"),
+    momentum=Float(0.0, 0.99, when={"optimizer": "sgd"}),
+    nesterov=Categorical(True, False, when={"optimizer": "sgd"}),
+    warm=Int(1, 3, when={"nesterov": True}),
+    layers=Int(1, 3),
+    second=Int(1, 2, when={"layers": range(2, 4)}),
+    both=Int(1, 2, when={"layers": [3], "optimizer": "adam"}),
+)
+GENES = {"optimizer": 0, "momentum": 0.5, "nesterov": 0, "warm": 2, "layers": 1, "second": 2, "both": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "exist"),
+    [
+        ({}, "optimizer momentum nesterov warm layers"),
+        ({"nesterov": 1}, "optimizer momentum nesterov layers"),
+        ({"optimizer": 1}, "optimizer layers"),
+        ({"optimizer": 1, "layers": 2}, "optimizer layers second"),
+        ({"optimizer": 1, "layers": 3}, "optimizer layers second both"),
+        ({"layers": 3}, "optimizer momentum nesterov warm layers second"),
+    ],
+)
+def test_hyperparameters_are_those_that_exist(changes: dict[str, int], exist: str) -> None:
+    params = SPACE.decode({**GENES, **changes})
+    assert list(params) == exist.split()
+    genes = SPACE.encode(params)
+    assert list(genes) == list(SPACE.parameters), "there is a gene of each parameter"
+    assert SPACE.decode(genes) == params
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"optimizer": "adam", "momentum": 0.5, "layers": 1}, "'momentum' exists only where 'optimizer' is 'sgd'"),
+        ({"optimizer": "adam", "layers": 1, "second": 1}, "'second' exists only where 'layers' is 2 or 3"),
+        ({"optimizer": "adam", "layers": 2}, "parameter 'second' is missing"),
+        ({"optimizer": "sgd", "momentum": 0.5, "nesterov": False, "warm": 1, "layers": 1}, "'nesterov' is True"),
+        ({"layers": 1}, "parameter 'optimizer' is missing"),
+    ],
+)
+def test_what_does_not_exist_is_refused_and_what_exists_is_needed(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SPACE.check(params)
+
+
+@pytest.mark.parametrize(
+    ("before", "when", "message"),
+    [
+        ({}, {"a": 1}, "when asks for 'a', which must be one before it; it is the first"),
+        ({"b": Int(1, 3)}, {"a": 1}, "when asks for 'a', which must be one before it; before it are b"),
+        ({"b": Int(1, 3)}, {"b": 4}, "when asks for 'b' = 4, not in Int(1, 3)"),
+        ({"b": Int(1, 3)}, {"b": [1, "2"]}, "when asks for 'b' = '2', not in Int(1, 3)"),
+        ({"b": Int(1, 3)}, {"b": True}, "when asks for 'b' = True, not in Int(1, 3)"),
+        ({"b": Int(1, 3)}, {"b": []}, "when asks for 'b' = [], not in Int(1, 3)"),
+        ({"b": Int(1, 3)}, {}, "when must be a dict such as {'optimizer': 'sgd'}, not {}"),
+        ({"b": Int(1, 3)}, "b", "when must be a dict such as {'optimizer': 'sgd'}, not 'b'"),
+        ({"b": Float(0, 3)}, {"b": 1.0}, "when asks for 'b', which has any value of Float(0.0, 3.0)"),
+    ],
+)
+def test_a_condition_that_cannot_be_is_named(before: dict[str, Parameter], when: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"parameter 'lr': {message}")):
+        SearchSpace(**before, lr=Float(0.1, 1.0, when=when), a=Int(1, 3))
+
+
+def test_conditions_are_told_and_the_same_in_each_process() -> None:
+    described = CONDITIONAL.describe()
+    assert described["momentum"] == "Float(0.0, 0.95, step=0.05, when={'optimizer': 'sgd'})"
+    assert described["dropout_3"] == "Float(0.0, 0.5, when={'layers': range(3, 5)})"
+    names = {"".join(letters) for letters in itertools.permutations("abc")}
+    space = SearchSpace(a=Categorical(*sorted(names)), b=Int(1, 2, when={"a": names}))
+    assert space.describe()["b"] == f"Int(1, 2, when={{'a': {sorted(names)!r}}})", "a set has no order"
+
+
+@given(st.lists(st.floats(0, 1), min_size=7, max_size=7))
+def test_genes_tell_what_exists(draws: list[float]) -> None:
+    past = Past(SPACE, list)
+    width = past.high - past.low
+    genes = past.low + np.where(past.continuous, np.array(draws) * width, np.round(np.array(draws) * width))
+    params = SPACE.decode(dict(zip(SPACE.parameters, genes.tolist(), strict=True)))
+    told = [name for name, exists in zip(SPACE.parameters, past.existing(genes[None])[0], strict=True) if exists]
+    assert told == list(params)
+
+
+def test_what_a_logarithmic_integer_decides_exists_too() -> None:
+    space = SearchSpace(a=Int(1, 1000, log=True), b=Int(1, 2, when={"a": range(500, 600)}))
+    past = Past(space, list)
+    for a in (1, 499, 500, 599, 600, 1000):
+        genes = past.rounded(np.array([[math.log(a + 0.4), 1.0]]))
+        assert past.existing(genes).tolist() == [[True, 500 <= a < 600]]
+        assert space.decode({"a": genes[0, 0], "b": 1})["a"] == a
+
+
+def test_all_individuals_are_counted_and_listed_once() -> None:
+    space = SearchSpace(
+        a=Categorical("x", "y", "z"),
+        b=Int(1, 5, when={"a": "x"}),
+        c=Ordinal(1, 2, 4, when={"b": [1, 2]}),
+        d=Int(10, 30, step=10, when={"a": ["x", "y"]}),
+    )
+    everything = list(space.everything())
+    assert space.size == len(everything) == (2 * 3 + 3) * 3 + 3 + 1
+    assert len({tuple(params.items()) for params in everything}) == len(everything)
+    for params in everything:
+        space.check(params)
+    space = SearchSpace(**space.parameters)
+    space.require(lambda p: p["b"] != p["c"], "b and c differ")
+    assert space.size == len(list(space.everything())) == (2 * 3 + 3 - 2) * 3 + 3 + 1
+    assert SearchSpace(a=Int(1, 2), b=Float(0, 1, when={"a": 1})).size == math.inf
+
+
+def test_everything_is_drawn_and_nothing_else() -> None:
+    space = SearchSpace(a=Categorical("x", "y"), b=Int(1, 3, when={"a": "x"}), c=Float(0.0, 0.2, step=0.1))
+    space.require(lambda p: p["b"] > 1, "b is larger")
+    rng = random.Random(0)
+    drawn = {tuple(space.draw(rng).items()) for _ in range(500)}
+    assert drawn == {tuple(params.items()) for params in space.everything()}
+    assert {params["b"] for params in (space.draw(rng, {"c": 0.1, "a": "x"}) for _ in range(50))} == {2, 3}
+    for _ in range(20):
+        assert space.draw(rng, {"b": 3})["a"] == "x", "where that is given which needs it"
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"a": "y", "b": 2}, "'b' exists only where 'a' is 'x'"),
+        ({"b": 1}, "b is larger, but got"),
+        ({"d": 1}, "unknown parameter 'd'"),
+        ({"c": 0.15}, "0.15 is not in Float(0.0, 0.2, step=0.1)"),
+    ]
+    for wrong, message in mistakes:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            space.draw(rng, wrong)
+
+
+def ruled(rule: Any, text: Any = "the rule") -> SearchSpace:
+    space = SearchSpace(a=Int(1, 5), b=Int(1, 5), o=Categorical("x", "y"), c=Int(1, 3, when={"o": "x"}))
+    space.require(rule, text)
+    return space
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda p: p["a"] % p["b"], r"must return True or False, not \d for {'a': "),
+        (lambda p: p["a"] < p["d"], "cannot be asked about {'a': .*: there is no parameter 'd'"),
+        (lambda p: p.a < 3, "AttributeError"),
+        (lambda p: 1 / (p["a"] - 1) > 0, "cannot be asked about {'a': 1, .*ZeroDivisionError"),
+        (lambda: True, "TypeError"),
+        (
+            lambda p: p["a"] > 5,
+            r"leave nothing: of 10000 individuals drawn at random 0 obey all of them \('the rule' 0\)",
+        ),
+        (lambda p: (p["a"], p["b"], p.get("c")) == (1, 1, 4), "leave nothing"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_named(rule: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ruled(rule).check_rules()
+
+
+def test_rules_that_leave_next_to_nothing_are_named_with_what_each_leaves() -> None:
+    space = SearchSpace(**{name: Int(1, 100) for name in "abc"})
+    space.require(lambda p: p["a"] == p["b"], "a is b")
+    space.require(lambda p: p["b"] == p["c"], "b is c")
+    with pytest.raises(ValueError, match=r"leave next to nothing: .* [1-9] obey .*\('a is b' \d+, 'b is c' \d+\)"):
+        space.check_rules()
+
+
+def test_rules_demand_nothing_of_what_does_not_exist_and_may_do_what_they_like() -> None:
+    for rule in (
+        lambda p: p["a"] < p["c"],
+        lambda p: np.bool_(p["a"] < 3),
+        lambda p: p.pop("a") < 4 and p.pop("b") < 4,
+    ):
+        ruled(rule).check_rules()
+    space = ruled(lambda p: p["c"] > 2, "c is large")
+    space.check({"a": 1, "b": 1, "o": "y"})
+    with pytest.raises(ValueError, match="c is large, but got"):
+        space.check({"a": 1, "b": 1, "o": "x", "c": 1})
+    for function, text in (("a < b", "x"), (bool, None)):
+        with pytest.raises(TypeError, match="a rule is a function"):
+            ruled(function, text)
+
+
+@pytest.mark.parametrize("name", PROPAGATORS)
+def test_propagators_obey_rules_and_breed_nothing_twice(name: str) -> None:
+    space = CONDITIONAL
+    if name in OF_NUMBERS:
+        space = SearchSpace(
+            layers=Int(1, 3),
+            width=Int(8, 64, step=8),
+            heads=Int(1, 8, log=True),
+            rate=Ordinal(0.1, 0.2, 0.4),
+            dropout=Float(0.0, 0.5, when={"layers": [2, 3]}),
+        )
+        space.require(lambda p: p["width"] % p["heads"] == 0, "heads must divide width")
+    started = []
+
+    def evaluate(params: dict[str, Any]) -> tuple[float, float]:
+        space.check(params)
+        started.append(params)
+        return float(sum(value for value in params.values() if type(value) is float)) + params["width"] / 100, 1.0
+
+    simulate(SimulatedIslands(space, [name], 2, 0), evaluate, 60)
+    assert len({tuple(sorted(params.items())) for params in started}) == 60
+    assert len({params["layers"] for params in started}) >= 2
+
+
+def test_the_surrogate_sees_no_genes_of_what_does_not_exist() -> None:
+    space = SearchSpace(
+        kind=Categorical("a", "b"), x=Float(0.0, 1.0), y=Float(0.0, 1.0, when={"kind": "a"}), z=Ordinal(1, 2, 3)
+    )
+    rng = random.Random(0)
+    news = []
+    for trial in range(40):
+        params = space.draw(rng)
+        loss = float(params["x"]) + (10 * abs(float(params["y"]) - 0.2) if "y" in params else 1.0)
+        news.append(Evaluation(trial, "complete", loss, params, 0, 0, trial))
+    past = Past(space, lambda: news)
+    past.update()
+    merits_of = Surrogate(past, np.random.default_rng(0)).learn()
+    off = merits_of(np.array([[1, 0.31, y, 1] for y in (0.0, 0.2, 0.7)]))
+    on = merits_of(np.array([[0, 0.31, y, 1] for y in (0.0, 0.2, 0.7)]))
+    assert off == pytest.approx(off[0])
+    assert np.ptp(on) > 1
+
+
+def test_of_what_does_not_always_exist_the_others_say_nothing() -> None:
+    space = SearchSpace(kind=Categorical("a", "b"), x=Float(0, 1), y=Float(0, 1, when={"kind": "a"}))
+    rng = random.Random(0)
+    drawn = [space.draw(rng) for _ in range(200)]
+    evaluations = [one(trial, loss=params.get("y", 0.5), params=params) for trial, params in enumerate(drawn)]
+    share = importances(evaluations, space.distributions())
+    assert next(iter(share)) == "y"
+    assert sum(share.values()) == pytest.approx(1)
+    assert share["x"] < 0.1
+    assert importances(evaluations[:19], space.distributions()) == {}
+    always = SearchSpace(kind=Categorical("a", "b"), x=Float(0, 1))
+    theirs = optuna.create_study()
+    kept = [{name: params[name] for name in ("kind", "x")} for params in drawn]
+    for params in kept:
+        loss = float(params["x"]) ** 2
+        theirs.add_trial(optuna.trial.create_trial(params=params, distributions=always.distributions(), value=loss))
+    ours = importances(
+        [one(trial, loss=float(params["x"]) ** 2, params=params) for trial, params in enumerate(kept)],
+        always.distributions(),
+    )
+    assert ours == pytest.approx(optuna.importance.get_param_importances(theirs))
+
+
+def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path: Path) -> None:
+    arguments = [PROGRAM, SEARCHES / "conditional.py", "--run-dir", "run", "--ranks-per-worker", 1, "--seed", 3]
+    given: list[dict[str, Any]] = [
+        {"momentum": 0.8, "layers": 3},
+        {"batch_size": 64.0, "beta": 0.95},
+        {"nesterov_from": 7},
+    ]
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    first = mpi.run(3, *arguments, "--evaluations", 25, "--start-with", "given.json", cwd=tmp_path)
+    assert (first.returncode, first.stderr) == (0, "")
+    again = mpi.run(2, *arguments, "--evaluations", 60, "--resume", cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    assert len(trials) == 60
+    for trial in trials:
+        CONDITIONAL.check(trial.params)
+        assert trial.distributions.keys() == trial.params.keys()
+    for number, entry in enumerate(given):
+        assert entry.items() <= trials[number].params.items()
+    assert len({tuple(sorted(trial.params.items())) for trial in trials}) == 60
+    lowest = min(trials, key=lambda trial: trial.value or 0)
+    assert lowest.number > 25, "it learns"
+
+    told = run_hpo("best", tmp_path / "run")
+    assert json.loads(told.stdout) == lowest.params
+    rows = list(csv.DictReader(run_hpo("export", tmp_path / "run", "--to", "csv").stdout.splitlines()))
+    for row, trial in zip(rows, trials, strict=True):
+        empty = {name for name in CONDITIONAL.parameters if row[f"param_{name}"] == ""}
+        assert empty == CONDITIONAL.parameters.keys() - trial.params.keys()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "A line has a gap where a hyperparameter does not exist." in page
+    assert all(f'<th scope="row">{name}</th>' in page for name in CONDITIONAL.parameters), "importances"
+
+
+def test_rules_that_leave_nothing_are_found_before_anything_starts(mpi: Mpi, tmp_path: Path) -> None:
+    text = (SEARCHES / "conditional.py").read_text()
+    (tmp_path / "nothing.py").write_text(text + '\nspace.require(lambda p: p["width"] < 16, "width is small")\n')
+    job = mpi.run(2, PROGRAM, "nothing.py", "--run-dir", "run", cwd=tmp_path)
+    assert job.returncode == 2
+    assert job.stderr.startswith("error: the rules of this space leave nothing: of 10000 individuals")
+    assert "'width is small' 0" in job.stderr
+    assert not (tmp_path / "run").exists()
