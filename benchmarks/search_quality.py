@@ -88,7 +88,7 @@ def measure(methods: dict[str, Make], family: str, seeds: int, workers: int, pro
     """Run all methods on a family's problems, CMA-ES only on those of numbers, and return the curves of each method."""
     results: dict[str, Curves] = {}
     for label, method in methods.items():
-        if "CMA-ES" in label and family in ("hpolib", "nasbench201", "machines"):
+        if "CMA-ES" in label and family not in ("hpobench", "bbob", "bbob-mixint"):
             continue
         # New processes for each method, since methods change constants.
         with ProcessPoolExecutor(processes) as pool:

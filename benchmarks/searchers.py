@@ -28,14 +28,19 @@ class OptunaStudy:
     """One of Optuna's samplers, asked by all workers."""
 
     def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler) -> None:
+        self._space = space
         self._study = optuna.create_study(sampler=sampler)
         self._distributions = space.distributions()
         self._trials: dict[int, optuna.Trial] = {}
 
     def ask(self, worker: int) -> dict[str, Any]:
         """Return hyperparameters that the study suggests."""
-        self._trials[worker] = self._study.ask(self._distributions)
-        return {name: self._trials[worker].params[name] for name in self._distributions}
+        always = {name: one for name, one in self._distributions.items() if not self._space.conditions[name]}
+        trial = self._trials[worker] = self._study.ask(always)
+        for name, one in self._distributions.items():
+            if name not in always and self._space.exists(name, trial.params):
+                trial._suggest(name, one)  # what suggest_float and the others do
+        return {name: trial.params[name] for name in self._distributions if name in trial.params}
 
     def tell(self, worker: int, loss: float) -> None:
         """Tell the study the loss of the worker's trial."""

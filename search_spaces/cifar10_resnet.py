@@ -22,9 +22,12 @@ from hpo.training import (
 )
 
 space = SearchSpace(
-    lr=Float(1e-2, 1.0, log=True, tunable=True),
-    momentum=Float(0.5, 0.99, tunable=True),
-    weight_decay=Float(1e-5, 1e-2, log=True, tunable=True),
+    optimizer=Categorical("sgd", "adamw"),
+    lr=Float(1e-2, 1.0, log=True, tunable=True, when={"optimizer": "sgd"}),
+    momentum=Float(0.5, 0.99, tunable=True, when={"optimizer": "sgd"}),
+    weight_decay=Float(1e-5, 1e-2, log=True, tunable=True, when={"optimizer": "sgd"}),
+    adamw_lr=Float(1e-4, 1e-2, log=True, tunable=True, when={"optimizer": "adamw"}),
+    adamw_decay=Float(1e-3, 1.0, log=True, tunable=True, when={"optimizer": "adamw"}),
     label_smoothing=Float(0.0, 0.2, tunable=True),
     augmentation=Categorical("none", "crop", "crop-and-flip"),
     schedule=Categorical("step", "cosine", "one-cycle"),
@@ -73,13 +76,14 @@ def prepare(settings: Settings) -> Dataset:
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
     """Train one network on the worker's ranks; yield its validation loss and accuracy after each epoch."""
-    data = worker.data
+    data, is_sgd = worker.data, params["optimizer"] == "sgd"
     recipe = Recipe(
         settings.epochs,
         settings.batch_size,
-        params["lr"],
-        momentum=params["momentum"],
-        weight_decay=params["weight_decay"],
+        params["lr"] if is_sgd else params["adamw_lr"],
+        optimizer=params["optimizer"],
+        momentum=params["momentum"] if is_sgd else 0.0,
+        weight_decay=params["weight_decay"] if is_sgd else params["adamw_decay"],
         label_smoothing=params["label_smoothing"],
         augmentation=params["augmentation"],
         schedule=params["schedule"],

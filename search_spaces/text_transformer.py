@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from hpo import Categorical, Float, Int, SearchSpace, TextSample, Worker
+from hpo import Float, Int, Ordinal, SearchSpace, TextSample, Worker
 from hpo.training import (
     ParallelSettings,
     Recipe,
@@ -22,13 +22,14 @@ from hpo.training import (
 
 space = SearchSpace(
     depth=Int(2, 6),
-    width=Categorical(64, 128, 192),
-    heads=Categorical(2, 4, 8),
+    width=Int(64, 192, step=32),
+    heads=Ordinal(2, 3, 4, 6, 8),
     dropout=Float(0.0, 0.3, tunable=True),
     lr=Float(1e-4, 1e-2, log=True, tunable=True),
     warmup=Float(0.0, 0.3, tunable=True),
     weight_decay=Float(1e-3, 1.0, log=True, tunable=True),
 )
+space.require(lambda params: params["width"] % params["heads"] == 0, "heads must divide width")
 
 PROMPTS = ("def ", "class ", "import ")
 
