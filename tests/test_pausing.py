@@ -101,7 +101,9 @@ def test_what_cannot_go_on_is_stopped(mpi: Mpi, folder: Path, saves: str, option
     pruned = [trial for trial in trials if trial.state.name == "PRUNED"]
     assert 0 < len(pruned) < len(XS)
     assert all("paused_after" not in trial.user_attrs for trial in pruned)
-    assert {len(trial.intermediate_values) for trial in pruned} <= {1, 3}
+    ends = Counter(len(trial.intermediate_values) for trial in pruned)
+    assert set(ends) <= {1, 3, EPOCHS}
+    assert ends[EPOCHS] <= 1, "of two workers, one may come to the end before anybody knows that it is one"
 
 
 def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ranks(mpi: Mpi, folder: Path) -> None:

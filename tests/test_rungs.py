@@ -83,6 +83,16 @@ def test_a_rung_near_the_end_is_none() -> None:
     assert [rung.epochs for rung in rungs_of(ASHA, evaluations[1:])] == [1, 3, 9], "nobody knows the end yet"
 
 
+def test_what_was_paused_where_nobody_knew_the_end_goes_on_when_it_is_known() -> None:
+    first, second, third = one(0, "running", *[0.5] * 9), one(1, "paused", *[0.6] * 9), one(2, "paused", 0.8, 0.7, 0.7)
+    assert promotable(ASHA, [first, second, third]) == [], "9 epochs may be a third of them"
+    first = one(0, "complete", *[0.5] * 9)
+    assert promotable(ASHA, [first, second, third]) == [second]
+    assert not is_over([first, second, third], 3, "asha")
+    promoted = [one(1, "promoted", *[0.6] * 9, paused_after=9), one(3, "running", *[0.6] * 9, repeats=1)]
+    assert promotable(ASHA, [first, *promoted, third]) == []
+
+
 def test_an_individual_counts_once_however_often_it_was_interrupted_or_promoted() -> None:
     evaluations = [
         one(0, "promoted", 0.5, paused_after=1),

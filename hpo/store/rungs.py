@@ -106,10 +106,11 @@ def rungs_of(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
     """Return the rungs that were reached, those of the first bracket first.
 
     A rung counts only if there is another one before the end of the longest complete evaluation, or if there is only
-    one, as many epochs again. What was taken over from another run does not count: it is in no budget.
+    one, as many epochs again; all go on that were paused at another one, before the first was complete. What was taken
+    over from another run does not count: it is in no budget.
     """
     complete = [max(one.curve, default=0) for one in evaluations if one.state == "complete"]
-    longest = max(complete, default=math.inf)
+    highest = max(complete, default=math.inf) / (2 if halving.most else halving.factor)
     groups = individuals([one for one in evaluations if not one.origin])
     reached: dict[tuple[int, int], list[tuple[float, int]]] = {}
     paused: dict[tuple[int, int], dict[int, Evaluation]] = {}
@@ -118,7 +119,7 @@ def rungs_of(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
         latest, curve = group[-1], max((one.curve for one in group), key=len)
         bracket = halving.bracket_of(root)
         epochs, most = halving.firsts[bracket], max(curve, default=0)
-        while epochs <= most and epochs * (2 if halving.most else halving.factor) <= longest:
+        while epochs <= most and (epochs <= highest or latest.paused_after == epochs):
             loss = min((_known(curve[epoch]) for epoch in curve if epoch <= epochs), default=math.inf)
             failed = latest.state == "failed"
             reached.setdefault((bracket, epochs), []).append((math.inf if failed else loss, root))
@@ -129,7 +130,7 @@ def rungs_of(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
                 break
             epochs *= halving.factor
     return [
-        Rung(*key, sorted(losses), halving.go_on(len(losses)), went_on[key], paused.get(key, {}))
+        Rung(*key, sorted(losses), _go_on(halving, len(losses), key[1] <= highest), went_on[key], paused.get(key, {}))
         for key, losses in sorted(reached.items())
     ]
 
@@ -154,6 +155,10 @@ def individuals(evaluations: Sequence[Evaluation]) -> dict[int, list[Evaluation]
         roots[one.trial] = one.trial if one.repeats is None else roots.get(one.repeats, one.trial)
         groups.setdefault(roots[one.trial], []).append(one)
     return groups
+
+
+def _go_on(halving: Halving, reached: int, counts: bool) -> int:
+    return halving.go_on(reached) if counts else reached
 
 
 def _known(loss: float) -> float:
