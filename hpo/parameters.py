@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Union
 
-from hpo.plain import elements, round_float, round_inwards, with_type
+from hpo.plain import elements, plain_condition, round_float, round_inwards, with_type
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -21,6 +21,7 @@ Value = Union[bool, int, float, str]
 Gene = Union[int, float]
 # Propulate holds genes in a float64 array, in which larger integers are no longer exact.
 _LARGEST_INT = 2**53
+_FINEST_STEP = 1e-11  # of the larger bound: finer ones are lost where values are rounded to 12 digits
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,14 +29,14 @@ class _Parameter:
     tunable: bool = field(default=False, kw_only=True)
     when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "when", plain_condition(self.when))
+
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "tunable"}
-        when = shown.pop("when")
-        if isinstance(when, dict):  # sets have another order in each process
-            when = {name: elements(v) if isinstance(v, (set, frozenset)) else v for name, v in when.items()}
+        shown["when"] = shown.pop("when")  # the last one
         given = shown.pop("choices") if "choices" in shown else (shown.pop("low"), shown.pop("high"))
-        default = {name: one.default for name, one in self.__dataclass_fields__.items()}
-        options = [f"{name}={v!r}" for name, v in {**shown, "when": when}.items() if v != default[name]]
+        options = [f"{name}={v!r}" for name, v in shown.items() if v != self.__dataclass_fields__[name].default]
         return f"{type(self).__name__}({', '.join([*map(repr, given), *options])})"
 
 
@@ -74,7 +75,6 @@ class Int(_Parameter):
     @property
     def limits(self) -> tuple[Gene, Gene]:
         """The lowest and the highest gene."""
-        # Half a value further, so that the lowest and the highest are drawn as often as those between them.
         if not self.log:
             return self.low, self.low + self.size - 1
         # Half a value further, so that the lowest and the highest are drawn as often as those between them.
@@ -132,6 +132,7 @@ class Float(_Parameter):
     step: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.problem() is None:
             low, high = float(self.low), float(self.high)
             object.__setattr__(self, "low", round_inwards(low, high))
@@ -149,14 +150,16 @@ class Float(_Parameter):
             return "low < high must hold, in 12 significant digits"
         return _problem_with_scale(self) or (None if self.step is None else self._problem_with_step(self.step))
 
-    def _problem_with_step(self, step: object) -> str | None:
-        if type(step) not in (int, float) or not 0 < step < math.inf:  # type: ignore[operator]
+    def _problem_with_step(self, step: Any) -> str | None:
+        if type(step) not in (int, float) or not 0 < step < 1e308:
             return f"the step of a Float must be a positive number, not {with_type(step)}"
+        if step < _FINEST_STEP * max(abs(self.low), abs(self.high)):
+            return "the step of a Float must be larger: values have 12 significant digits"
+        if round_float(float(step)) != step:
+            return "the step of a Float has 12 significant digits at most"
         low, high, by = (Decimal(repr(value)) for value in (self.low, self.high, step))
-        steps = (high - low) // by
-        if steps > _LARGEST_INT:
-            return "the step of a Float must be larger"
-        return _other_high(float(low + steps * by), float(low + by)) if (high - low) % by else None
+        below = low + (high - low) // by * by
+        return None if below == high else _other_high(float(below), float(low + by))
 
     @property
     def continuous(self) -> bool:
@@ -214,7 +217,7 @@ class _Choices(_Parameter):
     def __init__(self, *choices: Value, tunable: bool = False, when: Mapping[str, Any] | None = None) -> None:
         object.__setattr__(self, "choices", choices)
         object.__setattr__(self, "tunable", tunable)
-        object.__setattr__(self, "when", when)
+        object.__setattr__(self, "when", plain_condition(when))
 
     def problem(self) -> str | None:
         """Return what is wrong with the choices; None if nothing is."""
@@ -272,10 +275,7 @@ class Categorical(_Choices):
 
 
 class Ordinal(_Choices):
-    """One of several choices in an order, such as batch sizes of 16, 32, 64 and 128.
-
-    Neighbours are equally far apart, whatever their values are. `tunable` and `when` are as for a Float.
-    """
+    """A Categorical whose choices have an order, as batch sizes have; neighbours are equally far apart."""
 
 
 Parameter = Union[Int, Float, Ordinal, Categorical]

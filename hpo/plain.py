@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -43,7 +43,10 @@ def meant(parameter: Parameter) -> Parameter | None:
         low, high = _number(given.low), _number(given.high)
         if low is None or high is None:
             return None
-        candidate = dataclasses.replace(given, low=low, high=high)
+        step = None if given.step is None else _number(given.step)
+        if (step is None) != (given.step is None):
+            return None
+        candidate = dataclasses.replace(given, low=low, high=high, step=_short(step))
     return None if candidate.problem() else candidate
 
 
@@ -55,14 +58,33 @@ def elements(value: object) -> list[Any] | None:
     value = _plain(value)
     if not isinstance(value, Collection) or isinstance(value, (str, bytes)):
         return None
-    if len(value) > _MANY:
-        return []
-    if not isinstance(value, (set, frozenset)):
-        return list(value)
+    return [] if len(value) > _MANY else _listed(value)
+
+
+def plain_condition(when: Any) -> Any:
+    """Return the values of a condition as plain ones, collections as lists, sets sorted; what is none, as it is.
+
+    A range stays one: it may be long.
+    """
+    if not isinstance(when, Mapping):
+        return when
+    return {name: _plain_values(values) for name, values in when.items()}
+
+
+def _plain_values(values: Any) -> Any:
+    values = _plain(values)
+    if isinstance(values, (str, bytes, range)) or not isinstance(values, Collection):
+        return values
+    return [_plain(value) for value in _listed(values)]
+
+
+def _listed(values: Collection[Any]) -> list[Any]:
+    if not isinstance(values, (set, frozenset)):
+        return list(values)
     try:
-        return sorted(value)
+        return sorted(values)
     except TypeError:
-        return sorted(value, key=repr)
+        return sorted(values, key=repr)
 
 
 def with_type(value: object) -> str:
@@ -74,6 +96,10 @@ def with_type(value: object) -> str:
 def _plain(value: Any) -> Any:
     """Return a value that has `tolist`, as numpy's have, as a plain Python value, and others as they are."""
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _short(value: float | None) -> float | None:
+    return round_float(value) if isinstance(value, float) else value
 
 
 def _number(value: Any) -> int | float | None:

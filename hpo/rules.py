@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-MOST_DRAWS = 10_000  # of which one at least obeys the rules, almost certainly, where one in a thousand does
-_LEAST = 10  # of `MOST_DRAWS` must obey the rules
+_MOST_DRAWS = 10_000
+_LEAST = 10  # of these must obey the rules: one in a thousand
 _ASKED = 200  # draws that rules are asked about at least, so that what is wrong with them shows
 
 
@@ -39,7 +40,8 @@ class Rule:
                 return True
             name = f"there is no parameter {error}" if isinstance(error, KeyError) else repr(error)
             raise ValueError(f"the rule {self.text!r} cannot be asked about {dict(params)!r}: {name}") from error
-        answer = answer.item() if hasattr(answer, "item") else answer  # numpy's True
+        with suppress(Exception):
+            answer = answer.item()  # numpy's True
         if type(answer) is not bool:
             raise ValueError(f"the rule {self.text!r} must return True or False, not {answer!r} for {dict(params)!r}")
         return answer
@@ -48,12 +50,15 @@ class Rule:
 def check_rules(rules: Sequence[Rule], draw: Callable[[], Mapping[str, Any]]) -> None:
     """Raise a ValueError where a rule cannot be asked, or where the rules leave nothing or next to nothing.
 
-    `draw` returns hyperparameters drawn at random.
+    A rule cannot be asked that answers the same question in two ways. `draw` returns hyperparameters drawn at random.
     """
     obeyed, kept, drawn = [0] * len(rules), 0, 0
-    while drawn < MOST_DRAWS and (drawn < _ASKED or kept < _LEAST):
+    while drawn < _MOST_DRAWS and (drawn < _ASKED or kept < _LEAST):
         params = draw()
         answers = [rule.ask(params) for rule in rules]
+        for rule, answer in zip(rules, answers, strict=True):
+            if rule.ask(params) != answer:
+                raise ValueError(f"the rule {rule.text!r} does not always answer the same, asked about {params!r}")
         obeyed = [count + answer for count, answer in zip(obeyed, answers, strict=True)]
         kept += all(answers)
         drawn += 1

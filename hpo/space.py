@@ -13,15 +13,18 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from hpo.parameters import Categorical, Float, Gene, Int, Ordinal, Parameter, Value
-from hpo.plain import elements, meant
-from hpo.rules import MOST_DRAWS, Rule, check_rules
+from hpo.plain import meant
+from hpo.rules import Rule, check_rules
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-_FEW = 100_000  # so many individuals are counted one by one
+_DRAWS = 100_000  # of which `check_rules` sees to it that some dozens obey the rules
+_MOST_LISTED, _MOST_LOOKED_AT = 100_000, 300_000  # individuals: a second
+_MOST_VALUES = 10_000  # of another parameter that a condition may name
+_MOST_SHOWN = 10
 
-Condition = Mapping[str, tuple[Value, ...]]  # the values that other parameters must have
+Condition = Mapping[str, frozenset[Value]]  # the values that other parameters must have
 
 
 class SearchSpace:
@@ -93,11 +96,11 @@ class SearchSpace:
         return all(other in params and params[other] in values for other, values in self.conditions[name].items())
 
     def encode(self, params: Mapping[str, Value]) -> dict[str, Gene]:
-        """Return the genes of hyperparameters; raises ValueError where they are not of this space.
+        """Return the genes of hyperparameters; raises ValueError where they are not of this space, but for its rules.
 
         The gene of a parameter that does not exist is the middle of its limits.
         """
-        self.check(params)
+        self._check_values(params)
         return {
             name: parameter.encode(params[name]) if name in params else _middle(parameter)
             for name, parameter in self.parameters.items()
@@ -140,25 +143,28 @@ class SearchSpace:
         given = given or {}
         for name, value in given.items():
             self._check_value(name, value)
-        for _ in range(MOST_DRAWS):
+        nearest = None
+        for _ in range(_DRAWS):
             params = self._draw_any(rng, given)
-            if params.keys() >= given.keys() and self.allows(params):
-                break
-        self.check({**params, **given})
-        return params
+            if params.keys() >= given.keys():
+                if self.allows(params):
+                    return params
+                nearest = params
+        self.check({**(nearest or self._draw_any(rng, given)), **given})
+        raise ValueError(f"of {_DRAWS} individuals drawn at random, none obeys all rules")
 
     @cached_property
-    def size(self) -> float:
-        """The number of different individuals: infinite where a parameter is a Float without steps.
-
-        Where rules choose among more than 100,000, it is the number without rules.
-        """
-        count = self._count(list(self.parameters), {})
-        return sum(1 for _ in self.everything()) if self.rules and count <= _FEW else count
-
-    def everything(self) -> Iterator[dict[str, Value]]:
-        """Yield the hyperparameters of every individual, for a space without floats that have no steps."""
-        return filter(self.allows, self._all_from(list(self.parameters), {}))
+    def everything(self) -> list[dict[str, Value]] | None:
+        """The hyperparameters of every individual; None where there are too many to be listed."""
+        if any(parameter.size == math.inf for parameter in self.parameters.values()):
+            return None
+        found: list[dict[str, Value]] = []
+        for looked_at, params in enumerate(self._all_from(list(self.parameters), {})):
+            if looked_at == _MOST_LOOKED_AT or len(found) > _MOST_LISTED:
+                return None
+            if self.allows(params):
+                found.append(params)
+        return found
 
     def describe(self) -> dict[str, str]:
         """Return each parameter as text, to be kept with a run and compared on resuming it."""
@@ -169,20 +175,28 @@ class SearchSpace:
         return {name: parameter.distribution() for name, parameter in self.parameters.items()}
 
     def _check_values(self, params: Mapping[str, object]) -> None:
-        for name in [*params, *self.parameters]:
-            if name in params:
-                self._check_value(name, params[name])
+        for name in params:
+            self._check_value(name, params[name])
+        for name in self.parameters:
             exists = self.exists(name, params)
             if exists and name not in params:
                 raise ValueError(f"parameter {name!r} is missing")
             if not exists and name in params:
-                raise ValueError(f"parameter {name!r} exists only {_where(self.conditions[name])}")
+                raise ValueError(f"parameter {name!r} exists only where {self._text_of(self.conditions[name])}")
 
     def _check_value(self, name: str, value: object) -> None:
         if name not in self.parameters:
             raise ValueError(f"unknown parameter {name!r}; this space has {', '.join(self.parameters)}")
         if not self.parameters[name].accepts(value):
             raise ValueError(f"parameter {name!r}: {value!r} is not in {self.parameters[name]!r}")
+
+    def _text_of(self, condition: Condition) -> str:
+        return " and ".join(f"{other!r} is {self._any_of(other, values)}" for other, values in condition.items())
+
+    def _any_of(self, name: str, values: frozenset[Value]) -> str:
+        if len(values) > _MOST_SHOWN:
+            return f"one of {len(values)} values"
+        return " or ".join(map(repr, sorted(values, key=self.parameters[name].encode)))
 
     def _draw_any(self, rng: Random, given: Mapping[str, Value] | None = None) -> dict[str, Value]:
         """Return hyperparameters that need not obey rules, with those values that are given, where they exist."""
@@ -193,18 +207,6 @@ class SearchSpace:
             if self.exists(name, params):
                 params[name] = given[name] if given and name in given else parameter.decode(gene)
         return params
-
-    def _count(self, names: Sequence[str], before: dict[str, Value]) -> float:
-        """Return how many individuals there are of which these parameters, the last ones, have not been chosen."""
-        if not names:
-            return 1
-        name, *others = names
-        if not self.exists(name, before):
-            return self._count(others, before)
-        parameter = self.parameters[name]
-        if any(name in self.conditions[other] for other in others):
-            return sum(self._count(others, {**before, name: value}) for value in parameter.values())
-        return parameter.size * self._count(others, before)
 
     def _all_from(self, names: Sequence[str], before: dict[str, Value]) -> Iterator[dict[str, Value]]:
         if not names:
@@ -247,20 +249,16 @@ def _condition(name: str, parameter: Parameter, before: Mapping[str, Parameter])
             raise ValueError(f"parameter {name!r}: when asks for {other!r}, which must be one before it; {there}")
         if before[other].size == math.inf:
             raise ValueError(f"parameter {name!r}: when asks for {other!r}, which has any value of {before[other]!r}")
-        several = elements(values)
-        condition[other] = (values,) if several is None else tuple(several or values)
-        for value in condition[other] or [values]:
+        several = values if isinstance(values, (list, range)) and values else [values]
+        if len(several) > _MOST_VALUES:
+            raise ValueError(f"parameter {name!r}: when asks for {len(several)} values of {other!r}, too many")
+        for value in several:
             if not before[other].accepts(value):
                 raise ValueError(f"parameter {name!r}: when asks for {other!r} = {value!r}, not in {before[other]!r}")
+        condition[other] = frozenset(several)
     return condition
 
 
 def _middle(parameter: Parameter) -> Gene:
     low, high = parameter.limits
     return (low + high) / 2 if parameter.continuous else (int(low) + int(high)) // 2
-
-
-def _where(condition: Condition) -> str:
-    return "where " + " and ".join(
-        f"{other!r} is {' or '.join(map(repr, values))}" for other, values in condition.items()
-    )

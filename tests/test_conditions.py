@@ -9,6 +9,7 @@ import math
 import random
 import re
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ SPACE = SearchSpace(
     second=Int(1, 2, when={"layers": range(2, 4)}),
     both=Int(1, 2, when={"layers": [3], "optimizer": "adam"}),
 )
+TOSSES = itertools.cycle([True, False, False])
 GENES = {"optimizer": 0, "momentum": 0.5, "nesterov": 0, "warm": 2, "layers": 1, "second": 2, "both": 1}
 
 
@@ -87,6 +89,8 @@ def test_what_does_not_exist_is_refused_and_what_exists_is_needed(params: dict[s
         ({"b": Int(1, 3)}, {"b": []}, "when asks for 'b' = [], not in Int(1, 3)"),
         ({"b": Int(1, 3)}, {}, "when must be a dict such as {'optimizer': 'sgd'}, not {}"),
         ({"b": Int(1, 3)}, "b", "when must be a dict such as {'optimizer': 'sgd'}, not 'b'"),
+        ({"b": Int(1, 3)}, {"b": np.int64(4)}, "when asks for 'b' = 4, not in Int(1, 3)"),
+        ({"b": Int(1, 10**9)}, {"b": range(1, 10**9)}, "when asks for 999999999 values of 'b', too many"),
         ({"b": Float(0, 3)}, {"b": 1.0}, "when asks for 'b', which has any value of Float(0.0, 3.0)"),
     ],
 )
@@ -102,6 +106,11 @@ def test_conditions_are_told_and_the_same_in_each_process() -> None:
     names = {"".join(letters) for letters in itertools.permutations("abc")}
     space = SearchSpace(a=Categorical(*sorted(names)), b=Int(1, 2, when={"a": names}))
     assert space.describe()["b"] == f"Int(1, 2, when={{'a': {sorted(names)!r}}})", "a set has no order"
+    numbers = {"a": np.int64(2), "b": np.array([1, 3]), "c": {0.5}.union([1.5])}
+    parameter = Ordinal(1, 2, when=MappingProxyType(numbers))
+    assert repr(parameter) == "Ordinal(1, 2, when={'a': 2, 'b': [1, 3], 'c': [0.5, 1.5]})"
+    space = SearchSpace(a=Int(1, 3), b=Int(1, 3), c=Float(0.5, 2.5, step=1), d=parameter)
+    assert len(space.everything or []) == 3 * 3 * 3 + 1 * 2 * 2
 
 
 @given(st.lists(st.floats(0, 1), min_size=7, max_size=7))
@@ -130,15 +139,33 @@ def test_all_individuals_are_counted_and_listed_once() -> None:
         c=Ordinal(1, 2, 4, when={"b": [1, 2]}),
         d=Int(10, 30, step=10, when={"a": ["x", "y"]}),
     )
-    everything = list(space.everything())
-    assert space.size == len(everything) == (2 * 3 + 3) * 3 + 3 + 1
+    everything = space.everything or []
+    assert len(everything) == (2 * 3 + 3) * 3 + 3 + 1
     assert len({tuple(params.items()) for params in everything}) == len(everything)
     for params in everything:
         space.check(params)
     space = SearchSpace(**space.parameters)
     space.require(lambda p: p["b"] != p["c"], "b and c differ")
-    assert space.size == len(list(space.everything())) == (2 * 3 + 3 - 2) * 3 + 3 + 1
-    assert SearchSpace(a=Int(1, 2), b=Float(0, 1, when={"a": 1})).size == math.inf
+    assert len(space.everything or []) == (2 * 3 + 3 - 2) * 3 + 3 + 1
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"a": Int(1, 2), "b": Float(0, 1, when={"a": 1})},
+        {"a": Int(0, 2**53), "b": Int(1, 2, when={"a": 2**53})},
+        {"a": Int(1, 2), **{f"p{number}": Int(0, 1) for number in range(60)}},
+        {"a": Int(1, 500), **{f"p{number}": Int(1, 500, when={"a": range(1, 500)}) for number in range(50)}},
+    ],
+)
+def test_what_cannot_be_listed_is_known_to_be_much(parameters: dict[str, Parameter]) -> None:
+    space = SearchSpace(**parameters)
+    assert space.everything is None
+    space = SearchSpace(**parameters)
+    space.require(lambda p: p["a"] % 2 == 0, "a is even")
+    space.check_rules()
+    assert space.everything is None
+    assert Past(space, list).draw_new(random.Random(0)) is not None
 
 
 def test_everything_is_drawn_and_nothing_else() -> None:
@@ -146,13 +173,13 @@ def test_everything_is_drawn_and_nothing_else() -> None:
     space.require(lambda p: p["b"] > 1, "b is larger")
     rng = random.Random(0)
     drawn = {tuple(space.draw(rng).items()) for _ in range(500)}
-    assert drawn == {tuple(params.items()) for params in space.everything()}
+    assert drawn == {tuple(params.items()) for params in space.everything or ()}
     assert {params["b"] for params in (space.draw(rng, {"c": 0.1, "a": "x"}) for _ in range(50))} == {2, 3}
     for _ in range(20):
         assert space.draw(rng, {"b": 3})["a"] == "x", "where that is given which needs it"
     mistakes: list[tuple[dict[str, Any], str]] = [
         ({"a": "y", "b": 2}, "'b' exists only where 'a' is 'x'"),
-        ({"b": 1}, "b is larger, but got"),
+        ({"b": 1}, "b is larger, but got {'a': 'x', 'b': 1, "),
         ({"d": 1}, "unknown parameter 'd'"),
         ({"c": 0.15}, "0.15 is not in Float(0.0, 0.2, step=0.1)"),
     ]
@@ -175,6 +202,8 @@ def ruled(rule: Any, text: Any = "the rule") -> SearchSpace:
         (lambda p: p.a < 3, "AttributeError"),
         (lambda p: 1 / (p["a"] - 1) > 0, "cannot be asked about {'a': 1, .*ZeroDivisionError"),
         (lambda: True, "TypeError"),
+        (lambda p: np.array([p["a"], p["b"]]) > 1, "must return True or False, not array"),
+        (lambda p: p["a"] < 0 or next(TOSSES), "does not always answer the same"),
         (
             lambda p: p["a"] > 5,
             r"leave nothing: of 10000 individuals drawn at random 0 obey all of them \('the rule' 0\)",
@@ -235,6 +264,34 @@ def test_propagators_obey_rules_and_breed_nothing_twice(name: str) -> None:
     assert len({params["layers"] for params in started}) >= 2
 
 
+@pytest.mark.parametrize("name", PROPAGATORS)
+def test_what_has_one_value_is_no_obstacle(name: str) -> None:
+    space = SearchSpace(batch_size=Ordinal(64), lr=Float(1e-3, 1.0, log=True), heads=Ordinal(2, 4))
+    started: list[float] = []
+
+    def evaluate(params: dict[str, Any]) -> tuple[float, float]:
+        started.append(float(params["lr"]))
+        return abs(math.log(params["lr"] / 0.03)), 1.0
+
+    simulate(SimulatedIslands(space, [name], 2, 0), evaluate, 50)
+    assert len(set(started)) > 25
+
+
+@pytest.mark.parametrize("name", ["ga", "tpe", "random"])
+def test_few_individuals_that_rules_leave_among_many_are_all_found(name: str) -> None:
+    space = SearchSpace(a=Int(1, 400), b=Int(1, 300), kind=Categorical("x", "y", when={"a": [7, 8]}))
+    space.require(lambda p: p["a"] == p["b"] and p["a"] < 120, "a is b, and small")
+    space.check_rules()
+    started = []
+
+    def evaluate(params: dict[str, Any]) -> tuple[float, float]:
+        started.append(tuple(params.values()))
+        return abs(params["a"] - 7.0), 1.0
+
+    simulate(SimulatedIslands(space, [name], 2, 0), evaluate, 121)
+    assert len(set(started)) == 121 == len(space.everything or [])
+
+
 def test_the_surrogate_sees_no_genes_of_what_does_not_exist() -> None:
     space = SearchSpace(
         kind=Categorical("a", "b"), x=Float(0.0, 1.0), y=Float(0.0, 1.0, when={"kind": "a"}), z=Ordinal(1, 2, 3)
@@ -264,6 +321,10 @@ def test_of_what_does_not_always_exist_the_others_say_nothing() -> None:
     assert sum(share.values()) == pytest.approx(1)
     assert share["x"] < 0.1
     assert importances(evaluations[:19], space.distributions()) == {}
+    worse = [one(trial, loss=params.get("y", -1.0), params=params) for trial, params in enumerate(drawn)]
+    assert importances(worse, space.distributions())["y"] == 0, "none of the best has it"
+    few = [e for e in worse if "y" not in e.params] + [e for e in worse if "y" in e.params][:19]
+    assert "y" not in importances(few, space.distributions()), "not known"
     always = SearchSpace(kind=Categorical("a", "b"), x=Float(0, 1))
     theirs = optuna.create_study()
     kept = [{name: params[name] for name in ("kind", "x")} for params in drawn]

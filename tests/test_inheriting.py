@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -99,7 +100,7 @@ def assert_inherited(trials: Sequence[optuna.trial.FrozenTrial], epochs: int) ->
             x, parents[trial.number] = ends[parent], parent
         losses = []
         for _ in range(epochs):
-            x *= 1 - 0.1 * trial.params["lr"]
+            x *= trial.params.get("decay", 1.0) * (1 - 0.1 * trial.params["lr"])
             losses.append(x + trial.params["kind"])
         ends[trial.number] = x
         assert list(trial.intermediate_values.values()) == losses[: len(trial.intermediate_values)]
@@ -117,7 +118,7 @@ def test_individuals_begin_with_what_their_parents_have_saved(mpi: Mpi, tmp_path
     line = [entry["trial"] for entry in summary["lineage"]]
     assert line[-1] == summary["best"]["trial"]
     assert all(parents[child] == parent for parent, child in pairwise(line))
-    assert "The line of the best" in job.stdout
+    assert re.search(r"The line of the best.*\n +trial +epochs +loss .*(lr|decay)", job.stdout)
     kept = {int(path.stem) for path in (tmp_path / "run" / "states").glob("*.safetensors")}
     by_island = [[t for t in trials if t.user_attrs["island"] == island] for island in (0, 1)]
     best = [{t.number for t in sorted(own, key=lambda t: t.values[0])[:KEPT]} for own in by_island]

@@ -59,7 +59,8 @@ def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) 
     storage = f"sqlite:///{tmp_path}/study.db"
     small = ["--ranks-per-worker", 1]
     arguments = [PROGRAM, TINY, "--run-dir", "first", "--storage", storage, "--confirm", 1, *small]
-    first = mpi.run(2, *arguments, "--evaluations", 5, cwd=tmp_path)
+    (tmp_path / "failing.json").write_text('[{"depth": 2, "act": "tanh"}]')
+    first = mpi.run(2, *arguments, "--evaluations", 5, "--start-with", "failing.json", cwd=tmp_path)
     assert (first.returncode, first.stderr) == (0, "")
     before = optuna.load_study(study_name="first", storage=storage).trials
     for source, run, ranks, layout in (("first", "from_run", 4, []), (storage, "from_storage", 2, small)):

@@ -79,7 +79,7 @@ def test_an_exhausted_space_is_searched_to_its_end() -> None:
     for name in ("ga", "tpe", "propulate", "random"):
         started, _ = run(space, [name], 10)
         assert len({tuple(params.values()) for params in started}) == 10
-    news = [one(trial, params=params) for trial, params in enumerate(space.everything())]
+    news = [one(trial, params=params) for trial, params in enumerate(space.everything or ())]
     past = Past(space, lambda: news)
     past.update()
     assert past.draw_new(random.Random(0)) is None

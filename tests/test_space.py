@@ -126,8 +126,9 @@ def test_logarithmic_integers_are_drawn_down_to_their_ends() -> None:
 
 def test_steps_are_exact() -> None:
     space = SearchSpace(dropout=Float(0, 0.5, step=0.05), width=Int(8, 64, step=8))
-    assert space.size == 11 * 8
-    found = {(params["dropout"], params["width"]) for params in space.everything()}
+    everything = space.everything or []
+    assert len(everything) == 11 * 8
+    found = {(params["dropout"], params["width"]) for params in everything}
     assert found == {(float(f"{0.05 * i:.2g}"), 8 * j) for i in range(11) for j in range(1, 9)}
     assert not space.parameters["dropout"].accepts(0.07)
     assert not space.parameters["width"].accepts(12)
@@ -161,6 +162,8 @@ def test_bounds_with_too_many_digits_are_rounded_into_the_range() -> None:
         (Float(0.0, 1.0, step=0.3), "high must be low plus some steps, such as 0.9", "Float(0.0, 1.0, step=0.3)"),
         (Float(0.0, 1.0, step=-0.1), "a positive number, not -0.1", "Float(0.0, 1.0, step=-0.1)"),
         (Float(0.0, 1.0, step=1e-20), "must be larger", "Float(0.0, 1.0, step=1e-20)"),
+        (Float(0.0, 1e300, step=1e-10), "must be larger", "Float(0.0, 1e+300, step=1e-10)"),
+        (Float(1000.0, 1001.0, step=1e-9), "must be larger", "Float(1000.0, 1001.0, step=1e-09)"),
         (Float(1.0, 2.0, log=True, step=0.5), "has no steps", "Float(1.0, 2.0, log=True, step=0.5)"),
         (Ordinal("a", "b", "a"), "differ", "Ordinal('a', 'b', 'a')"),
         (Int(0, 2**60), "2**53", "Int(0, 1152921504606846976)"),
@@ -212,6 +215,12 @@ def test_a_bad_range_is_named_and_shown(parameter: Parameter, reason: str, shown
         ("Float('1e-3', 1, log=True)", "must be numbers", "Float(0.001, 1.0, log=True)"),
         ("Float(np.float64(0.25), 1.0)", "not 0.25 (numpy.float64)", "Float(0.25, 1.0)"),
         ("Float('low', 1.0)", "not 'low' (str)", None),
+        ("Float(0, 1, step='0.1')", "not '0.1' (str)", "Float(0.0, 1.0, step=0.1)"),
+        ("Float(0, 1.5, step=np.float64(0.5))", "not 0.5 (numpy.float64)", "Float(0.0, 1.5, step=0.5)"),
+        ("Float(0, 3, step=0.1 + 0.2)", "12 significant digits at most", "Float(0.0, 3.0, step=0.3)"),
+        ("Float(0, 1, step=1 / 3)", "12 significant digits at most", None),
+        ("Float(0, 1, step='fine')", "not 'fine' (str)", None),
+        ("Int(0, 8, step=np.int64(2))", "not 2 (numpy.int64)", "Int(0, 8, step=2)"),
     ],
 )
 def test_what_would_work_is_said_where_it_can_be_told(written: str, problem: str, instead: str | None) -> None:

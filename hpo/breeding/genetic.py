@@ -29,7 +29,7 @@ class Genetic(Propagator):  # type: ignore[misc]
     crossover), and one gene or more is mutated, each with probability 1 / genes, of those that exist: a category
     becomes any other, a number moves by a step whose logarithm is uniform, so that small steps are as likely as large
     ones at every scale (Muehlenbein and Schlierkamp-Voosen, Predictive models for the breeder genetic algorithm, 1993).
-    A gene that does not exist is inherited all the same.
+    A gene that does not exist is inherited, and may mutate, all the same.
 
     The most promising candidates are bred on for some generations, on the surrogate alone. Each worker has candidates
     and a surrogate of its own; all surrogates know all islands.

@@ -103,8 +103,8 @@ class Past:
         """
         exist = np.ones(genes.shape, bool)
         for gene, other, values in self._conditions:
-            equal = np.isclose(genes[:, [other]], values, rtol=0, atol=_SAME).any(axis=1)
-            exist[:, gene] &= exist[:, other] & equal
+            first, behind = (np.searchsorted(values, genes[:, other] + shift) for shift in (-_SAME, _SAME))
+            exist[:, gene] &= exist[:, other] & (first < behind)  # one of the values is the same
         return exist
 
     def draw_new(self, rng: random.Random) -> dict[str, Value] | None:
@@ -113,9 +113,7 @@ class Past:
             params = self.space.draw(rng)
             if not self.knows(params):
                 return params
-        if self.space.size > _TRIES * (1 + len(self._known)):
-            return None  # most draws should have been new: these are floats, with few values in their range
-        left = [params for params in self.space.everything() if not self.knows(params)]
+        left = [params for params in self.space.everything or () if not self.knows(params)]
         return rng.choice(left) if left else None
 
     def _key(self, params: Mapping[str, Any]) -> tuple[Value | None, ...]:
@@ -139,7 +137,7 @@ def _conditions(space: SearchSpace) -> list[tuple[int, int, Vector]]:
     """Return each gene that depends on another, that other one, and the genes of which it must have one."""
     places = {name: place for place, name in enumerate(space.parameters)}
     return [
-        (places[name], places[other], np.array([space.parameters[other].encode(value) for value in values], float))
+        (places[name], places[other], np.array(sorted(map(space.parameters[other].encode, values)), float))
         for name, condition in space.conditions.items()
         for other, values in condition.items()
     ]

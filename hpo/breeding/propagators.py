@@ -90,7 +90,7 @@ class OnUnitCube(Propagator):  # type: ignore[misc]
         self._cube = dict.fromkeys(self._limits, (0.0, 1.0))
         self._propagator = make(self._cube)
         super().__init__(self._propagator.parents, self._propagator.offspring, self._propagator.rng)
-        self._low, self._width = past.low, past.high - past.low
+        self._low, self._width = past.low, np.where(past.high > past.low, past.high - past.low, 1.0)
         self._chance = Drawn(past, self._propagator.rng)
         self._scaled: dict[int, tuple[Individual, Individual]] = {}  # by id; the original is kept, so its id is unique
 

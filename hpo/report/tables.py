@@ -156,10 +156,11 @@ def _ways(summary: Mapping[str, Any]) -> str:
 
 def _lineage(line: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of those from whom the best has come, with what has changed from one to the next."""
-    changed = [name for name in line[0]["params"] if len({entry["params"][name] for entry in line}) > 1]
+    names = all_names(entry["params"] for entry in line)
+    changed = [name for name in names if len({entry["params"].get(name) for entry in line}) > 1]
     columns = [(name, [str(entry[name]) for entry in line]) for name in ("trial", "epochs")]
     columns.append(("loss", [number(entry["loss"]) for entry in line]))
-    columns += [(name, [value(entry["params"][name]) for entry in line]) for name in changed[:_MOST_CHANGED]]
+    columns += [(name, [value(entry["params"].get(name, "")) for entry in line]) for name in changed[:_MOST_CHANGED]]
     return table_text("The line of the best: each began with the weights of the one above", filled_table(columns))
 
 

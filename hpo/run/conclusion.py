@@ -13,18 +13,20 @@ from hpo.errors import Exit, Stop
 from hpo.evaluation.leader import target_reached
 from hpo.results.summary import busy_fraction, summarize
 from hpo.run.session import Session
+from hpo.space import SearchSpace
 from hpo.store.run_dir import RunDir, write_json
 from hpo.store.rungs import is_over
 from hpo.store.trials import Evaluation, best, rank
 from hpo.store.url import without_password
+from hpo.text import counted
 
 
 class Conclusion:
     """Sums a run up, on its first rank.
 
     `stopping` returns why the run stops; `started` is when this session began, in seconds since the epoch. `top_n`
-    individuals are listed; the run ends where a loss is `target` or lower; its space has `size` individuals. Once it is
-    summed up, `is_search_done` says whether nothing is left to be evaluated or promoted.
+    individuals of `space` are listed; the run ends where a loss is `target` or lower. Once it is summed up,
+    `is_search_done` says whether nothing is left to be evaluated or promoted.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class Conclusion:
         started: float,
         top_n: int,
         target: float,
-        size: float,
+        space: SearchSpace,
     ) -> None:
         self._session = session
         self._files = RunDir(session.run_dir.path.absolute())  # absolute: objectives may change the directory
@@ -42,7 +44,7 @@ class Conclusion:
         self._started = started
         self._top_n = top_n
         self._target = target
-        self._size = size
+        self._space = space
         self._status: int | None = None
         self.is_search_done = False
 
@@ -60,7 +62,7 @@ class Conclusion:
         run = session.manifest
         summary = summarize(evaluations, run.budget, self._top_n, confirmations, run.pruner)
         summary["stopped"] = stopped.reason if stopped else None
-        summary["exhausted"] = sum(evaluation.finished for evaluation in evaluations) >= self._size
+        summary["exhausted"] = stopped is None and self._is_exhausted(evaluations)
         self.is_search_done = is_over(evaluations, 0 if summary["exhausted"] else run.budget, run.pruner)
         summary["wall_seconds"] = round(time.time() - self._started, 3)
         everything = [*evaluations, *confirmations]
@@ -70,7 +72,10 @@ class Conclusion:
             print_times(summary)
         write_json(self._files.summary_json, {**summary, **self._times_before(summary)})
         if summary["exhausted"]:
-            print(f"The search space is exhausted: it has {self._size:.0f} individuals, and all were evaluated")
+            count = len(self._space.everything or ())
+            print(f"The search space is exhausted: it has {counted(count, 'individual')}, and all were evaluated")
+        elif not stopped and not self._is_spent(evaluations):
+            print("The search has ended since it found nothing new: few individuals are left, or none")
         print(f"The study is {without_password(session.storage)}, the summary {run_dir.summary_json}")
         if stopped:
             print(f"Stopped: {stopped.reason}. To go on: --run-dir {run_dir.path} --resume")
@@ -82,6 +87,10 @@ class Conclusion:
         """Tell whether there is nothing more to search: the budget is spent, or the target reached."""
         evaluations = self._session.open_record().evaluations()
         return self._is_spent(evaluations) or self._is_target_reached(evaluations)
+
+    def _is_exhausted(self, evaluations: Sequence[Evaluation]) -> bool:
+        everything = self._space.everything
+        return everything is not None and sum(one.finished for one in evaluations) >= len(everything)
 
     def _is_spent(self, evaluations: Sequence[Evaluation]) -> bool:
         return is_over(evaluations, self._session.manifest.budget, self._session.manifest.pruner)

@@ -60,7 +60,7 @@ class Stages:
         patience = Patience(without_password(session.storage), say, self._cannot_wait)
         self._session = replace(session, patience=patience)
         self._conclusion = Conclusion(
-            self._session, lambda: job.watch.stopping, job.started, options.top_n, self._target, task.problem.space.size
+            self._session, lambda: job.watch.stopping, job.started, options.top_n, self._target, task.problem.space
         )
         if job.is_first:
             job.watch.speak_for_the_run(self._files.sign_off, self._conclusion.last_words)

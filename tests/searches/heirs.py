@@ -7,9 +7,14 @@ With "uneven", rank 1 fails before it asks, from its sixth evaluation on.
 import time
 from dataclasses import dataclass
 
-from hpo import Float, Int, SearchSpace
+from hpo import Categorical, Float, Int, SearchSpace
 
-space = SearchSpace(kind=Int(1, 2), lr=Float(0.01, 1.0, log=True, tunable=True))
+space = SearchSpace(
+    kind=Int(1, 2),
+    lr=Float(0.01, 1.0, log=True, tunable=True),
+    decays=Categorical(False, True, tunable=True),
+    decay=Float(0.9, 0.99, tunable=True, when={"decays": True}),
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,8 @@ def objective(params, worker, settings):
     state = state or {"x": 10.0, "epoch": 0}
     while state["epoch"] < settings.epochs:
         time.sleep(settings.seconds)
-        state = {"x": state["x"] * (1 - 0.1 * params["lr"]), "epoch": state["epoch"] + 1}
+        factor = params.get("decay", 1.0) * (1 - 0.1 * params["lr"])
+        state = {"x": state["x"] * factor, "epoch": state["epoch"] + 1}
         if settings.saves:
             worker.save(state)
         yield state["x"] + params["kind"]

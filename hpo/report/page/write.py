@@ -53,7 +53,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     summary = summarize(evaluations, run.manifest.budget, top_n, confirmations, run.manifest.pruner)
     distributions = run.distributions()
     matter = importances(evaluations, distributions)
-    order = list(matter) or list(distributions)
+    order = list(dict.fromkeys([*matter, *distributions]))
     shown = _most_telling(matter, [entry["params"] for entry in summary["top"]])
     metrics = sorted({name for entry in summary["top"] for name in entry["metrics"]})
     layout, best = run.manifest.layout, winner_of(evaluations, confirmations)
