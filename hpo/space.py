@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from random import Random
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _DRAWS = 100_000  # of which `check_rules` sees to it that some dozens obey the rules
 _MOST_LISTED, _MOST_LOOKED_AT = 100_000, 300_000  # individuals: a second
+_MOST_SECONDS = 5.0  # of listing them, where rules are slow
 _MOST_VALUES = 10_000  # of another parameter that a condition may name
 _MOST_SHOWN = 10
 
@@ -155,12 +157,13 @@ class SearchSpace:
 
     @cached_property
     def everything(self) -> list[dict[str, Value]] | None:
-        """The hyperparameters of every individual; None where there are too many to be listed."""
+        """The hyperparameters of every individual; None where these are too many, or take too long, to be listed."""
         if any(parameter.size == math.inf for parameter in self.parameters.values()):
             return None
         found: list[dict[str, Value]] = []
+        until = time.monotonic() + _MOST_SECONDS
         for looked_at, params in enumerate(self._all_from(list(self.parameters), {})):
-            if looked_at == _MOST_LOOKED_AT or len(found) > _MOST_LISTED:
+            if looked_at == _MOST_LOOKED_AT or len(found) > _MOST_LISTED or time.monotonic() > until:
                 return None
             if self.allows(params):
                 found.append(params)

@@ -8,6 +8,7 @@ import json
 import math
 import random
 import re
+import time
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -166,6 +167,17 @@ def test_what_cannot_be_listed_is_known_to_be_much(parameters: dict[str, Paramet
     space.check_rules()
     assert space.everything is None
     assert Past(space, list).draw_new(random.Random(0)) is not None
+
+
+def test_listing_ends_where_a_rule_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def obeys(params: dict[str, Any]) -> bool:
+        time.sleep(0.01)
+        return bool(params["a"] <= params["b"])
+
+    space = SearchSpace(a=Int(1, 10), b=Int(1, 10))
+    space.require(obeys, "a is at most b")
+    monkeypatch.setattr("hpo.space._MOST_SECONDS", 0.1)
+    assert space.everything is None
 
 
 def test_everything_is_drawn_and_nothing_else() -> None:

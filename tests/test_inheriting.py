@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
