@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import re
 import signal
 import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
@@ -17,7 +19,7 @@ import pytest
 
 from hpo.errors import UsageError
 from hpo.problem import load_search_file
-from hpo.results.confirmation import Plan, compare
+from hpo.results.confirmation import Plan, compare, seed_noise
 from hpo.run.takeover import read_takeover
 from hpo.store.trials import Evaluation
 from tests.support.evaluations import one
@@ -161,6 +163,11 @@ def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> No
         assert entry["deviation"] == pytest.approx(statistics.stdev(losses))
     assert [entry["told_apart"] for entry in confirmed] == [False, False]
     assert "1 is not told apart from 2" in job.stdout
+    noise = json.loads((tmp_path / "run" / "summary.json").read_text())["seed_noise"]
+    within = statistics.mean(entry["deviation"] ** 2 for entry in confirmed)
+    between = max(0.0, statistics.variance(entry["mean"] for entry in confirmed) - within / 3)
+    assert noise == {"deviation": pytest.approx(within**0.5), "share": pytest.approx(within / (within + between))}
+    assert f"Seeds make {noise['share']:.0%} of the variance of these losses" in job.stdout
     more = mpi.run(2, *arguments, "--islands", 1, "--set", "noise=100", "--resume", "--confirm", 4, cwd=tmp_path)
     assert (more.returncode, more.stderr) == (0, "")
     assert "confirming the best with 4 other seeds each: 2 evaluations" in more.stdout
@@ -254,6 +261,26 @@ def test_losses_without_chance_and_single_ones(recwarn: pytest.WarningsRecorder)
     huge = compare([confirmation(trial, seed, 1e300 * (1 + seed) * (1 + trial)) for trial in (0, 1) for seed in (1, 2)])
     assert huge[1]["p"] == pytest.approx(ttest_ind([2, 3], [4, 6], equal_var=False).pvalue)
     assert not recwarn.list
+
+
+def test_what_seeds_do_to_losses_is_estimated() -> None:
+    rng = random.Random(0)
+    means = [rng.gauss(5, 0.4) for _ in range(2000)]
+    drawn = [[rng.gauss(mean, 0.3) for _ in range(place % 5)] for place, mean in enumerate(means)]
+
+    def noise(groups: Sequence[Sequence[float]]) -> dict[str, float] | None:
+        return seed_noise([{"losses": losses} for losses in groups])
+
+    found = noise(drawn) or {}
+    assert found["deviation"] == pytest.approx(0.3, rel=0.05)
+    assert found["share"] == pytest.approx(0.09 / 0.25, rel=0.1), "groups may have any size"
+    huge = noise([[1e300 * loss for loss in losses] for losses in drawn]) or {}
+    assert huge == {"deviation": pytest.approx(1e300 * found["deviation"]), "share": pytest.approx(found["share"])}
+    assert noise([[1.0, 2.0], [2.0, 1.0]]) == {"deviation": pytest.approx(0.5**0.5), "share": 1.0}
+    assert noise([[1.0, 1.0], [2.0]]) == {"deviation": 0.0, "share": 0.0}
+    few: list[list[list[float]]] = [[], [[1.0, 2.0]], [[1.0], [2.0]], [[1.0, 2.0], []], [[1.0, 1.0], [1.0, 1.0]]]
+    for groups in few:
+        assert noise(groups) is None
 
 
 def test_seeds_follow_from_the_plan_and_are_shared_by_nobody() -> None:

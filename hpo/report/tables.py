@@ -35,7 +35,7 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path) -> None:
     if summary["confirmed"]:
         print(_confirmed(summary["confirmed"], run_dir))
         if not summary["unconfirmed"]:
-            print(_told_apart(summary["confirmed"]))
+            print(_told_apart(summary["confirmed"], summary["seed_noise"]))
     if summary["best"]:
         print(_propagators(summary["propagators"]))
     print(_ways(summary), end="")
@@ -119,8 +119,8 @@ def _known(figure: float | None) -> str:
     return "" if figure is None else number(figure)
 
 
-def _told_apart(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line on whether the first individual is told apart from the others, if there are losses to compare."""
+def _told_apart(entries: Sequence[Mapping[str, Any]], noise: Mapping[str, float] | None) -> str:
+    """Return whether the first individual is told apart from the others, and what seeds do to losses, where known."""
     compared = [(place, entry) for place, entry in enumerate(entries[1:], start=2) if entry["p"] is not None]
     same = [str(place) for place, entry in compared if not entry["told_apart"]]
     test = "Welch's t-test, Holm's correction"
@@ -132,6 +132,11 @@ def _told_apart(entries: Sequence[Mapping[str, Any]]) -> str:
         text = f"1 is not told apart from {', '.join(same)} ({test}, p >= 0.05)."
     else:
         text = f"1 is told apart from all others ({test}, p < 0.05)."
+    if noise:
+        text += (
+            f"\nSeeds make {noise['share']:.0%} of the variance of these losses: those of one individual have a "
+            f"standard deviation of {number(noise['deviation'])}."
+        )
     return text + "\n"
 
 

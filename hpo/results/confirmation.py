@@ -11,7 +11,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,30 @@ def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
         entry["p"] = p
         entry["told_apart"] = p is not None and p < _SIGNIFICANT
     return entries
+
+
+def seed_noise(entries: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Estimate from confirmed individuals' `losses` what seeds do to them; None where there are too few.
+
+    `deviation` is the standard deviation of one individual's losses, and `share` is the share that seeds have in the
+    variance of all individuals' losses, from 0 to 1: an analysis of variance with random effects (Searle, Casella and
+    McCulloch, Variance components, 1992, section 3.6), where a negative variance between individuals counts as 0.
+    """
+    groups = [entry["losses"] for entry in entries if entry["losses"]]
+    sizes = [len(losses) for losses in groups]
+    count, freedom = sum(sizes), sum(sizes) - len(groups)
+    if len(groups) < 2 or not freedom:
+        return None
+    scale = _scale([loss for losses in groups for loss in losses])
+    scaled = [[loss / scale for loss in losses] for losses in groups]
+    means, overall = list(map(statistics.fmean, scaled)), statistics.fmean(itertools.chain(*scaled))
+    within = sum((loss - mean) ** 2 for losses, mean in zip(scaled, means, strict=True) for loss in losses) / freedom
+    between = sum(size * (mean - overall) ** 2 for size, mean in zip(sizes, means, strict=True)) / (len(groups) - 1)
+    size = (count - sum(size**2 for size in sizes) / count) / (len(groups) - 1)
+    total = within + max(between - within, 0.0) / size
+    if math.sqrt(total) <= _ROUNDING:
+        return None
+    return {"deviation": scale * math.sqrt(within), "share": within / total}
 
 
 def _entry(trial: int, group: Sequence[Evaluation]) -> dict[str, Any]:

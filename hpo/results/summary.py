@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from hpo.results.confirmation import compare
+from hpo.results.confirmation import compare, seed_noise
 from hpo.store.growth import help_with
 from hpo.store.lineage import line_of
 from hpo.store.rungs import HALVINGS, Halving, Rung, individuals, rungs_of
@@ -45,6 +45,7 @@ def summarize(
         "grown": sum(any(one.teams for one in group) for group in all_individuals),
         "taken_over": sum(bool(evaluation.origin) for evaluation in evaluations),
         "confirmed": [{**_entry(evaluations[confirmed["trial"]]), **confirmed} for confirmed in compare(confirmations)],
+        "seed_noise": seed_noise(compare(confirmations)),
         "unconfirmed": sum(evaluation.state in ("waiting", "running") for evaluation in confirmations),
     }
 
