@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.support.launch import PROGRAM, ROOT, Mpi, open_mpi
@@ -28,6 +29,8 @@ def pytest_configure() -> None:
         if name not in _KEPT and not name.startswith(_KEPT_KINDS):
             del os.environ[name]
     os.environ.update(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
+    hypothesis.settings.register_profile("untimed", deadline=None)  # the machine may be busy
+    hypothesis.settings.load_profile("untimed")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

@@ -82,7 +82,7 @@ DIFFERENT = {
 def check(mpi: Mpi, ranks: int, folder: Path, search: object, *settings: str) -> tuple[int, str]:
     """Check a search space; return the status, and what was printed, with a line for each point."""
     options = [word for setting in settings for word in ("--set", setting)]
-    job = mpi.run(ranks, "-c", CODE, "check", search, *options, "--collective-timeout", 5, cwd=folder)
+    job = mpi.run(ranks, "-c", CODE, "check", search, *options, "--collective-timeout", 30, cwd=folder)
     return job.returncode, joined(job.stdout)
 
 
