@@ -60,7 +60,7 @@ def test_what_an_objective_changes_of_its_process_or_leaves_there_is_gone_after_
     victim.job.send_signal(signal.SIGUSR1)
     status, errors = victim.wait(30)
     assert status == 75, errors
-    assert "Stopped: SIGUSR1. To go on: --run-dir run --resume" in (tmp_path / "log").read_text()
+    assert "Stopped: SIGUSR1. To go on: the same command with --run-dir run --resume" in (tmp_path / "log").read_text()
     assert re.fullmatch(
         r"warning: threads or processes that objectives have left do not end \(blocked(, blocked)*\): the job ends "
         "without them\n",

@@ -181,7 +181,7 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, siz
     assert status == 75, errors
     output = (tmp_path / "log").read_text()
     assert "2 waiting to be evaluated, of 40" in output
-    assert f"Stopped: SIG{name}. To go on: --run-dir run --resume" in output
+    assert f"Stopped: SIG{name}. To go on: the same command with --run-dir run --resume" in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["stopped"], summary["waiting"]) == (f"SIG{name}", 2)
     first, second, *waiting = trials_of(tmp_path / "run")
@@ -229,7 +229,7 @@ def test_a_run_stops_when_its_time_is_over(
     assert 5 < time.monotonic() - start < 40, "an epoch takes 60 s"
     assert (job.returncode, job.stderr) == (75, "")
     reason = "--time-limit 6.0 s" if option else "the end of the SLURM job"
-    assert f"Stopped: {reason}. To go on: --run-dir run --resume" in job.stdout
+    assert f"Stopped: {reason}. To go on: the same command with --run-dir run --resume" in job.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["wall_seconds"] < 16, "without what it takes to start and to leave Python, on cores that others use"
 

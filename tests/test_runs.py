@@ -136,7 +136,10 @@ def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Pa
     arguments = [PROGRAM, QUICK, "--run-dir", "run", *settings, "--target-loss", "2.5e3"]
     job = mpi.run(4, *arguments, cwd=tmp_path, timeout=60)  # one evaluation would take 100 s
     assert (job.returncode, job.stderr) == (0, "")
-    assert "Stopped: the loss of --target-loss 2500 is reached. To go on: --run-dir run --resume" in job.stdout
+    stopped = (
+        "Stopped: the loss of --target-loss 2500 is reached. To go on: the same command with --run-dir run --resume"
+    )
+    assert stopped in job.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["evaluations"]["complete"] >= 1
     assert summary["evaluations"]["complete"] + summary["waiting"] == 2

@@ -122,6 +122,7 @@ def test_the_best_so_far_begins_with_what_was_taken_over_and_counts_only_what_is
 WAITING = one(0, "waiting", confirms=0, seed=1)
 CONFIRMING = one(0, "running", confirms=0, seed=1)
 NOT_HERE = "no run is going on here"
+GO_ON = "To go on: the same command with --resume"
 NOT_SEEN = "process 1 on there since 2026 may still go on; its lock cannot be seen from this host"
 PHASES: list[tuple[dict[str, Any], str, str]] = [
     ({"evaluations": []}, "searching", ""),
@@ -139,17 +140,17 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
     ({"evaluations": [one(0)], "in_use": False, "holder": "process 1 on here since 2026"}, "finished", ""),
     ({"evaluations": [one(0)], "in_use": None, "holder": "process 1 on there since 2026"}, "finished", ""),
     ({"evaluations": [one(0, "failed")], "in_use": False, "about": {"confirm": 1}}, "finished", ""),
-    ({"evaluations": [one(0)], "in_use": False, "about": {"confirm": 1}}, "stopped", f"{NOT_HERE}. To go on: --resume"),
+    ({"evaluations": [one(0)], "in_use": False, "about": {"confirm": 1}}, "stopped", f"{NOT_HERE}. {GO_ON}"),
     (
         {"evaluations": [one(0)], "confirmations": [WAITING], "in_use": False, "about": {"confirm": 1}},
         "stopped",
-        f"{NOT_HERE}. To go on: --resume",
+        f"{NOT_HERE}. {GO_ON}",
     ),
-    ({"evaluations": [], "in_use": False, "stopped": "SIGTERM"}, "stopped", "SIGTERM. To go on: --resume"),
+    ({"evaluations": [], "in_use": False, "stopped": "SIGTERM"}, "stopped", f"SIGTERM. {GO_ON}"),
     (
         {"evaluations": [one(0, "running")], "in_use": False, "holder": "process 1 on here since 2026"},
         "died",
-        f"{NOT_HERE}: process 1 on here has died. To go on: --resume",
+        f"{NOT_HERE}: process 1 on here has died. {GO_ON}",
     ),
     (
         {"evaluations": [one(0, "running")], "in_use": None, "holder": "process 1 on there since 2026"},
@@ -494,10 +495,10 @@ def test_a_run_that_is_not_there_is_one_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("summary", "said"),
     [
-        (None, "no run is going on here. To go on: --resume"),
-        ({"stopped": "--time-limit 10.0 s"}, "--time-limit 10.0 s. To go on: --resume"),
-        ({"exhausted": True}, "the search space is exhausted. To go on: --resume"),
-        ([], "no run is going on here. To go on: --resume"),
+        (None, f"no run is going on here. {GO_ON}"),
+        ({"stopped": "--time-limit 10.0 s"}, f"--time-limit 10.0 s. {GO_ON}"),
+        ({"exhausted": True}, f"the search space is exhausted. {GO_ON}"),
+        ([], f"no run is going on here. {GO_ON}"),
     ],
 )
 def test_a_run_that_stopped_says_why(tmp_path: Path, summary: object, said: str) -> None:

@@ -78,7 +78,7 @@ class Conclusion:
             print("The search has ended since it found nothing new: few individuals are left, or none")
         print(f"The study is {without_password(session.storage)}, the summary {run_dir.summary_json}")
         if stopped:
-            print(f"Stopped: {stopped.reason}. To go on: --run-dir {run_dir.path} --resume")
+            print(f"Stopped: {stopped.reason}. To go on: the same command with --run-dir {run_dir.path} --resume")
         sys.stdout.flush()
         self._status = stopped.status if stopped else _status(summary)
         return self._status
