@@ -383,6 +383,19 @@ def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path:
     assert "A line has a gap where a hyperparameter does not exist." in page
     assert all(f'<th scope="row">{name}</th>' in page for name in CONDITIONAL.parameters), "importances"
 
+    text = (SEARCHES / "conditional.py").read_text()
+    (tmp_path / "stricter.py").write_text(text + '\nspace.require(lambda p: p["optimizer"] == "sgd", "only sgd")\n')
+    stricter = [PROGRAM, "stricter.py", "--ranks-per-worker", 1, "--evaluations", 61]
+    refused = mpi.run(2, *stricter, "--run-dir", "run", "--resume", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert re.search(
+        r": only sgd, but got .*; if this rule is new, start another run with --start-from run$", refused.stderr
+    )
+    new = mpi.run(2, *stricter, "--run-dir", "new", "--evaluations", 2, "--start-from", "run", cwd=tmp_path)
+    assert (new.returncode, new.stderr) == (0, "")
+    taken = [trial for trial in trials_of(tmp_path / "new") if "origin" in trial.user_attrs]
+    assert len(taken) == sum(trial.params["optimizer"] == "sgd" for trial in trials)
+
 
 def test_rules_that_leave_nothing_are_found_before_anything_starts(mpi: Mpi, tmp_path: Path) -> None:
     text = (SEARCHES / "conditional.py").read_text()

@@ -216,7 +216,7 @@ def _take_up(session: Session, space: SearchSpace) -> str:
             f"the study {study!r} in {without_password(storage)} is of another search space than "
             f"{run_dir.run_json} says: one of them is not this run's"
         )
-    _check_trials(record, storage, space)
+    _check_trials(record, session, space)
     with mistakes(storage):
         record.requeue_interrupted(run_dir.died)
         confirmations = open_study(storage, session.manifest.confirming_study)
@@ -234,12 +234,15 @@ def _take_up(session: Session, space: SearchSpace) -> str:
     return f": going on after {counted(finished, 'evaluation')}{first}{last}"
 
 
-def _check_trials(record: Record, storage: str, space: SearchSpace) -> None:
+def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
     """Raise a UsageError unless all trials are of a search space: propagators learn from them."""
     for evaluation in record.evaluations():
         problem = misfit(evaluation, space)
         if problem is not None:
-            raise UsageError(f"{without_password(storage)}: {problem}")
+            new_rule = f"; if this rule is new, start another run with --start-from {session.run_dir.path}"
+            raise UsageError(
+                f"{without_password(session.storage)}: {problem}{'' if space.allows(evaluation.params) else new_rule}"
+            )
 
 
 def _start_with(session: Session, request: Request) -> list[str]:
