@@ -21,7 +21,7 @@ Value = Union[bool, int, float, str]
 Gene = Union[int, float]
 # Propulate holds genes in a float64 array, in which larger integers are no longer exact.
 _LARGEST_INT = 2**53
-_FINEST_STEP = 1e-11  # of the larger bound: finer ones are lost where values are rounded to 12 digits
+_FINEST_STEP = 1e-7  # of the larger bound: of finer ones, Optuna takes values for others than it has suggested
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,7 +154,7 @@ class Float(_Parameter):
         if type(step) not in (int, float) or not 0 < step < 1e308:
             return f"the step of a Float must be a positive number, not {with_type(step)}"
         if step < _FINEST_STEP * max(abs(self.low), abs(self.high)):
-            return "the step of a Float must be larger: values have 12 significant digits"
+            return "the step of a Float must be at least a ten-millionth of its larger bound"
         if round_float(float(step)) != step:
             return "the step of a Float has 12 significant digits at most"
         low, high, by = (Decimal(repr(value)) for value in (self.low, self.high, step))

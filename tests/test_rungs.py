@@ -93,6 +93,26 @@ def test_what_was_paused_where_nobody_knew_the_end_goes_on_when_it_is_known() ->
     assert promotable(ASHA, [first, *promoted, third]) == []
 
 
+def test_what_was_paused_beyond_rungs_that_count_goes_on_and_nobody_else_stops_there(tmp_path: Path) -> None:
+    """Evaluations of ten epochs: two were paused at 9 before one was complete, and another is there now."""
+    early = [one(2, "paused", *[0.6] * 9), one(3, "paused", *[0.7] * 9)]
+    evaluations = [one(0, "complete", *[0.5] * 10), *early, one(4, "running", *[0.9] * 9)]
+    (last,) = [rung for rung in rungs_of(ASHA, evaluations) if not rung.counts]
+    assert (last.epochs, last.losses) == (9, [(0.6, 2), (0.7, 3)])
+    assert promotable(ASHA, evaluations) == early
+    late = one(5, "paused", *[0.8] * 27)
+    assert promotable(ASHA, [*evaluations, late]) == [late, *early], "whatever lies between"
+
+    run = Halved(tmp_path, budget=9)
+    begun = [assignment for assignment in (run.claim() for _ in range(3)) if assignment is not None]
+    for assignment, epochs in zip(begun, (10, 9, 9), strict=True):
+        for epoch in range(1, epochs + 1):
+            run.record.report(assignment, epoch, 0.5)
+    run.record.prune(begun[1], 0.5, 1.0, {}, paused_after=9)
+    run.record.complete(begun[0], 0.5, 1.0, {})
+    assert run.pausing.judge(run.record, begun[2], 9).state == "going"
+
+
 def test_an_individual_counts_once_however_often_it_was_interrupted_or_promoted() -> None:
     evaluations = [
         one(0, "promoted", 0.5, paused_after=1),

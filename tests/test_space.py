@@ -39,7 +39,7 @@ def floats(draw: st.DrawFn) -> Float:
     bounds = st.floats(1e-300, 1e300) if log else finite
     low, high = sorted(draw(st.tuples(bounds, bounds)))
     if draw(st.booleans()):
-        low, step = draw(st.sampled_from([-1.3, 0.0, 2.5, 1e6])), draw(st.sampled_from([0.05, 0.1, 1.7, 300]))
+        low, step = draw(st.sampled_from([-1.3, 0.0, 2.5, 1e5])), draw(st.sampled_from([0.05, 0.1, 1.7, 300]))
         return Float(low, float(Decimal(repr(low)) + draw(st.integers(1, 50)) * Decimal(repr(step))), step=step)
     parameter = Float(low, high, log=log)
     return parameter if parameter.problem() is None else Float(0.1, 1.0, log=log)
@@ -161,9 +161,10 @@ def test_bounds_with_too_many_digits_are_rounded_into_the_range() -> None:
         (Int(0, 9, log=True), "low > 0", "Int(0, 9, log=True)"),
         (Float(0.0, 1.0, step=0.3), "high must be low plus some steps, such as 0.9", "Float(0.0, 1.0, step=0.3)"),
         (Float(0.0, 1.0, step=-0.1), "a positive number, not -0.1", "Float(0.0, 1.0, step=-0.1)"),
-        (Float(0.0, 1.0, step=1e-20), "must be larger", "Float(0.0, 1.0, step=1e-20)"),
-        (Float(0.0, 1e300, step=1e-10), "must be larger", "Float(0.0, 1e+300, step=1e-10)"),
-        (Float(1000.0, 1001.0, step=1e-9), "must be larger", "Float(1000.0, 1001.0, step=1e-09)"),
+        (Float(0.0, 1.0, step=1e-20), "at least a ten-millionth", "Float(0.0, 1.0, step=1e-20)"),
+        (Float(0.0, 1e300, step=1e-10), "at least a ten-millionth", "Float(0.0, 1e+300, step=1e-10)"),
+        (Float(1000.0, 1001.0, step=1e-9), "at least a ten-millionth", "Float(1000.0, 1001.0, step=1e-09)"),
+        (Float(1e6, 1e6 + 10, step=1e-3), "at least a ten-millionth", "Float(1000000.0, 1000010.0, step=0.001)"),
         (Float(1.0, 2.0, log=True, step=0.5), "has no steps", "Float(1.0, 2.0, log=True, step=0.5)"),
         (Ordinal("a", "b", "a"), "differ", "Ordinal('a', 'b', 'a')"),
         (Int(0, 2**60), "2**53", "Int(0, 1152921504606846976)"),

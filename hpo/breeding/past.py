@@ -19,6 +19,7 @@ Vector = npt.NDArray[np.float64]
 
 _SAME = 1e-9  # genes of integers on a logarithmic scale are further apart, up to a billion
 _TRIES = 100  # random draws, before all hyperparameters that are left are listed
+_MOST_TRIES = 10_000  # where they cannot be
 
 
 class Past:
@@ -108,13 +109,15 @@ class Past:
         return exist
 
     def draw_new(self, rng: random.Random) -> dict[str, Value] | None:
-        """Return hyperparameters, drawn at random, that are new to the run; None where no such are left."""
-        for _ in range(_TRIES):
+        """Return hyperparameters, drawn at random, that are new to the run; None where no such are left, or found."""
+        for attempt in range(_MOST_TRIES):
+            if attempt == _TRIES and self.space.everything is not None:
+                left = [params for params in self.space.everything if not self.knows(params)]
+                return rng.choice(left) if left else None
             params = self.space.draw(rng)
             if not self.knows(params):
                 return params
-        left = [params for params in self.space.everything or () if not self.knows(params)]
-        return rng.choice(left) if left else None
+        return None
 
     def _key(self, params: Mapping[str, Any]) -> tuple[Value | None, ...]:
         return tuple(params.get(name) for name in self.space.parameters)

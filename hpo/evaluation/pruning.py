@@ -54,7 +54,8 @@ class Pausing:
         if not self.halving.has_rung(assignment.root, epochs):
             return Judgement("going")
         here = (self.halving.bracket_of(assignment.root), epochs)
-        rungs = [r for r in rungs_of(self.halving, record.evaluations()) if (r.bracket, r.epochs) == here]
+        rungs = rungs_of(self.halving, record.evaluations())
+        rungs = [rung for rung in rungs if rung.counts and (rung.bracket, rung.epochs) == here]
         if not rungs:
             return Judgement("going")  # it is near its end
         rung, last = rungs[0], self.halving.go_on(self.budget)

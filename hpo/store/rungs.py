@@ -82,11 +82,13 @@ class Rung:
     """A rung of a bracket, after so many epochs, and the individuals that have reached it, by their first trials.
 
     `losses` are their lowest until then, best first, infinite where one has failed since; `go_on` of them are to go on,
-    and those that `went_on` have been trained further. Of the others, `paused` wait.
+    and those that `went_on` have been trained further. Of the others, `paused` wait. Where it does not count, it holds
+    those alone that were paused there, before the first evaluation was complete, and all go on.
     """
 
     bracket: int
     epochs: int
+    counts: bool
     losses: list[tuple[float, int]]
     go_on: int
     went_on: set[int]
@@ -106,8 +108,7 @@ def rungs_of(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
     """Return the rungs that were reached, those of the first bracket first.
 
     A rung counts only if there is another one before the end of the longest complete evaluation, or if there is only
-    one, as many epochs again; all go on that were paused at another one, before the first was complete. What was taken
-    over from another run does not count: it is in no budget.
+    one, as many epochs again. What was taken over from another run is on none: it is in no budget.
     """
     complete = [max(one.curve, default=0) for one in evaluations if one.state == "complete"]
     highest = max(complete, default=math.inf) / (2 if halving.most else halving.factor)
@@ -119,20 +120,23 @@ def rungs_of(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
         latest, curve = group[-1], max((one.curve for one in group), key=len)
         bracket = halving.bracket_of(root)
         epochs, most = halving.firsts[bracket], max(curve, default=0)
-        while epochs <= most and (epochs <= highest or latest.paused_after == epochs):
-            loss = min((_known(curve[epoch]) for epoch in curve if epoch <= epochs), default=math.inf)
-            failed = latest.state == "failed"
-            reached.setdefault((bracket, epochs), []).append((math.inf if failed else loss, root))
-            went_on.setdefault((bracket, epochs), set()).update({root} if most > epochs else ())
-            if latest.state == "paused" and latest.paused_after == epochs:
-                paused.setdefault((bracket, epochs), {})[root] = latest
+        while epochs <= most:
+            if epochs <= highest or latest.paused_after == epochs:
+                loss = min((_known(curve[epoch]) for epoch in curve if epoch <= epochs), default=math.inf)
+                failed = latest.state == "failed"
+                reached.setdefault((bracket, epochs), []).append((math.inf if failed else loss, root))
+                went_on.setdefault((bracket, epochs), set()).update({root} if most > epochs else ())
+                if latest.state == "paused" and latest.paused_after == epochs:
+                    paused.setdefault((bracket, epochs), {})[root] = latest
             if halving.most is not None:
                 break
             epochs *= halving.factor
-    return [
-        Rung(*key, sorted(losses), _go_on(halving, len(losses), key[1] <= highest), went_on[key], paused.get(key, {}))
-        for key, losses in sorted(reached.items())
-    ]
+    found = []
+    for key, losses in sorted(reached.items()):
+        counts = key[1] <= highest
+        go_on = halving.go_on(len(losses)) if counts else len(losses)
+        found.append(Rung(*key, counts, sorted(losses), go_on, went_on[key], paused.get(key, {})))
+    return found
 
 
 def promotable(halving: Halving | None, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
@@ -155,10 +159,6 @@ def individuals(evaluations: Sequence[Evaluation]) -> dict[int, list[Evaluation]
         roots[one.trial] = one.trial if one.repeats is None else roots.get(one.repeats, one.trial)
         groups.setdefault(roots[one.trial], []).append(one)
     return groups
-
-
-def _go_on(halving: Halving, reached: int, counts: bool) -> int:
-    return halving.go_on(reached) if counts else reached
 
 
 def _known(loss: float) -> float:
