@@ -201,7 +201,9 @@ def test_everything_is_drawn_and_nothing_else() -> None:
 
 
 def ruled(rule: Any, text: Any = "the rule") -> SearchSpace:
-    space = SearchSpace(a=Int(1, 5), b=Int(1, 5), o=Categorical("x", "y"), c=Int(1, 3, when={"o": "x"}))
+    space = SearchSpace(
+        a=Int(1, 5), b=Int(1, 5), o=Categorical("x", "y"), c=Int(1, 3, when={"o": "x"}), d=Int(1, 3, when={"o": "y"})
+    )
     space.require(rule, text)
     return space
 
@@ -210,7 +212,11 @@ def ruled(rule: Any, text: Any = "the rule") -> SearchSpace:
     ("rule", "message"),
     [
         (lambda p: p["a"] % p["b"], r"must return True or False, not \d for {'a': "),
-        (lambda p: p["a"] < p["d"], "cannot be asked about {'a': .*: there is no parameter 'd'"),
+        (lambda p: p["a"] < p["e"], "cannot be asked about {'a': .*: there is no parameter 'e'"),
+        (
+            lambda p: p["c"] < p["d"],
+            "never applies: it looks up parameters that did not exist together in any of 10000",
+        ),
         (lambda p: p.a < 3, "AttributeError"),
         (lambda p: 1 / (p["a"] - 1) > 0, "cannot be asked about {'a': 1, .*ZeroDivisionError"),
         (lambda: True, "TypeError"),
@@ -244,7 +250,7 @@ def test_rules_demand_nothing_of_what_does_not_exist_and_may_do_what_they_like()
     ):
         ruled(rule).check_rules()
     space = ruled(lambda p: p["c"] > 2, "c is large")
-    space.check({"a": 1, "b": 1, "o": "y"})
+    space.check({"a": 1, "b": 1, "o": "y", "d": 1})
     with pytest.raises(ValueError, match="c is large, but got"):
         space.check({"a": 1, "b": 1, "o": "x", "c": 1})
     for function, text in (("a < b", "x"), (bool, None)):
