@@ -26,7 +26,7 @@ def summarize(
     pruner: str = "none",
 ) -> dict[str, Any]:
     """Return what the record says of a run: the content of summary.json without its times."""
-    first = best(evaluations)
+    first, confirmed = best(evaluations), compare(confirmations)
     all_individuals = [*individuals(evaluations).values(), *individuals(confirmations).values()]
     islands = sorted({evaluation.island for evaluation in evaluations if evaluation.finished})
     return {
@@ -44,8 +44,8 @@ def summarize(
         ],
         "grown": sum(any(one.teams for one in group) for group in all_individuals),
         "taken_over": sum(bool(evaluation.origin) for evaluation in evaluations),
-        "confirmed": [{**_entry(evaluations[confirmed["trial"]]), **confirmed} for confirmed in compare(confirmations)],
-        "seed_noise": seed_noise(compare(confirmations)),
+        "confirmed": [{**_entry(evaluations[entry["trial"]]), **entry} for entry in confirmed],
+        "seed_noise": seed_noise(confirmed),
         "unconfirmed": sum(evaluation.state in ("waiting", "running") for evaluation in confirmations),
     }
 
