@@ -14,7 +14,9 @@ import numpy.typing as npt
 from benchmarks.searchers import Searcher
 from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
-from hpo.breeding.upstream import Individual
+from hpo.breeding.selection import Emigrants, Replaced
+from hpo.breeding.upstream import Individual, SelectMax, SelectMin
+from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.space import SearchSpace
 from hpo.store.trials import Evaluation
 
@@ -26,11 +28,19 @@ class SimulatedIslands:
     """Islands as hpo.breeding runs them, with the exchange of Propulate's pollination, which is instantaneous here."""
 
     def __init__(
-        self, space: SearchSpace, names: Sequence[str], islands: int, seed: int, workers: int = WORKERS
+        self,
+        space: SearchSpace,
+        names: Sequence[str],
+        islands: int,
+        seed: int,
+        workers: int = WORKERS,
+        objectives: Objectives = ONLY_LOSS,
     ) -> None:
         self._rng = random.Random(seed)
         self._news: list[Evaluation] = []
-        self._past = Past(space, self._take_news)
+        self._past = Past(space, self._take_news, objectives)
+        self._emigrants = Emigrants(1, self._rng) if objectives.are_several else SelectMin(1)
+        self._replaced = Replaced(1) if objectives.are_several else SelectMax(1)
         self._islands = islands
         self._size = workers // islands
         self._populations: list[list[Individual]] = [[] for _ in range(islands)]
@@ -55,24 +65,28 @@ class SimulatedIslands:
         self._count += 1
         return params
 
-    def tell(self, worker: int, loss: float) -> None:
-        """Add an individual to its island's population, and send the island's best to the others."""
+    def tell(self, worker: int, loss: float, *others: float) -> None:
+        """Add an individual to its island's population, and send one of the island's best to the others.
+
+        `others` are the values of all objectives but the loss.
+        """
         trial, individual = self._flying.pop(worker)
         island = worker // self._size
         params = self._past.space.decode(individual)
-        self._news.append(Evaluation(trial, "complete", loss, params, island, worker, trial, ended=float(trial)))
-        individual.loss = loss
+        ended = Evaluation(trial, "complete", loss, params, island, worker, trial, ended=float(trial), others=others)
+        self._news.append(ended)
+        individual.loss, individual.costs = loss, self._past.objectives.costs(ended.values)
         self._populations[island].append(individual)
         if self._rng.random() > _EXCHANGE:
             return
-        best = min(self._populations[island], key=lambda individual: individual.loss)
+        best = self._emigrants(self._populations[island])[0]
         for other in range(self._islands):
             if other != island:
                 migrant = copy.deepcopy(best)
                 migrant.current = self._rng.randrange(self._size)
                 self._populations[other].append(migrant)
                 replaceable = [one for one in self._populations[other] if one.current == migrant.current]
-                worst = max(replaceable, key=lambda individual: individual.loss)
+                worst = self._replaced(replaceable)[0]
                 self._populations[other] = [one for one in self._populations[other] if one is not worst]
 
     def _take_news(self) -> list[Evaluation]:

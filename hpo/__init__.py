@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from hpo.objectives import maximize
 from hpo.parameters import Categorical, Float, Int, Ordinal
 from hpo.prediction import Prediction, TextSample
 from hpo.space import SearchSpace
@@ -9,7 +10,7 @@ from hpo.space import SearchSpace
 if TYPE_CHECKING:
     from hpo.evaluation.worker import Worker
 
-__all__ = ["Categorical", "Float", "Int", "Ordinal", "Prediction", "SearchSpace", "TextSample", "Worker"]
+__all__ = ["Categorical", "Float", "Int", "Ordinal", "Prediction", "SearchSpace", "TextSample", "Worker", "maximize"]
 
 
 def __getattr__(name: str) -> object:

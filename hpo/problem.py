@@ -23,6 +23,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from hpo.errors import UsageError
+from hpo.objectives import ONLY_LOSS, Objectives, declared
 from hpo.space import SearchSpace
 
 _EXAMPLE = "a search space is a Python file with a `space` and an `objective`, such as search_spaces/digits_cnn.py"
@@ -32,6 +33,8 @@ _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 @dataclass(frozen=True)
 class SearchFile:
     """What a search space file holds: a space, an objective, and, where it has them, Settings, `prepare` and `test`.
+
+    `objectives` are what the search minimises or maximises: the loss alone where the file does not say.
 
     `path` is the path that a person gave, and `location` the absolute path, which stacks show; `source` is the content
     that was imported, even if the file has changed since.
@@ -45,6 +48,7 @@ class SearchFile:
     settings_type: type | None
     prepare: Callable[..., Any] | None
     test: Callable[..., Any] | None = None
+    objectives: Objectives = ONLY_LOSS
 
     @property
     def sha256(self) -> str:
@@ -178,13 +182,23 @@ def load_search_file(path: Path) -> SearchFile:
     for name, function in (("prepare", prepare), ("test", test)):
         if function is not None and not callable(function):
             raise UsageError(f"{path}: {name} must be a function, not {function!r}")
-    search = SearchFile(path, location, source, space, objective, settings_type, prepare, test)
+    objectives = _objectives(path, getattr(module, "objectives", None))
+    search = SearchFile(path, location, source, space, objective, settings_type, prepare, test, objectives)
     search.check_call("objective", objective, "params", "worker")
     if prepare is not None:
         search.check_call("prepare", prepare)
     if test is not None:
         search.check_call("test", test, "params", "weights")
     return search
+
+
+def _objectives(path: Path, objectives: object) -> Objectives:
+    if objectives is None:
+        return ONLY_LOSS
+    try:
+        return declared(objectives)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def _read(path: Path) -> bytes:

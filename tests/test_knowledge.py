@@ -18,6 +18,7 @@ import optuna
 import pytest
 
 from hpo.errors import UsageError
+from hpo.objectives import ONLY_LOSS
 from hpo.problem import load_search_file
 from hpo.results.confirmation import Plan, compare, seed_noise
 from hpo.run.takeover import read_takeover
@@ -120,7 +121,7 @@ def test_a_source_that_is_none_is_named_before_anything_starts(
         f"{storage}#empty": "no finished evaluation is of this search space: it has none",
     }.items():
         with pytest.raises(UsageError) as raised:
-            read_takeover(source, load_search_file(TINY).space)
+            read_takeover(source, load_search_file(TINY).space, ONLY_LOSS)
         assert str(raised.value).startswith(f"--start-from {source}: {message}")
         assert len(str(raised.value).splitlines()) == 1
     job = mpi.run(1, PROGRAM, TINY, *ALONE, "--start-from", source, cwd=tmp_path)

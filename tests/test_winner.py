@@ -41,7 +41,7 @@ def keeper_of(folder: Path) -> tuple[WeightsKeeper, Record]:
 
 def complete(leader: tuple[WeightsKeeper, Record], assignment: Assignment, loss: float, weights: Any) -> None:
     keeper, record = leader
-    copied = keeper.copy(weights) if keeper.wants(assignment, loss) else None
+    copied = keeper.copy(weights) if keeper.wants(assignment, loss, {}) else None
     record.complete(assignment, loss, 1.0, {})
     keeper.keep(assignment, copied)
 
@@ -61,13 +61,13 @@ def test_only_the_weights_of_the_best_of_all_leaders_are_kept(tmp_path: Path) ->
     complete(one, assignments[2], 0.5, {"w": torch.tensor([1.0])})
     assert kept(folder) == (2, 1.0)
     # Both are better than what there is; another one completes between the copy of the first and its end.
-    assert one[0].wants(assignments[0], 0.4)
+    assert one[0].wants(assignments[0], 0.4, {})
     better = one[0].copy({"w": torch.tensor([3.0])})
     complete(other, assignments[1], 0.3, {"w": torch.tensor([4.0])})
     one[1].complete(assignments[0], 0.4, 1.0, {})
     one[0].keep(assignments[0], better)
     assert kept(folder) == (1, 4.0)
-    assert not one[0].wants(assignments[3], 0.3), "it is no better"
+    assert not one[0].wants(assignments[3], 0.3, {}), "it is no better"
     assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "run.json", "study.log"]
 
 

@@ -74,10 +74,16 @@ class GaussianProcess:
         return mean, np.sqrt(np.maximum(1.0 - explained, 1e-9))
 
     @property
+    def means(self) -> Vector:
+        """The means at the points that it has learned, shape (points,)."""
+        # Equation 2.25 at these points, where the covariance times the weights is the values less the noise's share.
+        means: Vector = self._values - np.exp(self._logs[-1]) * self._weights
+        return means
+
+    @property
     def lowest(self) -> float:
         """The lowest mean at the points that it has learned."""
-        # Equation 2.25 at these points, where the covariance times the weights is the values less the noise's share.
-        return float(np.min(self._values - np.exp(self._logs[-1]) * self._weights))
+        return float(np.min(self.means))
 
     def _learn(self, points: Vector, values: Vector) -> None:
         self._points, self._values = points, values

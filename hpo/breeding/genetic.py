@@ -10,8 +10,10 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from hpo.breeding.past import Past, Vector
+from hpo.breeding.selection import costs_of
 from hpo.breeding.surrogate import Surrogate
 from hpo.breeding.upstream import Individual, Propagator
+from hpo.dominance import best_first
 from hpo.parameters import Gene
 
 _PARENTS = 10
@@ -57,7 +59,7 @@ class Genetic(Propagator):  # type: ignore[misc]
     def _choose(self, population: list[Individual]) -> dict[str, Gene] | None:
         """Return the genes of the best candidate that is new; None where too little is known, or no candidate is."""
         parents = self._parents(population)
-        if len(self._past.losses) <= len(self._width) or not len(parents):
+        if len(self._past.costs) <= len(self._width) or not len(parents):
             return None
         # The matrices are small: if all ranks of a host used a thread per core, this would take ten times longer.
         with self._threads.limit(limits=1, user_api="blas"):
@@ -94,9 +96,14 @@ class Genetic(Propagator):  # type: ignore[misc]
 
     def _parents(self, population: list[Individual]) -> Vector:
         """Return the genes of the best individuals, shape (parents, genes), each once: islands exchange copies."""
+        finite = [individual for individual in population if math.isfinite(individual.loss)]
+        if self._past.objectives.are_several and finite:
+            ordered = [finite[place] for place in best_first(costs_of(finite))]
+        else:
+            ordered = sorted(finite, key=lambda individual: individual.loss)
         parents: dict[tuple[float, ...], None] = {}
-        for individual in sorted(population, key=lambda individual: individual.loss):
-            if len(parents) == _PARENTS or not math.isfinite(individual.loss):
+        for individual in ordered:
+            if len(parents) == _PARENTS:
                 break
             parents.setdefault(tuple(individual.position))
         return np.array(list(parents), float)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.breeding.upstream import Individual, Islands
 from hpo.errors import KnownError
 from hpo.layout import Layout
+from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.ranks.communicator import SleepingComm
 from hpo.space import SearchSpace
 from hpo.store.lineage import heritable, parent_of
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from hpo.store.claims import Claims
     from hpo.store.trials import Assignment, Evaluation
 
-# Evaluates on all ranks of a worker what its leader claims: returns hyperparameters and loss, or None at the end.
-Evaluate = Callable[["Callable[[], Assignment | None] | None"], "tuple[dict[str, Any], float] | None"]
+# Evaluates on all ranks of a worker what its leader claims: returns hyperparameters, loss and metrics; None at the end.
+Evaluate = Callable[
+    ["Callable[[], Assignment | None] | None"], "tuple[dict[str, Any], float, Mapping[str, float]] | None"
+]
 
 
 class _BudgetSpent(Exception):  # noqa: N818 - the end, and no error
@@ -47,6 +50,7 @@ class Archipelago:
     pollination: bool = True
     seed: int = 0
     inherit: bool = False
+    objectives: Objectives = ONLY_LOSS
 
     def evolve(self, world: SleepingComm, worker: int, claims: Claims | None, evaluate: Evaluate) -> None:
         """Breed, claim and evaluate individuals on all islands until there is nothing more to claim; collective.
@@ -66,8 +70,9 @@ class Archipelago:
             if breeder:
                 # Replaced individuals breed no more; Propulate would look through them several times a generation.
                 propulator.population = [one for one in propulator.population if one.active]
-            params, loss = evaluated
+            params, loss, metrics = evaluated
             genes = self.space.encode(params)
+            individual.costs = self.objectives.costs((loss, *self.objectives.of(metrics)))
             for name in params:  # what does not exist keeps its gene, to be inherited
                 individual[name] = genes[name]
             return loss
@@ -81,9 +86,10 @@ class Archipelago:
             migration_probability=self.migration_probability,
             pollination=self.pollination,
             ranks_per_worker=self.layout.ranks_per_worker,
+            **self._exchange(rng),
         )
         if propulator.propulate_comm is not None:
-            _restore(propulator, self.space, self.layout, past, island)
+            _restore(propulator, self, past, island)
         world.barrier()
         with suppress(_BudgetSpent):
             propulator.propulate(logging_interval=1000, debug=0)
@@ -91,6 +97,14 @@ class Archipelago:
             propulator.propulate_comm.drain()
             propulator.island_comm.drain()
         world.barrier()
+
+    def _exchange(self, rng: random.Random) -> dict[str, Any]:
+        """Return who leaves an island, and who makes room there, where losses alone do not say it."""
+        if not self.objectives.are_several:
+            return {}
+        from hpo.breeding.selection import Emigrants, Replaced
+
+        return {"emigration_propagator": partial(Emigrants, rng=rng), "immigration_propagator": Replaced}
 
 
 class Breeder:
@@ -108,7 +122,7 @@ class Breeder:
         self._island = layout.island_of(worker)
         self._name = islands.propagators[self._island % len(islands.propagators)]
         self._claims = claims
-        self._past = Past(islands.space, claims.record.news)
+        self._past = Past(islands.space, claims.record.news, islands.objectives)
         place = worker - layout.first_worker(self._island)
         bred_by = make(self._name, self._past, rng, layout.island_size(self._island), place)
         self.propagator: New = New(bred_by, self._past, rng)
@@ -156,13 +170,14 @@ def _build(**arguments: Any) -> Any:
     return propulator
 
 
-def _restore(propulator: Any, space: SearchSpace, layout: Layout, past: Sequence[Evaluation], island: int) -> None:
+def _restore(propulator: Any, islands: Archipelago, past: Sequence[Evaluation], island: int) -> None:
     """Put finished evaluations back as individuals, the same on all workers of an island, and continue generations.
 
     With fewer islands or workers than before, the individuals of those that are gone are dealt to those that are left.
     Each worker's generations are numbered anew, so that island, worker and generation still identify an individual, as
     Propulate needs.
     """
+    space, layout = islands.space, islands.layout
     size = layout.island_size(island)
     limits, generations = space.limits(), [0] * size
     for evaluation in past:
@@ -171,6 +186,7 @@ def _restore(propulator: Any, space: SearchSpace, layout: Layout, past: Sequence
         place = (evaluation.worker - layout.first_worker(island)) % size
         individual = Individual(dict(space.encode(evaluation.params)), limits)
         individual.loss = evaluation.loss
+        individual.costs = islands.objectives.costs(evaluation.values)
         individual.generation = generations[place]
         individual.rank = individual.current = place
         individual.island = island

@@ -7,13 +7,16 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from hpo.breeding.past import Past
 from hpo.breeding.upstream import Individual, Propagator
+from hpo.dominance import best_first
 from hpo.parameters import Gene, Ordinal, Parameter
+from hpo.store.directions import directions
 from hpo.store.trials import Evaluation
 
 _MOST_TRIALS = 512  # that the sampler knows: its time grows with their number (10,000: 0.2 s an individual)
@@ -39,6 +42,7 @@ class Parzen(Propagator):  # type: ignore[misc]
         self._past = past
         self._limits = past.space.limits()
         self._space = past.space
+        self._objectives = past.objectives
         self._distributions = {name: _scale(parameter) for name, parameter in past.space.parameters.items()}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
@@ -84,8 +88,8 @@ class Parzen(Propagator):  # type: ignore[misc]
                 distributions={name: self._distributions[name] for name in evaluation.params},
             )
             trial = storage.create_new_trial(self._study._study_id, template)
-        if evaluation.succeeded:
-            storage.set_trial_state_values(trial, TrialState.COMPLETE, [evaluation.loss])
+        if evaluation.succeeded and len(evaluation.values) == len(self._objectives.names):
+            storage.set_trial_state_values(trial, TrialState.COMPLETE, evaluation.values)
             self._known[evaluation.trial] = evaluation
         elif evaluation.state in ("running", "waiting"):
             self._trials[evaluation.trial] = trial
@@ -95,11 +99,13 @@ class Parzen(Propagator):  # type: ignore[misc]
 
     def _forget(self) -> None:
         """Begin a new study with half of the known evaluations: the best ones, and the last ones of the others."""
-        ranked = sorted(self._known.values(), key=lambda evaluation: evaluation.loss)
+        known = list(self._known.values())
+        costs = np.array([self._objectives.costs(one.values) for one in known]).reshape(-1, len(self._objectives.names))
+        ranked = [known[place] for place in best_first(costs)]
         best, rest = ranked[: _MOST_TRIALS // 4], ranked[_MOST_TRIALS // 4 :]
         last = sorted(rest, key=lambda evaluation: evaluation.ended)[-(_MOST_TRIALS // 4) :]
         running = list(self._running.values())
-        self._study = optuna.create_study(sampler=self._sampler)
+        self._study = optuna.create_study(sampler=self._sampler, directions=directions(self._objectives))
         self._known, self._trials, self._running = {}, {}, {}
         for evaluation in [*best, *last, *running]:
             self._learn(evaluation)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.parameters import Categorical, Int, Value
 from hpo.space import SearchSpace
 
@@ -26,13 +27,16 @@ class Past:
     """The evaluations of a run, on all islands; `source` returns those that started or ended since its last call.
 
     ``tried`` are the genes of the evaluations that have ended by themselves, shape (evaluations, parameters), and
-    ``losses`` their losses, infinite where one failed; ``running`` the genes of those in flight. ``low`` and ``high``
-    are the limits of the genes, ``unordered`` says which genes are of categorical parameters, and ``continuous`` which
-    may lie anywhere between their limits; all others are integers.
+    ``costs`` what they have of each of the `objectives`, infinite where one failed; ``running`` the genes of those in
+    flight. ``low`` and ``high`` are the limits of the genes, ``unordered`` says which genes are of categorical
+    parameters, and ``continuous`` which may lie anywhere between their limits; all others are integers.
     """
 
-    def __init__(self, space: SearchSpace, source: Callable[[], Iterable[Evaluation]]) -> None:
+    def __init__(
+        self, space: SearchSpace, source: Callable[[], Iterable[Evaluation]], objectives: Objectives = ONLY_LOSS
+    ) -> None:
         self.space = space
+        self.objectives = objectives
         self._source = source
         limits = space.limits().values()
         self.low: Vector = np.array([low for low, _ in limits], float)
@@ -46,7 +50,7 @@ class Past:
         self._count = 0
         self._places: dict[int, int] = {}  # of evaluations that are paused, by trial
         self._genes: Vector = np.empty((64, len(self.low)))
-        self._losses: Vector = np.empty(64)
+        self._costs: Vector = np.empty((64, len(objectives.names)))
         self._running: dict[int, Vector] = {}
         self._known: set[tuple[Value | None, ...]] = set()
 
@@ -68,9 +72,9 @@ class Past:
         return self._genes[: self._count]
 
     @property
-    def losses(self) -> Vector:
-        """The losses of the evaluations that have ended by themselves, shape (evaluations,)."""
-        return self._losses[: self._count]
+    def costs(self) -> Vector:
+        """The costs of the evaluations that have ended by themselves, shape (evaluations, objectives)."""
+        return self._costs[: self._count]
 
     @property
     def running(self) -> Vector:
@@ -128,10 +132,11 @@ class Past:
         if place is None:
             place = self._count
             self._count += 1
-        if place == len(self._losses):
+        if place == len(self._costs):
             self._genes = np.concatenate([self._genes, np.empty_like(self._genes)])
-            self._losses = np.concatenate([self._losses, np.empty_like(self._losses)])
-        self._genes[place], self._losses[place] = self.genes_of(evaluation.params), evaluation.loss
+            self._costs = np.concatenate([self._costs, np.empty_like(self._costs)])
+        self._genes[place] = self.genes_of(evaluation.params)
+        self._costs[place] = self.objectives.costs(evaluation.values)
         if evaluation.state == "paused":
             self._places[evaluation.trial] = place
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +13,7 @@ from scipy.spatial.distance import cdist
 from scipy.special import erfcx, ndtr, ndtri
 
 from hpo.breeding.gaussian import GaussianProcess, Vector
+from hpo.dominance import best_first
 
 if TYPE_CHECKING:
     from hpo.breeding.past import Past
@@ -24,6 +25,9 @@ _DEVIATIONS = 3.0  # of the lower confidence bound
 _NEAR = 0.01
 _MOST_POINTS = 256  # that the models learn from: their time grows with the cube of their number
 _POWERS = (-3.0, 3.0)
+_AUGMENTED = 0.05  # Knowles (2006)
+_SAMPLES = 32
+_SMOOTH = 0.01
 _LARGEST_LOG = 50.0  # of how far a loss is from the median: what is farther is as far
 
 
@@ -50,7 +54,7 @@ class Surrogate:
         ]
         columns = [1 if levels is None else len(levels) for levels in self._levels]
         scale_of = np.repeat(np.arange(len(columns)), columns)
-        self._places, self._losses = GaussianProcess(scale_of), GaussianProcess(scale_of)
+        self._models = [(GaussianProcess(scale_of), GaussianProcess(scale_of)) for _ in past.objectives.names]
 
     def learn(self) -> Callable[[Vector], Vector]:
         """Learn from all that is known now; return a function that gives the merit of each of some candidates' genes.
@@ -58,35 +62,55 @@ class Surrogate:
         Merits, shape (candidates,), compare with each other alone: the higher, the better.
         """
         past, chosen = self._past, self._training_subset()
-        losses, tried = past.losses[chosen], self._coordinates(past.tried[chosen])
+        tried, running = self._coordinates(past.tried[chosen]), self._coordinates(past.running)
         daring = self._draws.random() < _DARING
-        model, values = (self._places, normal_scores(losses)) if daring else (self._losses, power_transformed(losses))
-        model.fit(tried, values, known=len(past.losses))
-        running = self._coordinates(past.running)
-        model.assume(running)
+        models = []
+        for costs, (places, sizes) in zip(past.costs[chosen].T, self._models, strict=True):
+            model, values = (places, normal_scores(costs)) if daring else (sizes, power_transformed(costs))
+            model.fit(tried, values, known=len(past.costs))
+            model.assume(running)
+            models.append(model)
+        merit = self._merit(models, daring)
         known = np.vstack([tried, running])
 
         def merits_of(candidates: Vector) -> Vector:
             points = self._coordinates(candidates)
-            mean, deviation = model.predict(points)
-            if daring:
-                merits = _DEVIATIONS * deviation - mean
-            else:
-                merits = np.log(deviation) + log_expected_gain((model.lowest - mean) / deviation)
+            means, deviations = zip(*(model.predict(points) for model in models), strict=True)
+            merits = merit(np.array(means), np.array(deviations))
             return np.where(cdist(points, known, "chebyshev").min(axis=1) < _NEAR, -np.inf, merits)
 
         return merits_of
+
+    def _merit(self, models: Sequence[GaussianProcess], daring: bool) -> Callable[[Vector, Vector], Vector]:
+        """Return what gives merits for means and deviations, both shape (objectives, candidates)."""
+        if len(models) == 1:
+            if daring:
+                return lambda mean, deviation: _DEVIATIONS * deviation[0] - mean[0]
+            lowest = models[0].lowest
+            return lambda mean, deviation: np.log(deviation[0]) + log_expected_gain((lowest - mean[0]) / deviation[0])
+        known = np.array([model.means for model in models])
+        trade = Trade.drawn(known, self._draws)
+        if daring:
+            return lambda mean, deviation: -trade(mean - _DEVIATIONS * deviation)
+        draws = self._draws.standard_normal((_SAMPLES, len(models), 1))
+        best = trade(known).min()
+
+        def gain(mean: Vector, deviation: Vector) -> Vector:
+            gains = (best - trade(mean + deviation * draws)) / _SMOOTH
+            return np.log(np.logaddexp(0.0, gains).mean(axis=0))
+
+        return gain
 
     def _training_subset(self) -> npt.NDArray[np.int64]:
         """Return the indices of the evaluations that are learned from.
 
         These are all, or of more than `_MOST_POINTS`, the last ones and the best of the others, half each.
         """
-        losses, half = self._past.losses, _MOST_POINTS // 2
-        if len(losses) <= _MOST_POINTS:
-            return np.arange(len(losses))
-        last = np.arange(len(losses) - half, len(losses))
-        return np.union1d(np.argpartition(losses[:-half], half)[:half], last)
+        costs, half = self._past.costs, _MOST_POINTS // 2
+        if len(costs) <= _MOST_POINTS:
+            return np.arange(len(costs))
+        last = np.arange(len(costs) - half, len(costs))
+        return np.union1d(best_first(costs[:-half], half)[:half], last)
 
     def _coordinates(self, genes: Vector) -> Vector:
         """Return coordinates from 0 to 1: one for a number, one per choice for a category; two choices are 1 apart.
@@ -102,6 +126,29 @@ class Surrogate:
             for gene, levels in enumerate(self._levels)
         ]
         return np.hstack(columns)
+
+
+class Trade:
+    """One cost of several, the augmented Tchebycheff function with weights that are drawn at random.
+
+    Knowles, ParEGO: a hybrid algorithm with on-line landscape approximation for expensive multiobjective optimization
+    problems (2006), equation 2, of costs from 0 to 1.
+    """
+
+    def __init__(self, weights: Vector, ideal: Vector, span: Vector) -> None:
+        self._weights, self._ideal, self._span = weights[:, None], ideal[:, None], span[:, None]
+
+    @classmethod
+    def drawn(cls, known: Vector, draws: np.random.Generator) -> Trade:
+        """Draw weights for costs whose range is that of known ones, shape (objectives, individuals)."""
+        ideal, worst = known.min(axis=1), known.max(axis=1)
+        return cls(draws.dirichlet(np.ones(len(known))), ideal, np.where(worst > ideal, worst - ideal, 1.0))
+
+    def __call__(self, costs: Vector) -> Vector:
+        """Return the cost of individuals, shape (..., individuals), from shape (..., objectives, individuals)."""
+        weighted = self._weights * (costs - self._ideal) / self._span
+        cost: Vector = weighted.max(axis=-2) + _AUGMENTED * weighted.sum(axis=-2)
+        return cost
 
 
 def normal_scores(losses: Vector) -> Vector:

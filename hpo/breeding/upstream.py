@@ -11,6 +11,8 @@ __all__ = [
     "Islands",
     "ParallelNelderMead",
     "Propagator",
+    "SelectMax",
+    "SelectMin",
     "StatelessPSO",
     "get_default_propagator",
 ]
@@ -25,6 +27,8 @@ from propulate.propagators import (  # noqa: E402
     CMAPropagator,
     ParallelNelderMead,
     Propagator,
+    SelectMax,
+    SelectMin,
     StatelessPSO,
 )
 

@@ -135,7 +135,12 @@ class Bench:
     def __post_init__(self) -> None:
         if self.folder is not None:
             self._files = RunDir(self.folder)
-            self._record = Record.create(self._files.journal, "check", self.task.problem.space.describe())
+            self._record = Record.create(
+                self._files.journal,
+                "check",
+                self.task.problem.space.describe(),
+                objectives=self.task.problem.file.objectives,
+            )
 
     def evaluate(self, group: Group, keeps: bool = False, went_before: Outcome | None = None) -> Outcome | None:
         """Evaluate the individual on all ranks of a worker, and return what came of it, on the job's first rank.

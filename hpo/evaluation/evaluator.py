@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +31,9 @@ from hpo.store.trials import Assignment
 from hpo.text import named
 
 _MOST_SUSPENSIONS = 20  # of the job in one evaluation, each of which made a rank wait in vain
+
+
+Evaluated = tuple[dict[str, Any], float, Mapping[str, float]]  # hyperparameters, loss and metrics
 
 
 def _has_diverged(attempt: Attempt) -> bool:
@@ -81,12 +85,12 @@ class Evaluator:
         """The leader of the evaluation that this rank is at, if this rank is its leader's."""
         return self._worker_leader if self._group.rank == 0 else None
 
-    def __call__(self, claim: Claim | None) -> tuple[dict[str, Any], float] | None:
-        """Evaluate the individual that the leader claims, and return its hyperparameters and its loss.
+    def __call__(self, claim: Claim | None) -> Evaluated | None:
+        """Evaluate the individual that the leader claims, and return its hyperparameters, its loss and its metrics.
 
         The loss is the lowest that the objective has yielded or returned, and infinite if the evaluation has failed on
-        any rank. Returns None where the leader has claimed nothing, or the run stops; this worker has helped others by
-        then, if workers do so. `claim` is None on all ranks but the leader.
+        any rank; the metrics are those that came with it. Returns None where the leader has claimed nothing, or the run
+        stops; this worker has helped others by then, if workers do so. `claim` is None on all ranks but the leader.
         """
         while isinstance(told := self._own.own_comm.bcast(self._next(claim)), Invitation):
             self._in_teams(told.assignment, told.workers)
@@ -99,7 +103,7 @@ class Evaluator:
         if self._leader:
             self._leader.finish(attempt, attempt.earlier + clock.now() - started)
         if attempt.verdict.state != "stopped":
-            return told.params, attempt.loss
+            return told.params, attempt.loss, attempt.metrics
         return self(None if claim is None else lambda: None) if self._teams else None
 
     def _next(self, claim: Claim | None) -> Told:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,15 @@ class Limits:
 def target_reached(target_loss: float) -> Stop:
     """Return the stop of a run that has reached its target loss."""
     return Stop(f"the loss of --target-loss {target_loss:g} is reached", Exit.BUDGET_SPENT)
+
+
+def _unreported(missing: Sequence[str], metrics: Mapping[str, float]) -> str:
+    """Return why an evaluation fails that has not reported all objectives."""
+    there = ", ".join(map(repr, metrics)) or "no finite metric"
+    return (
+        f"the first rank has not reported {missing[0]!r} as a finite number with the loss, which the objectives need, "
+        f"but {there}: yield loss, {{{missing[0]!r}: ...}} each time"
+    )
 
 
 class Leader:
@@ -88,7 +97,7 @@ class Leader:
         if self._keeper is None or attempt.offered is None or verdict.state not in ("going", "complete", "paused"):
             return False
         assert verdict.loss is not None
-        return verdict.loss < attempt.loss and self._keeper.wants(attempt.assignment, verdict.loss)
+        return verdict.loss < attempt.loss and self._keeper.wants(attempt.assignment, verdict.loss, verdict.metrics)
 
     def _is_to_be_saved(self, attempt: Attempt, verdict: Verdict) -> bool:
         if self._saver is None or attempt.saving is None or verdict.state != "going":
@@ -102,6 +111,8 @@ class Leader:
 
     def _decided(self, attempt: Attempt, verdict: Verdict, loss: float, seconds: float) -> Verdict:
         limits = self.limits
+        if missing := self._record.objectives.missing(verdict.metrics):
+            return replace(verdict, state="failed", failure=_unreported(missing, verdict.metrics))
         if loss <= limits.target_loss:
             return replace(verdict, state="complete")
         if seconds > limits.evaluation_timeout:

@@ -38,7 +38,7 @@ class Lookup:
     def chosen(self) -> tuple[Evaluation, str]:
         """Return the winner, or else what failed last, and why it was chosen; raises UsageError without either."""
         confirmations = self._reader.confirmations()
-        winner = winner_of(self._search, confirmations)
+        winner = winner_of(self._search, confirmations, self._reader.manifest.objectives)
         if winner is not None:
             ended = all(one.finished for one in confirmations)
             confirmed = any(one.confirms == winner.trial and one.state == "complete" for one in confirmations)

@@ -16,6 +16,7 @@ from hpo.parameters import is_conditional
 from hpo.results.confirmation import plan_of
 from hpo.results.summary import summarize
 from hpo.results.winner import winner_of
+from hpo.store.front import front
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
 from hpo.store.study import confirmations_of, existing_study, mistakes
@@ -63,11 +64,16 @@ class RunReader:
 
     def winner(self) -> Evaluation | None:
         """Return the evaluation that the run recommends; None while nothing has succeeded."""
-        return winner_of(self.evaluations(), self.confirmations())
+        return winner_of(self.evaluations(), self.confirmations(), self.manifest.objectives)
+
+    def front(self) -> list[Evaluation]:
+        """Return the evaluations that no other one dominates, those with the lowest loss first."""
+        return front(self.evaluations(), self.manifest.objectives)
 
     def summary(self, top_n: int) -> dict[str, Any]:
         """Return a summary of the run as it stands: summary.json without the times."""
-        return summarize(self.evaluations(), self.manifest.budget, top_n, self.confirmations(), self.manifest.pruner)
+        run = self.manifest
+        return summarize(self.evaluations(), run.budget, top_n, self.confirmations(), run.pruner, run.objectives)
 
     def distributions(self) -> dict[str, Any]:
         """Return the Optuna distributions of the search space; empty before the first evaluation."""

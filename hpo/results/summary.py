@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.confirmation import compare, seed_noise
+from hpo.store.front import front, top
 from hpo.store.growth import help_with
 from hpo.store.lineage import line_of
 from hpo.store.rungs import HALVINGS, Halving, Rung, individuals, rungs_of
-from hpo.store.trials import Evaluation, best, rank
+from hpo.store.trials import Evaluation
 
 # The states that are counted: not those of what is repeated, or waits.
 COUNTED = ("complete", "pruned", "paused", "failed", "running")
@@ -24,9 +26,11 @@ def summarize(
     top_n: int,
     confirmations: Sequence[Evaluation] = (),
     pruner: str = "none",
+    objectives: Objectives = ONLY_LOSS,
 ) -> dict[str, Any]:
     """Return what the record says of a run: the content of summary.json without its times."""
-    first, confirmed = best(evaluations), compare(confirmations)
+    best, confirmed = front(evaluations, objectives), compare(confirmations)
+    first = best[0] if best else None
     all_individuals = [*individuals(evaluations).values(), *individuals(confirmations).values()]
     islands = sorted({evaluation.island for evaluation in evaluations if evaluation.finished})
     return {
@@ -37,9 +41,14 @@ def summarize(
         "rungs": rungs(evaluations, pruner),
         "lineage": lineage(evaluations, first),
         "best": _entry(first) if first else None,
-        "top": [_entry(evaluation) for evaluation in rank(evaluations, top_n)],
+        "top": [_entry(evaluation) for evaluation in top(evaluations, top_n, objectives)],
+        "objectives": objectives.described(),
+        "front": [_entry(evaluation) for evaluation in best] if objectives.are_several else [],
         "islands": [
-            {"island": island, "top": [_entry(e) for e in rank([e for e in evaluations if e.island == island], top_n)]}
+            {
+                "island": island,
+                "top": [_entry(e) for e in top([e for e in evaluations if e.island == island], top_n, objectives)],
+            }
             for island in islands
         ],
         "grown": sum(any(one.teams for one in group) for group in all_individuals),

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.prediction import Prediction, TextSample
 from hpo.problem import Problem
 from hpo.results.confirmation import compare
+from hpo.store.front import front
 from hpo.store.run_dir import RunDir, write_json
-from hpo.store.trials import Evaluation, best
+from hpo.store.trials import Evaluation
 from hpo.store.weights import read_weights
 from hpo.text import quoted
 
@@ -24,8 +26,10 @@ _LONGEST_TEXT = 10_000  # characters of a prompt or of what follows it
 _SHOWN: dict[str, type] = {"image": str, "label": str, "predicted": str, "confidence": float, "wrong": bool}
 
 
-def winner_of(evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the evaluation that a run recommends.
+def winner_of(
+    evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation], objectives: Objectives = ONLY_LOSS
+) -> Evaluation | None:
+    """Return the evaluation that a run recommends; of several objectives, it is the first of the front.
 
     If all confirmations have finished, it is the individual with the lowest mean loss over other seeds, and otherwise
     the one with the lowest loss.
@@ -33,7 +37,7 @@ def winner_of(evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluat
     confirmed = compare(confirmations) if all(one.finished for one in confirmations) else []
     if confirmed and confirmed[0]["mean"] is not None:
         return next(one for one in evaluations if one.trial == confirmed[0]["trial"])
-    return best(evaluations)
+    return next(iter(front(evaluations, objectives)), None)
 
 
 def examine(run_dir: RunDir, problem: Problem, winner: Evaluation) -> dict[str, Any] | None:

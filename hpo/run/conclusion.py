@@ -16,7 +16,7 @@ from hpo.run.session import Session
 from hpo.space import SearchSpace
 from hpo.store.run_dir import RunDir, write_json
 from hpo.store.rungs import is_over
-from hpo.store.trials import Evaluation, best, rank
+from hpo.store.trials import Evaluation, best
 from hpo.store.url import without_password
 from hpo.text import counted
 
@@ -60,7 +60,7 @@ class Conclusion:
         evaluations, confirmations = session.open_record().evaluations(), self._confirmations()
         stopped = self._stopped(evaluations, confirmations)
         run = session.manifest
-        summary = summarize(evaluations, run.budget, self._top_n, confirmations, run.pruner)
+        summary = summarize(evaluations, run.budget, self._top_n, confirmations, run.pruner, run.objectives)
         summary["stopped"] = stopped.reason if stopped else None
         summary["exhausted"] = stopped is None and self._is_exhausted(evaluations)
         self.is_search_done = is_over(evaluations, 0 if summary["exhausted"] else run.budget, run.pruner)
@@ -104,7 +104,7 @@ class Conclusion:
         session, stopping = self._session, self._stopping()
         if self._is_target_reached(evaluations) and (stopping is None or not session.plan.count):
             stopping = target_reached(self._target)
-        unconfirmed = session.plan.to_do(rank(evaluations, self._top_n), confirmations)
+        unconfirmed = session.plan.to_do(session.top(evaluations, self._top_n), confirmations)
         if stopping and unconfirmed and stopping.status == Exit.BUDGET_SPENT:
             return replace(stopping, status=Exit.MORE_TO_DO)
         return None if self._is_spent(evaluations) and not unconfirmed else stopping

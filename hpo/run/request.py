@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hpo.breeding.names import DEFAULT_PROPAGATORS, OF_NUMBERS, PROPAGATORS
+from hpo.breeding.names import DEFAULT_PROPAGATORS, OF_NUMBERS, OF_SEVERAL, PROPAGATORS
 from hpo.errors import UsageError
 from hpo.layout import Layout
+from hpo.objectives import Objectives
 from hpo.parameters import Categorical
 from hpo.problem import Problem, SearchFile, load_search_file
 from hpo.run.given import read_given
@@ -67,6 +68,7 @@ def resolve(options: Options, layout: Layout) -> Request:
     seed = _chosen(options.seed, before.seed if before else None, 0)
     propagators = options.propagators or (before.propagators if before else DEFAULT_PROPAGATORS)
     check_space(propagators, file.space)
+    check_objectives(propagators, file.objectives)
     pruner = _chosen(options.pruner, before.pruner if before else None, DEFAULT_PRUNER)
     budget = _chosen(options.budget(layout.workers), before.budget if before else None, DEFAULT_EVALUATIONS)
     make_pruner(pruner, budget)
@@ -74,7 +76,7 @@ def resolve(options: Options, layout: Layout) -> Request:
     confirm = _chosen(options.confirm, before.confirm if before else None, 0)
     inherit = _chosen(options.inherit, before.inherit if before else None, False)
     if inherit:
-        check_inherit(file.space, pruner, confirm, options.save_every)
+        check_inherit(file, pruner, confirm, options.save_every)
     return Request(
         options=options,
         layout=layout,
@@ -89,7 +91,9 @@ def resolve(options: Options, layout: Layout) -> Request:
         storage=from_anywhere(storage) if storage is not None else None,
         set=texts,
         given=read_given(options.start_with, file.space, seed) if options.start_with is not None else [],
-        takeover=read_takeover(options.start_from, file.space) if options.start_from is not None else None,
+        takeover=read_takeover(options.start_from, file.space, file.objectives)
+        if options.start_from is not None
+        else None,
     )
 
 
@@ -121,6 +125,12 @@ def _before(options: Options, file: SearchFile) -> Manifest | None:
                 f"--resume: the run in {run_dir.path} has another search space: parameter {name!r} was "
                 f"{before.get(name, 'not in it')}, and is {now.get(name, 'not in it')} in {file.path}"
             )
+    if manifest.objectives != file.objectives:
+        then, here = (", ".join(one.described()) for one in (manifest.objectives, file.objectives))
+        raise UsageError(
+            f"--resume: the run in {run_dir.path} has other objectives: they were {then}, and are {here} in "
+            f"{file.path}; another run takes its evaluations over with --start-from {run_dir.path}"
+        )
     return manifest
 
 
@@ -138,8 +148,14 @@ def _check_settings(manifest: Manifest, options: Options, file: SearchFile, run_
         ) from error
 
 
-def check_inherit(space: SearchSpace, pruner: str, confirm: int, save_every: float | None) -> None:
+def check_inherit(file: SearchFile, pruner: str, confirm: int, save_every: float | None) -> None:
     """Raise a UsageError where individuals cannot inherit, or what else is asked for makes no sense then."""
+    space = file.space
+    if file.objectives.are_several:
+        raise UsageError(
+            f"--inherit: it keeps what the individuals with the lowest losses have learned, and {file.path} has the "
+            f"objectives {', '.join(file.objectives.described())}"
+        )
     if len(space.fixed) == len(space.parameters):
         name = next(iter(space.parameters))
         raise UsageError(
@@ -157,6 +173,16 @@ def check_inherit(space: SearchSpace, pruner: str, confirm: int, save_every: flo
         )
     if save_every == math.inf:
         raise UsageError("--inherit and --save-every off: only what is saved can be inherited")
+
+
+def check_objectives(propagators: Sequence[str], objectives: Objectives) -> None:
+    """Raise a UsageError where one of the propagators cannot search for several objectives."""
+    for propagator in propagators if objectives.are_several else ():
+        if propagator not in OF_SEVERAL:
+            raise UsageError(
+                f"--propagators {propagator}: it minimises one loss, and this search has the objectives "
+                f"{', '.join(objectives.described())}; {', '.join(OF_SEVERAL)} take several"
+            )
 
 
 def check_space(propagators: Sequence[str], space: SearchSpace) -> None:

@@ -23,6 +23,7 @@ from hpo.run.source import changes, keep
 from hpo.run.takeover import differences, misfit, take_over
 from hpo.space import SearchSpace
 from hpo.store.claims import Claims
+from hpo.store.front import top
 from hpo.store.journal import is_begun
 from hpo.store.lineage import KEPT, to_keep
 from hpo.store.manifest import Manifest
@@ -33,7 +34,7 @@ from hpo.store.rungs import HALVINGS, Halving
 from hpo.store.states import States
 from hpo.store.storage import studies
 from hpo.store.study import confirmations_of, existing_study, is_missing, mistakes, open_study
-from hpo.store.trials import CONFIRMING
+from hpo.store.trials import CONFIRMING, Evaluation
 from hpo.store.url import is_hidden, is_remote, without_password
 from hpo.text import counted
 
@@ -82,6 +83,10 @@ class Session:
         islands = self.manifest.layout.islands
         return record.roots(to_keep(record.evaluations(), islands)) if self.manifest.inherit else set()
 
+    def top(self, evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
+        """Return the n best of these evaluations by the objectives of the run."""
+        return top(evaluations, n, self.manifest.objectives)
+
     def has_confirmations(self) -> bool:
         """Tell whether the study of the evaluations that confirm the best exists."""
         return self.manifest.confirming_study in studies(self.storage, self.patience)
@@ -90,7 +95,8 @@ class Session:
         """Make the study of the evaluations that confirm the best, unless it exists."""
         name = self.manifest.confirming_study
         if not self.has_confirmations() or "space" not in self.open_confirmations().about():
-            Record.create(self.storage, name, space.describe(), confirms=self.manifest.study)
+            run = self.manifest
+            Record.create(self.storage, name, space.describe(), confirms=run.study, objectives=run.objectives)
 
 
 def enter(run_dir: Path | None, name: str, resume: bool, held: ExitStack) -> RunDir:
@@ -169,6 +175,7 @@ def _manifest(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Manife
         pruner=request.pruner,
         confirm=request.confirm,
         inherit=request.inherit,
+        objectives=problem.file.objectives,
         start_from=source.source if source is not None else before.start_from if before else None,
         storage=without_password(request.storage or run_dir.journal.name),
         study=before.study if before else run_dir.study_name,
@@ -196,7 +203,7 @@ def _create(session: Session, space: SearchSpace) -> str:
         raise UsageError(f"{run_dir.journal} is not the study of a run: name another --run-dir")
     if record is None or not (record.about().get("space") or record.evaluations()):
         with mistakes(storage):
-            Record.create(storage, study, space.describe())
+            Record.create(storage, study, space.describe(), objectives=session.manifest.objectives)
     elif record.evaluations() or record.about().get("space") != space.describe():
         missing = f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
         raise UsageError(
@@ -215,6 +222,11 @@ def _take_up(session: Session, space: SearchSpace) -> str:
         raise UsageError(
             f"the study {study!r} in {without_password(storage)} is of another search space than "
             f"{run_dir.run_json} says: one of them is not this run's"
+        )
+    if record.objectives != session.manifest.objectives:
+        raise UsageError(
+            f"the study {study!r} in {without_password(storage)} has other objectives than {run_dir.run_json} says: "
+            "one of them is not this run's"
         )
     _check_trials(record, session, space)
     with mistakes(storage):

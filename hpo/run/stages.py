@@ -31,9 +31,9 @@ from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.rungs import HALVINGS, Halving
 from hpo.store.states import States
-from hpo.store.trials import CONFIRMING, rank
+from hpo.store.trials import CONFIRMING
 from hpo.store.url import without_password
-from hpo.store.weights import WeightsKeeper
+from hpo.store.weights import FrontKeeper, WeightsKeeper
 from hpo.text import counted
 from hpo.trackers.tracking import Tracking
 
@@ -80,11 +80,11 @@ class Stages:
             claims = session.claims(record, space, run.budget, self._is_stopping, halving)
             growing = self._growing(record, halving)
             limits = Limits(self._timeout, options.max_failures, self._target, make_pruner(run.pruner, run.budget))
-            keeper = WeightsKeeper(self._files.weights, record, run.settings)
+            keeper = self._keeper(record)
             saver = Saver(States(self._files.states), options.save_every, run.layout.islands if run.inherit else 0)
             leader = Leader(record, Log(self._files.printed), limits, self._job.watch.stop, keeper, saver)
         exchange = (options.migration_probability, options.pollination)
-        islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.inherit)
+        islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.inherit, run.objectives)
         with self._progress(session.open_record, run.budget):
             islands.evolve(self._job.world, self._group.index, claims, self._evaluator(leader, growing))
         if growing:
@@ -131,6 +131,12 @@ class Stages:
             states.sweep(self._session.roots_to_inherit(self._session.open_record()))
         states.leave()
 
+    def _keeper(self, record: Record) -> WeightsKeeper:
+        files, run = self._files, self._session.manifest
+        if run.objectives.are_several:
+            return FrontKeeper(files.weights, files.front, record, run.settings)
+        return WeightsKeeper(files.weights, record, run.settings)
+
     def _evaluator(self, leader: Leader | None, growing: Growing | None) -> Evaluator:
         return Evaluator(self._task, self._group, self._job, leader, self._teams, growing)
 
@@ -155,7 +161,7 @@ class Stages:
     def _begin_confirmations(self) -> int:
         """Return the number of evaluations that confirm the best; 0 where there is nothing to do, or no time for it."""
         session, space = self._session, self._task.problem.space
-        best = rank(session.open_record().evaluations(), self._options.top_n)
+        best = session.top(session.open_record().evaluations(), self._options.top_n)
         if self._is_stopping() or not best:
             return 0
         session.create_confirmations(space)

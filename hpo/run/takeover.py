@@ -14,8 +14,10 @@ from optuna.study import StudyDirection
 
 from hpo.errors import UsageError
 from hpo.layout import Layout
+from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.run.given import LONGEST_MISTAKE, meant
 from hpo.space import SearchSpace
+from hpo.store.directions import directions
 from hpo.store.manifest import confirming
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
@@ -41,10 +43,11 @@ class Takeover:
     settings: Mapping[str, Any]
 
 
-def read_takeover(source: str, space: SearchSpace) -> Takeover:
+def read_takeover(source: str, space: SearchSpace, objectives: Objectives) -> Takeover:
     """Return the complete, pruned and paused evaluations of a run directory, or of a study at a URL or in a file.
 
-    Where there are several studies, `source` ends with # and the name of one.
+    Where there are several studies, `source` ends with # and the name of one. What it has not as objectives may be
+    among its metrics.
 
     Raises UsageError where there is no such study, or none of its evaluations is of this space.
     """
@@ -57,13 +60,13 @@ def read_takeover(source: str, space: SearchSpace) -> Takeover:
     except UsageError as error:
         raise UsageError(f"--start-from {shown}: {error}") from error
     ended = [
-        _cleaned(evaluation, space)
+        _cleaned(evaluation, space, _theirs(record, objectives), objectives)
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.loss)
         if evaluation.finished
         and evaluation.succeeded
         and all(map(math.isfinite, (evaluation.loss, evaluation.started, evaluation.ended)))
     ]
-    judged = [(evaluation, misfit(evaluation, space)) for evaluation in ended]
+    judged = [(one, misfit(one, space) or _unknown(one, objectives)) for one in ended]
     fitting = [evaluation for evaluation, misfit in judged if misfit is None]
     misfits = [misfit for _, misfit in judged if misfit is not None]
     if not fitting:
@@ -120,8 +123,23 @@ def misfit(evaluation: Evaluation, space: SearchSpace) -> str | None:
     return None
 
 
-def _cleaned(evaluation: Evaluation, space: SearchSpace) -> Evaluation:
+def _theirs(record: Record, ours: Objectives) -> Objectives:
+    """Return what the objectives of a study are: those without names are ours, if they are as many, each as good."""
+    if record.study.metric_names is not None:
+        return record.objectives
+    return ours if record.study.directions == directions(ours) else ONLY_LOSS
+
+
+def _unknown(evaluation: Evaluation, objectives: Objectives) -> str | None:
+    """Return which objective is not known of an evaluation; None if all are."""
+    missing = objectives.missing(evaluation.metrics)
+    return f"trial {evaluation.trial}: its {missing[0]!r} is not known" if missing else None
+
+
+def _cleaned(evaluation: Evaluation, space: SearchSpace, theirs: Objectives, ours: Objectives) -> Evaluation:
     """Return an evaluation as this program would have recorded it, since another program may have made it."""
+    metrics = {**evaluation.metrics, **dict(zip(theirs.others, evaluation.others, strict=False))}
+    metrics = {name: float(metric) for name, metric in metrics.items() if math.isfinite(metric)}
     between = evaluation.ended - evaluation.started  # negative where the clock was set
     seconds = evaluation.seconds
     return dataclasses.replace(
@@ -129,7 +147,8 @@ def _cleaned(evaluation: Evaluation, space: SearchSpace) -> Evaluation:
         params=meant(evaluation.params, space),
         seconds=seconds if math.isfinite(seconds) and seconds > 0 else between if between >= 0 else math.nan,
         curve={epoch + (0 in evaluation.curve): loss for epoch, loss in evaluation.curve.items()},
-        metrics={name: float(metric) for name, metric in evaluation.metrics.items() if math.isfinite(metric)},
+        metrics=metrics,
+        others=ours.of(metrics),
     )
 
 
@@ -157,7 +176,7 @@ def _of_storage(source: str) -> tuple[Record, Mapping[str, Any]]:
             raise UsageError("it holds no study: name the storage of one, or a run directory")
         names = short(", ".join(map(repr, searches)))
         raise UsageError(f"it holds {names}: name one, as in {without_password(storage)}#NAME")
-    if found[name] != [StudyDirection.MINIMIZE]:
-        raise UsageError(f"the study {name!r} does not minimise one loss, as a search does: name another")
+    if found[name][0] != StudyDirection.MINIMIZE:
+        raise UsageError(f"the study {name!r} does not minimise a loss, as a search does: name another")
     with mistakes(storage):
         return Record(storage, name), {}

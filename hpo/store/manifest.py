@@ -11,6 +11,7 @@ from typing import Any
 
 from hpo.errors import UsageError
 from hpo.layout import Layout
+from hpo.objectives import LOSS, ONLY_LOSS, Objectives
 from hpo.store.values import are, is_mapping, is_text, is_whole
 from hpo.text import quoted
 
@@ -35,10 +36,11 @@ class SessionEntry:
 class Manifest:
     """The content of run.json.
 
-    `space` has a text per parameter; `settings` has the values of all settings, as JSON has them, and `set` the texts
-    that were given with --set in any session. `storage` is a URL without its password, or the name of a file in the run
-    directory; `start_from` is the run that was taken over. Fields with a default may be missing in run.json; but for
-    `start_from` and `inherit`, they describe the last session.
+    `space` has a text per parameter; `objectives` are those of the search space file; `settings` has the values of all
+    settings, as JSON has them, and `set` the texts that were given with --set in any session. `storage` is a URL
+    without its password, or the name of a file in the run directory; `start_from` is the run that was taken over.
+    Fields with a default may be missing in run.json; but for `start_from`, `inherit` and `objectives`, they describe
+    the last session.
     """
 
     search_space: str = ""
@@ -55,6 +57,7 @@ class Manifest:
     pruner: str
     confirm: int
     inherit: bool = False
+    objectives: Objectives = ONLY_LOSS
     start_from: str | None = None
     storage: str
     study: str
@@ -110,6 +113,13 @@ def _is_list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: type(value) is list and all(map(fits, value))
 
 
+def _is_objectives(value: object) -> bool:
+    if not isinstance(value, dict) or not all(_is_list_of(is_text)(value.get(key)) for key in ("names", "maximized")):
+        return False
+    names = value["names"]
+    return names[:1] == [LOSS] and len({*names}) == len(names) and {*value["maximized"]} <= {*names[1:]}
+
+
 def _is_session(entry: object) -> bool:
     """Tell whether an entry says which search space file a session has run."""
 
@@ -138,6 +148,11 @@ _FIELDS: dict[str, _Field] = {
     "propagators": ("a list of propagators", lambda value: bool(value) and _is_list_of(is_text)(value), tuple),
     "pruner": ("the name of a pruner", lambda value: is_text(value) and value != "", str),
     "inherit": ("true or false", lambda value: type(value) is bool, bool),
+    "objectives": (
+        "an object of names, of which the first is 'loss', and of those that are maximized",
+        _is_objectives,
+        lambda value: Objectives(tuple(value["names"]), tuple(value["maximized"])),
+    ),
     "confirm": ("a whole number from 0", _is_whole_from(0), int),
     "settings": ("an object", is_mapping, dict),
     "set": _TEXTS,

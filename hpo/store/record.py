@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.store.directions import OfLosses, directions, name_objectives, objectives_of
+from hpo.store.front import front
 from hpo.store.news import News
 from hpo.store.storage import open_storage
 from hpo.store.suspects import MOST_DEATHS, deaths_of, explains, has_gone_on
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 class Record:
     """An open study: `storage` is the path of a journal file, or the URL of any Optuna storage.
 
-    With `patience`, a database that is away is waited for.
+    With `patience`, a database that is away is waited for. ``objectives`` are those of the study.
     """
 
     def __init__(self, storage: str | Path | BaseStorage, study_name: str, patience: Patience | None = None) -> None:
@@ -51,12 +54,20 @@ class Record:
         self._storage = open_storage(storage, patience)
         self._study_id = self._storage.get_study_id_from_name(study_name)
         self._study = optuna.load_study(study_name=study_name, storage=self._storage)
+        self.objectives = objectives_of(self._study)
         self._finished_before = {trial.number for trial in self.trials() if trial.state.is_finished()}
         self._ended: dict[int, Evaluation] = {}
         self._news = News()
 
     @classmethod
-    def create(cls, storage: str | Path, study_name: str, space: Mapping[str, str], confirms: str = "") -> Record:
+    def create(
+        cls,
+        storage: str | Path,
+        study_name: str,
+        space: Mapping[str, str],
+        confirms: str = "",
+        objectives: Objectives = ONLY_LOSS,
+    ) -> Record:
         """Make a new study that remembers its search space, a text per parameter, and which study it confirms.
 
         A study of this name that has neither a space nor trials was only begun, and is completed. Raises ValueError if
@@ -65,13 +76,15 @@ class Record:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         opened = open_storage(storage)
         try:
-            study_id = opened.create_new_study([optuna.study.StudyDirection.MINIMIZE], study_name)
+            study_id = opened.create_new_study(directions(objectives), study_name)
         except optuna.exceptions.DuplicatedStudyError as error:
             study_id = opened.get_study_id_from_name(study_name)
-            if "space" in opened.get_study_user_attrs(study_id) or opened.get_n_trials(study_id):
+            is_begun = opened.get_study_directions(study_id) == directions(objectives)
+            if not is_begun or "space" in opened.get_study_user_attrs(study_id) or opened.get_n_trials(study_id):
                 raise ValueError(f"the storage already holds a study named {study_name!r}") from error
         if confirms:
             opened.set_study_user_attr(study_id, "confirms", confirms)
+        name_objectives(optuna.load_study(study_name=study_name, storage=opened), objectives)
         opened.set_study_user_attr(study_id, "space", dict(space))
         return cls(storage, study_name)
 
@@ -162,17 +175,19 @@ class Record:
 
     def complete(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
         """Record that an evaluation succeeded; durable when this returns."""
-        self._end(assignment, TrialState.COMPLETE, [loss], seconds=seconds, **kept(metrics))
+        self._end(assignment, TrialState.COMPLETE, self._values(loss, metrics), seconds=seconds, **kept(metrics))
 
     def prune(
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
     ) -> None:
         """Record that an evaluation was pruned, or `paused_after` some losses, with its lowest loss; it is durable."""
-        self._end(assignment, TrialState.PRUNED, [loss], seconds=seconds, **kept(metrics), **attributes)
+        values = self._values(loss, metrics)
+        self._end(assignment, TrialState.PRUNED, values, seconds=seconds, **kept(metrics), **attributes)
 
     def is_hopeless(self, assignment: Assignment, pruner: BasePruner) -> bool:
         """Tell whether a pruner ends an evaluation, by the intermediate values of this one and of the others."""
-        return pruner.prune(self._study, self._storage.get_trial(assignment.trial_id))
+        study = OfLosses(self._study.study_name, self._storage)
+        return pruner.prune(study, self._storage.get_trial(assignment.trial_id))
 
     def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float, **attributes: Any) -> None:
         """Record that an evaluation failed, with the reason in one line; durable when this returns."""
@@ -260,6 +275,10 @@ class Record:
         own = ((trial.values[0], trial.number) for trial in trials if "origin" not in trial.user_attrs)
         return min(own, default=(math.inf, -1))
 
+    def front(self) -> list[Evaluation]:
+        """Return the run's own evaluations that no other one of them dominates, those with the lowest loss first."""
+        return front([one for one in self.evaluations() if not one.origin], self.objectives)
+
     def evaluations(self) -> list[Evaluation]:
         """Return all evaluations in the order in which they were started."""
         trials = self.trials()
@@ -285,6 +304,9 @@ class Record:
 
     def _waiting(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.WAITING,))
+
+    def _values(self, loss: float, metrics: Mapping[str, float]) -> list[float]:
+        return [loss, *self.objectives.of(metrics)]
 
     def _end(
         self, assignment: Assignment, state: TrialState, values: Sequence[float] | None, **attributes: Any

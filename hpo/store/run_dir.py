@@ -34,6 +34,7 @@ class RunDir:
         self.run_json = path / "run.json"
         self.summary_json = path / "summary.json"
         self.weights = path / "best.safetensors"
+        self.front = path / "front"
         self.states = path / "states"
         self.test_json = path / "test.json"
         self.report_html = path / "report.html"

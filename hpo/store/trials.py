@@ -67,6 +67,7 @@ class Evaluation:
     died while one of them was evaluated.
     `went_on_after` is the number of losses that it took over from that trial, whose state it went on from, and
     `saved_after` that of its own last state; `seconds_before` are those of its `seconds` that were that trial's.
+    `others` are the values of the objectives behind the loss, empty where there are none or it has no loss.
     `paused_after` is the number of losses with which it was paused. `inherits` is the trial whose state it began with.
     `teams` are the workers that it went on with, the first of which is its own: each a dict of `workers`, `after` how
     many losses, and `at` what time.
@@ -99,6 +100,12 @@ class Evaluation:
     paused_after: int = 0
     inherits: int | None = None
     teams: Sequence[Mapping[str, Any]] = ()
+    others: tuple[float, ...] = ()
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values of all objectives, of which the loss is the first."""
+        return (self.loss, *self.others)
 
     @property
     def workers(self) -> Sequence[int]:
@@ -205,6 +212,7 @@ def evaluation_of(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:
         trial=trial.number,
         state=_state(trial, is_repeated),
         loss=float(trial.values[0]) if trial.values else math.inf,
+        others=tuple(map(float, trial.values[1:])) if trial.values else (),
         params=trial.params,
         started=trial.datetime_start.timestamp() if trial.datetime_start else math.nan,
         ended=trial.datetime_complete.timestamp() if trial.datetime_complete else math.nan,
@@ -253,7 +261,8 @@ def trial_of(
         number=-1,
         trial_id=-1,
         state=TrialState.COMPLETE if evaluation.state == "complete" else TrialState.PRUNED,
-        value=evaluation.loss,
+        value=None,
+        values=list(evaluation.values),
         datetime_start=datetime.fromtimestamp(evaluation.started),
         datetime_complete=datetime.fromtimestamp(evaluation.ended),
         params=dict(evaluation.params),
@@ -274,10 +283,10 @@ def kept(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
-    """Return the n best complete evaluations, best first."""
+    """Return the n complete evaluations with the lowest losses, the lowest first."""
     return sorted((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial))[:n]
 
 
 def best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
-    """Return the best complete evaluation; None while none is complete."""
+    """Return the complete evaluation with the lowest loss; None while none is complete."""
     return min((one for one in evaluations if one.state == "complete"), key=lambda e: (e.loss, e.trial), default=None)

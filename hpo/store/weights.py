@@ -1,9 +1,9 @@
-"""The weights of the best individual of a run: one file, never half-written, and never replaced by worse ones."""
+"""The weights of the best individual of a run, and of the front: never half-written, never replaced by worse ones."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from hpo.errors import UsageError
 from hpo.process.printed import warn
+from hpo.store.front import spread
 from hpo.store.lock import FileLock
 from hpo.store.tensors import write_tensors
 from hpo.text import message
@@ -32,7 +33,7 @@ class WeightsKeeper:
         self._record = record
         self._settings = settings
 
-    def wants(self, assignment: Assignment, loss: float) -> bool:
+    def wants(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:  # noqa: ARG002
         """Tell whether an evaluation with this loss is the best of the run so far."""
         return (loss, assignment.number) < self._record.best()
 
@@ -46,28 +47,80 @@ class WeightsKeeper:
 
     def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
         """Replace the weights in the file, if their evaluation, which has been recorded, is the best of the run."""
+        if weights is not None and self._is_best(assignment.number):
+            self._write(self._path, assignment, weights, self._is_best)
+
+    def _is_best(self, number: int) -> bool:
+        return self._record.best()[1] == number
+
+    def _write(
+        self,
+        path: Path,
+        assignment: Assignment,
+        weights: Mapping[str, Tensor],
+        is_wanted: Callable[[int], bool],
+    ) -> None:
+        """Write weights to a file, if they are still wanted when they are written."""
         number = assignment.number
-        if weights is None or self._record.best()[1] != number:
-            return
-        draft = self._path.with_name(f".{self._path.name}.{number}")  # a pid is not unique: there are several hosts
+        draft = path.with_name(f".{path.name}.{number}")  # a pid is not unique: there are several hosts
         try:
+            path.parent.mkdir(exist_ok=True)
             about = {"trial": number, "params": assignment.params, "settings": self._settings}
             write_tensors(draft, weights, {name: json.dumps(value) for name, value in about.items()})
-            self._publish(draft, number)
+            with FileLock(self._path):
+                if is_wanted(number):
+                    draft.replace(path)
         except Exception as error:  # the evaluation is safe, and worth more than this file
             self._warn(error)
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
-    def _publish(self, draft: Path, number: int) -> None:
-        with FileLock(self._path):
-            if self._record.best()[1] == number:
-                draft.replace(self._path)
-
     def _warn(self, error: Exception) -> None:
         text = f"warning: the weights of the best so far cannot be kept in {self._path}: {message(error)}"
         warn(text)
+
+
+class FrontKeeper(WeightsKeeper):
+    """Keeps the weights of some individuals of the front, each in a file of its own in a folder, and of the best."""
+
+    def __init__(self, path: Path, folder: Path, record: Record, settings: Mapping[str, Any]) -> None:
+        super().__init__(path, record, settings)
+        self._folder = folder
+
+    def wants(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
+        """Tell whether an evaluation with these values would be on the front as it is now."""
+        objectives = self._record.objectives
+        costs = objectives.costs((loss, *objectives.of(metrics)))
+        return super().wants(assignment, loss, metrics) or not any(
+            all(own <= other for own, other in zip(objectives.costs(one.values), costs, strict=True))
+            for one in self._record.front()
+        )
+
+    def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
+        """Keep the weights of an evaluation that has been recorded, if it is on the front; remove what is no more."""
+        super().keep(assignment, weights)
+        if weights is not None and self._is_on_front(assignment.number):
+            self._write(weights_of(self._folder, assignment.number), assignment, weights, self._is_on_front)
+            self._tidy()
+
+    def _is_on_front(self, number: int) -> bool:
+        return number in self._kept()
+
+    def _kept(self) -> set[int]:
+        return {one.trial for one in spread(self._record.front(), self._record.objectives)}
+
+    def _tidy(self) -> None:
+        """Remove the weights of those that are dominated now, or crowded out."""
+        with suppress(OSError), FileLock(self._path):
+            kept = {weights_of(self._folder, number) for number in self._kept()}
+            for path in {*self._folder.glob("[0-9]*.safetensors")} - kept:
+                path.unlink()
+
+
+def weights_of(folder: Path, trial: int) -> Path:
+    """Return the file of a trial's weights among those of the front."""
+    return folder / f"{trial}.safetensors"
 
 
 @dataclass(frozen=True)

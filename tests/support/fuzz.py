@@ -24,6 +24,7 @@ import typer
 
 from hpo import SearchSpace
 from hpo.errors import UsageError
+from hpo.objectives import ONLY_LOSS
 from hpo.problem import load_search_file
 from hpo.report.live.lines import Pen
 from hpo.report.live.standing import standing
@@ -275,8 +276,8 @@ def _space() -> SearchSpace:
 READERS: list[Callable[[Path, Path], object]] = [
     _look,
     _track,
-    lambda run_dir, _: read_takeover(str(run_dir), _space()),
-    lambda run_dir, _: read_takeover(f"{run_dir / JOURNAL}#{run_dir.name}", _space()),
+    lambda run_dir, _: read_takeover(str(run_dir), _space(), ONLY_LOSS),
+    lambda run_dir, _: read_takeover(f"{run_dir / JOURNAL}#{run_dir.name}", _space(), ONLY_LOSS),
     lambda run_dir, _: read_weights(run_dir / "best.safetensors"),
     lambda run_dir, _: read_given(run_dir / "given.json", _space(), 0),
 ]

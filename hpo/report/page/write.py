@@ -50,13 +50,15 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     """Return the report of a run as HTML; evaluations that still run are drawn until `now`, seconds since the epoch."""
     goes_on = run.run_dir.in_use is not False
     evaluations, confirmations = run.evaluations(), run.confirmations()
-    summary = summarize(evaluations, run.manifest.budget, top_n, confirmations, run.manifest.pruner)
+    summary = summarize(
+        evaluations, run.manifest.budget, top_n, confirmations, run.manifest.pruner, run.manifest.objectives
+    )
     distributions = run.distributions()
     matter = importances(evaluations, distributions)
     order = list(dict.fromkeys([*matter, *distributions]))
     shown = _most_telling(matter, [entry["params"] for entry in summary["top"]])
     metrics = sorted({name for entry in summary["top"] for name in entry["metrics"]})
-    layout, best = run.manifest.layout, winner_of(evaluations, confirmations)
+    layout, best = run.manifest.layout, winner_of(evaluations, confirmations, run.manifest.objectives)
     drawn = {
         "best": losses.best_and_runner_up(evaluations, best),
         "history": losses.history(evaluations),

@@ -1,0 +1,100 @@
+"""Which of several individuals are better where several costs count: dominance, crowding, hypervolume.
+
+Costs are arrays of shape (individuals, objectives), the lower the better. One individual dominates another one if none
+of its costs is higher, and one is lower.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Costs = npt.NDArray[np.float64]
+
+
+def non_dominated(costs: Costs) -> npt.NDArray[np.bool_]:
+    """Tell of each individual whether no other one dominates it, shape (individuals,); equals are all or none."""
+    left, place = np.argsort(costs.sum(axis=1), kind="stable"), 0  # first those that dominate many
+    while place < len(left):
+        there, own = costs[left], costs[left[place]]
+        kept = ~((there >= own).all(axis=1) & (there > own).any(axis=1))
+        left, place = left[kept], int(kept[:place].sum()) + 1
+    found = np.zeros(len(costs), bool)
+    found[left] = True
+    return found
+
+
+def layers(costs: Costs, most: int | None = None) -> npt.NDArray[np.int64]:
+    """Return the layer of each individual: 0 if it is not dominated, 1 if only layer 0 dominates it, and so on.
+
+    Only as many are told apart as `most` asks for; all others are in the last layer.
+    """
+    found = np.zeros(len(costs), np.int64)
+    left, layer = np.arange(len(costs)), 0
+    while len(left) and (most is None or len(costs) - len(left) < most):
+        here = non_dominated(costs[left])
+        found[left[here]] = layer
+        left, layer = left[~here], layer + 1
+    found[left] = layer
+    return found
+
+
+def crowding(costs: Costs) -> npt.NDArray[np.float64]:
+    """Return how far each individual of a layer is from its neighbours, shape (individuals,); infinite at its ends.
+
+    Costs must be finite. Deb et al., A fast and elitist multiobjective genetic algorithm: NSGA-II (2002), III-B.
+    """
+    distances = np.zeros(len(costs))
+    for own in costs.T:
+        order = np.argsort(own, kind="stable")
+        span = own[order[-1]] - own[order[0]] if len(order) else 0.0
+        if span > 0:
+            distances[order[1:-1]] += (own[order[2:]] - own[order[:-2]]) / span
+            distances[order[[0, -1]]] = np.inf
+    return distances
+
+
+def best_first(costs: Costs, most: int | None = None) -> npt.NDArray[np.int64]:
+    """Return the order of individuals: by layers, and in each the least crowded first (NSGA-II).
+
+    Only as many are in their order as `most` asks for.
+    """
+    if costs.shape[1] == 1:
+        return np.argsort(costs[:, 0], kind="stable")
+    layer = layers(costs, most)
+    apart = np.zeros(len(costs))
+    for one in np.unique(layer):
+        here = layer == one
+        if np.isfinite(costs[here]).all():
+            apart[here] = crowding(costs[here])
+    order: npt.NDArray[np.int64] = np.lexsort((-apart, layer))
+    return order
+
+
+def hypervolume(costs: Costs, reference: npt.ArrayLike) -> float:
+    """Return the volume of all that some individual dominates and that dominates the reference, of shape (objectives,).
+
+    It is cut into slices along the last objective (Zitzler, Evolutionary algorithms for multiobjective optimization,
+    1999, section 3.3), for which a few hundred individuals and up to four objectives take less than a second.
+    """
+    limit = np.asarray(reference, float)
+    inside = costs[(costs < limit).all(axis=1)]
+    return _volume(inside[non_dominated(inside)], limit) if len(inside) else 0.0
+
+
+def _volume(costs: Costs, limit: Costs) -> float:
+    if costs.shape[1] == 1:
+        return float(limit[0] - costs[:, 0].min())
+    if costs.shape[1] == 2:
+        order = np.lexsort((costs[:, 1], costs[:, 0]))
+        first, second = costs[order].T
+        heights = np.append(limit[1], np.minimum.accumulate(second))
+        return float(((limit[0] - first) * np.maximum(heights[:-1] - second, 0.0)).sum())
+    order = np.argsort(costs[:, -1], kind="stable")
+    ends = np.append(costs[order[1:], -1], limit[-1])
+    volume = 0.0
+    for count, (start, end) in enumerate(zip(costs[order, -1], ends, strict=True), start=1):
+        if end > start:
+            flat = costs[order[:count], :-1]
+            volume += (end - start) * _volume(flat[non_dominated(flat)], limit[:-1])
+    return volume

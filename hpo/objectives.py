@@ -1,0 +1,93 @@
+"""What a search minimises or maximises: the loss, and which of the metrics that are reported with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LOSS = "loss"
+_EXAMPLE = 'objectives = ("loss", "parameters")'
+
+
+@dataclass(frozen=True)
+class Maximized:
+    """A metric of which more is better."""
+
+    name: str
+
+
+def maximize(name: str) -> Maximized:
+    """Mark a metric of which more is better, among the objectives of a search space file.
+
+    ::
+
+        objectives = ("loss", maximize("images_per_second"))
+    """
+    return Maximized(name)
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """The objectives of a search by their `names`, of which some are `maximized`; the first is always the loss.
+
+    An individual's `values` are those that were reported, shape (objectives,), and its `costs` the same with the signs
+    of those that are maximised turned round: the lower, the better.
+    """
+
+    names: tuple[str, ...] = (LOSS,)
+    maximized: tuple[str, ...] = ()
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is more to trade than the loss."""
+        return len(self.names) > 1
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The names of all but the loss, which are names of metrics."""
+        return self.names[1:]
+
+    def missing(self, metrics: Mapping[str, float]) -> list[str]:
+        """Return the names of the objectives that are not among these metrics."""
+        return [name for name in self.others if name not in metrics]
+
+    def of(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
+        """Return the values of all objectives but the loss; there are none where one of them is missing."""
+        return () if self.missing(metrics) else tuple(float(metrics[name]) for name in self.others)
+
+    def costs(self, values: Sequence[float]) -> tuple[float, ...]:
+        """Return the costs of values; all are infinite where one is missing or not finite."""
+        if len(values) != len(self.names) or not all(map(math.isfinite, values)):
+            return (math.inf,) * len(self.names)
+        return tuple(
+            -value if name in self.maximized else value for name, value in zip(self.names, values, strict=True)
+        )
+
+    def described(self) -> list[str]:
+        """Return a text for each objective."""
+        return [f"{name}, maximised" if name in self.maximized else name for name in self.names]
+
+
+ONLY_LOSS = Objectives()
+
+
+def declared(objectives: Any) -> Objectives:
+    """Return the objectives that a search space file declares; raises ValueError where they are not valid."""
+    if not isinstance(objectives, (tuple, list)) or not objectives:
+        raise ValueError(f"objectives must be a tuple of names, such as {_EXAMPLE}, not {objectives!r}")
+    for one in objectives:
+        name = one.name if isinstance(one, Maximized) else one
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"objectives must be names of metrics, such as {_EXAMPLE}: {one!r} is none")
+    names = [one.name if isinstance(one, Maximized) else one for one in objectives]
+    if objectives[0] != LOSS:
+        raise ValueError(
+            f"the first of the objectives must be 'loss', not {objectives[0]!r}: the loss that is yielded says when a "
+            "network is at its best, and is minimised"
+        )
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"objectives name {twice!r} twice")
+    return Objectives(tuple(names), tuple(one.name for one in objectives if isinstance(one, Maximized)))

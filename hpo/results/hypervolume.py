@@ -1,0 +1,75 @@
+"""How much a front is worth: the share of a box that it dominates, at the end and over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpo.dominance import Costs, hypervolume, non_dominated
+from hpo.objectives import Objectives
+from hpo.results.summary import in_order
+from hpo.store.front import costs_of, front
+from hpo.store.trials import Evaluation
+
+
+@dataclass(frozen=True)
+class Box:
+    """What lies between the best values of a front, its `ideal`, and its `reference`, both costs, shape (objectives,).
+
+    The reference is as bad in each objective as the worst of the front, and at least as the median of all that is
+    complete: up to half of all individuals may have diverged.
+    """
+
+    ideal: Costs
+    reference: Costs
+
+    def share(self, costs: Costs) -> float:
+        """Return the share of the box, from 0 to 1, that these individuals dominate."""
+        sides = self.reference - self.ideal
+        sides = np.where(sides > 0, sides, 1.0)
+        return hypervolume(np.clip((costs - self.ideal) / sides, 0.0, None), np.ones(len(sides)))
+
+
+def box_of(evaluations: Sequence[Evaluation], objectives: Objectives) -> Box | None:
+    """Return the box of a run; None where there is no trade between objectives yet."""
+    best = costs_of(front(evaluations, objectives), objectives)
+    if not objectives.are_several or not len(best):
+        return None
+    complete = costs_of([one for one in evaluations if one.state == "complete"], objectives)
+    complete = complete[np.isfinite(complete).all(axis=1)]
+    box = Box(best.min(axis=0), np.maximum(best.max(axis=0), np.median(complete, axis=0)))
+    return box if (box.reference > box.ideal).all() else None
+
+
+def described(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[str, Any] | None:
+    """Return the share of the box that the front dominates, with the box's corners as values; None without a box."""
+    box = box_of(evaluations, objectives)
+    if box is None:
+        return None
+    share = box.share(costs_of(front(evaluations, objectives), objectives))
+    corners = {"ideal": box.ideal, "reference": box.reference}
+    return {"share": share, **{name: list(objectives.costs(costs.tolist())) for name, costs in corners.items()}}
+
+
+def over_time(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[tuple[int, float]]:
+    """Return pairs: after how many of the run's own evaluations the front has grown, and the share of the box then.
+
+    What was taken over is there from the beginning.
+    """
+    box = box_of(evaluations, objectives)
+    if box is None:
+        return []
+    given = [one for one in evaluations if one.origin and one.state == "complete"]
+    known, grown = costs_of(given, objectives), []
+    if len(known):
+        known = known[non_dominated(known)]
+        grown.append((0, box.share(known)))
+    for count, one in enumerate(in_order(evaluations), start=1):
+        own = costs_of([one], objectives)
+        if one.state == "complete" and not (known <= own).all(axis=1).any():
+            known = np.vstack([known[~(known >= own).all(axis=1)], own])
+            grown.append((count, box.share(known)))
+    return grown

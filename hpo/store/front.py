@@ -1,0 +1,54 @@
+"""The Pareto front of a run: the complete evaluations of which no other one is better in all objectives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpo.dominance import Costs, crowding, layers, non_dominated
+from hpo.objectives import Objectives
+from hpo.store.trials import Evaluation, rank
+
+MOST_WEIGHTS = 10  # individuals of the front whose weights are kept
+
+
+def costs_of(evaluations: Sequence[Evaluation], objectives: Objectives) -> Costs:
+    """Return the costs of evaluations, shape (evaluations, objectives), the lower the better; infinite without any."""
+    costs = [objectives.costs(one.values) for one in evaluations]
+    return np.array(costs, float).reshape(-1, len(objectives.names))
+
+
+def front(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
+    """Return the evaluations of the front, those with the lowest loss first; of equal ones the first alone.
+
+    Where the loss is the only objective, it is the evaluation with the lowest.
+    """
+    first: dict[tuple[float, ...], Evaluation] = {}
+    for one in rank(evaluations, len(evaluations)):
+        if all(map(math.isfinite, objectives.costs(one.values))):
+            first.setdefault(one.values, one)
+    different = list(first.values())
+    kept = non_dominated(costs_of(different, objectives))
+    return [one for one, is_kept in zip(different, kept, strict=True) if is_kept]
+
+
+def top(evaluations: Sequence[Evaluation], n: int, objectives: Objectives) -> list[Evaluation]:
+    """Return the n best complete evaluations: those of the front first, then those that only they dominate, and so on.
+
+    Those of one layer are in the order of their losses.
+    """
+    complete = rank(evaluations, len(evaluations))
+    if not objectives.are_several:
+        return complete[:n]
+    layer = layers(costs_of(complete, objectives))
+    return [complete[place] for place in np.argsort(layer, kind="stable")[:n]]
+
+
+def spread(evaluations: Sequence[Evaluation], objectives: Objectives, most: int = MOST_WEIGHTS) -> list[Evaluation]:
+    """Return so many of a front at most, as far apart as can be, in their old order; its ends are among them."""
+    kept = list(evaluations)
+    while len(kept) > most:
+        del kept[int(np.argmin(crowding(costs_of(kept, objectives))))]
+    return kept
