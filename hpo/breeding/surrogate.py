@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 from scipy.spatial.distance import cdist
-from scipy.special import erfcx, ndtr, ndtri
+from scipy.special import ndtri
 
 from hpo.breeding.gaussian import GaussianProcess, Vector
+from hpo.breeding.merits import bound, expected_gain
 from hpo.dominance import best_first
 
 if TYPE_CHECKING:
     from hpo.breeding.past import Past
 
 _DARING = 0.5  # the share of suggestions that explore
-_DEVIATIONS = 3.0  # of the lower confidence bound
 # What is nearer to an individual than this share of each range is as good as known: a model that is too sure of itself
 # would have the best again and again otherwise, 25 times in 34 on a network (benchmarks/README.md).
 _NEAR = 0.01
 _MOST_POINTS = 256  # that the models learn from: their time grows with the cube of their number
 _POWERS = (-3.0, 3.0)
-_AUGMENTED = 0.05  # Knowles (2006)
-_SAMPLES = 32
-_SMOOTH = 0.01
 _LARGEST_LOG = 50.0  # of how far a loss is from the median: what is farther is as far
 
 
@@ -35,13 +32,11 @@ class Surrogate:
     """Says how much may be hoped of candidates, from what was tried on all islands and what is in flight.
 
     One model learns the places of losses in their order, whatever their scale, and explores: it prefers what has the
-    lowest lower confidence bound, mean - 3 deviations (Srinivas et al., Gaussian process optimization in the bandit
-    setting, 2010). The other one learns losses that a power transformation has made as normal as can be, so that it
-    knows how much better the best are, and prefers what is expected to improve on them most (Jones et al., Efficient
-    global optimization of expensive black-box functions, 1998, equation 15). The first is the better one where losses
-    are noisy and parameters are categories, the second one where losses are smooth functions of numbers. Each
-    suggestion asks one of the two, drawn at random, which is nearly as good as the better one in either case
-    (benchmarks/README.md).
+    lowest lower confidence bound, mean - 3 deviations. The other one learns losses that a power transformation has
+    made as normal as can be, so that it knows how much better the best are, and prefers what is expected to improve on
+    them most. The first is the better one where losses are noisy and parameters are categories, the second one where
+    losses are smooth functions of numbers. Each suggestion asks one of the two, drawn at random, which is nearly as
+    good as the better one in either case (benchmarks/README.md). Of several objectives, each has two models of its own.
     """
 
     def __init__(self, past: Past, draws: np.random.Generator) -> None:
@@ -70,7 +65,7 @@ class Surrogate:
             model.fit(tried, values, known=len(past.costs))
             model.assume(running)
             models.append(model)
-        merit = self._merit(models, daring)
+        merit = (bound if daring else expected_gain)(models, self._draws)
         known = np.vstack([tried, running])
 
         def merits_of(candidates: Vector) -> Vector:
@@ -80,26 +75,6 @@ class Surrogate:
             return np.where(cdist(points, known, "chebyshev").min(axis=1) < _NEAR, -np.inf, merits)
 
         return merits_of
-
-    def _merit(self, models: Sequence[GaussianProcess], daring: bool) -> Callable[[Vector, Vector], Vector]:
-        """Return what gives merits for means and deviations, both shape (objectives, candidates)."""
-        if len(models) == 1:
-            if daring:
-                return lambda mean, deviation: _DEVIATIONS * deviation[0] - mean[0]
-            lowest = models[0].lowest
-            return lambda mean, deviation: np.log(deviation[0]) + log_expected_gain((lowest - mean[0]) / deviation[0])
-        known = np.array([model.means for model in models])
-        trade = Trade.drawn(known, self._draws)
-        if daring:
-            return lambda mean, deviation: -trade(mean - _DEVIATIONS * deviation)
-        draws = self._draws.standard_normal((_SAMPLES, len(models), 1))
-        best = trade(known).min()
-
-        def gain(mean: Vector, deviation: Vector) -> Vector:
-            gains = (best - trade(mean + deviation * draws)) / _SMOOTH
-            return np.log(np.logaddexp(0.0, gains).mean(axis=0))
-
-        return gain
 
     def _training_subset(self) -> npt.NDArray[np.int64]:
         """Return the indices of the evaluations that are learned from.
@@ -126,29 +101,6 @@ class Surrogate:
             for gene, levels in enumerate(self._levels)
         ]
         return np.hstack(columns)
-
-
-class Trade:
-    """One cost of several, the augmented Tchebycheff function with weights that are drawn at random.
-
-    Knowles, ParEGO: a hybrid algorithm with on-line landscape approximation for expensive multiobjective optimization
-    problems (2006), equation 2, of costs from 0 to 1.
-    """
-
-    def __init__(self, weights: Vector, ideal: Vector, span: Vector) -> None:
-        self._weights, self._ideal, self._span = weights[:, None], ideal[:, None], span[:, None]
-
-    @classmethod
-    def drawn(cls, known: Vector, draws: np.random.Generator) -> Trade:
-        """Draw weights for costs whose range is that of known ones, shape (objectives, individuals)."""
-        ideal, worst = known.min(axis=1), known.max(axis=1)
-        return cls(draws.dirichlet(np.ones(len(known))), ideal, np.where(worst > ideal, worst - ideal, 1.0))
-
-    def __call__(self, costs: Vector) -> Vector:
-        """Return the cost of individuals, shape (..., individuals), from shape (..., objectives, individuals)."""
-        weighted = self._weights * (costs - self._ideal) / self._span
-        cost: Vector = weighted.max(axis=-2) + _AUGMENTED * weighted.sum(axis=-2)
-        return cost
 
 
 def normal_scores(losses: Vector) -> Vector:
@@ -192,18 +144,3 @@ def _yeo_johnson(logs: Vector, power: float) -> Vector:
     above = np.expm1(power * logs) / power if power else logs
     below = np.expm1((power - 2) * logs) / (power - 2) if power != 2 else logs
     return np.where(logs >= 0, above, below)
-
-
-def log_expected_gain(standardized: Vector) -> Vector:
-    """Return log(density(z) + z * distribution(z)) of the normal distribution, also where it is far below zero.
-
-    Ament et al., Unexpected improvements to expected improvement for Bayesian optimization (2023), equation 9.
-    """
-    z = np.minimum(standardized, -1.0)
-    density = -(z**2) / 2 - math.log(2 * math.pi) / 2
-    with np.errstate(divide="ignore"):
-        share = np.log1p(z * math.sqrt(math.pi / 2) * erfcx(-z / math.sqrt(2)))
-    far = np.where(z < -1e3, -2 * np.log(-z), share)
-    z = np.maximum(standardized, -1.0)
-    near = np.log(np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) + z * ndtr(z))
-    return np.where(standardized < -1.0, density + far, near)

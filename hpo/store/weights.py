@@ -105,17 +105,24 @@ class FrontKeeper(WeightsKeeper):
             self._tidy()
 
     def _is_on_front(self, number: int) -> bool:
-        return number in self._kept()
+        return number in self._kept(number)
 
-    def _kept(self) -> set[int]:
-        return {one.trial for one in spread(self._record.front(), self._record.objectives)}
+    def _kept(self, *more: int) -> set[int]:
+        """Return whose weights are to stay, of those on the front that have some, and of `more` trials."""
+        there = {int(path.stem) for path in self._files()} | set(more)
+        on_front = [one for one in self._record.front() if one.trial in there]
+        return {one.trial for one in spread(on_front, self._record.objectives)}
+
+    def _files(self) -> list[Path]:
+        return [path for path in self._folder.glob("*.safetensors") if path.stem.isdecimal()]
 
     def _tidy(self) -> None:
         """Remove the weights of those that are dominated now, or crowded out."""
         with suppress(OSError), FileLock(self._path):
-            kept = {weights_of(self._folder, number) for number in self._kept()}
-            for path in {*self._folder.glob("[0-9]*.safetensors")} - kept:
-                path.unlink()
+            kept = self._kept()
+            for path in self._files():
+                if int(path.stem) not in kept:
+                    path.unlink()
 
 
 def weights_of(folder: Path, trial: int) -> Path:

@@ -1,0 +1,30 @@
+"""A search that trades a loss for the width of a network, and for how fast it is, of which more is better."""
+
+from dataclasses import dataclass
+
+import torch
+
+from hpo import Float, Int, SearchSpace, maximize
+
+space = SearchSpace(width=Int(1, 300, log=True), lr=Float(1e-4, 1.0, log=True, tunable=True))
+objectives = ("loss", "width", maximize("speed"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    epochs: int = 3
+    lacks: str = ""
+
+
+def objective(params, worker, settings):
+    for epoch in range(1, settings.epochs + 1):
+        loss = params["width"] ** -0.5 + params["lr"] + abs(epoch - 2)
+        worker.offer({"width": torch.tensor(params["width"])})
+        reported = {"width": params["width"], "speed": 10 * epoch / params["width"]}
+        if worker.rank > 0:
+            reported = {"width": 7}  # only the first rank's count
+        elif settings.lacks == "width":
+            del reported["width"]
+        elif settings.lacks:
+            reported["speed"] = float("nan")
+        yield loss, reported

@@ -1,0 +1,378 @@
+"""Several objectives: how they are declared, recorded, bred for, and what a run leaves of its front."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+
+from benchmarks.simulation import SimulatedIslands, simulate
+from hpo import Categorical, Float, Int, SearchSpace, maximize
+from hpo.breeding.selection import Emigrants, Replaced
+from hpo.breeding.upstream import Individual
+from hpo.dominance import hypervolume
+from hpo.errors import UsageError
+from hpo.evaluation.pruning import Stopping, make_pruner
+from hpo.objectives import ONLY_LOSS, Objectives, declared
+from hpo.problem import load_search_file
+from hpo.results.hypervolume import box_of, described, over_time
+from hpo.run.request import check_objectives
+from hpo.run.takeover import read_takeover
+from hpo.store.front import MOST_WEIGHTS, front, spread, top
+from hpo.store.record import Record
+from hpo.store.trials import Assignment, Evaluation
+from hpo.store.weights import FrontKeeper, read_weights, weights_of
+from tests.support.evaluations import one
+from tests.support.launch import PROGRAM, SEARCHES, Mpi
+from tests.support.outcome import trials_of
+from tests.support.runs import claim, manifest, start
+
+TRADING = SEARCHES / "trading.py"
+TWO = Objectives(("loss", "parameters"))
+THREE = Objectives(("loss", "parameters", "speed"), ("speed",))
+SPACE = SearchSpace(x=Float(0.0, 1.0))
+
+
+# How they are declared
+
+
+def test_objectives_are_the_loss_and_metrics_of_which_some_are_maximised() -> None:
+    assert declared(["loss"]) == ONLY_LOSS
+    assert declared(("loss", "parameters", maximize("speed"))) == THREE
+    assert THREE.costs((1.0, 2.0, 3.0)) == (1.0, 2.0, -3.0)
+    assert THREE.costs((1.0, 2.0)) == THREE.costs((1.0, math.nan, 3.0)) == (math.inf,) * 3
+    assert THREE.of({"speed": 3, "parameters": 2, "accuracy": 1}) == (2.0, 3.0)
+    assert (THREE.missing({"speed": 3}), THREE.of({"speed": 3})) == (["parameters"], ())
+
+
+@pytest.mark.parametrize(
+    ("objectives", "message"),
+    [
+        ("loss", r'objectives must be a tuple of names, such as objectives = \("loss", "parameters"\), not \'loss\''),
+        ((), r"must be a tuple of names, such as .*, not \(\)"),
+        ({"loss": 1}, "must be a tuple of names"),
+        (("loss", 3), "must be names of metrics, .*: 3 is none"),
+        (("loss", ""), "must be names of metrics, .*: '' is none"),
+        (("loss", maximize("")), "must be names of metrics"),
+        (("parameters", "loss"), "the first of the objectives must be 'loss', not 'parameters'"),
+        ((maximize("loss"), "parameters"), r"the first of the objectives must be 'loss', not Maximized\(name='loss'\)"),
+        (("loss", "size", maximize("size")), "objectives name 'size' twice"),
+        (("loss", "loss"), "objectives name 'loss' twice"),
+    ],
+)
+def test_what_are_no_objectives_is_said_with_the_file(tmp_path: Path, objectives: Any, message: str) -> None:
+    text = repr(objectives).replace("Maximized(name=", "hpo.maximize(")
+    file = tmp_path / "search.py"
+    file.write_text(
+        "import hpo\nspace = hpo.SearchSpace(x=hpo.Int(1, 9))\n"
+        f"objectives = {text}\ndef objective(params, worker): ...\n"
+    )
+    with pytest.raises(UsageError, match=f"{file}: .*{message}"):
+        load_search_file(file)
+
+
+def test_who_minimises_one_loss_says_so() -> None:
+    check_objectives(("ga", "tpe", "random"), TWO)
+    check_objectives(("pso", "propulate"), ONLY_LOSS)
+    expected = (
+        "--propagators propulate: it minimises one loss, and this search has the objectives loss, parameters, "
+        "speed, maximised; ga, tpe, random take several"
+    )
+    with pytest.raises(UsageError) as raised:
+        check_objectives(("ga", "propulate"), THREE)
+    assert str(raised.value) == expected
+
+
+def test_a_manifest_with_objectives_is_checked() -> None:
+    assert manifest().objectives == ONLY_LOSS, "of a run that was begun before there were several"
+    there = {"names": ["loss", "speed"], "maximized": ["speed"]}
+    assert manifest(objectives=there).objectives == Objectives(("loss", "speed"), ("speed",))
+    assert json.loads(json.dumps(manifest(objectives=there).content()))["objectives"] == there
+    for wrong in (
+        {"names": ["speed", "loss"], "maximized": []},
+        {"names": ["loss", "loss"], "maximized": []},
+        {"names": ["loss"], "maximized": ["loss"]},
+        {"names": ["loss"]},
+        ["loss"],
+    ):
+        with pytest.raises(UsageError, match=r"'objectives' is .*, and must be an object of names, of which the first"):
+            manifest(objectives=wrong)
+
+
+# What is recorded
+
+
+def recorded(folder: Path, objectives: Objectives, *rows: tuple[float, ...]) -> Record:
+    """Record complete evaluations with these values."""
+    record = Record.create(folder / "study.log", "run", SPACE.describe(), objectives=objectives)
+    for values in rows:
+        complete(record, values)
+    return record
+
+
+def complete(record: Record, values: tuple[float, ...]) -> Assignment:
+    assignment = claim(record, {"x": random.Random(f"{values}").random()}, SPACE.distributions(), 999)
+    metrics = dict(zip(record.objectives.others, values[1:], strict=True))
+    record.complete(assignment, values[0], 1.0, {**metrics, "accuracy": 0.5})
+    return assignment
+
+
+def test_the_record_is_a_study_of_several_objectives_as_optuna_has_them(tmp_path: Path) -> None:
+    record = recorded(tmp_path, THREE, (1.0, 9.0, 5.0), (2.0, 5.0, 5.0), (3.0, 9.0, 4.0), (3.0, 9.0, 6.0))
+    assert Record(tmp_path / "study.log", "run").objectives == THREE
+    study = record.study
+    assert study.metric_names == ["loss", "parameters", "speed"]
+    assert [direction.name for direction in study.directions] == ["MINIMIZE", "MINIMIZE", "MAXIMIZE"]
+    assert study.trials[0].values == [1.0, 9.0, 5.0]
+    assert [one.trial for one in record.front()] == sorted(trial.number for trial in study.best_trials) == [0, 1, 3]
+    assert record.evaluations()[3].values == (3.0, 9.0, 6.0)
+
+
+def test_optunas_pruners_prune_by_losses_where_there_are_several_objectives(tmp_path: Path) -> None:
+    record = recorded(tmp_path, TWO)
+    for place in range(6):
+        assignment = claim(record, {"x": place / 10}, SPACE.distributions(), 99)
+        record.report(assignment, 1, place / 10)
+        record.complete(assignment, place / 10, 1.0, {"parameters": 10.0 - place})
+    pruner = make_pruner("median", 9)
+    assert isinstance(pruner, Stopping)
+    for loss, state in ((0.1, "going"), (0.4, "pruned")):
+        assignment = claim(record, {"x": loss + 0.05}, SPACE.distributions(), 99)
+        record.report(assignment, 1, loss)
+        assert pruner.judge(record, assignment, 1).state == state
+    record.prune(assignment, 0.4, 1.0, {"parameters": 1.0})
+    assert record.evaluations()[-1].values == (0.4, 1.0)
+    assert len(record.front()) == 6, "what is pruned is on no front"
+
+
+def test_a_study_that_was_begun_with_other_objectives_is_not_completed(tmp_path: Path) -> None:
+    recorded(tmp_path, TWO)
+    with pytest.raises(ValueError, match="already holds a study named 'run'"):
+        Record.create(tmp_path / "study.log", "run", SPACE.describe())
+
+
+# Fronts
+
+
+def individual(trial: int, *values: float, **others: Any) -> Evaluation:
+    return one(trial, loss=values[0], others=values[1:], **others)
+
+
+def test_the_front_has_of_equals_the_first_and_nothing_that_has_not_ended_well() -> None:
+    evaluations = [
+        individual(0, 0.5, 7.0),
+        individual(1, 0.5, 5.0),
+        individual(2, 0.5, 5.0),
+        individual(3, 0.4, 9.0),
+        individual(4, 0.1, 1.0, state="pruned"),
+        one(5, "failed"),
+        individual(6, 0.6, 4.0),
+        individual(7, 0.7, 4.0),
+    ]
+    assert [found.trial for found in front(evaluations, TWO)] == [3, 1, 6]
+    assert [found.trial for found in top(evaluations, 9, TWO)] == [3, 1, 2, 6, 0, 7]
+    losses = [replace(evaluation, others=()) for evaluation in evaluations]
+    assert [found.trial for found in front(losses, ONLY_LOSS)] == [3]
+    assert [found.trial for found in top(losses, 2, ONLY_LOSS)] == [3, 0]
+    maximised = Objectives(("loss", "speed"), ("speed",))
+    assert [found.trial for found in front(evaluations, maximised)] == [3]
+
+
+def test_of_a_long_front_those_far_apart_stay() -> None:
+    line = [individual(place, place / 100, float(100 - place)) for place in (0, 1, 2, 30, 31, 60, 99, 100)]
+    assert [found.trial for found in spread(line, TWO, 5)] == [0, 31, 60, 99, 100]
+
+
+def test_the_hypervolume_is_a_share_of_a_box_that_outliers_do_not_stretch() -> None:
+    good = [individual(0, 0.0, 10.0), individual(1, 5.0, 5.0), individual(2, 10.0, 0.0)]
+    assert described(good, TWO) == {"share": 0.25, "ideal": [0.0, 0.0], "reference": [10.0, 10.0]}
+    diverged = [individual(3, 1e30, 7.0), individual(4, 1e300, 3.0)]
+    assert described([*good, *diverged], TWO) == described(good, TWO)
+    assert over_time([*good, *diverged], TWO) == [(1, 0.0), (2, 0.25), (3, 0.25)]
+    assert box_of(good[:1], TWO) is None, "there is no trade"
+    assert described(good, ONLY_LOSS) is None
+
+
+# Who breeds
+
+
+def bred(*costs: float) -> Individual:
+    space = SearchSpace(x=Float(0.0, 1.0))
+    made = Individual(dict(space.encode({"x": min(costs[0], 99.0) / 100})), space.limits())
+    made.loss, made.costs = costs[0], costs
+    return made
+
+
+def test_who_leaves_is_of_the_front_and_the_last_make_room() -> None:
+    population = [bred(1.0, 9.0), bred(5.0, 5.0), bred(9.0, 1.0), bred(9.0, 9.0), bred(math.inf, math.inf)]
+    emigrants = Emigrants(1, random.Random(0))
+    sent = {emigrants(population)[0].loss for _ in range(50)}
+    assert sent == {1.0, 5.0, 9.0}
+    assert all(emigrants(population)[0].costs != (9.0, 9.0) for _ in range(50))
+    assert len({id(sent) for sent in Emigrants(5, random.Random(0))(population)}) == 5, "where all have to go"
+    assert [gone.costs for gone in Replaced(2)(population)] == [(9.0, 9.0), (math.inf, math.inf)]
+
+
+WIDE = SearchSpace(width=Int(1, 300, log=True), lr=Float(1e-4, 1.0, log=True), act=Categorical("relu", "tanh"))
+
+
+def trade(params: dict[str, Any]) -> tuple[tuple[float, float], float]:
+    """Let wide networks with one learning rate have low losses, and many parameters."""
+    loss = params["width"] ** -0.5 + (math.log10(params["lr"]) + 2) ** 2 / 8 + (params["act"] == "tanh") / 10
+    return (loss, params["width"] / 300), 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "share"), [("ga", 0.6), ("tpe", 0.9)])
+def test_what_learns_finds_a_better_front_than_chance(name: str, share: float) -> None:
+    """Measured by what the front leaves undominated of what can be had."""
+    best = np.array([trade({"width": width, "lr": 0.01, "act": "relu"})[0] for width in range(1, 301)])
+
+    def left(propagator: str) -> float:
+        of_seeds = []
+        for seed in range(3):
+            islands = SimulatedIslands(WIDE, [propagator], 2, seed, objectives=TWO)
+            of_seeds.append(hypervolume(simulate(islands, trade, 60), [1.0, 1.0]))
+        return hypervolume(best, [1.0, 1.0]) - float(np.mean(of_seeds))
+
+    assert left(name) < share * left("random")
+
+
+# The weights of the front
+
+
+def test_the_weights_of_the_front_are_kept_and_no_others(tmp_path: Path) -> None:
+    record = recorded(tmp_path, TWO)
+    keeper = FrontKeeper(tmp_path / "best.safetensors", tmp_path / "front", record, {})
+
+    def ended(loss: float, parameters: float) -> bool:
+        metrics = {"parameters": parameters}
+        assignment = claim(record, {"x": random.Random(f"{loss}").random()}, SPACE.distributions(), 999)
+        wanted = keeper.wants(assignment, loss, metrics)
+        record.complete(assignment, loss, 1.0, metrics)
+        keeper.keep(assignment, keeper.copy({"w": torch.tensor([loss])}) if wanted else None)
+        return wanted
+
+    def kept() -> set[int]:
+        return {int(path.stem) for path in (tmp_path / "front").iterdir()}
+
+    assert [ended(0.5, 50.0), ended(0.4, 60.0), ended(0.6, 55.0), ended(0.9, 10.0)] == [True, True, False, True]
+    assert kept() == {0, 1, 3}
+    assert ended(0.3, 45.0), "it dominates two others"
+    assert kept() == {3, 4}
+    weights = read_weights(weights_of(tmp_path / "front", 4))
+    assert weights is not None
+    assert weights.trial == 4
+    assert weights.state["w"].item() == pytest.approx(0.3)
+    best = read_weights(tmp_path / "best.safetensors")
+    assert best is not None
+    assert best.trial == 4
+    for place in range(3 * MOST_WEIGHTS):
+        ended(0.25 - place / 1000, 46.0 + place)
+    assert len(kept()) == MOST_WEIGHTS
+    assert {3, record.front()[0].trial} <= kept() <= {found.trial for found in record.front()}, "and its ends"
+    assert not list(tmp_path.glob("**/.*")), "no drafts"
+
+
+# What is taken over
+
+
+def test_another_study_is_taken_over_where_all_objectives_are_known(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    objectives = Objectives(("loss", "speed"), ("speed",))
+    down, up = optuna.study.StudyDirection.MINIMIZE, optuna.study.StudyDirection.MAXIMIZE
+    for name, directions, names in (
+        ("same", [down, up], None),
+        ("turned", [down, down], None),
+        ("named", [down, down, up], ["error", "size", "speed"]),
+    ):
+        study = optuna.create_study(study_name=name, storage=storage, directions=directions)
+        if names:
+            with pytest.warns(optuna.exceptions.ExperimentalWarning):
+                study.set_metric_names(names)
+        values = [0.25, 2.0, 7.0] if names else [0.25, 7.0]
+        study.add_trial(optuna.create_trial(params={"x": 0.5}, distributions=SPACE.distributions(), values=values))
+    (same,) = read_takeover(f"{storage}#same", SPACE, objectives).evaluations
+    assert (same.values, same.metrics) == ((0.25, 7.0), {"speed": 7.0})
+    (named,) = read_takeover(f"{storage}#named", SPACE, objectives).evaluations
+    assert (named.values, named.metrics) == ((0.25, 7.0), {"size": 2.0, "speed": 7.0})
+    with pytest.raises(UsageError, match="no finished evaluation is of this search space: trial 0: its 'speed' is not"):
+        read_takeover(f"{storage}#turned", SPACE, objectives)
+    (alone,) = read_takeover(f"{storage}#turned", SPACE, ONLY_LOSS).evaluations
+    assert (alone.values, alone.metrics) == ((0.25,), {})
+
+
+# Whole runs
+
+
+def test_a_run_with_several_objectives_is_resumed_and_ends_with_its_front(mpi: Mpi, tmp_path: Path) -> None:
+    command = [PROGRAM, TRADING, "--run-dir", "run", "--top-n", 2]
+    first = mpi.run(4, *command, "--evaluations", 10, cwd=tmp_path)
+    assert (first.returncode, first.stderr) == (0, "")
+    job = mpi.run(2, *command, "--evaluations", 24, "--resume", "--confirm", 1, "--pruner", "median", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert "going on after 10 evaluations" in job.stdout
+    trials = trials_of(tmp_path / "run")
+    assert len(trials) == 24
+    ended = [trial for trial in trials if trial.state.name in ("COMPLETE", "PRUNED")]
+    for trial in ended:
+        best = min(trial.intermediate_values, key=lambda epoch: trial.intermediate_values[epoch])
+        width = trial.params["width"]
+        assert trial.values == [trial.intermediate_values[best], width, 10.0 * best / width], "those of the best loss"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    study = Record(tmp_path / "run" / "study.log", "run").study
+    expected = {trial.number for trial in study.best_trials}
+    assert {entry["trial"] for entry in summary["front"]} <= expected
+    assert summary["objectives"] == ["loss", "width", "speed, maximised"]
+    assert summary["best"] == summary["front"][0] == summary["top"][0]
+    kept = {int(path.stem) for path in (tmp_path / "run" / "front").iterdir()}
+    assert kept <= {entry["trial"] for entry in summary["front"]}
+    assert len(kept) >= min(MOST_WEIGHTS, len(summary["front"])) - 2, "and what was dropped before it had room"
+    weights = read_weights(weights_of(tmp_path / "run" / "front", max(kept)))
+    assert weights is not None
+    assert weights.state["width"].item() == weights.params["width"]
+    confirming = trials_of(tmp_path / "run", "run-confirm")
+    assert {trial.user_attrs["confirms"] for trial in confirming} == {entry["trial"] for entry in summary["top"]}
+    assert all(len(trial.values) == 3 for trial in confirming)
+
+
+def test_an_objective_that_is_not_reported_fails_the_evaluation_with_what_to_do(mpi: Mpi, tmp_path: Path) -> None:
+    for lacks, there in (("width", "'speed'"), ("speed", "'width'")):
+        options = ["--run-dir", lacks, "--evaluations", 2, "--set", f"lacks={lacks}"]
+        job = mpi.run(2, PROGRAM, TRADING, *options, cwd=tmp_path)
+        assert (job.returncode, job.stderr) == (3, "")
+        reason = (
+            f"the first rank has not reported {lacks!r} as a finite number with the loss, which the objectives need, "
+            f"but {there}: yield loss, {{{lacks!r}: ...}} each time"
+        )
+        assert [trial.user_attrs["failure"] for trial in trials_of(tmp_path / lacks)] == [reason] * 2
+        assert reason[:60] in job.stdout
+
+
+def test_mistakes_with_objectives_are_told_before_anything_starts(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(TRADING, tmp_path / "mine.py")
+    start(tmp_path / "run", tmp_path / "mine.py")
+    text = TRADING.read_text()
+    (tmp_path / "mine.py").write_text(text.replace('("loss", "width", maximize("speed"))', '("loss", "width")'))
+    for options, message in (
+        (["--run-dir", "run", "--resume"], "they were loss, width, speed, maximised, and are loss, width in mine.py"),
+        (["--run-dir", "new", "--propagators", "pso"], "--propagators pso: it minimises one loss, and this search has"),
+        (["--run-dir", "new", "--inherit"], "--inherit: it keeps what the individuals with the lowest losses have"),
+    ):
+        job = mpi.run(2, PROGRAM, "mine.py", *options, cwd=tmp_path)
+        assert (job.returncode, job.stdout) == (2, "")
+        assert message in job.stderr
+        assert len(job.stderr.splitlines()) == 1
+    assert not (tmp_path / "new").exists()
