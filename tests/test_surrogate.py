@@ -15,7 +15,8 @@ from hpo.breeding import merits
 from hpo.breeding.merits import Gain, log_expected_gain
 from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
-from hpo.breeding.surrogate import Surrogate, normal_scores, power_transformed
+from hpo.breeding.scores import normal_scores, power_transformed
+from hpo.breeding.surrogate import Surrogate
 from hpo.breeding.upstream import Individual
 from hpo.dominance import hypervolume
 from hpo.parameters import Value

@@ -1,0 +1,41 @@
+"""Individuals as points of a cube, between which a Gaussian process takes distances."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from hpo.breeding.gaussian import Vector
+
+
+class Cube:
+    """The cube of genes between these limits, of which some are `unordered`; all of shape (genes,).
+
+    A number has one coordinate, from 0 to 1, and a category one for each choice, so that any two choices are 1 apart.
+    ``scale_of`` holds the number of the gene for each coordinate.
+    """
+
+    def __init__(self, low: Vector, high: Vector, unordered: npt.NDArray[np.bool_]) -> None:
+        self._low = low
+        self._width = np.where(high > low, high - low, 1.0)
+        choices = np.where(unordered, high - low + 1, 1).astype(int)
+        self._levels = [
+            np.arange(number) if is_category else None for number, is_category in zip(choices, unordered, strict=True)
+        ]
+        self.scale_of = np.repeat(np.arange(len(choices)), choices)
+
+    def points(self, genes: Vector, existing: npt.NDArray[np.bool_]) -> Vector:
+        """Return the points of individuals, shape (individuals, coordinates); `existing` says which genes they have.
+
+        What does not exist is in the middle, whatever its gene: it tells no two individuals apart.
+        """
+        numbers = np.where(existing, (genes - self._low) / self._width, 0.5)
+        columns = [
+            numbers[:, [gene]]
+            if levels is None
+            else ((genes[:, [gene]] == levels) & existing[:, [gene]]) / math.sqrt(2)
+            for gene, levels in enumerate(self._levels)
+        ]
+        return np.hstack(columns)
