@@ -22,6 +22,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from hpo import Categorical, Float, SearchSpace
+from hpo.objectives import Objectives
 from hpo.report.page.write import render, write_report
 from hpo.results.confirmation import plan_of
 from hpo.results.reader import RunReader
@@ -665,3 +666,27 @@ def test_the_command_writes_the_report_and_overwrites_nothing_else(run_dir: Path
         "error: no/where.html cannot be written: No such file or directory\n",
     )
     assert report("nothing").stderr == "error: nothing holds no run: there is no nothing/run.json\n"
+
+
+def test_a_front_is_drawn_and_sorted(show: Show, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    record = make_run(path, objectives=Objectives(("loss", "parameters", "speed <b>"), ("speed <b>",)))
+    for trial in range(12):
+        metrics = {"parameters": 10.0 ** (6 - trial % 5), "speed <b>": 100.0 + 30 * trial}
+        add(record, curve={1: 3.0, 2: 1.0 + trial % 4}, began=BEGAN + trial, metrics=metrics)
+    add(record, curve={1: 1e9}, began=BEGAN + 20, metrics={"parameters": 1.0, "speed <b>": 1.0})
+    add(record, TrialState.FAIL, curve={}, failure="no", began=BEGAN + 21)
+    on_front = len(RunReader(path).front())
+    with show(path) as page:
+        assert page.locator("#answer h2").inner_text() == "The front"
+        assert [points(page, figure) for figure in ("front-1", "front-2")] == [13, 13]
+        assert page.locator("#front-2 .ytitle").text_content() == "speed <b> (maximised)"
+        assert page.locator("#hypervolume .scatterlayer .lines path").count() == 1
+        table = page.locator("#answer table")
+        assert table.locator("tbody tr").count() == on_front > 3
+        table.locator("th button", has_text="speed").click()
+        column = table.locator("tbody td:nth-child(3)").all_inner_texts()
+        assert column == sorted(column, key=float)
+        for width in (360, 1000):
+            resize(page, width)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -67,7 +67,7 @@ def top(
     else:
         from hpo.report.tables import print_advice, print_tables
 
-        print_tables(run.summary(n), run_dir)
+        print_tables(run.summary(n), run_dir, run.manifest.objectives)
         print_advice(run.advice())
 
 
@@ -103,6 +103,12 @@ def show(
 @app.command()
 def best(
     run_dir: RunDirectory,
+    by: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="NAME", help="Of several objectives: the individual of the front that is best in this one."
+        ),
+    ] = None,
     python: Annotated[bool, typer.Option("--python", help="Print a Python dict instead of JSON.")] = False,
     storage: Storage = None,
 ) -> None:
@@ -111,11 +117,11 @@ def best(
     from hpo.results.reader import RunReader
 
     run = RunReader(run_dir, storage)
-    winner = run.winner()
-    if winner is None:
+    chosen = run.winner() if by is None else run.best_by(by)
+    if chosen is None:
         raise UsageError(f"{run_dir}: no evaluation has succeeded")
-    print(repr(winner.params) if python else json.dumps(winner.params, indent=2))
-    print_winner(run, winner)
+    print(repr(chosen.params) if python else json.dumps(chosen.params, indent=2))
+    print_winner(run, chosen, by)
 
 
 @app.command()

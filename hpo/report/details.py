@@ -19,7 +19,8 @@ class Details:
     `in_use` tells whether its run goes on, None where this cannot be told from this host; `seed` is what it was trained
     with, None where another run has done that; `repeated_by` is the trial that evaluates it again, if it was
     interrupted or promoted, and `repeats_state` what became of the one that it repeats; `confirmed_by` are those that
-    train it with other seeds.
+    train it with other seeds. `front` tells whether it is on the front, None where the loss is the only objective, and
+    `better` is a trial of the front that dominates it, or is its equal, if there is one.
     """
 
     evaluation: Evaluation
@@ -30,6 +31,8 @@ class Details:
     repeats_state: str
     confirmed_by: list[Evaluation]
     printed: LogEnd | None
+    front: bool | None = None
+    better: int | None = None
 
 
 def as_json(details: Details) -> dict[str, Any]:
@@ -71,6 +74,8 @@ def as_json(details: Details) -> dict[str, Any]:
         "traceback": one.traceback or None,
         "printed": printed and {"path": str(printed.path), "before": printed.before, "lines": printed.lines},
     }
+    if details.front is not None:
+        content["front"] = details.front
     return {name: _plain(value) for name, value in content.items()}
 
 

@@ -60,6 +60,8 @@ def _facts(details: Details, now: float) -> Iterator[tuple[str, str]]:
         yield "failure", one.failure or "no reason was recorded"
     if math.isfinite(one.loss):
         yield "loss", f"{one.loss}"
+    if details.front is not None and one.state == "complete" and one.confirms is None:
+        yield "front", _front(details)
     yield from _listed("metrics", [f"{name} = {metric}" for name, metric in one.metrics.items()])
     yield from _listed("parameters", [f"{name} = {item}" for name, item in one.params.items()])
     yield from _origin(details)
@@ -73,6 +75,14 @@ def _facts(details: Details, now: float) -> Iterator[tuple[str, str]]:
     if details.printed is not None and details.printed.problem:
         yield "printed", f"{details.printed.path} cannot be read: {details.printed.problem}"
     yield "losses", _about_losses(one.curve)
+
+
+def _front(details: Details) -> str:
+    """Return whether an evaluation is on the front, and otherwise why not."""
+    if details.front:
+        return "on it: no other individual dominates it"
+    why = "" if details.better is None else f": trial {details.better} is as good or better in all objectives"
+    return f"not on it{why}"
 
 
 def _origin(details: Details) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from typing import Any
 from hpo.errors import UsageError
 from hpo.results.names import METRIC, PARAM
 from hpo.results.reader import RunReader
+from hpo.store.front import front
 from hpo.store.trials import Evaluation
 from hpo.text import escaped, showable
 
@@ -25,6 +26,7 @@ _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 # Columns with what they hold. None begins with PARAM or METRIC, so that no hyperparameter or metric, whatever its name,
 # is taken for another column.
+_FRONT = "front"
 _BEFORE = {"study": "text", "trial": "whole", "state": "text", "loss": "number"}
 _AFTER = {
     "island": "whole",
@@ -59,13 +61,18 @@ class Table:
 def table_of(run: RunReader) -> Table:
     """Return all evaluations of a run as a table; those that confirm the best, of a study of their own, come last.
 
-    Each hyperparameter of the search space has a column, even where nothing has been evaluated.
+    Each hyperparameter of the search space has a column, even where nothing has been evaluated; and where there are
+    several objectives, there is one for whether an evaluation is on the front.
     """
-    rows = [_row(run.manifest.study, evaluation) for evaluation in run.evaluations()]
+    evaluations, several = run.evaluations(), run.manifest.objectives.are_several
+    rows = [_row(run.manifest.study, evaluation) for evaluation in evaluations]
+    if several:
+        best = {one.trial for one in front(evaluations, run.manifest.objectives)}
+        rows = [{**row, _FRONT: row["trial"] in best} for row in rows]
     rows += [_row(run.manifest.confirming_study, evaluation) for evaluation in run.confirmations(all_plans=True)]
     params = dict.fromkeys([showable(PARAM + name) for name in run.manifest.space] + _beginning(PARAM, rows), "any")
     metrics = dict.fromkeys(sorted(_beginning(METRIC, rows)), "number")
-    columns = {**_BEFORE, **params, **metrics, **_AFTER}
+    columns = {**_BEFORE, **({_FRONT: "truth"} if several else {}), **params, **metrics, **_AFTER}
     return Table(columns, [[row.get(column) for column in columns] for row in rows])
 
 
@@ -173,6 +180,7 @@ def _parquet(table: Table, arrow: ModuleType) -> bytes:
         "text": arrow.string(),
         "whole": arrow.int64(),
         "number": arrow.float64(),
+        "truth": arrow.bool_(),
         "numbers": arrow.list_(arrow.float64()),
         "time": arrow.timestamp("us", tz="UTC"),
     }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
+from functools import cached_property
 
 from hpo.errors import UsageError
 from hpo.report.details import Details
 from hpo.results.reader import RunReader
 from hpo.results.winner import winner_of
+from hpo.store.front import front
 from hpo.store.log import read_log
 from hpo.store.trials import Evaluation
 
@@ -70,7 +73,25 @@ class Lookup:
             next((one.state for one in own if one.trial == evaluation.repeats), ""),
             [] if confirms else [one for one in self._confirming if one.confirms == evaluation.trial],
             read_log(self.run_dir.printed(evaluation.trial, confirms)),
+            *self._place(evaluation),
         )
+
+    def _place(self, evaluation: Evaluation) -> tuple[bool | None, int | None]:
+        """Return whether an evaluation is on the front, and a trial of the front that is as good or better in all."""
+        objectives = self._reader.manifest.objectives
+        if not objectives.are_several:
+            return None, None
+        if evaluation.state != "complete" or evaluation.confirms is not None:
+            return False, None
+        if any(one.trial == evaluation.trial for one in self._front):
+            return True, None
+        own = objectives.costs(evaluation.values)
+        better = (one for one in self._front if all(map(operator.le, objectives.costs(one.values), own)))
+        return False, next((one.trial for one in better), None)
+
+    @cached_property
+    def _front(self) -> list[Evaluation]:
+        return front(self._search, self._reader.manifest.objectives)
 
 
 def _span(evaluations: Sequence[Evaluation]) -> str:

@@ -13,10 +13,13 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from hpo.errors import OutageError, RunError
+from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.report.front import so_far
 from hpo.report.pace import pace
 from hpo.results.names import together
+from hpo.store.front import Archive
 from hpo.store.trials import Evaluation, best
-from hpo.text import duration, named, number, printable, short, tenths, value
+from hpo.text import duration, number, printable, short, tenths, value
 
 _POLL_SECONDS = 0.5
 SECONDS_BETWEEN_ESTIMATES = 30.0
@@ -24,23 +27,35 @@ _COLUMNS = ("done", "island", "worker", "generation", "loss", "seconds")
 
 
 class Lines:
-    """Makes a line for each evaluation that ends; those that had ended before are in `past`; `budget` may change."""
+    """Makes a line for each evaluation that ends; those that had ended before are in `past`; `budget` may change.
 
-    def __init__(self, past: Sequence[Evaluation], budget: int) -> None:
+    An evaluation is marked that is the best when it ends; with several objectives, one that joins the front.
+    """
+
+    def __init__(self, past: Sequence[Evaluation], budget: int, objectives: Objectives = ONLY_LOSS) -> None:
         self._counted = {evaluation.trial for evaluation in past if evaluation.counts}
-        self.best = best(e for e in past if e.confirms is None)
+        self._archive = Archive(objectives, [one for one in past if one.confirms is None])
+        self._several = objectives.are_several
+        self._mark = "front" if self._several else "best"
         self.budget = budget
         self._widths: dict[str, int] = {}
 
     @property
     def heading(self) -> str:
         """The line above all others."""
-        return f"{'done':>{2 * len(str(self.budget)) + 1}}  island  worker  generation      loss        seconds"
+        done, mark = 2 * len(str(self.budget)) + 1, len(self._mark)
+        return f"{'done':>{done}}  island  worker  generation      loss  {'':{mark}}  seconds"
 
     @property
     def done(self) -> int:
         """How many evaluations have ended, and do not go on."""
         return len(self._counted)
+
+    @property
+    def so_far(self) -> str:
+        """What has been found, as the beginning of a line."""
+        found = self._archive.front
+        return so_far(best(found), len(found) if self._several else 0)
 
     def promote(self, evaluation: Evaluation) -> None:
         """Count an evaluation no more that was paused, since it goes on."""
@@ -50,10 +65,7 @@ class Lines:
         """Return the line of the next evaluation that has ended, and count it."""
         self._counted.add(evaluation.trial)
         confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
-        is_best = evaluation.state == "complete" and not confirms
-        is_best = is_best and (self.best is None or evaluation.loss < self.best.loss)
-        if is_best:
-            self.best = evaluation
+        mark = self._mark if not confirms and self._archive.add(evaluation) else ""
         loss = number(evaluation.loss) if evaluation.state == "complete" else evaluation.state
         seconds = tenths(evaluation.seconds)
         what = confirms + self._aligned(together(evaluation.params, evaluation.metrics, _COLUMNS))
@@ -61,7 +73,7 @@ class Lines:
             what += f"  {short(evaluation.failure)}"
         return (
             f"{self.done:>{len(str(self.budget))}}/{self.budget}  {evaluation.island:>6}  {evaluation.worker:>6}  "
-            f"{evaluation.generation:>10}  {loss:>8}  {'best' if is_best else '':4}  {seconds:>7}  {what}"
+            f"{evaluation.generation:>10}  {loss:>8}  {mark:{len(self._mark)}}  {seconds:>7}  {what}"
         )
 
     def _aligned(self, values: dict[str, object]) -> str:
@@ -88,13 +100,14 @@ class Progress:
         budget: int,
         out: TextIO | None = sys.__stdout__,  # whatever objectives have put into its place
         on_error: Callable[[str], None] = sys.exit,
+        objectives: Objectives = ONLY_LOSS,
     ) -> None:
         self._news = news
         self._budget = budget
         self._on_error = on_error
         self._out = out
         past = news()
-        self._lines = Lines(past, budget)
+        self._lines = Lines(past, budget, objectives)
         self._ours = {evaluation.trial: evaluation for evaluation in past if evaluation.state == "running"}
         self._started = self._estimated = time.monotonic()
         self._stopped = threading.Event()
@@ -136,9 +149,7 @@ class Progress:
     def _estimate(self) -> str:
         now = pace(list(self._ours.values()), self._budget - self._lines.done, -math.inf, time.time())
         left = "nothing yet" if now.left is None else f"about {duration(now.left)} left"
-        one = self._lines.best
-        so_far = f"best so far {number(one.loss)} (trial {one.trial}: {named(one.params)}), " if one else ""
-        return f"-- {so_far}{duration(self._estimated - self._started)} gone, {left}"
+        return f"-- {self._lines.so_far}{duration(self._estimated - self._started)} gone, {left}"
 
     def _print(self, line: str) -> None:
         print(printable(line), file=self._out, flush=True)

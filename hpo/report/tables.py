@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.report.front import costs_of_entries, improved, kept_weights, objectives_first, others_of_it, what_it_is, worth
 from hpo.report.grid import empty_table, filled_table, table_text
 from hpo.report.individuals import individuals_text
 from hpo.report.rungs import rung_columns
@@ -16,28 +19,31 @@ from hpo.results.names import all_names, metrics_shown
 from hpo.results.reader import RunReader
 from hpo.results.summary import COUNTED
 from hpo.results.winner import examined
+from hpo.store.front import far_apart
+from hpo.store.run_dir import RunDir
 from hpo.store.trials import Evaluation, label
 from hpo.store.weights import trial_of_weights
-from hpo.text import duration, named, number, printable, short, show_command, tenths, value
+from hpo.text import counted, duration, named, number, printable, short, show_command, tenths, value
 
 _MOST_REASONS = 10
+_MOST_OF_FRONT = 20  # individuals of the front in its table, or as many as are asked for
 _WIDTH = 100  # of sentences
 _MOST_CHANGED = 8  # hyperparameters in a table
 _OWN = ("loss", "trial", "island", "worker", "generation", "seconds")  # columns
 
 
-def print_tables(summary: Mapping[str, Any], run_dir: Path) -> None:
+def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives = ONLY_LOSS) -> None:
     """Print the counts, and the best individuals of each island and of the whole run."""
     for island in summary["islands"]:
         if island["top"]:
-            print(_individuals(f"Island {island['island']}", island["top"], run_dir))
-    print(_individuals("All islands", summary["top"], run_dir) if summary["top"] else "No evaluation succeeded.")
+            print(_individuals(f"Island {island['island']}", island["top"], run_dir, objectives))
+    print(_all_islands(summary, run_dir, objectives))
     if summary["confirmed"]:
         print(_confirmed(summary["confirmed"], run_dir))
         if not summary["unconfirmed"]:
             print(_told_apart(summary["confirmed"], summary["seed_noise"]))
     if summary["best"]:
-        print(_propagators(summary["propagators"]))
+        print(_propagators(summary["propagators"], improved(objectives)))
     print(_ways(summary), end="")
     if summary["failures"]:
         print(_failures(summary["failures"], run_dir))
@@ -69,22 +75,51 @@ def print_advice(advice: Sequence[Advice]) -> None:
         print("\n".join(lines))
 
 
-def print_winner(run: RunReader, winner: Evaluation) -> None:
-    """Print on stderr how good the best individual is, and where its weights are."""
-    kept, test = trial_of_weights(run.run_dir.weights), examined(run.run_dir, winner)
-    names = metrics_shown(winner.metrics, winner.params, _OWN)
-    metrics = {names[name]: value for name, value in winner.metrics.items()}
-    lines = [f"trial {winner.trial}: {named({'loss': winner.loss, **metrics})}"]
+def print_winner(run: RunReader, chosen: Evaluation, by: str | None = None) -> None:
+    """Print on stderr how good the best individual is, and where its weights are; `by` says in what it is the best."""
+    objectives, test = run.manifest.objectives, examined(run.run_dir, chosen)
+    names = metrics_shown(chosen.metrics, chosen.params, _OWN)
+    metrics = {names[name]: chosen.metrics[name] for name in objectives_first(chosen.metrics, objectives)}
+    lines = [f"trial {chosen.trial}: {named({'loss': chosen.loss, **metrics})}"]
+    if objectives.are_several and by is None:
+        lines.append(others_of_it(run.front(), objectives))
     if test:
         lines.append(f"on test data: {named(test['metrics'])}")
-    if kept is not None:
-        whose = "its weights" if kept == winner.trial else f"the weights of trial {kept}"
-        lines.append(f"{whose}: {run.run_dir.weights}")
+    lines += _weights(run.run_dir, chosen)
     print(*map(printable, lines), sep="\n", file=sys.stderr)
 
 
-def _individuals(title: str, entries: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
-    metrics = sorted({name for entry in entries for name in entry["metrics"]})
+def _weights(run_dir: RunDir, chosen: Evaluation) -> list[str]:
+    """Return a line that says where an individual's weights are, or whose there are; none without any."""
+    if own := kept_weights(run_dir, chosen.trial):
+        return [f"its weights: {own}"]
+    kept = trial_of_weights(run_dir.weights)
+    return [] if kept is None else [f"the weights of trial {kept}: {run_dir.weights}"]
+
+
+def _all_islands(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:
+    """Return the table of the best of the whole run."""
+    if summary["front"]:
+        return _front(summary, run_dir, objectives)
+    if summary["top"]:
+        return _individuals("All islands", summary["top"], run_dir, objectives)
+    return "No evaluation succeeded."
+
+
+def _front(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:
+    """Return the table of the front, or of some that are spread over it, and what it is."""
+    front, most = summary["front"], max(_MOST_OF_FRONT, len(summary["top"]))
+    shown = [front[place] for place in far_apart(costs_of_entries(front, objectives), most)]
+    lines = textwrap.wrap(printable(what_it_is(len(front), objectives)), _WIDTH)
+    lines += textwrap.wrap(printable(worth(summary["hypervolume"], objectives)), _WIDTH)
+    if rest := len(front) - len(shown):
+        command = f"hpo top {shlex.quote(str(run_dir))} -n {len(front)}"
+        lines.insert(0, printable(f"{counted(rest, 'other')} of the front: {command} shows all"))
+    return "\n".join([_individuals("The Pareto front", shown, run_dir, objectives) + lines[0], *lines[1:], ""])
+
+
+def _individuals(title: str, entries: Sequence[Mapping[str, Any]], run_dir: Path, objectives: Objectives) -> str:
+    metrics = objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
     names = metrics_shown(metrics, all_names(entry["params"] for entry in entries), _OWN)
     left = [
         ("loss", [number(entry["loss"]) for entry in entries]),
@@ -140,10 +175,10 @@ def _told_apart(entries: Sequence[Mapping[str, Any]], noise: Mapping[str, float]
     return text + "\n"
 
 
-def _propagators(bred: Sequence[Mapping[str, Any]]) -> str:
+def _propagators(bred: Sequence[Mapping[str, Any]], improved: str) -> str:
     table = empty_table()
     table.add_column("propagator", no_wrap=True)
-    for column in ("evaluations", "improved the best", "own best"):
+    for column in ("evaluations", improved, "own best"):
         table.add_column(column, justify="right", no_wrap=True)
     for entry in bred:
         own_best = "" if entry["best"] is None else number(entry["best"])

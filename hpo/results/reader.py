@@ -15,7 +15,7 @@ from hpo.errors import UsageError
 from hpo.parameters import is_conditional
 from hpo.results.confirmation import plan_of
 from hpo.results.summary import summarize
-from hpo.results.winner import winner_of
+from hpo.results.winner import best_by, winner_of
 from hpo.store.front import front
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
@@ -65,6 +65,10 @@ class RunReader:
     def winner(self) -> Evaluation | None:
         """Return the evaluation that the run recommends; None while nothing has succeeded."""
         return winner_of(self.evaluations(), self.confirmations(), self.manifest.objectives)
+
+    def best_by(self, name: str) -> Evaluation | None:
+        """Return the evaluation of the front that is best in one objective; raises UsageError without such one."""
+        return best_by(name, self.evaluations(), self.manifest.objectives)
 
     def front(self) -> list[Evaluation]:
         """Return the evaluations that no other one dominates, those with the lowest loss first."""

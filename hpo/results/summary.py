@@ -10,6 +10,8 @@ from typing import Any
 
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.confirmation import compare, seed_noise
+from hpo.results.history import improvements, in_order, joined
+from hpo.results.hypervolume import described
 from hpo.store.front import front, top
 from hpo.store.growth import help_with
 from hpo.store.lineage import line_of
@@ -37,13 +39,14 @@ def summarize(
         "evaluations": counts(evaluations, budget),
         "waiting": sum(evaluation.state == "waiting" for evaluation in evaluations),
         "failures": reasons([*evaluations, *confirmations]),
-        "propagators": propagators(evaluations),
+        "propagators": propagators(evaluations, objectives),
         "rungs": rungs(evaluations, pruner),
         "lineage": lineage(evaluations, first),
         "best": _entry(first) if first else None,
         "top": [_entry(evaluation) for evaluation in top(evaluations, top_n, objectives)],
         "objectives": objectives.described(),
         "front": [_entry(evaluation) for evaluation in best] if objectives.are_several else [],
+        "hypervolume": described(evaluations, objectives),
         "islands": [
             {
                 "island": island,
@@ -85,8 +88,11 @@ def reason_of(failed: Evaluation) -> str:
     return re.sub(r"^rank \d+[:,] ", "", failed.failure or "")
 
 
-def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return for each propagator its evaluations, how many of them improved the best so far, and its own best loss."""
+def propagators(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[dict[str, Any]]:
+    """Return for each propagator its evaluations, how many of them improved the best so far, and its own best loss.
+
+    Where there are several objectives, an evaluation improves the best if it joins the front.
+    """
     found: dict[str, dict[str, Any]] = {}
     for evaluation in in_order(evaluations):
         entry = found.setdefault(
@@ -95,7 +101,8 @@ def propagators(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
         entry["evaluations"] += 1
         if evaluation.state == "complete" and (entry["best"] is None or evaluation.loss < entry["best"]):
             entry["best"] = evaluation.loss
-    for evaluation in improvements(evaluations):
+    better = joined(evaluations, objectives) if objectives.are_several else improvements(evaluations)
+    for evaluation in better:
         found[evaluation.propagator]["improved"] += 1
     return list(found.values())
 
@@ -136,26 +143,6 @@ def _next(halving: Halving, rung: Rung) -> dict[str, Any] | None:
         known = loss if math.isfinite(loss) else None
         return {"trial": rung.paused[root].trial, "loss": known, "at": halving.needed(place)}
     return None
-
-
-def improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the evaluations that were the best of the run when they ended, in the order in which they ended.
-
-    They also had to be better than the evaluations that were taken over before them.
-    """
-    found, lowest = [], math.inf
-    taken_over = [evaluation for evaluation in evaluations if evaluation.origin and evaluation.state == "complete"]
-    for evaluation in in_order(evaluations):
-        lowest = min([lowest, *(other.loss for other in taken_over if other.trial < evaluation.trial)])
-        if evaluation.state == "complete" and evaluation.loss < lowest:
-            lowest = evaluation.loss
-            found.append(evaluation)
-    return found
-
-
-def in_order(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the finished evaluations of the run itself, in the order in which they ended."""
-    return sorted((one for one in evaluations if one.counts), key=lambda one: (one.ended, one.trial))
 
 
 def counts(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import difflib
 import io
 import json
 import math
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.prediction import Prediction, TextSample
 from hpo.problem import Problem
@@ -38,6 +40,20 @@ def winner_of(
     if confirmed and confirmed[0]["mean"] is not None:
         return next(one for one in evaluations if one.trial == confirmed[0]["trial"])
     return next(iter(front(evaluations, objectives)), None)
+
+
+def best_by(name: str, evaluations: Sequence[Evaluation], objectives: Objectives) -> Evaluation | None:
+    """Return the evaluation of the front that is best in one objective, None where nothing has succeeded.
+
+    Of equal ones, it is the one with the lowest loss. Raises UsageError where there is no such objective.
+    """
+    if name not in objectives.names:
+        close = difflib.get_close_matches(name, objectives.names, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        there = f"objectives of this run are {', '.join(objectives.names)}"
+        raise UsageError(f"--by {name}: {hint}the {there if objectives.are_several else 'only objective is loss'}")
+    place = objectives.names.index(name)
+    return min(front(evaluations, objectives), key=lambda one: objectives.costs(one.values)[place], default=None)
 
 
 def examine(run_dir: RunDir, problem: Problem, winner: Evaluation) -> dict[str, Any] | None:

@@ -67,7 +67,7 @@ class Conclusion:
         summary["wall_seconds"] = round(time.time() - self._started, 3)
         everything = [*evaluations, *confirmations]
         summary["worker_busy_fraction"] = busy_fraction(everything, run.layout.workers, since=self._started)
-        print_tables(summary, run_dir.path)
+        print_tables(summary, run_dir.path, run.objectives)
         if summary["worker_busy_fraction"] is not None:
             print_times(summary)
         write_json(self._files.summary_json, {**summary, **self._times_before(summary)})

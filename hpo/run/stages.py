@@ -150,7 +150,8 @@ class Stages:
         """Return what prints a record's news inside ``with``: on the first rank, from a thread with its own record."""
         if not self._job.is_first:
             return nullcontext()
-        return Progress(opened().news, budget, on_error=self._job.watch.die)
+        objectives = self._session.manifest.objectives
+        return Progress(opened().news, budget, on_error=self._job.watch.die, objectives=objectives)
 
     def _is_stopping(self) -> bool:
         return self._job.watch.stopping is not None

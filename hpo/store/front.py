@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -48,7 +49,31 @@ def top(evaluations: Sequence[Evaluation], n: int, objectives: Objectives) -> li
 
 def spread(evaluations: Sequence[Evaluation], objectives: Objectives, most: int = MOST_WEIGHTS) -> list[Evaluation]:
     """Return so many of a front at most, as far apart as can be, in their old order; its ends are among them."""
-    kept = list(evaluations)
+    return [evaluations[place] for place in far_apart(costs_of(evaluations, objectives), most)]
+
+
+def far_apart(costs: Costs, most: int) -> list[int]:
+    """Return the places of so many individuals of a front at most, as far apart as can be, in their order."""
+    kept = list(range(len(costs)))
     while len(kept) > most:
-        del kept[int(np.argmin(crowding(costs_of(kept, objectives))))]
+        del kept[int(np.argmin(crowding(costs[kept])))]
     return kept
+
+
+class Archive:
+    """The front while evaluations come one by one: `front` are those on it by now, with their `costs`, unordered."""
+
+    def __init__(self, objectives: Objectives, evaluations: Sequence[Evaluation] = ()) -> None:
+        self._objectives = objectives
+        self.front = front(evaluations, objectives)
+        self.costs = costs_of(self.front, objectives)
+
+    def add(self, one: Evaluation) -> bool:
+        """Tell whether an evaluation joins the front, which those that it dominates leave; equals do not join."""
+        own = costs_of([one], self._objectives)
+        if one.state != "complete" or not np.isfinite(own).all() or (self.costs <= own).all(axis=1).any():
+            return False
+        stays = ~(self.costs >= own).all(axis=1)
+        self.front = [*itertools.compress(self.front, stays), one]
+        self.costs = np.vstack([self.costs[stays], own])
+        return True

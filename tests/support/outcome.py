@@ -11,7 +11,7 @@ from optuna.storages.journal import JournalFileBackend
 
 LINE = re.compile(
     r"^ *(?P<done>\d+)/(?P<budget>\d+) +(?P<island>\d+) +(?P<worker>\d+) +(?P<generation>\d+) +(?P<loss>\S+)"
-    r" +(?P<best>best)? +(?P<seconds>[\d.]+)  (?P<params>.*)\n",
+    r" +(?P<best>best|front)? +(?P<seconds>[\d.]+)  (?P<params>.*)\n",
     re.MULTILINE,
 )
 

@@ -9,6 +9,7 @@ import random
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.layout import Layout
+from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.problem import load_search_file
 from hpo.run.options import Options
 from hpo.run.request import resolve
@@ -127,13 +129,14 @@ def run_of_everything(folder: Path) -> Path:
     return folder / "run"
 
 
-def make_run(path: Path, space: SearchSpace = SPACE, **about: Any) -> Record:
+def make_run(path: Path, space: SearchSpace = SPACE, objectives: Objectives = ONLY_LOSS, **about: Any) -> Record:
     """Make a run directory whose study is empty."""
     path.mkdir(parents=True)
-    content = {**CONTENT, "space": space.describe(), "study": path.name, **about}
+    searched = {"space": space.describe(), "study": path.name, "objectives": asdict(objectives)}
+    content = {**CONTENT, **searched, **about}
     run_dir = RunDir(path)
     run_dir.run_json.write_text(json.dumps(content))
-    return Record.create(run_dir.journal, path.name, space.describe())
+    return Record.create(run_dir.journal, path.name, space.describe(), objectives=objectives)
 
 
 def add(
@@ -147,14 +150,19 @@ def add(
     space: SearchSpace = SPACE,
     **attributes: Any,
 ) -> None:
-    """Add an evaluation that began and ended when it did, with the loss after each epoch."""
+    """Add an evaluation that began and ended when it did, with the loss after each epoch.
+
+    Objectives behind the loss have their values from its metrics.
+    """
     curve = {1: 1.0, 2: 0.5} if curve is None else curve
-    ended = state.is_finished()
+    ended, others = state.is_finished(), record.objectives.of(attributes.get("metrics", {}))
+    has_loss = state in (TrialState.COMPLETE, TrialState.PRUNED)
     trial = FrozenTrial(
         number=-1,
         trial_id=-1,
         state=state,
-        value=min(curve.values()) if state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
+        value=None,
+        values=[min(curve.values()), *others] if has_loss else None,
         datetime_start=datetime.fromtimestamp(began),
         datetime_complete=datetime.fromtimestamp(began + seconds) if ended else None,
         params=dict(params or {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}),

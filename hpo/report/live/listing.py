@@ -6,13 +6,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpo.objectives import Objectives
+from hpo.report.front import so_far
+from hpo.report.live.head import progress
 from hpo.report.live.lines import Pen
 from hpo.report.live.standing import Standing
-from hpo.report.live.view import progress
 from hpo.report.progress import SECONDS_BETWEEN_ESTIMATES, Lines
 from hpo.results.reader import Look
 from hpo.store.trials import Evaluation
-from hpo.text import named, number, show_command
+from hpo.text import show_command
 
 
 class Listing:
@@ -20,8 +22,8 @@ class Listing:
 
     def __init__(self, first: Look, pen: Pen, path: Path) -> None:
         self._pen = pen
-        self._search = _Stage(first.evaluations, path)
-        self._confirmation = _Stage(first.confirmations, path)
+        self._search = _Stage(first.evaluations, path, first.manifest.objectives)
+        self._confirmation = _Stage(first.confirmations, path, first.manifest.objectives)
         self._estimated = time.monotonic()
 
     def tell(self, look: Look, run: Standing) -> None:
@@ -30,9 +32,7 @@ class Listing:
         lines += self._confirmation.lines(look.confirmations, len(look.confirmations))
         if time.monotonic() - self._estimated > SECONDS_BETWEEN_ESTIMATES and run.done < run.total:
             self._estimated = time.monotonic()
-            best = run.best
-            so_far = f"best so far {number(best.loss)} (trial {best.trial}: {named(best.params)}), " if best else ""
-            lines.append(f"-- {so_far}{progress(run)}")
+            lines.append(f"-- {so_far(run.best, len(run.front))}{progress(run)}")
         for line in lines:
             print(self._pen.shown(line), flush=True)
 
@@ -40,10 +40,10 @@ class Listing:
 class _Stage:
     """The search or its confirmation; it has a heading of its own when there is something to tell."""
 
-    def __init__(self, past: Sequence[Evaluation], path: Path) -> None:
+    def __init__(self, past: Sequence[Evaluation], path: Path, objectives: Objectives) -> None:
         self._path = path
         self._told = {evaluation.trial for evaluation in past if evaluation.finished}
-        self._lines = Lines(past, budget=0)
+        self._lines = Lines(past, 0, objectives)
         self._headed = False
 
     def lines(self, evaluations: Sequence[Evaluation], budget: int) -> list[str]:

@@ -8,12 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpo.objectives import Objectives
 from hpo.report.pace import Pace, pace
 from hpo.report.scale import complete_losses
 from hpo.report.working_time import WorkingTime
 from hpo.results.confirmation import compare
+from hpo.results.history import improvements
 from hpo.results.reader import Look, session_start
-from hpo.results.summary import improvements, rungs
+from hpo.results.summary import rungs
+from hpo.store.front import front
 from hpo.store.rungs import is_over
 from hpo.store.trials import Evaluation, best
 
@@ -41,6 +44,8 @@ class Standing:
     confirmation while that goes on. `running` holds one evaluation per worker, the oldest first, and `idle` the other
     workers of this session, of which some are `helping`, with a text of what; `latest` what has ended, the last one
     first; `rungs` those of `hpo.results.summary`.
+    `front` are the individuals that no other one dominates in the `objectives`, and `best` is the first of them; the
+    front is empty where the loss is the only objective.
     `improvements` are pairs: the seconds in which something was evaluated before a new best was found, and its loss.
     `worked` is the sum of such seconds until now, and `losses` are those of all complete evaluations. `to_confirm` says
     that the best will be confirmed, and `confirmed` what came out of it, as `hpo.results.confirmation.compare` returns
@@ -54,7 +59,9 @@ class Standing:
     total: int
     pace: Pace
     counts: dict[str, int]
+    objectives: Objectives
     best: Evaluation | None
+    front: list[Evaluation]
     islands: list[Island]
     running: list[Evaluation]
     idle: list[int]
@@ -89,6 +96,8 @@ def standing(look: Look) -> Standing:
     goes_on = phase in GOING_ON
     running = _running(everything)
     since = session_start(look.manifest)
+    objectives = look.manifest.objectives
+    found = front(evaluations, objectives) if objectives.are_several else []
     time = WorkingTime(everything, look.at if goes_on else None)
     return Standing(
         at=look.at,
@@ -98,7 +107,9 @@ def standing(look: Look) -> Standing:
         total=total,
         pace=pace(shown, total - done, since, look.at if goes_on else None),
         counts=_counts(evaluations),
-        best=best(evaluations),
+        objectives=objectives,
+        best=found[0] if found else best(evaluations),
+        front=found,
         islands=_islands(evaluations, look.manifest.layout.islands),
         running=running,
         idle=_idle(everything, running, since) if goes_on else [],

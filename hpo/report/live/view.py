@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from hpo.report.individuals import MOST_SHOWN
 from hpo.report.live.columns import Columns
+from hpo.report.live.head import STYLES, Head
 from hpo.report.live.lines import GAP, Pen
 from hpo.report.live.plot import Steps
 from hpo.report.live.standing import Island, Standing
 from hpo.report.rungs import rung_columns
-from hpo.results.names import together
 from hpo.results.summary import reason_of
 from hpo.store.trials import Evaluation
-from hpo.text import clock, duration, number, printable, show_command, tenths, value
+from hpo.text import clock, number, show_command, tenths
 
-_PHASES = {
-    "searching": ("searching", "bold"),
-    "confirming": ("confirming the best", "bold"),
-    "ending": ("ending", "bold"),
-    "finished": ("finished", "bold green"),
-    "stopped": ("stopped", "bold yellow"),
-    "died": ("died", "bold red"),
-    "unknown": ("running or not?", "bold yellow"),
-}
-_STATES = {
-    **{state: state for state in ("complete", "pruned", "paused", "failed", "running", "waiting", "taken over")},
-    "promoted": "promoted to go on",
-    "interrupted": "interrupted and repeated",
-}
-_STYLES = {"failed": "red", "pruned": "yellow", "paused": "yellow"}
 _OF_RUNNING = ("worker", "island", "trial", "epochs", "loss", "for")
 _OF_ENDED = ("trial", "worker", "loss", "seconds", "ago")
 _HEIGHT_WITH_GAPS = 20
@@ -75,52 +58,7 @@ class View:
 
     def head(self, run: Standing) -> list[Text]:
         """Return the first lines: how far it is, and what is best."""
-        return [self._pen.cut(line) for line in self._head(run)]
-
-    def _head(self, run: Standing) -> Iterator[Text]:
-        pen, (phase, style) = self._pen, _PHASES[run.phase]
-        name = str(self._path)
-        room = pen.width - len(phase) - 2
-        yield pen.between(pen.text(name if len(name) <= room else f"...{name[3 - room :]}"), pen.text(phase, style))
-        for line in textwrap.wrap(_why(run), pen.width)[:2]:
-            yield pen.text(line, style)
-        yield self._bar(run)
-        yield self._counts(run)
-        if run.best is None:
-            yield pen.text("no evaluation is complete")
-            return
-        yield self._best(run, run.best)
-        yield pen.text(pen.some(_named(run.best), pen.width))
-        if (many := len(run.best.params)) > MOST_SHOWN:
-            yield pen.text(f"{show_command(self._path, run.best.label)} shows all {many} hyperparameters", "dim")
-        if run.confirmed and run.confirmed[0]["mean"] is not None:
-            first = run.confirmed[0]
-            mean, seeds = number(first["mean"]), len(first["losses"])
-            yield pen.text(f"confirmed: trial {first['trial']} is first, mean loss {mean} of {seeds} other seeds")
-
-    def _bar(self, run: Standing) -> Text:
-        text = progress(run)
-        width = self._pen.width - len(text) - 2
-        full = width * min(run.done, run.total) // run.total if width > 0 else 0
-        done, rest = "#-" if self._pen.plain else "\u2501\u2500"
-        return Text.assemble((done * full, "green"), (rest * (width - full), "dim"), "  ", text)
-
-    def _counts(self, run: Standing) -> Text:
-        names = _STATES if run.goes_on else {**_STATES, "running": "not ended"}
-        counted = [
-            Text(f"{run.counts[state]} {name}", _STYLES.get(state, ""))
-            for state, name in names.items()
-            if run.counts.get(state)
-        ]
-        return Text(", ").join(counted) if counted else self._pen.text("no evaluation has begun")
-
-    def _best(self, run: Standing, best: Evaluation) -> Text:
-        found = f"found {clock(run.at - best.ended)} ago on island {best.island} by worker {best.worker}"
-        if best.origin:
-            found = f"taken over from {best.origin}"
-        return Text.assemble(("best ", "bold green"), (number(best.loss), "bold green")).append_text(
-            self._pen.text(f"  trial {best.trial}, {found}")
-        )
+        return [self._pen.cut(line) for line in Head(self._path, self._pen).lines(run)]
 
     def _rows_of_islands(self, run: Standing) -> int:
         return max(len(run.islands), _PLOT_ROWS if self._has_plot(run) else 0)
@@ -203,7 +141,7 @@ class View:
                     str(one.worker),
                     number(one.loss)
                     if one.state == "complete"
-                    else self._pen.text(one.state, _STYLES.get(one.state, "")),
+                    else self._pen.text(one.state, STYLES.get(one.state, "")),
                     tenths(one.seconds),
                     clock(run.at - one.ended),
                 )
@@ -227,16 +165,6 @@ class View:
         ]
 
 
-def progress(run: Standing) -> str:
-    """Return how far a run is, how fast, and how much time is left, as text, as far as that is known."""
-    text = f"{run.done}/{run.total} {'confirmations' if run.phase == 'confirming' else 'evaluations'}"
-    if run.pace.per_minute is not None:
-        text += f", {_rate(run.pace.per_minute)} a minute"
-    if run.pace.left is not None and run.done < run.total:
-        text += f", about {_left(run.pace.left)} left{', then --confirm' if run.to_confirm else ''}"
-    return text
-
-
 def shares(wants: Sequence[int], room: int) -> list[int]:
     """Return how many of `room` lines each section gets: they are shared evenly, but none gets more than it wants."""
     given = [0] * len(wants)
@@ -246,15 +174,6 @@ def shares(wants: Sequence[int], room: int) -> list[int]:
                 given[place] += 1
                 room -= 1
     return given
-
-
-def _why(run: Standing) -> str:
-    """Return a sentence on why a run does not go on, or may not; empty if there is nothing to say."""
-    if run.phase == "stopped":
-        return f"{run.why or 'no run is going on here'}. To go on: the same command with --resume"
-    if run.phase == "died":
-        return f"no run is going on here: {run.why} has died. To go on: the same command with --resume"
-    return run.why
 
 
 def _island_row(name: str, islands: Sequence[Island]) -> tuple[str, ...]:
@@ -283,18 +202,3 @@ def _has_failed(evaluation: Evaluation) -> bool:
 
 def _loss(best: Evaluation | None) -> float:
     return float("inf") if best is None else best.loss
-
-
-def _named(best: Evaluation) -> list[str]:
-    """Return hyperparameters and metrics as texts; the metrics come first if there are many hyperparameters."""
-    values = together(best.params, best.metrics, ("loss", "trial"))
-    texts, count = [f"{printable(name)}={value(item)}" for name, item in values.items()], len(best.params)
-    return texts if count <= MOST_SHOWN else [*texts[count:], *texts[:count]]
-
-
-def _rate(per_minute: float) -> str:
-    return f"{per_minute:.0f}" if per_minute >= 10 else f"{per_minute:.2g}"
-
-
-def _left(seconds: float) -> str:
-    return duration(seconds) if seconds >= 60 else f"{seconds:.0f} s"

@@ -13,22 +13,32 @@ from hpo.text import counted, number
 EDGE = 1.08  # where the triangles are, if 0 is the lowest loss and 1 the highest that is not beyond the scale
 TRIANGLE = "triangle-up"
 TRIANGLE_SIZE = 9
-_BELOW_EDGE, _ABOVE_EDGE, _LOWEST = 1.04, 1.12, -0.06
+BELOW_EDGE = 1.04
+_ABOVE_EDGE, _LOWEST = 1.12, -0.06
 
 
 def loss_layout(losses: Iterable[float], scale: Scale) -> dict[str, Any]:
     """Return the axis for losses and, where some are beyond the scale, a line that keeps them apart from all others."""
-    yaxis = axis("loss", [scale.lowest, scale.highest], log=scale.logarithmic)
     if not any(map(scale.beyond, losses)):
-        return {"yaxis": yaxis}
-    if not scale.logarithmic:  # plotly's own ticks would go on to the edge
-        ticks = linear_ticks(scale.lowest, scale.highest)
-        yaxis |= {"tickvals": ticks, "ticktext": [f"{tick:.8g}" for tick in ticks]}
+        return {"yaxis": axis("loss", [scale.lowest, scale.highest], log=scale.logarithmic)}
+    return {"yaxis": cut_axis("loss", scale), "shapes": [apart("y", scale.at(BELOW_EDGE))]}
+
+
+def cut_axis(title: str, scale: Scale) -> dict[str, Any]:
+    """Return an axis with room at its end for what is beyond the scale."""
+    made = axis(title, [scale.lowest, scale.highest], log=scale.logarithmic)
     ends = [scale.at(share) for share in (_LOWEST, _ABOVE_EDGE)]
-    yaxis["range"] = [math.log10(end) for end in ends] if scale.logarithmic else ends
-    apart = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": scale.at(_BELOW_EDGE)}
-    apart |= {"y1": apart["y0"], "line": {"color": "--muted", "width": 1, "dash": "dot"}, "layer": "below"}
-    return {"yaxis": yaxis, "shapes": [apart]}
+    if scale.logarithmic:
+        return made | {"range": [math.log10(end) for end in ends]}
+    ticks = linear_ticks(scale.lowest, scale.highest)  # plotly's own ticks would go on to the edge
+    return made | {"tickvals": ticks, "ticktext": [f"{tick:.8g}" for tick in ticks], "range": ends}
+
+
+def apart(along: str, at: float) -> dict[str, Any]:
+    """Return a dotted line at a place on the axis x or y, which keeps what is at the edge apart from all others."""
+    across = "y" if along == "x" else "x"
+    ends = {f"{across}ref": "paper", f"{across}0": 0, f"{across}1": 1, f"{along}0": at, f"{along}1": at}
+    return {"type": "line", **ends, "line": {"color": "--muted", "width": 1, "dash": "dot"}, "layer": "below"}
 
 
 def placed(losses: Iterable[float], scale: Scale) -> list[float]:

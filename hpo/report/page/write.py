@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import shlex
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,11 @@ from typing import Any
 import jinja2
 
 from hpo.errors import UsageError
+from hpo.objectives import Objectives
 from hpo.parameters import is_conditional
+from hpo.report.front import costs_of_entries, improved, kept_weights, objectives_first, what_it_is, worth
 from hpo.report.individuals import MOST_SHOWN, most_different
-from hpo.report.page import hyperparameters, lineage, losses, rungs, work
+from hpo.report.page import front, hyperparameters, lineage, losses, rungs, work
 from hpo.report.page.figure import Figure
 from hpo.report.page.importances import importances
 from hpo.report.rungs import rung_columns
@@ -24,6 +27,7 @@ from hpo.results.names import all_names, metrics_shown, params_shown
 from hpo.results.reader import RunReader
 from hpo.results.summary import by_reason, summarize
 from hpo.results.winner import examined, winner_of
+from hpo.store.front import far_apart
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import write_whole
 from hpo.store.trials import Evaluation
@@ -31,7 +35,7 @@ from hpo.store.trials import best as best_of
 from hpo.store.weights import trial_of_weights
 from hpo.text import day, duration, escaped, number, tenths, value
 
-_MOST_FAILURES = 50
+_MOST_FAILURES, _MOST_OF_FRONT = 50, 100
 _COLUMNS = ("place", "loss", "trial", "island", "worker", "generation", "seconds")
 _FOLDER = Path(__file__).parent
 
@@ -56,14 +60,16 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     distributions = run.distributions()
     matter = importances(evaluations, distributions)
     order = list(dict.fromkeys([*matter, *distributions]))
-    shown = _most_telling(matter, [entry["params"] for entry in summary["top"]])
-    metrics = sorted({name for entry in summary["top"] for name in entry["metrics"]})
-    layout, best = run.manifest.layout, winner_of(evaluations, confirmations, run.manifest.objectives)
+    objectives = run.manifest.objectives
+    top_metrics, top_params = _headings(summary["top"], matter, distributions, objectives)
+    layout, best = run.manifest.layout, winner_of(evaluations, confirmations, objectives)
+    fronts = front.fronts(evaluations, objectives)
     drawn = {
-        "best": losses.best_and_runner_up(evaluations, best),
+        "best": None if objectives.are_several else losses.best_and_runner_up(evaluations, best),
+        "hypervolume": front.hypervolume(evaluations, objectives),
         "history": losses.history(evaluations),
         "parallel": hyperparameters.parallel_coordinates(
-            evaluations, {name: distributions[name] for name in distributions if name in shown}
+            evaluations, {name: distributions[name] for name in distributions if name in top_params}
         ),
         "rungs": rungs.rungs_reached(evaluations, run.manifest.pruner),
         "schedule": lineage.schedule(evaluations, best, distributions),
@@ -94,8 +100,8 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         weights=trial_of_weights(run.run_dir.weights),
         best_json=json.dumps(best.params) if best else "",
         best_metrics=metrics_shown(best.metrics, best.params, _COLUMNS) if best else {},
-        top_metrics=metrics_shown(metrics, distributions, _COLUMNS),
-        top_params={name: text for name, text in params_shown(distributions, _COLUMNS).items() if name in shown},
+        top_metrics=top_metrics,
+        top_params=top_params,
         params_of_top=all_names(entry["params"] for entry in summary["top"]),
         confirmed=_confirmed(summary, best),
         advice=run.advice(),
@@ -111,7 +117,13 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         figures=drawn,
         slices=slices,
         count=len(evaluations),
-        figures_json=_packed(json.dumps(_by_name([*drawn.values(), *slices]), allow_nan=False)),
+        several=objectives.are_several,
+        improved=improved(objectives),
+        front=_front(run, summary["front"], matter, distributions),
+        front_about=what_it_is(len(summary["front"]), objectives),
+        front_worth=worth(summary["hypervolume"], objectives),
+        fronts=fronts,
+        figures_json=_packed(json.dumps(_by_name([*drawn.values(), *fronts, *slices]), allow_nan=False)),
         plotly=_packed(_plotly()),
     )
 
@@ -144,6 +156,32 @@ def _confirmed(summary: Mapping[str, Any], best: Evaluation | None) -> dict[str,
 
 def _by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:
     return {figure.name: {"data": figure.data, "layout": figure.layout} for figure in drawn if figure}
+
+
+def _headings(
+    entries: Sequence[Mapping[str, Any]],
+    matter: Mapping[str, float],
+    distributions: Mapping[str, Any],
+    objectives: Objectives,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the metrics and the hyperparameters that a table of individuals has columns for, with their headings."""
+    shown = _most_telling(matter, [entry["params"] for entry in entries])
+    metrics = objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
+    params = {name: text for name, text in params_shown(distributions, _COLUMNS).items() if name in shown}
+    return metrics_shown(metrics, distributions, _COLUMNS), params
+
+
+def _front(
+    run: RunReader, entries: Sequence[Mapping[str, Any]], matter: Mapping[str, float], distributions: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what the table of the front holds, which is some that are spread over it where there are very many."""
+    objectives = run.manifest.objectives
+    rows = [entries[place] for place in far_apart(costs_of_entries(entries, objectives), _MOST_OF_FRONT)]
+    metrics, params = _headings(rows, matter, distributions, objectives)
+    files = {entry["trial"]: kept_weights(run.run_dir, entry["trial"]) for entry in rows}
+    weights = {trial: path.relative_to(run.run_dir.path) for trial, path in files.items() if path}
+    ways = [f"--by {shlex.quote(name)}" for name in objectives.names]
+    return {"rows": rows, "metrics": metrics, "params": params, "weights": weights, "ways": ways}
 
 
 def _most_telling(matter: Mapping[str, float], top: Sequence[Mapping[str, Any]]) -> list[str]:

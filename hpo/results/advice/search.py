@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from hpo.results.advice.result import Advice, Result, apart, percent
-from hpo.results.summary import in_order
+from hpo.results.history import in_order
 
 _BEST = 5  # evaluations whose curves are looked at
 _SHORTEST = 4  # epochs
@@ -61,8 +61,10 @@ def too_many_evaluations(result: Result) -> Advice | None:
     """Advise to stop where the second half of a search found nothing, and as much again would find little.
 
     That the best was found in the first half says little: in a random search, it is so in one of two runs. How close
-    together the best losses are says more, see `_expected_gain`.
+    together the best losses are says more, see `_expected_gain`. Of several objectives, the others may still gain.
     """
+    if result.manifest.objectives.are_several:
+        return None
     ended = in_order(result.evaluations)
     complete = [one for one in ended if one.state == "complete"]
     best = result.ranked()[:_CLOSEST]

@@ -40,7 +40,9 @@ def not_told_apart(result: Result) -> Advice | None:
 
 
 def _to_confirm(result: Result) -> Advice | None:
-    """Advise to train the best again where the runner-up is close."""
+    """Advise to train the best again where the runner-up is close; of a front, several are chosen anyway."""
+    if result.manifest.objectives.are_several:
+        return None
     best = result.ranked()[:2]
     if len(best) < 2 or not result.is_spent or result.manifest.confirm or result.manifest.inherit:
         return None

@@ -1,0 +1,95 @@
+"""The Pareto front as text: what it is, how far it reaches, and how much it is worth."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpo.dominance import Costs
+from hpo.objectives import Objectives
+from hpo.store.run_dir import RunDir
+from hpo.store.trials import Evaluation
+from hpo.store.weights import trial_of_weights, weights_of
+from hpo.text import counted, named, number
+
+
+def all_of(objectives: Objectives) -> str:
+    """Return the objectives as a part of a sentence, such as ``loss, parameters and accuracy (maximised)``."""
+    texts = [f"{name} (maximised)" if name in objectives.maximized else name for name in objectives.names]
+    return " and ".join([", ".join(texts[:-1]), *texts[-1:]]) if len(texts) > 1 else texts[0]
+
+
+def what_it_is(count: int, objectives: Objectives) -> str:
+    """Return a sentence on a front of so many individuals."""
+    if count == 1:
+        return f"1 individual: no other one is better in any of {all_of(objectives)}."
+    return f"{count} individuals: none of them is better than another in all of {all_of(objectives)}."
+
+
+def worth(hypervolume: Mapping[str, Any] | None, objectives: Objectives) -> str:
+    """Return a sentence on the hypervolume, as a summary has it; empty without one."""
+    if hypervolume is None:
+        return ""
+    ideal, reference = (point(hypervolume[corner], objectives) for corner in ("ideal", "reference"))
+    return (
+        f"Hypervolume: they dominate {hypervolume['share']:.1%} of the box from the best of the front, {ideal}, to its "
+        f"worst or, where that is worse, the median of all: {reference}."
+    )
+
+
+def point(values: Iterable[float], objectives: Objectives) -> str:
+    """Return a value of each objective as text."""
+    return ", ".join(f"{name} {number(value)}" for name, value in zip(objectives.names, values, strict=True))
+
+
+def ranges(front: Sequence[Evaluation], objectives: Objectives) -> str:
+    """Return from where to where a front reaches in each objective."""
+    texts = []
+    for name, own in zip(objectives.names, zip(*(one.values for one in front), strict=True), strict=False):
+        lowest, highest = number(min(own)), number(max(own))
+        texts.append(f"{name} {lowest} to {highest}" if lowest != highest else f"{name} {lowest}")
+    return ", ".join(texts)
+
+
+def so_far(best: Evaluation | None, on_front: int) -> str:
+    """Return what has been found, as the beginning of a line; `on_front` is 0 where the loss is the only objective."""
+    if best is None:
+        return ""
+    found = f"front of {on_front}, lowest loss" if on_front else "best so far"
+    return f"{found} {number(best.loss)} (trial {best.trial}: {named(best.params)}), "
+
+
+def objectives_first(metrics: Iterable[str], objectives: Objectives) -> list[str]:
+    """Return names of metrics, those of objectives before the others."""
+    there = list(metrics)
+    own = [name for name in objectives.others if name in there]
+    return own + [name for name in there if name not in own]
+
+
+def others_of_it(front: Sequence[Evaluation], objectives: Objectives) -> str:
+    """Return how to choose another individual of a front."""
+    if len(front) == 1:
+        return "it alone is on the front"
+    ways = " or ".join(f"--by {shlex.quote(name)}" for name in objectives.others)
+    return f"{counted(len(front), 'individual')} are on the front: {ways} chooses another"
+
+
+def costs_of_entries(entries: Sequence[Mapping[str, Any]], objectives: Objectives) -> Costs:
+    """Return the costs of individuals of a summary, shape (individuals, objectives), the lower the better."""
+    costs = [objectives.costs((entry["loss"], *objectives.of(entry["metrics"]))) for entry in entries]
+    return np.array(costs, float).reshape(-1, len(objectives.names))
+
+
+def kept_weights(run_dir: RunDir, trial: int) -> Path | None:
+    """Return the file with a trial's weights; None where there are none."""
+    files = (weights_of(run_dir.front, trial), run_dir.weights)
+    return next((path for path in files if trial_of_weights(path) == trial), None)
+
+
+def improved(objectives: Objectives) -> str:
+    """Return the heading of the column that counts a propagator's improvements."""
+    return "joined the front" if objectives.are_several else "improved the best"

@@ -1,0 +1,46 @@
+"""How a search went: its evaluations in the order in which they ended, and which of them were the best by then."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from hpo.objectives import Objectives
+from hpo.store.front import Archive
+from hpo.store.trials import Evaluation
+
+
+def in_order(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the finished evaluations of the run itself, in the order in which they ended."""
+    return sorted((one for one in evaluations if one.counts), key=lambda one: (one.ended, one.trial))
+
+
+def improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the evaluations that were the best of the run when they ended, in the order in which they ended.
+
+    They also had to be better than the evaluations that were taken over before them.
+    """
+    found, lowest = [], math.inf
+    taken_over = [evaluation for evaluation in evaluations if evaluation.origin and evaluation.state == "complete"]
+    for evaluation in in_order(evaluations):
+        lowest = min([lowest, *(other.loss for other in taken_over if other.trial < evaluation.trial)])
+        if evaluation.state == "complete" and evaluation.loss < lowest:
+            lowest = evaluation.loss
+            found.append(evaluation)
+    return found
+
+
+def joined(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
+    """Return the evaluations that joined the front of the run when they ended, in the order in which they ended.
+
+    Those that were taken over before them are on the front, too.
+    """
+    archive, found = Archive(objectives), []
+    taken_over = deque(sorted((one for one in evaluations if one.origin), key=lambda one: one.trial))
+    for one in in_order(evaluations):
+        while taken_over and taken_over[0].trial < one.trial:
+            archive.add(taken_over.popleft())
+        if archive.add(one):
+            found.append(one)
+    return found

@@ -1,0 +1,369 @@
+"""Runs with several objectives: what people are told of the front, in tables, lines, views, exports and the report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optuna.trial import TrialState
+
+from hpo.objectives import Objectives
+from hpo.report.export import table_of, writer
+from hpo.report.live.lines import Pen
+from hpo.report.live.listing import Listing
+from hpo.report.live.standing import standing
+from hpo.report.live.view import View
+from hpo.report.page.front import fronts, hypervolume
+from hpo.report.page.write import render
+from hpo.report.progress import Lines
+from hpo.report.tables import print_tables
+from hpo.results.history import joined
+from hpo.results.hypervolume import box_of, over_time
+from hpo.results.reader import RunReader
+from hpo.results.summary import summarize
+from hpo.store.front import Archive, costs_of, front
+from hpo.store.run_dir import RunDir
+from hpo.store.tensors import write_tensors
+from hpo.store.trials import Evaluation
+from hpo.store.weights import weights_of
+from tests.support.evaluations import one
+from tests.support.launch import call_hpo
+from tests.support.outcome import LINE
+from tests.support.runs import BEGAN, add, make_run
+from tests.test_advice import result, told
+
+TWO = Objectives(("loss", "parameters"))
+THREE = Objectives(("loss", "parameters", "speed"), ("speed",))
+# Loss, parameters and speed of trials 0 to 4; of loss and parameters alone, the front is 3, 0 and 4.
+VALUES = [(0.5, 100.0, 7.0), (0.25, 300.0, 3.0), (0.6, 200.0, 9.0), (0.25, 200.0, 2.0), (1000.0, 50.0, 1.0)]
+
+Hpo = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def hpo(capsys: pytest.CaptureFixture[str]) -> Hpo:
+    """Run the command in this process."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        status = call_hpo(*arguments)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def a_run(path: Path, objectives: Objectives = TWO, **about: Any) -> RunReader:
+    """Make a run of the five complete evaluations, one that was pruned and one that failed."""
+    record = make_run(path, objectives=objectives, **about)
+    for trial, (loss, parameters, speed) in enumerate(VALUES):
+        metrics = {"accuracy": 1 - loss, "parameters": parameters, "speed": speed}
+        bred = "ga" if trial else ""
+        add(record, curve={1: 2 * loss, 2: loss}, began=BEGAN + trial, metrics=metrics, propagator=bred)
+    add(record, TrialState.PRUNED, curve={1: 0.1}, began=BEGAN + 5, metrics={"parameters": 1.0, "speed": 99.0})
+    add(record, TrialState.FAIL, curve={}, began=BEGAN + 6, failure="ValueError: no")
+    return RunReader(path)
+
+
+def traded(values: list[tuple[float, float]], **others: Any) -> list[Evaluation]:
+    """Make an evaluation for each loss and number of parameters."""
+    return [
+        one(trial, loss=loss, others=(size,), metrics={"parameters": size}, **others)
+        for trial, (loss, size) in enumerate(values)
+    ]
+
+
+def test_the_summary_has_the_front_and_what_it_is_worth(tmp_path: Path) -> None:
+    summary = a_run(tmp_path / "run").summary(2)
+    assert [entry["trial"] for entry in summary["front"]] == [3, 0, 4]
+    # The reference is (1000, 200), and only trial 0 is better in both: it dominates (1000 - 0.5) * (200 - 100).
+    share = 999.5 * 100 / (999.75 * 150)
+    assert summary["hypervolume"] == {
+        "share": pytest.approx(share),
+        "ideal": [0.25, 50.0],
+        "reference": [1000.0, 200.0],
+    }
+    bred = {entry["propagator"]: (entry["evaluations"], entry["improved"]) for entry in summary["propagators"]}
+    assert bred == {"": (1, 1), "ga": (6, 3)}, "2 is dominated when it ends, and what is pruned does not join"
+
+
+def test_with_one_objective_nothing_is_said_of_a_front(tmp_path: Path, hpo: Hpo) -> None:
+    run = a_run(tmp_path / "run", Objectives())
+    summary = run.summary(2)
+    assert (summary["front"], summary["hypervolume"]) == ([], None)
+    (entry,) = [entry for entry in summary["propagators"] if entry["propagator"] == "ga"]
+    assert entry["improved"] == 1
+    assert "front" not in table_of(run).columns
+    assert "front" not in json.loads(hpo("show", tmp_path / "run", 0, "--json")[1])
+    said = [hpo(command, run.run_dir.path)[1:] for command in ("top", "best", "show")]
+    assert "front" not in str(said).lower()
+    assert not re.search("front", re.sub(r'id="plotly">[^<]*', "", render(run, 3, BEGAN)), re.IGNORECASE)
+
+
+def test_what_joins_an_archive_is_what_the_front_of_all_so_far_has() -> None:
+    values = [(float(n * 7 % 11), float(n * n % 13)) for n in range(60)]
+    evaluations = traded(values)
+    archive = Archive(TWO, evaluations[:5])
+    for count, new in enumerate(evaluations[5:], start=6):
+        so_far = front(evaluations[:count], TWO)
+        assert archive.add(new) == (new in so_far)
+        assert sorted(entry.trial for entry in archive.front) == sorted(entry.trial for entry in so_far)
+        assert len(archive.costs) == len(archive.front)
+    assert not archive.add(one(99, "pruned", loss=-1.0, others=(-1.0,)))
+    assert not archive.add(one(99, loss=-1.0)), "its other value is not known"
+
+
+def test_what_was_taken_over_has_joined_before() -> None:
+    given = one(0, loss=0.5, others=(10.0,), origin="trial 3 of other", started=500.0, ended=510.0)
+    worse, better = one(1, loss=0.6, others=(10.0,)), one(2, loss=0.6, others=(9.0,))
+    assert joined([given, worse, better], TWO) == [better]
+
+
+def test_the_table_of_the_front_takes_the_place_of_all_islands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(tmp_path / "run", THREE)
+    print_tables(run.summary(2), Path("run"), THREE)
+    text = capsys.readouterr().out
+    assert "All islands" not in text
+    head, _, *rows = text.split("The Pareto front\n")[1].splitlines()
+    assert head.split()[:4] == ["loss", "parameters", "speed", "accuracy"]
+    assert [row.split()[1:4] for row in rows[:5]] == [
+        ["0.25", "300", "3"],
+        ["0.25", "200", "2"],
+        ["0.5", "100", "7"],
+        ["0.6", "200", "9"],
+        ["1000", "50", "1"],
+    ]
+    about = "5 individuals: none of them is better than another in all of loss, parameters and speed"
+    assert " ".join(rows).split(about)[1].startswith(" (maximised).")
+    assert "the best of the front, loss 0.25, parameters 50, speed 9," in " ".join(rows)
+    assert "loss 1000, parameters 300, speed 1." in " ".join(rows)
+    assert "joined the front" in text
+
+
+def test_of_a_long_front_some_rows_are_shown_and_it_is_said_where_the_others_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    evaluations = traded([(1.0 + n, 100.0 - n) for n in range(30)])
+    for asked, shown in ((3, 20), (25, 25), (30, 30)):
+        print_tables(summarize(evaluations, 30, asked, objectives=TWO), Path("my runs/x"), TWO)
+        text = capsys.readouterr().out.split("The Pareto front\n")[1]
+        rows = re.findall(r"^ *(\d+) +([\d.]+) +(\d+) ", text, re.MULTILINE)
+        losses = [float(loss) for _, loss, _ in rows]
+        assert len(rows) == shown
+        assert losses == sorted(losses)
+        assert (losses[0], losses[-1]) == (1, 30), "its ends are among them"
+        command = f"{30 - shown} others of the front: hpo top 'my runs/x' -n 30 shows all"
+        assert (command in text) == (shown < 30)
+
+
+def test_a_line_says_whether_it_joined_the_front_below_its_heading() -> None:
+    evaluations = traded([(0.5, 100), (0.25, 300), (0.6, 200), (0.2, 50)])
+    lines = Lines(evaluations[:1], 40, TWO)
+    printed = [lines.line(new) + "\n" for new in evaluations[1:]]
+    assert [LINE.fullmatch(line)["best"] for line in printed] == ["front", None, "front"]  # type: ignore[index]
+    end = lines.heading.index("seconds") + len("seconds")
+    assert all(line[:end].endswith(" 0.0") and line[end : end + 2] == "  " for line in printed)
+    assert lines.so_far == "front of 1, lowest loss 0.2 (trial 3: lr=0.1), "
+    confirming = one(9, loss=0.0, others=(0.0,), confirms=3)
+    assert "front" not in lines.line(confirming)
+    assert lines.so_far.startswith("front of 1, lowest loss 0.2 ")
+
+
+def test_best_by_is_the_best_of_the_front_in_one_objective(tmp_path: Path, hpo: Hpo) -> None:
+    path = a_run(tmp_path / "run", THREE).run_dir.path
+    status, out, said = hpo("best", path)
+    assert (status, json.loads(out)["gamma"]) == (0, 0.9)
+    assert said.splitlines() == [
+        "trial 1: loss=0.25  parameters=300  speed=3  accuracy=0.75",
+        "5 individuals are on the front: --by parameters or --by speed chooses another",
+    ]
+    for name, trial in (("loss", 1), ("parameters", 4), ("speed", 2)):
+        assert hpo("best", path, "--by", name)[2].startswith(f"trial {trial}: "), name
+    status, out, said = hpo("best", path, "--by", "parameter")
+    assert (status, out) == (2, "")
+    assert "--by parameter: did you mean parameters? the objectives of this run are loss, parameters, speed" in said
+    only = a_run(tmp_path / "only", Objectives()).run_dir.path
+    assert hpo("best", only, "--by", "loss")[2] == hpo("best", only)[2]
+    assert "--by parameters: the only objective is loss" in hpo("best", only, "--by", "parameters")[2]
+
+
+def test_the_weights_are_those_of_the_one_that_was_chosen(tmp_path: Path, hpo: Hpo) -> None:
+    run_dir = a_run(tmp_path / "run").run_dir
+    run_dir.front.mkdir()
+    for path, trial in ((weights_of(run_dir.front, 4), 4), (run_dir.weights, 1)):
+        write_tensors(path, {"w": torch.zeros(1)}, {"trial": str(trial), "params": "{}", "settings": "{}"})
+    assert f"its weights: {run_dir.path}/front/4.safetensors" in hpo("best", run_dir.path, "--by", "parameters")[2]
+    assert f"the weights of trial 1: {run_dir.weights}" in hpo("best", run_dir.path)[2]
+    table = render(RunReader(run_dir.path), 3, BEGAN).split('<section id="answer">')[1].split("</table>")[0]
+    assert re.findall(r"<td>(front/[^<]*)</td>", table) == ["front/4.safetensors"]
+
+
+def test_show_says_whether_an_evaluation_is_on_the_front(tmp_path: Path, hpo: Hpo) -> None:
+    path = a_run(tmp_path / "run").run_dir.path
+    said = {trial: re.findall("^front +(.*)", hpo("show", path, trial)[1], re.MULTILINE) for trial in range(7)}
+    on, off = "on it: no other individual dominates it", "not on it: trial {} is as good or better in all objectives"
+    assert said == {0: [on], 1: [off.format(3)], 2: [off.format(3)], 3: [on], 4: [on], 5: [], 6: []}
+    as_json = [json.loads(hpo("show", path, trial, "--json")[1])["front"] for trial in range(7)]
+    assert as_json == [True, False, False, True, True, False, False]
+
+
+def test_an_export_has_a_column_for_the_front(tmp_path: Path) -> None:
+    table = table_of(a_run(tmp_path / "run"))
+    assert list(table.columns)[3:5] == ["loss", "front"]
+    rows = list(csv.DictReader(io.StringIO(writer("csv")(table).decode())))
+    assert [row["front"] for row in rows] == ["True", "False", "False", "True", "True", "False", "False"]
+    pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    column = pyarrow.parquet.read_table(io.BytesIO(writer("parquet")(table)))["front"]
+    assert (str(column.type), column.to_pylist()) == ("bool", [True, False, False, True, True, False, False])
+
+
+def test_the_view_has_the_front_in_the_place_of_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = a_run(tmp_path / "run", THREE).follow().look()
+    seen = [line.plain for line in View(Path("run"), Pen(120), braille=True).draw(standing(look), 24)]
+    place = next(count for count, line in enumerate(seen) if "lowest loss" in line)
+    assert seen[place].startswith("front 5  lowest loss 0.25  trial 1, found ")
+    assert seen[place + 2] == "loss 0.25 to 1000, parameters 50 to 300, speed 1 to 9"
+    assert any(re.search(r"0 +7 +0\.25 +1$", line) for line in seen), "the best of an island is its lowest loss"
+    monkeypatch.setattr("hpo.report.live.listing.SECONDS_BETWEEN_ESTIMATES", -1.0)
+    Listing(look, Pen(120), Path("run")).tell(look, standing(look))
+    assert capsys.readouterr().out.startswith("-- front of 5, lowest loss 0.25 (trial 1: layers=1  ")
+
+
+def test_advice_on_the_winner_alone_is_not_given_where_there_is_a_front() -> None:
+    near = [one(0, loss=0.5), one(1, loss=0.5001)]
+    flat = [one(trial, loss=1.0 + trial / 10_000) for trial in range(40)]
+    for evaluations, kind in ((near, "confirm"), (flat, "flat")):
+        about = {"budget": len(evaluations)}
+        several = {**about, "objectives": {"names": ["loss", "parameters"], "maximized": []}}
+        assert told(result(evaluations, about), kind)
+        assert told(result(evaluations, several), kind) is None
+
+
+def trace(figure: Any, name: str) -> dict[str, Any]:
+    """Return the trace of a figure with this name."""
+    (found,) = [one for one in figure.data if one["name"] == name]
+    return dict(found)
+
+
+def test_the_front_is_drawn_as_stairs_to_the_better_side(tmp_path: Path) -> None:
+    evaluations = a_run(tmp_path / "run", THREE).evaluations()
+    sizes, speeds = fronts(evaluations, THREE)
+    assert list(zip(*(trace(sizes, "front")[way] for way in "xy"), strict=True))[:2] == [(0.25, 200), (0.5, 100)]
+    assert trace(sizes, "front")["line"]["shape"] == "hv"
+    assert trace(speeds, "front")["y"] == [3, 7, 9], "more is better: 2 is dominated by 3 of the same loss"
+    assert speeds.layout["yaxis"]["title"]["text"] == "speed (maximised)"
+    assert len(trace(sizes, "on the front")["x"]) == 5
+    assert trace(sizes, "on the front")["text"][0].startswith("trial 1: loss 0.25<br>parameters 300<br>speed 3<br>")
+
+
+def test_earlier_fronts_are_those_of_the_first_evaluations_that_ended() -> None:
+    evaluations = traded([(1.0, 8), (2.0, 2), (0.5, 9), (0.4, 8), (0.3, 3), (0.2, 5), (0.6, 1), (0.1, 9)])
+    (figure,) = fronts([*evaluations, one(8, "failed", started=-5.0, ended=-1.0)], TWO)
+    assert trace(figure, "after 2 evaluations")["x"] == [1.0], "what failed has ended first, and counts"
+    assert trace(figure, "after 4 evaluations")["x"] == [0.5, 1.0, 2.0]
+    assert trace(figure, "front")["x"] == [0.1, 0.2, 0.3, 0.6]
+    assert trace(figure, "dominated")["x"] == [1.0, 2.0, 0.5, 0.4]
+    assert fronts(evaluations[:2], TWO)[0].data[-2]["name"] == "front", "of so few, there are no earlier ones"
+    assert fronts([one(0, "failed")], TWO) == []
+
+
+def test_what_diverged_does_not_flatten_a_front() -> None:
+    near = [(0.1 + 0.05 * n, 1e6 / (1 + n) ** 3) for n in range(12)]
+    evaluations = traded([*near, (1e9, 2e6), (2e9, 1.0)])
+    (figure,) = fronts(evaluations, TWO)
+    assert figure.layout["yaxis"]["type"] == "log"
+    low, high = figure.layout["xaxis"]["range"]
+    assert 0 < low < 0.1
+    assert 0.65 < high < 1
+    dominated, best = trace(figure, "dominated"), trace(figure, "on the front")
+    assert dominated["marker"]["symbol"] == ["triangle-right"]
+    assert best["marker"]["symbol"] == ["circle"] * 12 + ["triangle-right"]
+    assert dominated["x"] == best["x"][-1:] == trace(figure, "front")["x"][-1:]
+    assert figure.beyond.startswith("2 evaluations go beyond the scale of loss, up to 2000000000: ")
+
+
+def test_a_maximised_objective_may_diverge_downwards() -> None:
+    score = Objectives(("loss", "score"), ("score",))
+    evaluations = traded([*((1.0 + n, -(2.0 ** (10 - n))) for n in range(11)), (50.0, -1e12)])
+    (figure,) = fronts(evaluations, score)
+    axis, stairs = figure.layout["yaxis"], trace(figure, "front")
+    assert axis["type"] == "log", "of the values without their sign"
+    assert axis["range"][0] > axis["range"][1], "the best is at the top"
+    assert dict(zip(axis["tickvals"], axis["ticktext"], strict=True))[100.0] == "-100"
+    assert stairs["y"] == [2.0 ** (10 - n) for n in range(11)]
+    assert trace(figure, "dominated")["marker"]["symbol"] == ["triangle-down"]
+    assert "down to -1000000000000" in figure.beyond
+
+
+def test_the_hypervolume_grows_to_what_the_summary_says(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    figure = hypervolume(run.evaluations(), TWO)
+    assert figure is not None
+    (line,) = figure.data
+    summary = run.summary(1)["hypervolume"]
+    assert line["y"][-1] == pytest.approx(summary["share"], abs=1e-4)
+    assert line["y"] == sorted(line["y"])
+    assert (line["x"][0], line["x"][-1]) == (1, 7)
+    assert hypervolume(run.evaluations(), Objectives()) is None
+    assert hypervolume(run.evaluations()[:1], TWO) is None
+
+
+@pytest.mark.parametrize("objectives", [TWO, THREE])
+def test_the_hypervolume_over_time_is_that_of_each_front(objectives: Objectives) -> None:
+    rng, others = random.Random(0), len(objectives.others)
+    evaluations = [
+        one(n, loss=rng.random(), others=tuple(rng.choice((rng.random(), 0.5)) for _ in range(others)))
+        for n in range(80)
+    ]
+    evaluations[5] = replace(evaluations[5], origin="trial 1 of other")
+    box, grown = box_of(evaluations, objectives), over_time(evaluations, objectives)
+    assert box is not None
+    assert len(grown) > 5
+    for count, share in grown:
+        own = [entry for entry in evaluations if not entry.origin][:count]
+        best = front([evaluations[5], *own], objectives)
+        assert share == pytest.approx(box.share(costs_of(best, objectives)), abs=1e-9)
+
+
+def test_the_report_has_the_front_as_its_answer(tmp_path: Path) -> None:
+    page = render(a_run(tmp_path / "run", THREE), 2, BEGAN)
+    assert "<title>run: front of 5, lowest loss 0.25</title>" in page
+    answer = page.split('<section id="answer">')[1].split("</section>")[0]
+    assert "<h2>The front</h2>" in answer
+    assert "runner-up" not in page
+    assert "How sure?" not in answer
+    table = answer.split('<table class="sortable">')[1].split("</table>")[0]
+    heads = re.findall(r"<th [^>]*>([^<]*)</th>", table)
+    assert heads == ["loss", "parameters", "speed", "accuracy", "layers", "activation", "lr", "gamma", "trial"]
+    assert len(re.findall("<tr>", table)) == 1 + 5
+    assert re.findall(r'class="plot" id="([^"]*)"', answer) == ["front-1", "front-2", "hypervolume"]
+
+
+@pytest.mark.parametrize("states", [[], [TrialState.FAIL], [TrialState.COMPLETE], [TrialState.RUNNING]])
+def test_a_front_of_one_or_none_is_shown_everywhere(tmp_path: Path, hpo: Hpo, states: list[TrialState]) -> None:
+    record = make_run(tmp_path / "run", objectives=TWO)
+    for state in states:
+        add(record, state, metrics={"parameters": 10.0}, failure="no" if state == TrialState.FAIL else None)
+    run = RunReader(tmp_path / "run")
+    count = states.count(TrialState.COMPLETE)
+    assert len(run.summary(3)["front"]) == count
+    assert ("1 individual: no other one is better" in hpo("top", tmp_path / "run")[1]) == bool(count)
+    assert ("it alone is on the front" in hpo("best", tmp_path / "run")[2]) == bool(count)
+    assert hpo("best", tmp_path / "run", "--by", "parameters")[0] == (0 if count else 2)
+    assert ("front of 1" in render(run, 3, BEGAN)) == bool(count)
+    head = View(Path("run"), Pen(80), braille=True).head(standing(run.follow().look()))
+    assert any(line.plain == "loss 0.5, parameters 10" for line in head) == bool(count)
+    assert RunDir(tmp_path / "run").front.exists() is False, "nothing that reads a run writes to it"
