@@ -55,6 +55,14 @@ def load(family: str, name: str) -> Table:
     return Table(f"{family}/{name}", SearchSpace(**parameters_of(ranges)), (losses - best) / (median - best), seconds)
 
 
+@cache
+def losses(family: str, name: str) -> dict[tuple[int, ...], list[float]]:
+    """Return the losses of each network with the table's seeds, by its place on the grid."""
+    kind, metric, sign = FAMILIES[family]
+    measured = kind(name)._dataset.items()
+    return {tuple(map(int, key)): [sign * float(loss) for loss in one[metric]] for key, one in measured}
+
+
 def parameters_of(ranges: Mapping[str, Sequence[Any]]) -> dict[str, Parameter]:
     """Return a parameter for each column of a grid: its places, in an order if they are numbers."""
     return {

@@ -133,7 +133,11 @@ def test_the_record_is_a_study_of_several_objectives_as_optuna_has_them(tmp_path
     assert study.metric_names == ["loss", "parameters", "speed"]
     assert [direction.name for direction in study.directions] == ["MINIMIZE", "MINIMIZE", "MAXIMIZE"]
     assert study.trials[0].values == [1.0, 9.0, 5.0]
-    assert [one.trial for one in record.front()] == sorted(trial.number for trial in study.best_trials) == [0, 1, 3]
+    assert (
+        [one.trial for one in front(record.evaluations(), record.objectives)]
+        == sorted(trial.number for trial in study.best_trials)
+        == [0, 1, 3]
+    )
     assert record.evaluations()[3].values == (3.0, 9.0, 6.0)
 
 
@@ -151,7 +155,7 @@ def test_optunas_pruners_prune_by_losses_where_there_are_several_objectives(tmp_
         assert pruner.judge(record, assignment, 1).state == state
     record.prune(assignment, 0.4, 1.0, {"parameters": 1.0})
     assert record.evaluations()[-1].values == (0.4, 1.0)
-    assert len(record.front()) == 6, "what is pruned is on no front"
+    assert len(front(record.evaluations(), record.objectives)) == 6, "what is pruned is on no front"
 
 
 def test_a_study_that_was_begun_with_other_objectives_is_not_completed(tmp_path: Path) -> None:
@@ -194,12 +198,24 @@ def test_of_a_long_front_those_far_apart_stay() -> None:
 
 def test_the_hypervolume_is_a_share_of_a_box_that_outliers_do_not_stretch() -> None:
     good = [individual(0, 0.0, 10.0), individual(1, 5.0, 5.0), individual(2, 10.0, 0.0)]
-    assert described(good, TWO) == {"share": 0.25, "ideal": [0.0, 0.0], "reference": [10.0, 10.0]}
+    whole = described(good, TWO)
+    # Up to 11 in each: the ends have strips of 1 by 11, and the middle has a square of 6 by 6.
+    share = pytest.approx((11 + 11 - 1 + 25) / 121)
+    assert whole == {"share": share, "ideal": [0.0, 0.0], "reference": [pytest.approx(11), pytest.approx(11)]}
     diverged = [individual(3, 1e30, 7.0), individual(4, 1e300, 3.0)]
-    assert described([*good, *diverged], TWO) == described(good, TWO)
-    assert over_time([*good, *diverged], TWO) == [(1, 0.0), (2, 0.25), (3, 0.25)]
+    assert described([*good, *diverged], TWO) == whole
+    assert [grown for grown, _ in over_time([*good, *diverged], TWO)] == [1, 2, 3]
+    assert over_time([*good, *diverged], TWO)[-1][1] == share
+    smallest = individual(5, 1e300, -1.0)
+    found = described([*good, smallest], TWO)
+    assert found is not None
+    assert found["reference"] == [pytest.approx(11), pytest.approx(11.1)], "it is on the front, for it is small"
     assert box_of(good[:1], TWO) is None, "there is no trade"
     assert described(good, ONLY_LOSS) is None
+    ends = [individual(0, -1.7e308, 1.7e308), individual(1, 1.7e308, -1.7e308), individual(2, 0.0, 0.0)]
+    huge = described(ends, TWO)
+    assert huge is not None
+    assert 0.2 < huge["share"] < 0.3
 
 
 # Who breeds
@@ -279,7 +295,11 @@ def test_the_weights_of_the_front_are_kept_and_no_others(tmp_path: Path) -> None
     for place in range(3 * MOST_WEIGHTS):
         ended(0.25 - place / 1000, 46.0 + place)
     assert len(kept()) == MOST_WEIGHTS
-    assert {3, record.front()[0].trial} <= kept() <= {found.trial for found in record.front()}, "and its ends"
+    assert (
+        {3, front(record.evaluations(), record.objectives)[0].trial}
+        <= kept()
+        <= {found.trial for found in front(record.evaluations(), record.objectives)}
+    ), "and its ends"
     assert not list(tmp_path.glob("**/.*")), "no drafts"
 
 

@@ -20,7 +20,7 @@ from hpo.store.record import Record
 from hpo.store.trials import Assignment, rank
 from hpo.store.url import without_password
 from tests.support.evaluations import one
-from tests.support.runs import LOCK, claim
+from tests.support.runs import LOCK, claim, manifest
 
 SPACE = SearchSpace(layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True))
 DISTRIBUTIONS = SPACE.distributions()
@@ -155,7 +155,7 @@ def test_what_was_interrupted_is_started_again_first_and_counted_once(tmp_path: 
     assert layers == [2, 3, 5]
     study = optuna.load_study(study_name="run", storage=other._storage)
     assert [trial.user_attrs.get("repeats") for trial in study.trials] == [None, None, None, 1, 2, None]
-    assert summarize(other.evaluations(), 4, 3)["evaluations"] == {
+    assert summarize(other.evaluations(), manifest(budget=4), 3)["evaluations"] == {
         "complete": 4,
         "pruned": 0,
         "paused": 0,
@@ -219,7 +219,7 @@ def test_ranking_shows_only_complete_evaluations(tmp_path: Path) -> None:
     evaluations = record.evaluations()
     assert [(e.params["layers"], e.loss) for e in rank(evaluations, 5)] == [(2, 0.2), (3, 0.3), (1, 0.4), (4, 0.5)]
     assert [e.trial for e in rank(evaluations, 1)] == [1]
-    summary = summarize(evaluations, 10, 2)
+    summary = summarize(evaluations, manifest(budget=10), 2)
     assert summary["evaluations"] == {"complete": 4, "pruned": 0, "paused": 0, "failed": 1, "running": 1, "budget": 10}
     assert summary["best"]["loss"] == 0.2
     assert [entry["loss"] for entry in summary["islands"][0]["top"]] == [0.2, 0.3]
@@ -241,7 +241,10 @@ def test_the_summary_says_which_propagator_improved_the_best(tmp_path: Path) -> 
             record.fail(assignment, "rank 0: ValueError: no", "", 1.0)
         else:
             record.complete(assignment, loss, 1.0, {})
-    assert {entry.pop("propagator"): entry for entry in summarize(record.evaluations(), 10, 2)["propagators"]} == {
+    assert {
+        entry.pop("propagator"): entry
+        for entry in summarize(record.evaluations(), manifest(budget=10), 2)["propagators"]
+    } == {
         "tpe": {"evaluations": 2, "improved": 2, "best": 0.4},
         "ga": {"evaluations": 2, "improved": 0, "best": 0.6},
     }
@@ -252,7 +255,7 @@ def test_a_run_in_which_nothing_succeeded_has_a_summary(tmp_path: Path) -> None:
     record.fail(started(record), "rank 0: ValueError: no", "", 1.0)
     (evaluation,) = record.evaluations()
     assert evaluation.loss == math.inf
-    summary = summarize([evaluation], 1, 3)
+    summary = summarize([evaluation], manifest(budget=1), 3)
     assert (summary["best"], summary["islands"]) == (None, [{"island": 1, "top": []}])
 
 

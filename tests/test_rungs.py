@@ -17,7 +17,7 @@ from hpo.store.claims import Claims
 from hpo.store.record import Record
 from hpo.store.rungs import HALVINGS, is_over, promotable, rungs_of
 from hpo.store.trials import Assignment, Evaluation
-from tests.support.runs import SPACE, make_run
+from tests.support.runs import SPACE, make_run, manifest
 
 ASHA = HALVINGS["asha"]
 
@@ -205,7 +205,7 @@ def test_a_promoted_evaluation_is_a_trial_of_its_own_that_counts_once(tmp_path: 
     assert run.claim() is None, "it is evaluated once, and the budget is spent"
     assert run.train(promoted, curves[2], 9) == "paused", "at the next rung, it is behind the two that were first"
     assert run.record.evaluations()[9].paused_after == 3
-    counts = summarize(run.record.evaluations(), budget + 3, 3)["evaluations"]
+    counts = summarize(run.record.evaluations(), manifest(budget=budget + 3), 3)["evaluations"]
     assert counts == {"complete": 2, "pruned": 0, "paused": 7, "failed": 0, "running": 0, "budget": 9}
     assert run.claim() is None
     assert run.record.roots_to_go_on() == {1, 2, 3, 4, 6, 7, 8}
@@ -282,7 +282,7 @@ def test_what_others_have_written_into_a_study_is_no_pause_and_no_parent(tmp_pat
     assert [e.repeats for e in evaluations] == [None, None, 1]
     assert rungs(evaluations, "asha") == []
     assert run.claims.claim_waiting(island=0, worker=0, generation=0) is None
-    assert summarize(evaluations, 9, 3, pruner="asha")["lineage"] == []
+    assert summarize(evaluations, manifest(budget=9, pruner="asha"), 3)["lineage"] == []
 
 
 def test_of_two_leaders_one_gets_what_is_promoted(tmp_path: Path) -> None:

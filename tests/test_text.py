@@ -57,7 +57,7 @@ def test_the_parameters_of_a_network_are_counted_in_lines_tables_and_the_live_vi
     texts = [lines.line(evaluation) for evaluation in evaluations]
     assert "  parameters=110300  accuracy=0.5" in texts[0]
     assert texts[1].index("accuracy") == texts[2].index("accuracy"), "columns are as wide as the widest so far"
-    print_tables(summarize(evaluations, 3, 3), Path("run"))
+    print_tables(summarize(evaluations, manifest(budget=3), 3), Path("run"))
     table = capsys.readouterr().out.split("All islands")[1].splitlines()
     assert table[3].split()[:4] == ["1", "0.25", "0.5", "110300"]
     end = table[1].index("parameters") + len("parameters")

@@ -35,10 +35,7 @@ def worth(hypervolume: Mapping[str, Any] | None, objectives: Objectives) -> str:
     if hypervolume is None:
         return ""
     ideal, reference = (point(hypervolume[corner], objectives) for corner in ("ideal", "reference"))
-    return (
-        f"Hypervolume: they dominate {hypervolume['share']:.1%} of the box from the best of the front, {ideal}, to its "
-        f"worst or, where that is worse, the median of all: {reference}."
-    )
+    return f"Hypervolume: they dominate {hypervolume['share']:.1%} of the box between {ideal} and {reference}."
 
 
 def point(values: Iterable[float], objectives: Objectives) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.report.expected import expected_text
 from hpo.report.front import costs_of_entries, improved, kept_weights, objectives_first, others_of_it, what_it_is, worth
 from hpo.report.grid import empty_table, filled_table, table_text
 from hpo.report.individuals import individuals_text
@@ -102,7 +103,9 @@ def _all_islands(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
     if summary["front"]:
         return _front(summary, run_dir, objectives)
     if summary["top"]:
-        return _individuals("All islands", summary["top"], run_dir, objectives)
+        text = _individuals("All islands", summary["top"], run_dir, objectives)
+        expected = "\n".join(textwrap.wrap(expected_text(summary), _WIDTH))
+        return f"{text}{expected}\n" if expected and not summary["confirmed"] else text
     return "No evaluation succeeded."
 
 

@@ -14,13 +14,18 @@ from hpo.results.history import in_order
 from hpo.store.front import Archive, costs_of, front
 from hpo.store.trials import Evaluation
 
+_FAR = 100
+_MARGIN = 1.1
+_LARGEST = np.finfo(float).max
+
 
 @dataclass(frozen=True)
 class Box:
     """What lies between the best values of a front, its `ideal`, and its `reference`, both costs, shape (objectives,).
 
-    The reference is as bad in each objective as the worst of the front, and at least as the median of all that is
-    complete: up to half of all individuals may have diverged.
+    The reference is a tenth further from the ideal than the worst of the front and the median of all that is complete:
+    up to half of all individuals may have diverged. So may some of the front, which are good at something else: who is
+    more than 100 times as far from the ideal as the median is does not count.
     """
 
     ideal: Costs
@@ -42,8 +47,8 @@ class Box:
 
     def _within(self, costs: Costs) -> Costs:
         """Return costs where the box is that from 0 to 1."""
-        sides = self.reference - self.ideal
-        within: Costs = np.clip((costs - self.ideal) / np.where(sides > 0, sides, 1.0), 0.0, None)
+        sides = self.reference / 2 - self.ideal / 2  # halves: the difference of two floats may overflow
+        within: Costs = np.clip((costs / 2 - self.ideal / 2) / sides, 0.0, None)
         return within
 
 
@@ -54,8 +59,12 @@ def box_of(evaluations: Sequence[Evaluation], objectives: Objectives) -> Box | N
         return None
     complete = costs_of([one for one in evaluations if one.state == "complete"], objectives)
     complete = complete[np.isfinite(complete).all(axis=1)]
-    box = Box(best.min(axis=0), np.maximum(best.max(axis=0), np.median(complete, axis=0)))
-    return box if (box.reference > box.ideal).all() else None
+    ideal, median = best.min(axis=0), np.median(complete, axis=0)
+    with np.errstate(over="ignore"):
+        far = np.where(median > ideal, ideal + _FAR * (median - ideal), np.inf)
+        worst = np.maximum(np.where(best <= far, best, ideal).max(axis=0), median)
+        reference = np.clip(ideal + _MARGIN * (worst - ideal), -_LARGEST, _LARGEST)
+    return Box(ideal, reference) if (worst > ideal).all() else None
 
 
 def described(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[str, Any] | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.objectives import Objectives
 from hpo.results.confirmation import compare, seed_noise
+from hpo.results.expected import expected_losses
 from hpo.results.history import improvements, in_order, joined
 from hpo.results.hypervolume import described
 from hpo.store.front import front, top
@@ -18,35 +19,42 @@ from hpo.store.lineage import line_of
 from hpo.store.rungs import HALVINGS, Halving, Rung, individuals, rungs_of
 from hpo.store.trials import Evaluation
 
+if TYPE_CHECKING:
+    from hpo.store.manifest import Manifest
+
 # The states that are counted: not those of what is repeated, or waits.
 COUNTED = ("complete", "pruned", "paused", "failed", "running")
 
 
 def summarize(
     evaluations: Sequence[Evaluation],
-    budget: int,
+    run: Manifest,
     top_n: int,
     confirmations: Sequence[Evaluation] = (),
-    pruner: str = "none",
-    objectives: Objectives = ONLY_LOSS,
+    distributions: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what the record says of a run: the content of summary.json without its times."""
+    """Return what the record says of a run: the content of summary.json without its times.
+
+    With Optuna's `distributions` of the parameters, it says what a model expects of the best, too.
+    """
+    objectives = run.objectives
     best, confirmed = front(evaluations, objectives), compare(confirmations)
     first = best[0] if best else None
     all_individuals = [*individuals(evaluations).values(), *individuals(confirmations).values()]
     islands = sorted({evaluation.island for evaluation in evaluations if evaluation.finished})
     return {
-        "evaluations": counts(evaluations, budget),
+        "evaluations": counts(evaluations, run.budget),
         "waiting": sum(evaluation.state == "waiting" for evaluation in evaluations),
         "failures": reasons([*evaluations, *confirmations]),
         "propagators": propagators(evaluations, objectives),
-        "rungs": rungs(evaluations, pruner),
+        "rungs": rungs(evaluations, run.pruner),
         "lineage": lineage(evaluations, first),
         "best": _entry(first) if first else None,
         "top": [_entry(evaluation) for evaluation in top(evaluations, top_n, objectives)],
         "objectives": objectives.described(),
         "front": [_entry(evaluation) for evaluation in best] if objectives.are_several else [],
         "hypervolume": described(evaluations, objectives),
+        "expected": _expected(evaluations, first, distributions or {}) if not objectives.are_several else None,
         "islands": [
             {
                 "island": island,
@@ -59,6 +67,23 @@ def summarize(
         "confirmed": [{**_entry(evaluations[entry["trial"]]), **entry} for entry in confirmed],
         "seed_noise": seed_noise(confirmed),
         "unconfirmed": sum(evaluation.state in ("waiting", "running") for evaluation in confirmations),
+    }
+
+
+def _expected(
+    evaluations: Sequence[Evaluation], best: Evaluation | None, distributions: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the loss that a model expects of the best, and of whom it expects the lowest; None where it cannot say."""
+    losses = expected_losses(evaluations, distributions) if best and distributions else {}
+    if not best or best.trial not in losses:
+        return None
+    lowest = min(losses, key=lambda trial: (losses[trial], trial))
+    count = sum(one.state == "complete" for one in evaluations)
+    return {
+        "trial": best.trial,
+        "loss": losses[best.trial],
+        "evaluations": count,
+        "lowest": {"trial": lowest, "loss": losses[lowest]},
     }
 
 

@@ -60,7 +60,7 @@ class Conclusion:
         evaluations, confirmations = session.open_record().evaluations(), self._confirmations()
         stopped = self._stopped(evaluations, confirmations)
         run = session.manifest
-        summary = summarize(evaluations, run.budget, self._top_n, confirmations, run.pruner, run.objectives)
+        summary = summarize(evaluations, run, self._top_n, confirmations, self._space.distributions())
         summary["stopped"] = stopped.reason if stopped else None
         summary["exhausted"] = stopped is None and self._is_exhausted(evaluations)
         self.is_search_done = is_over(evaluations, 0 if summary["exhausted"] else run.budget, run.pruner)

@@ -1,10 +1,11 @@
-"""The objectives of a search as an Optuna study has them: a direction for each, and their names."""
+"""The objectives of a search as an Optuna study has them: a direction for each, and their names as metric names."""
 
 from __future__ import annotations
 
 import warnings
 
 import optuna
+from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 
 from hpo.objectives import LOSS, Objectives
@@ -18,12 +19,24 @@ def directions(objectives: Objectives) -> list[StudyDirection]:
     ]
 
 
-def name_objectives(study: optuna.Study, objectives: Objectives) -> None:
-    """Let Optuna's plots and its dashboard call objectives by their names, where there are several."""
+def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
+    """Make a study with these objectives, by which Optuna's plots and its dashboard call them, and return its id.
+
+    A study of this name that has neither a space nor trials was only begun, and is taken. Raises ValueError if the name
+    is taken by any other study.
+    """
+    try:
+        study_id = storage.create_new_study(directions(objectives), name)
+    except optuna.exceptions.DuplicatedStudyError as error:
+        study_id = storage.get_study_id_from_name(name)
+        is_same = storage.get_study_directions(study_id) == directions(objectives)
+        if not is_same or "space" in storage.get_study_user_attrs(study_id) or storage.get_n_trials(study_id):
+            raise ValueError(f"the storage already holds a study named {name!r}") from error
     if objectives.are_several:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(list(objectives.names))
+            optuna.load_study(study_name=name, storage=storage).set_metric_names(list(objectives.names))
+    return study_id
 
 
 def objectives_of(study: optuna.Study) -> Objectives:
@@ -39,6 +52,9 @@ class OfLosses(optuna.Study):
 
     They refuse studies of several objectives, and compare nothing but intermediate values, which are losses.
     """
+
+    def __init__(self, study: optuna.Study) -> None:
+        super().__init__(study.study_name, study._storage)
 
     @property
     def direction(self) -> StudyDirection:

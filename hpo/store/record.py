@@ -16,8 +16,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.store.directions import OfLosses, directions, name_objectives, objectives_of
-from hpo.store.front import front
+from hpo.store.directions import OfLosses, make_study, objectives_of
 from hpo.store.news import News
 from hpo.store.storage import open_storage
 from hpo.store.suspects import MOST_DEATHS, deaths_of, explains, has_gone_on
@@ -70,21 +69,13 @@ class Record:
     ) -> Record:
         """Make a new study that remembers its search space, a text per parameter, and which study it confirms.
 
-        A study of this name that has neither a space nor trials was only begun, and is completed. Raises ValueError if
-        the name is taken by any other study.
+        Raises ValueError if the name is taken.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         opened = open_storage(storage)
-        try:
-            study_id = opened.create_new_study(directions(objectives), study_name)
-        except optuna.exceptions.DuplicatedStudyError as error:
-            study_id = opened.get_study_id_from_name(study_name)
-            is_begun = opened.get_study_directions(study_id) == directions(objectives)
-            if not is_begun or "space" in opened.get_study_user_attrs(study_id) or opened.get_n_trials(study_id):
-                raise ValueError(f"the storage already holds a study named {study_name!r}") from error
+        study_id = make_study(opened, study_name, objectives)
         if confirms:
             opened.set_study_user_attr(study_id, "confirms", confirms)
-        name_objectives(optuna.load_study(study_name=study_name, storage=opened), objectives)
         opened.set_study_user_attr(study_id, "space", dict(space))
         return cls(storage, study_name)
 
@@ -175,19 +166,19 @@ class Record:
 
     def complete(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
         """Record that an evaluation succeeded; durable when this returns."""
-        self._end(assignment, TrialState.COMPLETE, self._values(loss, metrics), seconds=seconds, **kept(metrics))
+        values = [loss, *self.objectives.of(metrics)]
+        self._end(assignment, TrialState.COMPLETE, values, seconds=seconds, **kept(metrics))
 
     def prune(
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
     ) -> None:
         """Record that an evaluation was pruned, or `paused_after` some losses, with its lowest loss; it is durable."""
-        values = self._values(loss, metrics)
+        values = [loss, *self.objectives.of(metrics)]
         self._end(assignment, TrialState.PRUNED, values, seconds=seconds, **kept(metrics), **attributes)
 
     def is_hopeless(self, assignment: Assignment, pruner: BasePruner) -> bool:
         """Tell whether a pruner ends an evaluation, by the intermediate values of this one and of the others."""
-        study = OfLosses(self._study.study_name, self._storage)
-        return pruner.prune(study, self._storage.get_trial(assignment.trial_id))
+        return pruner.prune(OfLosses(self._study), self._storage.get_trial(assignment.trial_id))
 
     def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float, **attributes: Any) -> None:
         """Record that an evaluation failed, with the reason in one line; durable when this returns."""
@@ -275,10 +266,6 @@ class Record:
         own = ((trial.values[0], trial.number) for trial in trials if "origin" not in trial.user_attrs)
         return min(own, default=(math.inf, -1))
 
-    def front(self) -> list[Evaluation]:
-        """Return the run's own evaluations that no other one of them dominates, those with the lowest loss first."""
-        return front([one for one in self.evaluations() if not one.origin], self.objectives)
-
     def evaluations(self) -> list[Evaluation]:
         """Return all evaluations in the order in which they were started."""
         trials = self.trials()
@@ -304,9 +291,6 @@ class Record:
 
     def _waiting(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.WAITING,))
-
-    def _values(self, loss: float, metrics: Mapping[str, float]) -> list[float]:
-        return [loss, *self.objectives.of(metrics)]
 
     def _end(
         self, assignment: Assignment, state: TrialState, values: Sequence[float] | None, **attributes: Any

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from hpo.errors import UsageError
 from hpo.process.printed import warn
-from hpo.store.front import spread
+from hpo.store.front import costs_of, front, spread
 from hpo.store.lock import FileLock
 from hpo.store.tensors import write_tensors
 from hpo.text import message
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpo.store.record import Record
-    from hpo.store.trials import Assignment
+    from hpo.store.trials import Assignment, Evaluation
 
 
 class WeightsKeeper:
@@ -91,11 +91,9 @@ class FrontKeeper(WeightsKeeper):
     def wants(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
         """Tell whether an evaluation with these values would be on the front as it is now."""
         objectives = self._record.objectives
-        costs = objectives.costs((loss, *objectives.of(metrics)))
-        return super().wants(assignment, loss, metrics) or not any(
-            all(own <= other for own, other in zip(objectives.costs(one.values), costs, strict=True))
-            for one in self._record.front()
-        )
+        own = objectives.costs((loss, *objectives.of(metrics)))
+        is_behind = (costs_of(self._front(), objectives) <= own).all(axis=1).any()
+        return not is_behind or super().wants(assignment, loss, metrics)
 
     def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
         """Keep the weights of an evaluation that has been recorded, if it is on the front; remove what is no more."""
@@ -104,13 +102,21 @@ class FrontKeeper(WeightsKeeper):
             self._write(weights_of(self._folder, assignment.number), assignment, weights, self._is_on_front)
             self._tidy()
 
+    def _front(self) -> list[Evaluation]:
+        """Return the front of the run's own evaluations: nobody has weights of what was taken over."""
+        return front([one for one in self._record.evaluations() if not one.origin], self._record.objectives)
+
+    def _is_best(self, number: int) -> bool:
+        """Tell whether a trial is the winner: of equal losses, it is the one that is better in something else."""
+        return any(one.trial == number for one in self._front()[:1])
+
     def _is_on_front(self, number: int) -> bool:
         return number in self._kept(number)
 
     def _kept(self, *more: int) -> set[int]:
         """Return whose weights are to stay, of those on the front that have some, and of `more` trials."""
         there = {int(path.stem) for path in self._files()} | set(more)
-        on_front = [one for one in self._record.front() if one.trial in there]
+        on_front = [one for one in self._front() if one.trial in there]
         return {one.trial for one in spread(on_front, self._record.objectives)}
 
     def _files(self) -> list[Path]:

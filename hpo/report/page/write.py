@@ -17,6 +17,7 @@ import jinja2
 from hpo.errors import UsageError
 from hpo.objectives import Objectives
 from hpo.parameters import is_conditional
+from hpo.report.expected import expected_text
 from hpo.report.front import costs_of_entries, improved, kept_weights, objectives_first, what_it_is, worth
 from hpo.report.individuals import MOST_SHOWN, most_different
 from hpo.report.page import front, hyperparameters, lineage, losses, rungs, work
@@ -54,10 +55,8 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     """Return the report of a run as HTML; evaluations that still run are drawn until `now`, seconds since the epoch."""
     goes_on = run.run_dir.in_use is not False
     evaluations, confirmations = run.evaluations(), run.confirmations()
-    summary = summarize(
-        evaluations, run.manifest.budget, top_n, confirmations, run.manifest.pruner, run.manifest.objectives
-    )
     distributions = run.distributions()
+    summary = summarize(evaluations, run.manifest, top_n, confirmations, distributions)
     matter = importances(evaluations, distributions)
     order = list(dict.fromkeys([*matter, *distributions]))
     objectives = run.manifest.objectives
@@ -120,6 +119,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         several=objectives.are_several,
         improved=improved(objectives),
         front=_front(run, summary["front"], matter, distributions),
+        expected=expected_text(summary),
         front_about=what_it_is(len(summary["front"]), objectives),
         front_worth=worth(summary["hypervolume"], objectives),
         fronts=fronts,

@@ -1,0 +1,96 @@
+"""What a model of all losses is worth where each network is trained once: to tell how good the best is, and who it is.
+
+The default search of 8 workers, in simulated time, trains networks of the tables once each, with one of the table's
+seeds. Losses are in units of the distance from the table's best mean over seeds to its median. `pip install
+'.[benchmarks]'` first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks import tables
+from benchmarks.simulation import SimulatedIslands, simulate
+from hpo.results.expected import expected_losses
+from hpo.space import SearchSpace
+from hpo.store.trials import Evaluation, rank
+
+AFTER = (32, 64, 128)
+LABELS = (
+    "measured: off (size)",
+    "expected: off (size)",
+    "regret: lowest measured",
+    "lowest expected",
+    "of 5 by measured",
+    "of 5 by expected",
+    "of 3 measured, 2 expected",
+)
+
+
+def run(family: str, name: str, seed: int) -> list[list[float]]:
+    """Return for each number of evaluations how far losses of the best are off, and the regret of who is chosen."""
+    warnings.simplefilter("ignore")
+    table, losses = tables.load(family, name), tables.losses(family, name)
+    draws, evaluations = random.Random(seed), list[Evaluation]()
+
+    def evaluate(params: Mapping[str, Any]) -> tuple[float, float]:
+        loss = draws.choice(losses[tuple(params.values())])
+        evaluations.append(Evaluation(len(evaluations), "complete", loss, dict(params), 0, 0, 0))
+        return loss, table.evaluate(params)[1]
+
+    simulate(SimulatedIslands(table.space, ("ga",), 2, seed), evaluate, AFTER[-1])
+    means = {place: float(np.mean(of_seeds)) for place, of_seeds in losses.items()}
+    lowest = min(means.values())
+    unit = float(np.median(list(means.values()))) - lowest
+    return [[figure / unit for figure in _figures(evaluations[:count], table.space, means, lowest)] for count in AFTER]
+
+
+def _figures(
+    evaluations: Sequence[Evaluation], space: SearchSpace, means: Mapping[tuple[int, ...], float], lowest: float
+) -> list[float]:
+    """Return how far the measured and the expected loss of the best are off, and the regrets of four choices.
+
+    These are the lowest by what was measured and by what is expected, and the best of five in the mean: the first
+    by either, or three by one and two by the other.
+    """
+    expected = expected_losses(evaluations, space.distributions())
+    means_of = {one.trial: means[tuple(one.params.values())] for one in evaluations}
+    by_loss = [one.trial for one in rank(evaluations, len(evaluations))]
+    by_model = sorted(expected, key=lambda trial: expected[trial])
+    first, loss = by_loss[0], rank(evaluations, 1)[0].loss
+    chosen = [by_loss[:1], by_model[:1], by_loss[:5], by_model[:5], list(dict.fromkeys([*by_loss[:3], *by_model]))[:5]]
+    regrets = [min(means_of[trial] for trial in trials) - lowest for trials in chosen]
+    return [loss - means_of[first], expected[first] - means_of[first], *regrets]
+
+
+def main() -> None:
+    """Measure, and print means over tables and seeds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=2)
+    chosen = parser.parse_args()
+    for family in tables.FAMILIES:
+        names = tables.FAMILIES[family][0].available_dataset_names
+        with ProcessPoolExecutor(chosen.processes) as pool:
+            jobs = [pool.submit(run, family, name, seed) for name in names for seed in range(chosen.seeds)]
+            of_runs: npt.NDArray[np.float64] = np.array([job.result() for job in jobs])
+        print(f"{family:28s}" + "".join(f"{f'after {count}':>18s}" for count in AFTER))
+        for place, label in enumerate(LABELS):
+            means, sizes = of_runs[:, :, place].mean(axis=0), np.abs(of_runs[:, :, place]).mean(axis=0)
+            cells = [
+                f"{mean:+.3f} ({size:.3f})" if place < 2 else f"{mean:.4f}"
+                for mean, size in zip(means, sizes, strict=True)
+            ]
+            print(f"    {label:24s}" + "".join(f"{cell:>18s}" for cell in cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""What a model expects of the best individual, as a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpo.text import number
+
+_CLOSE = 0.02  # of a loss
+
+
+def expected_text(summary: Mapping[str, Any]) -> str:
+    """Return what a model expects of the best, and of whom it expects the lowest loss; empty where it cannot say."""
+    expected = summary["expected"]
+    if expected is None:
+        return ""
+    loss, lowest, count = summary["best"]["loss"], expected["lowest"], expected["evaluations"]
+    text = f"A model of all {count} losses expects {number(expected['loss'])} of trial {expected['trial']}"
+    if expected["loss"] - loss > _CLOSE * abs(loss):
+        text += f", and not {number(loss)}, which is partly luck"
+    if expected["loss"] - lowest["loss"] > _CLOSE * abs(lowest["loss"]):
+        text += f"; it expects the lowest loss of trial {lowest['trial']}, {number(lowest['loss'])}"
+    return f"{text}."
