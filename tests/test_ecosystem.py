@@ -17,9 +17,10 @@ import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
+from hpo.objectives import Objectives
 from tests.support.launch import ROOT, SEARCHES, Mpi, call_hpo, finish
 from tests.support.outcome import trials_of
-from tests.support.runs import run_of_everything
+from tests.support.runs import add, make_run, run_of_everything
 
 SECONDS = 100.0  # for anything that is waited for, on a machine that has much else to do
 
@@ -253,3 +254,24 @@ def test_every_plot_that_optuna_has_for_one_loss_shows_the_trials_of_a_run(tmp_p
     plotted = {name for name in dir(plots) if name.startswith("plot_")} - of_several_losses
     source = Path(__file__).read_text()
     assert {name for name in plotted if f"plots.{name}(" not in source} == set(), "these are new in Optuna"
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")  # which optuna imports, if it is there
+@pytest.mark.slow
+def test_plots_that_optuna_has_for_several_objectives_show_the_trials_of_a_run(tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run", objectives=Objectives(("loss", "size", "speed"), ("speed",)))
+    for loss, size, speed in ((1.0, 9.0, 5.0), (2.0, 5.0, 5.0), (3.0, 9.0, 4.0), (3.0, 9.0, 6.0)):
+        add(record, curve={1: loss}, metrics={"size": size, "speed": speed})
+    study = study_of(tmp_path / "run")
+    from optuna import visualization as plots  # pytest, as it looks for tests, would load what is lazy here
+
+    front = plots.plot_pareto_front(study, include_dominated_trials=False)
+    scene = front.layout.scene
+    assert [axis.title.text for axis in (scene.xaxis, scene.yaxis, scene.zaxis)] == ["loss", "size", "speed"]
+    assert sorted(zip(*(points(front, axis)[-1] for axis in "xyz"), strict=True)) == [(1, 9, 5), (2, 5, 5), (3, 9, 6)]
+    history = plots.plot_hypervolume_history(study, [4.0, 10.0, 0.0])
+    # (4 - 1)(10 - 9)5, and of the second (4 - 2)(10 - 5)5 but for (4 - 2)(10 - 9)5; of the last one, 1 is new.
+    assert points(history)[0] == [15, 55, 55, 56]
+    losses = plots.plot_optimization_history(study, target=lambda trial: trial.values[0], target_name="loss")
+    assert points(losses, "y", "loss") == [[1, 2, 3, 3]]
