@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support.launch import PROGRAM, ROOT, Mpi, open_mpi
+from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, call_hpo, open_mpi
 
 # What programs need to be found and to speak; whatever else this shell has (SLURM's job, an MPI's options, proxies,
 # colours, accounts, Python's and torch's switches) is another's, and would reach the jobs of the tests.
@@ -74,6 +74,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def hpo(capsys: pytest.CaptureFixture[str]) -> Hpo:
+    """Run the command in this process, and return its status and what it has printed on either stream."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        status = call_hpo(*arguments)
+        return status, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture

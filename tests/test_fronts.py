@@ -7,7 +7,6 @@ import io
 import json
 import random
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from hpo.store.tensors import write_tensors
 from hpo.store.trials import Evaluation
 from hpo.store.weights import weights_of
 from tests.support.evaluations import one
-from tests.support.launch import call_hpo
+from tests.support.launch import Hpo
 from tests.support.outcome import LINE
 from tests.support.runs import BEGAN, add, make_run, manifest
 from tests.test_advice import result, told
@@ -45,19 +44,6 @@ TWO = Objectives(("loss", "parameters"))
 THREE = Objectives(("loss", "parameters", "speed"), ("speed",))
 # Loss, parameters and speed of trials 0 to 4; of loss and parameters alone, the front is 3, 0 and 4.
 VALUES = [(0.5, 100.0, 7.0), (0.25, 300.0, 3.0), (0.6, 200.0, 9.0), (0.25, 200.0, 2.0), (1000.0, 50.0, 1.0)]
-
-Hpo = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def hpo(capsys: pytest.CaptureFixture[str]) -> Hpo:
-    """Run the command in this process."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        status = call_hpo(*arguments)
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def a_run(path: Path, objectives: Objectives = TWO, **about: Any) -> RunReader:

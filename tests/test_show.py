@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import rank
 from tests.support.endurance import FAULTY
-from tests.support.launch import PROGRAM, ROOT, Mpi, call_hpo, hpo_line
+from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, hpo_line
 from tests.support.runs import (
     BEGAN,
     CONTENT,
@@ -49,19 +48,6 @@ from tests.support.runs import (
 PLACED = "rank 1, my_search.py:33: ValueError: injected"
 LATE = "timeout: rank 0 waited 15 s at my_search.py:20 for rank 1, which was at my_search.py:15"
 TRACEBACK = 'Traceback (most recent call last):\n  File "my_search.py", line 33, in objective\nValueError: injected\n'
-
-Hpo = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def hpo(capsys: pytest.CaptureFixture[str]) -> Hpo:
-    """Run the command in this process."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        status = call_hpo(*arguments)
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def facts_of(text: str) -> dict[str, str]:

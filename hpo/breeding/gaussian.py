@@ -18,7 +18,6 @@ Vector = npt.NDArray[np.float64]
 # A parameter matters over half of its range, and a two-hundredth of the variance does not follow from parameters.
 _SCALE = 0.5
 _NOISE = 0.005
-_NOISE_SPREAD = 1.0
 _STEPS = 15  # of each fit, which continues the one before, once a tenth more evaluations are known
 _GROWTH = 1.1
 _FITTED = 128  # points at most, evenly of all: more tell the same scales, and take longer (benchmarks/README.md)
@@ -38,7 +37,6 @@ class GaussianProcess:
         self._scales = int(scale_of.max()) + 1
         self._start: Vector = np.log(np.append(np.full(self._scales, _SCALE), noise))
         self._logs = self._start
-        self._spread: Vector = np.append(np.ones(self._scales), _NOISE_SPREAD)
         self._next_fit = 0.0
 
     def fit(self, points: Vector, values: Vector, known: int) -> None:
@@ -109,7 +107,7 @@ class GaussianProcess:
         """Return -log p(scales, noise | values) but for a constant, and its gradient (equations 5.8 and 5.9)."""
         rates, noise = np.exp(-2 * logs[:-1]), np.exp(logs[-1])
         covariance, slope = _matern(np.sqrt(2 * (squares @ rates)))
-        off = (logs - self._start) / self._spread
+        off = logs - self._start
         try:
             factor = cho_factor(covariance + noise * np.eye(len(values)), lower=True)
         except LinAlgError:
@@ -119,7 +117,7 @@ class GaussianProcess:
         slopes = (inner * slope).ravel() @ squares.reshape(-1, self._scales)
         gradient = np.append(-rates * slopes, -0.5 * noise * np.trace(inner))
         misfit = 0.5 * values @ weights + np.log(np.diag(factor[0])).sum() + 0.5 * off @ off
-        return float(misfit), gradient + off / self._spread
+        return float(misfit), gradient + off
 
 
 def _inverse(factor: Vector) -> Vector:

@@ -96,17 +96,13 @@ class Genetic(Propagator):  # type: ignore[misc]
 
     def _parents(self, population: list[Individual]) -> Vector:
         """Return the genes of the best individuals, shape (parents, genes), each once: islands exchange copies."""
-        finite = [individual for individual in population if math.isfinite(individual.loss)]
-        if self._past.objectives.are_several and finite:
-            ordered = [finite[place] for place in best_first(costs_of(finite))]
+        different = {tuple(one.position): one for one in population if math.isfinite(one.loss)}
+        ranked = list(different.values())
+        if self._past.objectives.are_several and ranked:
+            ranked = [ranked[place] for place in best_first(costs_of(ranked), _PARENTS)]
         else:
-            ordered = sorted(finite, key=lambda individual: individual.loss)
-        parents: dict[tuple[float, ...], None] = {}
-        for individual in ordered:
-            if len(parents) == _PARENTS:
-                break
-            parents.setdefault(tuple(individual.position))
-        return np.array(list(parents), float)
+            ranked.sort(key=lambda individual: individual.loss)
+        return np.array([individual.position for individual in ranked[:_PARENTS]], float)
 
     def _offspring(self, parents: Vector) -> Vector:
         draws, genes = self._draws, len(self._width)

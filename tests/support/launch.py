@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ SEARCHES = ROOT / "tests" / "searches"
 PROGRAMS = ROOT / "tests" / "programs"
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
+Hpo = Callable[..., tuple[int, str, str]]  # the command in this process: its status, and what it prints on each stream
 ALONE = ("--islands", 1, "--ranks-per-worker", 1)  # each rank a worker
 
 needs_fashion_mnist = pytest.mark.skipif(
