@@ -272,6 +272,18 @@ def test_earlier_fronts_are_those_of_the_first_evaluations_that_ended() -> None:
     assert fronts([one(0, "failed")], TWO) == []
 
 
+def test_a_front_has_a_quarter_of_its_figure_at_least() -> None:
+    found = [(2.1, 200.0), (2.12, 100.0), (2.2, 20.0)]
+    evaluations = traded([*found, (2.5, 60.0), (2.4, 300.0), (3.1, 90.0), (9.0, 20.0), (25.0, 50.0), (50.0, 20.0)])
+    (figure,) = fronts(evaluations, TWO)
+    assert "go beyond the scale of loss, up to 50" in figure.beyond
+    low, high = figure.layout["xaxis"]["range"]
+    assert (2.2 - low) / (high - low) > 0.1
+    assert set(trace(figure, "on the front")["marker"]["symbol"]) == {"circle"}
+    (whole,) = fronts(traded([*found, (2.5, 60.0)]), TWO)
+    assert whole.beyond == ""
+
+
 def test_what_diverged_does_not_flatten_a_front() -> None:
     near = [(0.1 + 0.05 * n, 1e6 / (1 + n) ** 3) for n in range(12)]
     evaluations = traded([*near, (1e9, 2e6), (2e9, 1.0)])

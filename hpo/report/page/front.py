@@ -14,12 +14,13 @@ from hpo.report.page.edge import BELOW_EDGE, TRIANGLE_SIZE, apart, cut_axis, pla
 from hpo.report.page.figure import Figure, Trace, drawn, label, points
 from hpo.report.scale import Scale, scale_of
 from hpo.results.history import in_order
-from hpo.results.hypervolume import over_time
+from hpo.results.hypervolume import box_of, over_time
 from hpo.store.front import costs_of, front
 from hpo.store.trials import Evaluation
 from hpo.text import counted, number
 
 _FEWEST = 8  # evaluations: before, there is no earlier front to see
+_LEAST = 1 / 4  # of an axis, from the best to a little behind the front
 _EDGES = {
     "right": ("triangle-right", "\N{BLACK RIGHT-POINTING TRIANGLE} at the right edge"),
     "upper": ("triangle-up", "\N{BLACK UP-POINTING TRIANGLE} at the upper edge"),
@@ -75,16 +76,25 @@ class _Side:
 
 
 def _side(evaluations: Sequence[Evaluation], objectives: Objectives, place: int) -> _Side:
-    """Return the axis of an objective; what is far worse than usual is beyond its scale."""
+    """Return the axis of an objective; what is far worse than usual, or than the front, is beyond its scale."""
     name, values = objectives.names[place], [one.values[place] for one in evaluations]
     whole = Scale(min(values), max(values))
+    costs = [-one for one in values] if name in objectives.maximized else values
+    box = box_of(evaluations, objectives)
+    scale = _around(scale_of(costs, costs), costs, float(box.reference[place]) if box else math.inf)
     if name not in objectives.maximized:
-        return _Side(name, place, scale_of(values, values), "upper" if place else "right")
-    costs = [-one for one in values]
-    scale = scale_of(costs, costs)
+        return _Side(name, place, scale, "upper" if place else "right")
     if not whole.logarithmic and (scale.logarithmic or scale.beyond(max(costs))):
         return _Side(name, place, scale, "lower", turned=True)
     return _Side(name, place, whole, "lower")
+
+
+def _around(scale: Scale, costs: Sequence[float], reference: float) -> Scale:
+    """Return a scale of which what lies before the reference has a quarter at least."""
+    if scale.beyond(reference) or scale.share(reference) >= _LEAST:
+        return scale
+    end = scale.at(scale.share(reference) / _LEAST)
+    return Scale(scale.lowest, max(cost for cost in costs if cost <= end))
 
 
 def fronts(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Figure]:
