@@ -1,4 +1,4 @@
-"""What a model of all losses is worth where each network is trained once: to tell how good the best is, and who it is.
+"""What a model of the losses is worth where each network is trained once: to tell how good the best is, and who it is.
 
 The default search of 8 workers, in simulated time, trains networks of the tables once each, with one of the table's
 seeds. Losses are in units of the distance from the table's best mean over seeds to its median. `pip install

@@ -15,7 +15,7 @@ from benchmarks.searchers import Searcher
 from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
 from hpo.breeding.selection import Emigrants, Replaced
-from hpo.breeding.upstream import Individual, SelectMax, SelectMin
+from hpo.breeding.upstream import Individual
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.space import SearchSpace
 from hpo.store.trials import Evaluation
@@ -40,8 +40,8 @@ class SimulatedIslands:
         self._rng = random.Random(seed)
         self._news: list[Evaluation] = []
         self._past = Past(space, self._take_news, objectives)
-        self._emigrants = Emigrants(1, self._rng) if objectives.are_several else SelectMin(1)
-        self._replaced = Replaced(1) if objectives.are_several else SelectMax(1)
+        self._emigrants = Emigrants(1, random.Random(seed))
+        self._replaced = Replaced(1)
         self._islands = islands
         self._size = workers // islands
         self._populations: list[list[Individual]] = [[] for _ in range(islands)]
@@ -80,14 +80,14 @@ class SimulatedIslands:
         self._populations[island].append(individual)
         if self._rng.random() > _EXCHANGE:
             return
-        best = self._emigrants(self._populations[island])[0]
+        (best,) = self._emigrants(self._populations[island])
         for other in range(self._islands):
             if other != island:
                 migrant = copy.deepcopy(best)
                 migrant.current = self._rng.randrange(self._size)
                 self._populations[other].append(migrant)
                 replaceable = [one for one in self._populations[other] if one.current == migrant.current]
-                worst = self._replaced(replaceable)[0]
+                (worst,) = self._replaced(replaceable)
                 self._populations[other] = [one for one in self._populations[other] if one is not worst]
 
     def _take_news(self) -> list[Evaluation]:

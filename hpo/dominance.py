@@ -14,6 +14,8 @@ Costs = npt.NDArray[np.float64]
 
 def non_dominated(costs: Costs) -> npt.NDArray[np.bool_]:
     """Tell of each individual whether no other one dominates it, shape (individuals,); equals are all or none."""
+    if costs.shape[1] == 2 and len(costs):
+        return _non_dominated_pairs(costs)
     left, place = np.lexsort(costs.T[::-1]), 0  # nobody is dominated by one behind it
     while place < len(left):
         there, own = costs[left], costs[left[place]]
@@ -22,6 +24,14 @@ def non_dominated(costs: Costs) -> npt.NDArray[np.bool_]:
     found = np.zeros(len(costs), bool)
     found[left] = True
     return found
+
+
+def _non_dominated_pairs(costs: Costs) -> npt.NDArray[np.bool_]:
+    """Tell the same of two objectives in one sweep: who comes first in one has to be better in the other."""
+    pairs, places = np.unique(costs, axis=0, return_inverse=True)
+    lowest = np.minimum.accumulate(pairs[:, 1])
+    kept: npt.NDArray[np.bool_] = np.append(True, pairs[1:, 1] < lowest[:-1])[places.ravel()]
+    return kept
 
 
 def layers(costs: Costs, most: int | None = None) -> npt.NDArray[np.int64]:

@@ -67,7 +67,7 @@ class Objectives:
 
     def described(self) -> list[str]:
         """Return a text for each objective."""
-        return [f"{name}, maximised" if name in self.maximized else name for name in self.names]
+        return [f"{name} (maximised)" if name in self.maximized else name for name in self.names]
 
 
 ONLY_LOSS = Objectives()

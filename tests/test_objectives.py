@@ -25,10 +25,12 @@ from hpo.evaluation.pruning import Stopping, make_pruner
 from hpo.objectives import ONLY_LOSS, Objectives, declared
 from hpo.problem import load_search_file
 from hpo.results.hypervolume import box_of, described, over_time
+from hpo.results.winner import winner_of
 from hpo.run.request import check_objectives
 from hpo.run.takeover import read_takeover
 from hpo.store.front import MOST_WEIGHTS, front, spread, top
 from hpo.store.record import Record
+from hpo.store.run_dir import RunDir
 from hpo.store.trials import Assignment, Evaluation
 from hpo.store.weights import FrontKeeper, read_weights, weights_of
 from tests.support.evaluations import one
@@ -85,7 +87,7 @@ def test_who_minimises_one_loss_says_so() -> None:
     check_objectives(("pso", "propulate"), ONLY_LOSS)
     expected = (
         "--propagators propulate: it minimises one loss, and this search has the objectives loss, parameters, "
-        "speed, maximised; ga, tpe, random take several"
+        "speed (maximised); ga, tpe, random take several"
     )
     with pytest.raises(UsageError) as raised:
         check_objectives(("ga", "propulate"), THREE)
@@ -196,6 +198,17 @@ def test_of_a_long_front_those_far_apart_stay() -> None:
     assert [found.trial for found in spread(line, TWO, 5)] == [0, 31, 60, 99, 100]
 
 
+@pytest.mark.parametrize("objectives", [2, 4, 6, 9])
+def test_the_best_in_each_objective_stay_of_a_front_of_many(objectives: int) -> None:
+    names = Objectives(("loss", *map(str, range(1, objectives))))
+    draws = random.Random(objectives)
+    many = [individual(trial, *(draws.random() for _ in range(objectives))) for trial in range(60)]
+    stay = spread(front(many, names), names)
+    assert len(stay) <= MOST_WEIGHTS
+    for place in range(objectives):
+        assert min(many, key=lambda found: found.values[place]) in stay
+
+
 def test_the_hypervolume_is_a_share_of_a_box_that_outliers_do_not_stretch() -> None:
     good = [individual(0, 0.0, 10.0), individual(1, 5.0, 5.0), individual(2, 10.0, 0.0)]
     whole = described(good, TWO)
@@ -303,6 +316,31 @@ def test_the_weights_of_the_front_are_kept_and_no_others(tmp_path: Path) -> None
     assert not list(tmp_path.glob("**/.*")), "no drafts"
 
 
+def test_of_equals_on_the_front_it_is_the_first_whose_weights_are_kept(tmp_path: Path) -> None:
+    record = recorded(tmp_path, TWO)
+    keeper = FrontKeeper(tmp_path / "best.safetensors", tmp_path / "front", record, {})
+    begun = [claim(record, {"x": place / 10}, SPACE.distributions(), 999) for place in range(4)]
+    for assignment, loss, parameters in ((begun[1], 0.5, 5.0), (begun[2], 0.4, 9.0), (begun[0], 0.5, 5.0)):
+        assert keeper.wants(assignment, loss, {"parameters": parameters})
+        record.complete(assignment, loss, 1.0, {"parameters": parameters})
+        keeper.keep(assignment, {"w": torch.tensor([loss])})
+    assert not keeper.wants(begun[3], 0.5, {"parameters": 5.0})
+    assert {one.trial for one in front(record.evaluations(), TWO)} == {0, 2}
+    assert {path.name for path in (tmp_path / "front").iterdir()} == {"0.safetensors", "2.safetensors"}
+    draft = tmp_path / "front" / ".7.safetensors.7"
+    draft.touch()
+    RunDir(tmp_path).clear_locks()
+    assert not draft.exists(), "a job that was killed has left it"
+
+
+def test_who_is_confirmed_behind_the_front_is_not_the_winner() -> None:
+    search = [individual(0, 0.5, 7.0), individual(1, 0.4, 9.0), individual(2, 0.6, 8.0)]
+    means = {0: 0.7, 1: 0.8, 2: 0.6}
+    confirmations = [one(trial, loss=loss, confirms=trial, seed=1) for trial, loss in means.items()]
+    assert winner_of(search, confirmations, TWO) == search[0]
+    assert winner_of(search, [], TWO) == search[1]
+
+
 # What is taken over
 
 
@@ -314,6 +352,7 @@ def test_another_study_is_taken_over_where_all_objectives_are_known(tmp_path: Pa
         ("same", [down, up], None),
         ("turned", [down, down], None),
         ("named", [down, down, up], ["error", "size", "speed"]),
+        ("behind", [down, down, up], ["size", "loss", "speed"]),
     ):
         study = optuna.create_study(study_name=name, storage=storage, directions=directions)
         if names:
@@ -327,6 +366,8 @@ def test_another_study_is_taken_over_where_all_objectives_are_known(tmp_path: Pa
     assert (named.values, named.metrics) == ((0.25, 7.0), {"size": 2.0, "speed": 7.0})
     with pytest.raises(UsageError, match="no finished evaluation is of this search space: trial 0: its 'speed' is not"):
         read_takeover(f"{storage}#turned", SPACE, objectives)
+    with pytest.raises(UsageError, match="its first objective is 'size', and not 'loss', which comes first"):
+        read_takeover(f"{storage}#behind", SPACE, objectives)
     (alone,) = read_takeover(f"{storage}#turned", SPACE, ONLY_LOSS).evaluations
     assert (alone.values, alone.metrics) == ((0.25,), {})
 
@@ -352,7 +393,7 @@ def test_a_run_with_several_objectives_is_resumed_and_ends_with_its_front(mpi: M
     study = Record(tmp_path / "run" / "study.log", "run").study
     expected = {trial.number for trial in study.best_trials}
     assert {entry["trial"] for entry in summary["front"]} <= expected
-    assert summary["objectives"] == ["loss", "width", "speed, maximised"]
+    assert summary["objectives"] == ["loss", "width", "speed (maximised)"]
     assert summary["best"] == summary["front"][0] == summary["top"][0]
     kept = {int(path.stem) for path in (tmp_path / "run" / "front").iterdir()}
     assert kept <= {entry["trial"] for entry in summary["front"]}
@@ -372,7 +413,7 @@ def test_an_objective_that_is_not_reported_fails_the_evaluation_with_what_to_do(
         assert (job.returncode, job.stderr) == (3, "")
         reason = (
             f"the first rank has not reported {lacks!r} as a finite number with the loss, which the objectives need, "
-            f"but {there}: yield loss, {{{lacks!r}: ...}} each time"
+            f"but {there}: report it each time, as in yield loss, {{{lacks!r}: ...}}"
         )
         assert [trial.user_attrs["failure"] for trial in trials_of(tmp_path / lacks)] == [reason] * 2
         assert reason[:60] in job.stdout
@@ -387,7 +428,7 @@ def test_mistakes_with_objectives_are_told_before_anything_starts(
     text = TRADING.read_text()
     (tmp_path / "mine.py").write_text(text.replace('("loss", "width", maximize("speed"))', '("loss", "width")'))
     for options, message in (
-        (["--run-dir", "run", "--resume"], "they were loss, width, speed, maximised, and are loss, width in mine.py"),
+        (["--run-dir", "run", "--resume"], "they were loss, width, speed (maximised), and are loss, width in mine.py"),
         (["--run-dir", "new", "--propagators", "pso"], "--propagators pso: it minimises one loss, and this search has"),
         (["--run-dir", "new", "--inherit"], "--inherit: it keeps what the individuals with the lowest losses have"),
     ):

@@ -11,8 +11,6 @@ __all__ = [
     "Islands",
     "ParallelNelderMead",
     "Propagator",
-    "SelectMax",
-    "SelectMin",
     "StatelessPSO",
     "get_default_propagator",
 ]
@@ -27,8 +25,6 @@ from propulate.propagators import (  # noqa: E402
     CMAPropagator,
     ParallelNelderMead,
     Propagator,
-    SelectMax,
-    SelectMin,
     StatelessPSO,
 )
 

@@ -49,7 +49,7 @@ def _unreported(missing: Sequence[str], metrics: Mapping[str, float]) -> str:
     there = ", ".join(map(repr, metrics)) or "no finite metric"
     return (
         f"the first rank has not reported {missing[0]!r} as a finite number with the loss, which the objectives need, "
-        f"but {there}: yield loss, {{{missing[0]!r}: ...}} each time"
+        f"but {there}: report it each time, as in yield loss, {{{missing[0]!r}: ...}}"
     )
 
 

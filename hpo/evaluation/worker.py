@@ -127,13 +127,12 @@ class Worker:
     def offer(self, weights: Offered) -> None:
         """Offer the network's weights, as its `state_dict()`, before the loss that they have is yielded or reported.
 
-        The weights of the run's best individual are kept in RUN_DIR/best.safetensors. Only the leader's weights are
-        used. They are copied with the loss if it is the best of the run so far, so that the network may train on
-        afterwards.
+        The weights of the run's best individual are kept in RUN_DIR/best.safetensors, and with several objectives those
+        of ten of the front in RUN_DIR/front. Only the leader's weights are used. They are copied with the loss if it is
+        the best of the run so far, or would be on the front, so that the network may train on afterwards.
 
         `weights` may be a function without arguments that returns them, offered on all ranks. It is called on all ranks
-        together, and only if the loss is the best of the run so far: gathering the weights of a sharded network takes
-        time.
+        together, and only if they are to be kept: gathering the weights of a sharded network takes time.
 
         Raises TypeError where `weights` is neither a function nor a mapping of whole tensors by their names. So does,
         and fails the evaluation, what a function returns on the leader.

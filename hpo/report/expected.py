@@ -16,9 +16,9 @@ def expected_text(summary: Mapping[str, Any]) -> str:
     if expected is None:
         return ""
     loss, lowest, count = summary["best"]["loss"], expected["lowest"], expected["evaluations"]
-    text = f"A model of all {count} losses expects {number(expected['loss'])} of trial {expected['trial']}"
+    text = f"A model of {count} losses expects {number(expected['loss'])} of trial {expected['trial']}"
     if expected["loss"] - loss > _CLOSE * abs(loss):
-        text += f", and not {number(loss)}, which is partly luck"
+        text += f", and not {number(loss)}, which may be partly luck"
     if expected["loss"] - lowest["loss"] > _CLOSE * abs(lowest["loss"]):
         text += f"; it expects the lowest loss of trial {lowest['trial']}, {number(lowest['loss'])}"
     return f"{text}."

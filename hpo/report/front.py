@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpo.dominance import Costs
 from hpo.objectives import Objectives
-from hpo.store.run_dir import RunDir
 from hpo.store.trials import Evaluation
-from hpo.store.weights import trial_of_weights, weights_of
 from hpo.text import counted, named, number
 
 
@@ -79,12 +76,6 @@ def costs_of_entries(entries: Sequence[Mapping[str, Any]], objectives: Objective
     """Return the costs of individuals of a summary, shape (individuals, objectives), the lower the better."""
     costs = [objectives.costs((entry["loss"], *objectives.of(entry["metrics"]))) for entry in entries]
     return np.array(costs, float).reshape(-1, len(objectives.names))
-
-
-def kept_weights(run_dir: RunDir, trial: int) -> Path | None:
-    """Return the file with a trial's weights; None where there are none."""
-    files = (weights_of(run_dir.front, trial), run_dir.weights)
-    return next((path for path in files if trial_of_weights(path) == trial), None)
 
 
 def improved(objectives: Objectives) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.report.expected import expected_text
-from hpo.report.front import costs_of_entries, improved, kept_weights, objectives_first, others_of_it, what_it_is, worth
+from hpo.report.front import costs_of_entries, improved, objectives_first, others_of_it, what_it_is, worth
 from hpo.report.grid import empty_table, filled_table, table_text
 from hpo.report.individuals import individuals_text
 from hpo.report.rungs import rung_columns
@@ -23,7 +23,7 @@ from hpo.results.winner import examined
 from hpo.store.front import far_apart
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import Evaluation, label
-from hpo.store.weights import trial_of_weights
+from hpo.store.weights import kept_weights, trial_of_weights
 from hpo.text import counted, duration, named, number, printable, short, show_command, tenths, value
 
 _MOST_REASONS = 10

@@ -1,4 +1,4 @@
-"""What a model of all losses expects of an individual: the lowest of many measured losses is lower than it should be.
+"""What a model of a run's losses expects of an individual: the lowest of many is lower than it should be.
 
 It is the surrogate's model, of losses after a power transformation, but one that expects noise: on tables of networks
 that were trained once each, it was off by half as much as the measured loss of the best (benchmarks/README.md).

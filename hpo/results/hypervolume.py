@@ -59,8 +59,9 @@ def box_of(evaluations: Sequence[Evaluation], objectives: Objectives) -> Box | N
         return None
     complete = costs_of([one for one in evaluations if one.state == "complete"], objectives)
     complete = complete[np.isfinite(complete).all(axis=1)]
-    ideal, median = best.min(axis=0), np.median(complete, axis=0)
+    ideal = best.min(axis=0)
     with np.errstate(over="ignore"):
+        median = np.clip(np.median(complete, axis=0), -_LARGEST, _LARGEST)
         far = np.where(median > ideal, ideal + _FAR * (median - ideal), np.inf)
         worst = np.maximum(np.where(best <= far, best, ideal).max(axis=0), median)
         reference = np.clip(ideal + _MARGIN * (worst - ideal), -_LARGEST, _LARGEST)

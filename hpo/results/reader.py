@@ -19,7 +19,7 @@ from hpo.results.winner import best_by, winner_of
 from hpo.store.front import front
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
-from hpo.store.study import confirmations_of, existing_study, mistakes
+from hpo.store.study import check_objectives, confirmations_of, existing_study, mistakes
 from hpo.store.trials import Evaluation
 from hpo.store.url import without_password
 from hpo.text import short
@@ -44,6 +44,7 @@ class RunReader:
         self.manifest = self.run_dir.manifest()
         self._located = self.run_dir.locate(storage or self.manifest.storage)
         self._record = existing_study(self.run_dir, self._located, self.manifest.study)
+        check_objectives(self._record, self.manifest, self.run_dir)
         _check_trials(self._record.trials(), self.manifest.space, self._located)
 
     @property

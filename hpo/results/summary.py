@@ -54,7 +54,7 @@ def summarize(
         "objectives": objectives.described(),
         "front": [_entry(evaluation) for evaluation in best] if objectives.are_several else [],
         "hypervolume": described(evaluations, objectives),
-        "expected": _expected(evaluations, first, distributions or {}) if not objectives.are_several else None,
+        "expected": _expected(evaluations, run, first, distributions or {}),
         "islands": [
             {
                 "island": island,
@@ -71,18 +71,21 @@ def summarize(
 
 
 def _expected(
-    evaluations: Sequence[Evaluation], best: Evaluation | None, distributions: Mapping[str, Any]
+    evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None, distributions: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the loss that a model expects of the best, and of whom it expects the lowest; None where it cannot say."""
-    losses = expected_losses(evaluations, distributions) if best and distributions else {}
+    """Return the loss that a model expects of the best, and of whom it expects the lowest; None where it cannot say.
+
+    What has inherited does not follow from its hyperparameters alone.
+    """
+    can_say = best and distributions and not run.objectives.are_several and not run.inherit
+    losses = expected_losses(evaluations, distributions) if can_say else {}
     if not best or best.trial not in losses:
         return None
     lowest = min(losses, key=lambda trial: (losses[trial], trial))
-    count = sum(one.state == "complete" for one in evaluations)
     return {
         "trial": best.trial,
         "loss": losses[best.trial],
-        "evaluations": count,
+        "evaluations": len(losses),
         "lowest": {"trial": lowest, "loss": losses[lowest]},
     }
 

@@ -12,15 +12,15 @@ from numbers import Real
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.objectives import LOSS, ONLY_LOSS, Objectives
 from hpo.prediction import Prediction, TextSample
 from hpo.problem import Problem
 from hpo.results.confirmation import compare
 from hpo.store.front import front
 from hpo.store.run_dir import RunDir, write_json
 from hpo.store.trials import Evaluation
-from hpo.store.weights import read_weights
-from hpo.text import quoted
+from hpo.store.weights import kept_weights, read_weights
+from hpo.text import printable, quoted
 
 _MOST_PREDICTIONS = 60
 _MOST_TEXTS = 20
@@ -31,15 +31,18 @@ _SHOWN: dict[str, type] = {"image": str, "label": str, "predicted": str, "confid
 def winner_of(
     evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation], objectives: Objectives = ONLY_LOSS
 ) -> Evaluation | None:
-    """Return the evaluation that a run recommends; of several objectives, it is the first of the front.
+    """Return the evaluation that a run recommends; of several objectives, it is one of the front.
 
     If all confirmations have finished, it is the individual with the lowest mean loss over other seeds, and otherwise
     the one with the lowest loss.
     """
     confirmed = compare(confirmations) if all(one.finished for one in confirmations) else []
-    if confirmed and confirmed[0]["mean"] is not None:
-        return next(one for one in evaluations if one.trial == confirmed[0]["trial"])
-    return next(iter(front(evaluations, objectives)), None)
+    best = front(evaluations, objectives)
+    among = {one.trial: one for one in (best if objectives.are_several else evaluations)}
+    first = next((entry for entry in confirmed if entry["trial"] in among), None)
+    if first is not None and first["mean"] is not None:
+        return among[first["trial"]]
+    return next(iter(best), None)
 
 
 def best_by(name: str, evaluations: Sequence[Evaluation], objectives: Objectives) -> Evaluation | None:
@@ -50,8 +53,9 @@ def best_by(name: str, evaluations: Sequence[Evaluation], objectives: Objectives
     if name not in objectives.names:
         close = difflib.get_close_matches(name, objectives.names, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        there = f"objectives of this run are {', '.join(objectives.names)}"
-        raise UsageError(f"--by {name}: {hint}the {there if objectives.are_several else 'only objective is loss'}")
+        several = f"objectives of this run are {', '.join(map(printable, objectives.names))}"
+        there = several if objectives.are_several else f"only objective is {LOSS}"
+        raise UsageError(f"--by {printable(name)}: {hint}the {there}")
     place = objectives.names.index(name)
     return min(front(evaluations, objectives), key=lambda one: objectives.costs(one.values)[place], default=None)
 
@@ -64,7 +68,8 @@ def examine(run_dir: RunDir, problem: Problem, winner: Evaluation) -> dict[str, 
     """
     if problem.file.test is None or examined(run_dir, winner) is not None:
         return None
-    weights = read_weights(run_dir.weights)
+    path = kept_weights(run_dir, winner.trial)
+    weights = read_weights(path) if path else None
     if weights is None or (weights.trial, weights.params) != (winner.trial, winner.params):
         return None
     if weights.settings != run_dir.manifest().settings:

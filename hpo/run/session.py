@@ -33,7 +33,7 @@ from hpo.store.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.store.rungs import HALVINGS, Halving
 from hpo.store.states import States
 from hpo.store.storage import studies
-from hpo.store.study import confirmations_of, existing_study, is_missing, mistakes, open_study
+from hpo.store.study import check_objectives, confirmations_of, existing_study, is_missing, mistakes, open_study
 from hpo.store.trials import CONFIRMING, Evaluation
 from hpo.store.url import is_hidden, is_remote, without_password
 from hpo.text import counted
@@ -223,11 +223,7 @@ def _take_up(session: Session, space: SearchSpace) -> str:
             f"the study {study!r} in {without_password(storage)} is of another search space than "
             f"{run_dir.run_json} says: one of them is not this run's"
         )
-    if record.objectives != session.manifest.objectives:
-        raise UsageError(
-            f"the study {study!r} in {without_password(storage)} has other objectives than {run_dir.run_json} says: "
-            "one of them is not this run's"
-        )
+    check_objectives(record, session.manifest, run_dir)
     _check_trials(record, session, space)
     with mistakes(storage):
         record.requeue_interrupted(run_dir.died)

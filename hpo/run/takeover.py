@@ -14,7 +14,7 @@ from optuna.study import StudyDirection
 
 from hpo.errors import UsageError
 from hpo.layout import Layout
-from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.objectives import LOSS, ONLY_LOSS, Objectives
 from hpo.run.given import LONGEST_MISTAKE, meant
 from hpo.space import SearchSpace
 from hpo.store.directions import directions
@@ -56,11 +56,11 @@ def read_takeover(source: str, space: SearchSpace, objectives: Objectives) -> Ta
         # Path.is_file raises where a folder is closed or a name too long.
         is_storage = is_remote(source) or os.path.isfile(source.partition("#")[0])  # noqa: PTH113
         record, settings = _of_storage(source) if is_storage else _of_run(RunDir(Path(source)))
-        evaluations = record.evaluations()
+        evaluations, theirs = record.evaluations(), _theirs(record, objectives)
     except UsageError as error:
         raise UsageError(f"--start-from {shown}: {error}") from error
     ended = [
-        _cleaned(evaluation, space, _theirs(record, objectives), objectives)
+        _cleaned(evaluation, space, theirs, objectives)
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.loss)
         if evaluation.finished
         and evaluation.succeeded
@@ -125,7 +125,10 @@ def misfit(evaluation: Evaluation, space: SearchSpace) -> str | None:
 
 def _theirs(record: Record, ours: Objectives) -> Objectives:
     """Return what the objectives of a study are: those without names are ours, if they are as many, each as good."""
-    if record.study.metric_names is not None:
+    names = record.study.metric_names
+    if names is not None and LOSS in names[1:]:
+        raise UsageError(f"its first objective is {names[0]!r}, and not {LOSS!r}, which comes first in a search")
+    if names is not None:
         return record.objectives
     return ours if record.study.directions == directions(ours) else ONLY_LOSS
 

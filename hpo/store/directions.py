@@ -54,7 +54,7 @@ class OfLosses(optuna.Study):
     """
 
     def __init__(self, study: optuna.Study) -> None:
-        super().__init__(study.study_name, study._storage)
+        self.__dict__.update(study.__dict__)  # Optuna's would ask the storage again
 
     @property
     def direction(self) -> StudyDirection:

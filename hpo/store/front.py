@@ -12,6 +12,7 @@ from hpo.dominance import Costs, crowding, layers, non_dominated
 from hpo.objectives import Objectives
 from hpo.store.trials import Evaluation, rank
 
+_APART = 1e300  # more than any distance
 MOST_WEIGHTS = 10  # individuals of the front whose weights are kept
 
 
@@ -48,20 +49,28 @@ def top(evaluations: Sequence[Evaluation], n: int, objectives: Objectives) -> li
 
 
 def spread(evaluations: Sequence[Evaluation], objectives: Objectives, most: int = MOST_WEIGHTS) -> list[Evaluation]:
-    """Return so many of a front at most, as far apart as can be, in their old order; its ends are among them."""
+    """Return so many of a front at most, as far apart as can be, in their old order."""
     return [evaluations[place] for place in far_apart(costs_of(evaluations, objectives), most)]
 
 
 def far_apart(costs: Costs, most: int) -> list[int]:
-    """Return the places of so many individuals of a front at most, as far apart as can be, in their order."""
+    """Return the places of so many individuals of a front at most, as far apart as can be, in their order.
+
+    The best in each objective are among them, unless there are more of these.
+    """
     kept = list(range(len(costs)))
+    best = set(costs.argmin(axis=0).tolist()) if kept else set()
     while len(kept) > most:
-        del kept[int(np.argmin(crowding(costs[kept])))]
+        apart = np.where([place in best for place in kept], np.inf, np.minimum(crowding(costs[kept]), _APART))
+        del kept[len(kept) - 1 - int(np.argmin(apart[::-1]))]
     return kept
 
 
 class Archive:
-    """The front while evaluations come one by one: `front` are those on it by now, with their `costs`, unordered."""
+    """The front while evaluations come one by one: `front` are those on it by now, with their `costs`, unordered.
+
+    Of equals, it has the first by their trials, as `front` does.
+    """
 
     def __init__(self, objectives: Objectives, evaluations: Sequence[Evaluation] = ()) -> None:
         self._objectives = objectives
@@ -69,9 +78,14 @@ class Archive:
         self.costs = costs_of(self.front, objectives)
 
     def add(self, one: Evaluation) -> bool:
-        """Tell whether an evaluation joins the front, which those that it dominates leave; equals do not join."""
+        """Tell whether an evaluation joins the front, which those that it dominates leave; equals are nothing new."""
         own = costs_of([one], self._objectives)
-        if one.state != "complete" or not np.isfinite(own).all() or (self.costs <= own).all(axis=1).any():
+        if one.state != "complete" or not np.isfinite(own).all():
+            return False
+        behind = (self.costs <= own).all(axis=1)
+        if behind.any():
+            for place in np.flatnonzero((self.costs == own).all(axis=1)):
+                self.front[place] = min(self.front[place], one, key=lambda equal: equal.trial)
             return False
         stays = ~(self.costs >= own).all(axis=1)
         self.front = [*itertools.compress(self.front, stays), one]

@@ -154,7 +154,7 @@ class RunDir:
         for path in (self.journal, self.claims, self.weights):
             for lock in (path.with_name(path.name + ".lock"), *self.path.glob(f"{path.name}.lock.*")):
                 lock.unlink(missing_ok=True)
-        for draft in self.path.glob(f".{self.weights.name}.*"):
+        for draft in (*self.path.glob(f".{self.weights.name}.*"), *self.front.glob(".*")):
             draft.unlink(missing_ok=True)
 
     def manifest(self) -> Manifest:

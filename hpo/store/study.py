@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hpo.errors import OutageError, RunError, UsageError
-from hpo.store.manifest import confirming
+from hpo.store.manifest import Manifest, confirming
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.storage import check_readable, studies
@@ -55,6 +55,16 @@ def existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
             f"{run_dir.path}: there is no study {study_name!r} in {without_password(storage)}, which holds {names}"
         )
     return record
+
+
+def check_objectives(record: Record, manifest: Manifest, run_dir: RunDir) -> None:
+    """Raise a UsageError where a study has other objectives than its run."""
+    if record.objectives != manifest.objectives:
+        there, here = (", ".join(one.described()) for one in (record.objectives, manifest.objectives))
+        raise UsageError(
+            f"the study {manifest.study!r} has the objectives {there}, and {run_dir.run_json} says {here}: one of them "
+            "is not this run's"
+        )
 
 
 def is_missing(storage: str) -> bool:

@@ -13,8 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from hpo.errors import UsageError
 from hpo.process.printed import warn
-from hpo.store.front import costs_of, front, spread
+from hpo.store.front import Archive, front, spread
 from hpo.store.lock import FileLock
+from hpo.store.news import News
 from hpo.store.tensors import write_tensors
 from hpo.text import message
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpo.store.record import Record
+    from hpo.store.run_dir import RunDir
     from hpo.store.trials import Assignment, Evaluation
 
 
@@ -42,7 +44,7 @@ class WeightsKeeper:
         try:
             return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in offered.items()}
         except Exception as error:  # any kind of tensor may raise, a sharded one for example, or memory is full
-            self._warn(error)
+            self._warn(error, self._path)
             return None
 
     def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
@@ -71,29 +73,34 @@ class WeightsKeeper:
                 if is_wanted(number):
                     draft.replace(path)
         except Exception as error:  # the evaluation is safe, and worth more than this file
-            self._warn(error)
+            self._warn(error, path)
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
-    def _warn(self, error: Exception) -> None:
-        text = f"warning: the weights of the best so far cannot be kept in {self._path}: {message(error)}"
-        warn(text)
+    def _warn(self, error: Exception, path: Path) -> None:
+        warn(f"warning: the weights of the best so far cannot be kept in {path}: {message(error)}")
 
 
 class FrontKeeper(WeightsKeeper):
-    """Keeps the weights of some individuals of the front, each in a file of its own in a folder, and of the best."""
+    """Keeps the weights of some individuals of the front, each in a file of its own in a folder, and of the best.
+
+    Nobody has weights of what was taken over from another run: the front is that of the run's own evaluations.
+    """
 
     def __init__(self, path: Path, folder: Path, record: Record, settings: Mapping[str, Any]) -> None:
         super().__init__(path, record, settings)
         self._folder = folder
+        self._news = News()
+        self._archive = Archive(record.objectives)
 
     def wants(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
         """Tell whether an evaluation with these values would be on the front as it is now."""
-        objectives = self._record.objectives
+        objectives, front = self._record.objectives, self._front()
         own = objectives.costs((loss, *objectives.of(metrics)))
-        is_behind = (costs_of(self._front(), objectives) <= own).all(axis=1).any()
-        return not is_behind or super().wants(assignment, loss, metrics)
+        behind = (self._archive.costs <= own).all(axis=1)
+        equal = behind & (self._archive.costs == own).all(axis=1)
+        return not behind.any() or any(front[place].trial > assignment.number for place in equal.nonzero()[0])
 
     def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
         """Keep the weights of an evaluation that has been recorded, if it is on the front; remove what is no more."""
@@ -103,12 +110,15 @@ class FrontKeeper(WeightsKeeper):
             self._tidy()
 
     def _front(self) -> list[Evaluation]:
-        """Return the front of the run's own evaluations: nobody has weights of what was taken over."""
-        return front([one for one in self._record.evaluations() if not one.origin], self._record.objectives)
+        for one in self._news.of(self._record.trials()):
+            if not one.origin:
+                self._archive.add(one)
+        return self._archive.front
 
     def _is_best(self, number: int) -> bool:
         """Tell whether a trial is the winner: of equal losses, it is the one that is better in something else."""
-        return any(one.trial == number for one in self._front()[:1])
+        own = front(self._front(), self._record.objectives)
+        return any(one.trial == number for one in own[:1])
 
     def _is_on_front(self, number: int) -> bool:
         return number in self._kept(number)
@@ -134,6 +144,12 @@ class FrontKeeper(WeightsKeeper):
 def weights_of(folder: Path, trial: int) -> Path:
     """Return the file of a trial's weights among those of the front."""
     return folder / f"{trial}.safetensors"
+
+
+def kept_weights(run_dir: RunDir, trial: int) -> Path | None:
+    """Return the file with a trial's weights; None where there are none."""
+    files = (weights_of(run_dir.front, trial), run_dir.weights)
+    return next((path for path in files if trial_of_weights(path) == trial), None)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hpo.report.page.edge import BELOW_EDGE, TRIANGLE_SIZE, apart, cut_axis, pla
 from hpo.report.page.figure import Figure, Trace, drawn, label, points
 from hpo.report.scale import Scale, scale_of
 from hpo.results.history import in_order
-from hpo.results.hypervolume import box_of, over_time
+from hpo.results.hypervolume import Box, box_of, over_time
 from hpo.store.front import costs_of, front
 from hpo.store.trials import Evaluation
 from hpo.text import counted, number
@@ -75,12 +75,11 @@ class _Side:
         )
 
 
-def _side(evaluations: Sequence[Evaluation], objectives: Objectives, place: int) -> _Side:
+def _side(evaluations: Sequence[Evaluation], objectives: Objectives, place: int, box: Box | None) -> _Side:
     """Return the axis of an objective; what is far worse than usual, or than the front, is beyond its scale."""
     name, values = objectives.names[place], [one.values[place] for one in evaluations]
     whole = Scale(min(values), max(values))
     costs = [-one for one in values] if name in objectives.maximized else values
-    box = box_of(evaluations, objectives)
     scale = _around(scale_of(costs, costs), costs, float(box.reference[place]) if box else math.inf)
     if name not in objectives.maximized:
         return _Side(name, place, scale, "upper" if place else "right")
@@ -102,8 +101,9 @@ def fronts(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Fi
     complete = _complete(evaluations, objectives)
     if not complete or not objectives.are_several:
         return []
-    groups = _groups(evaluations, objectives)
-    return [_figure(complete, groups, objectives, place) for place in range(1, len(objectives.names))]
+    groups, box = _groups(evaluations, objectives), box_of(complete, objectives)
+    across, *others = [_side(complete, objectives, place, box) for place in range(len(objectives.names))]
+    return [_figure(complete, groups, objectives, (across, up)) for up in others]
 
 
 def _complete(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
@@ -121,10 +121,13 @@ def _groups(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[s
 
 
 def _figure(
-    complete: Sequence[Evaluation], groups: Mapping[str, Sequence[Evaluation]], objectives: Objectives, place: int
+    complete: Sequence[Evaluation],
+    groups: Mapping[str, Sequence[Evaluation]],
+    objectives: Objectives,
+    sides: tuple[_Side, _Side],
 ) -> Figure:
     best = front(complete, objectives)
-    across, up = (_side(complete, objectives, which) for which in (0, place))
+    across, up = sides
     on_front = {one.trial for one in best}
     others = drawn([one for one in complete if one.trial not in on_front])
     look, accent = {"color": "--muted", "size": 6, "opacity": 0.6}, {"color": "--accent", "size": 8, "opacity": 1}
@@ -140,7 +143,7 @@ def _figure(
     beyond = " ".join(filter(None, (side.told(complete) for side in (across, up))))
     about = _about(objectives, up.name, len(groups) > 1)
     title = f"{up.name} over the loss"
-    return Figure(f"front-{place}", title, about, traces, {**layout, "shapes": shapes}, height=420, beyond=beyond)
+    return Figure(f"front-{up.place}", title, about, traces, {**layout, "shapes": shapes}, height=420, beyond=beyond)
 
 
 def _about(objectives: Objectives, name: str, has_past: bool) -> str:

@@ -18,7 +18,7 @@ from hpo.errors import UsageError
 from hpo.objectives import Objectives
 from hpo.parameters import is_conditional
 from hpo.report.expected import expected_text
-from hpo.report.front import costs_of_entries, improved, kept_weights, objectives_first, what_it_is, worth
+from hpo.report.front import costs_of_entries, improved, objectives_first, what_it_is, worth
 from hpo.report.individuals import MOST_SHOWN, most_different
 from hpo.report.page import front, hyperparameters, lineage, losses, rungs, work
 from hpo.report.page.figure import Figure
@@ -33,7 +33,7 @@ from hpo.store.manifest import Manifest
 from hpo.store.run_dir import write_whole
 from hpo.store.trials import Evaluation
 from hpo.store.trials import best as best_of
-from hpo.store.weights import trial_of_weights
+from hpo.store.weights import kept_weights, trial_of_weights
 from hpo.text import day, duration, escaped, number, tenths, value
 
 _MOST_FAILURES, _MOST_OF_FRONT = 50, 100

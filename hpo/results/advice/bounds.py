@@ -11,6 +11,8 @@ _LONGEST_NAME = 28
 
 def on_bounds(result: Result) -> Advice | None:
     """Advise to widen the search space where the best lie at its bounds."""
+    if result.manifest.objectives.are_several:
+        return None  # the ends of a front are where losses, or something else, are the lowest
     found = edges(result.ranked(), result.distributions)
     if not found:
         return None
