@@ -116,7 +116,7 @@ def test_a_source_that_is_none_is_named_before_anything_starts(
         "nosql://host": "the storage nosql://host: ",
         storage: f"it holds 'one', 'other', 'empty': name one, as in {storage}#NAME",
         f"{storage}#two": f"it holds 'one', 'other', 'empty': name one, as in {storage}#NAME",
-        f"{storage}#other": "the study 'other' does not minimise one loss",
+        f"{storage}#other": "the study 'other' does not minimise a loss",
         f"{storage}#one": "no finished evaluation is of this search space: trial 0: unknown parameter 'lr'",
         f"{storage}#empty": "no finished evaluation is of this search space: it has none",
     }.items():
