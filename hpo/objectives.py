@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpo.text import printable
+
 LOSS = "loss"
 _EXAMPLE = 'objectives = ("loss", "parameters")'
 
@@ -66,8 +68,8 @@ class Objectives:
         )
 
     def described(self) -> list[str]:
-        """Return a text for each objective."""
-        return [f"{name} (maximised)" if name in self.maximized else name for name in self.names]
+        """Return a text for each objective, in one line."""
+        return [printable(name) + (" (maximised)" if name in self.maximized else "") for name in self.names]
 
 
 ONLY_LOSS = Objectives()

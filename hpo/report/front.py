@@ -16,7 +16,7 @@ from hpo.text import counted, named, number
 
 def all_of(objectives: Objectives) -> str:
     """Return the objectives as a part of a sentence, such as ``loss, parameters and accuracy (maximised)``."""
-    texts = [f"{name} (maximised)" if name in objectives.maximized else name for name in objectives.names]
+    texts = objectives.described()
     return " and ".join([", ".join(texts[:-1]), *texts[-1:]]) if len(texts) > 1 else texts[0]
 
 
