@@ -96,13 +96,19 @@ class Genetic(Propagator):  # type: ignore[misc]
 
     def _parents(self, population: list[Individual]) -> Vector:
         """Return the genes of the best individuals, shape (parents, genes), each once: islands exchange copies."""
-        different = {tuple(one.position): one for one in population if math.isfinite(one.loss)}
-        ranked = list(different.values())
-        if self._past.objectives.are_several and ranked:
-            ranked = [ranked[place] for place in best_first(costs_of(ranked), _PARENTS)]
-        else:
-            ranked.sort(key=lambda individual: individual.loss)
-        return np.array([individual.position for individual in ranked[:_PARENTS]], float)
+        parents: dict[tuple[float, ...], None] = {}
+        for individual in self._ranked([one for one in population if math.isfinite(one.loss)]):
+            if len(parents) == _PARENTS:
+                break
+            parents.setdefault(tuple(individual.position))
+        return np.array(list(parents), float)
+
+    def _ranked(self, population: list[Individual]) -> list[Individual]:
+        """Return individuals, the best first; of several objectives, only as many as can be parents are in order."""
+        if not self._past.objectives.are_several or not population:
+            return sorted(population, key=lambda individual: individual.loss)
+        different = list({tuple(one.position): one for one in population}.values())
+        return [different[place] for place in best_first(costs_of(different), _PARENTS)]
 
     def _offspring(self, parents: Vector) -> Vector:
         draws, genes = self._draws, len(self._width)
