@@ -79,11 +79,10 @@ def declared(objectives: Any) -> Objectives:
     """Return the objectives that a search space file declares; raises ValueError where they are not valid."""
     if not isinstance(objectives, (tuple, list)) or not objectives:
         raise ValueError(f"objectives must be a tuple of names, such as {_EXAMPLE}, not {objectives!r}")
-    for one in objectives:
-        name = one.name if isinstance(one, Maximized) else one
+    names = [one.name if isinstance(one, Maximized) else one for one in objectives]
+    for one, name in zip(objectives, names, strict=True):
         if not isinstance(name, str) or not name:
             raise ValueError(f"objectives must be names of metrics, such as {_EXAMPLE}: {one!r} is none")
-    names = [one.name if isinstance(one, Maximized) else one for one in objectives]
     if objectives[0] != LOSS:
         raise ValueError(
             f"the first of the objectives must be 'loss', not {objectives[0]!r}: the loss that is yielded says when a "

@@ -15,7 +15,7 @@ from hpo.breeding import merits
 from hpo.breeding.merits import Gain, log_expected_gain
 from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
-from hpo.breeding.scores import normal_scores, power_transformed
+from hpo.breeding.scores import learned_from, normal_scores, power_transformed
 from hpo.breeding.surrogate import Surrogate
 from hpo.breeding.upstream import Individual
 from hpo.dominance import hypervolume
@@ -159,3 +159,12 @@ def test_who_is_nearer_to_the_front_is_better_where_nobody_is_ahead_of_it() -> N
     alone = Gain(np.array([[1.0], [2.0]]), np.random.default_rng(0))
     ahead = alone(np.array([[0.5, 1.0, 1.5], [1.0, 2.0, 3.0]])[None])
     assert (np.diff(ahead) < 0).all(), "also of a front that is a point"
+
+
+def test_of_many_the_best_and_the_last_are_learned_from() -> None:
+    losses = np.random.default_rng(0).random((1000, 1))
+    chosen = learned_from(losses)
+    assert len(chosen) == 256
+    assert set(range(872, 1000)) <= set(chosen)
+    assert set(np.argsort(losses[:872, 0])[:128]) <= set(chosen)
+    assert learned_from(losses[:9]).tolist() == list(range(9))

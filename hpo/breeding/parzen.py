@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
@@ -17,6 +16,7 @@ from hpo.breeding.upstream import Individual, Propagator
 from hpo.dominance import best_first
 from hpo.parameters import Gene, Ordinal, Parameter
 from hpo.store.directions import directions
+from hpo.store.front import costs_of
 from hpo.store.trials import Evaluation
 
 _MOST_TRIALS = 512  # that the sampler knows: its time grows with their number (10,000: 0.2 s an individual)
@@ -100,8 +100,7 @@ class Parzen(Propagator):  # type: ignore[misc]
     def _forget(self) -> None:
         """Begin a new study with half of the known evaluations: the best ones, and the last ones of the others."""
         known = list(self._known.values())
-        costs = np.array([self._objectives.costs(one.values) for one in known]).reshape(-1, len(self._objectives.names))
-        ranked = [known[place] for place in best_first(costs)]
+        ranked = [known[place] for place in best_first(costs_of(known, self._objectives))]
         best, rest = ranked[: _MOST_TRIALS // 4], ranked[_MOST_TRIALS // 4 :]
         last = sorted(rest, key=lambda evaluation: evaluation.ended)[-(_MOST_TRIALS // 4) :]
         running = list(self._running.values())

@@ -1,17 +1,32 @@
-"""Losses as a Gaussian process can learn them: as places in their order, or transformed to be as normal as can be."""
+"""What Gaussian processes learn: which evaluations, and their losses as places in an order, or as normal as can be."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtri
 
 from hpo.breeding.gaussian import Vector
+from hpo.dominance import best_first
 
+_MOST = 256  # that are learned from: the time grows with the cube of their number
 _POWERS = (-3.0, 3.0)
 _LARGEST_LOG = 50.0  # of how far a loss is from the median: what is farther is as far
+
+
+def learned_from(costs: Vector) -> npt.NDArray[np.int64]:
+    """Return the indices of the evaluations that are learned from, of costs of shape (evaluations, objectives).
+
+    These are all, or of more than `_MOST`, the last ones and the best of the others, half each.
+    """
+    half = _MOST // 2
+    if len(costs) <= _MOST:
+        return np.arange(len(costs))
+    last = np.arange(len(costs) - half, len(costs))
+    return np.union1d(best_first(costs[:-half], half)[:half], last)
 
 
 def normal_scores(losses: Vector) -> Vector:

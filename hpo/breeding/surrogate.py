@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
 from hpo.breeding.cube import Cube
 from hpo.breeding.gaussian import GaussianProcess, Vector
 from hpo.breeding.merits import bound, expected_gain
-from hpo.breeding.scores import normal_scores, power_transformed
-from hpo.dominance import best_first
+from hpo.breeding.scores import learned_from, normal_scores, power_transformed
 
 if TYPE_CHECKING:
     from hpo.breeding.past import Past
@@ -22,7 +20,6 @@ _DARING = 0.5  # the share of suggestions that explore
 # What is nearer to an individual than this share of each range is as good as known: a model that is too sure of itself
 # would have the best again and again otherwise, 25 times in 34 on a network (benchmarks/README.md).
 _NEAR = 0.01
-_MOST_POINTS = 256  # that the models learn from: their time grows with the cube of their number
 
 
 class Surrogate:
@@ -48,7 +45,7 @@ class Surrogate:
 
         Merits, shape (candidates,), compare with each other alone: the higher, the better.
         """
-        past, chosen = self._past, self._training_subset()
+        past, chosen = self._past, learned_from(self._past.costs)
         tried, running = self._points(past.tried[chosen]), self._points(past.running)
         daring = self._draws.random() < _DARING
         models = []
@@ -70,14 +67,3 @@ class Surrogate:
 
     def _points(self, genes: Vector) -> Vector:
         return self._cube.points(genes, self._past.existing(genes))
-
-    def _training_subset(self) -> npt.NDArray[np.int64]:
-        """Return the indices of the evaluations that are learned from.
-
-        These are all, or of more than `_MOST_POINTS`, the last ones and the best of the others, half each.
-        """
-        costs, half = self._past.costs, _MOST_POINTS // 2
-        if len(costs) <= _MOST_POINTS:
-            return np.arange(len(costs))
-        last = np.arange(len(costs) - half, len(costs))
-        return np.union1d(best_first(costs[:-half], half)[:half], last)

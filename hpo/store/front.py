@@ -77,6 +77,13 @@ class Archive:
         self.front = front(evaluations, objectives)
         self.costs = costs_of(self.front, objectives)
 
+    def has_room_for(self, trial: int, values: Sequence[float]) -> bool:
+        """Tell whether a trial with these values would be on the front, or stand for its equals there."""
+        own = self._objectives.costs(values)
+        behind = (self.costs <= own).all(axis=1)
+        equals = np.flatnonzero((self.costs == own).all(axis=1))
+        return not behind.any() or any(self.front[place].trial > trial for place in equals)
+
     def add(self, one: Evaluation) -> bool:
         """Tell whether an evaluation joins the front, which those that it dominates leave; equals are nothing new."""
         own = costs_of([one], self._objectives)

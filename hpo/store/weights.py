@@ -13,10 +13,11 @@ from safetensors import SafetensorError, safe_open
 
 from hpo.errors import UsageError
 from hpo.process.printed import warn
-from hpo.store.front import Archive, front, spread
+from hpo.store.front import Archive, spread
 from hpo.store.lock import FileLock
 from hpo.store.news import News
 from hpo.store.tensors import write_tensors
+from hpo.store.trials import best
 from hpo.text import message
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from hpo.store.record import Record
     from hpo.store.run_dir import RunDir
-    from hpo.store.trials import Assignment, Evaluation
+    from hpo.store.trials import Assignment
 
 
 class WeightsKeeper:
@@ -96,11 +97,7 @@ class FrontKeeper(WeightsKeeper):
 
     def wants(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
         """Tell whether an evaluation with these values would be on the front as it is now."""
-        objectives, front = self._record.objectives, self._front()
-        own = objectives.costs((loss, *objectives.of(metrics)))
-        behind = (self._archive.costs <= own).all(axis=1)
-        equal = behind & (self._archive.costs == own).all(axis=1)
-        return not behind.any() or any(front[place].trial > assignment.number for place in equal.nonzero()[0])
+        return self._now().has_room_for(assignment.number, (loss, *self._record.objectives.of(metrics)))
 
     def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
         """Keep the weights of an evaluation that has been recorded, if it is on the front; remove what is no more."""
@@ -109,16 +106,17 @@ class FrontKeeper(WeightsKeeper):
             self._write(weights_of(self._folder, assignment.number), assignment, weights, self._is_on_front)
             self._tidy()
 
-    def _front(self) -> list[Evaluation]:
+    def _now(self) -> Archive:
+        """Return the front, with what has ended since it was asked for last."""
         for one in self._news.of(self._record.trials()):
             if not one.origin:
                 self._archive.add(one)
-        return self._archive.front
+        return self._archive
 
     def _is_best(self, number: int) -> bool:
         """Tell whether a trial is the winner: of equal losses, it is the one that is better in something else."""
-        own = front(self._front(), self._record.objectives)
-        return any(one.trial == number for one in own[:1])
+        winner = best(self._now().front)
+        return winner is not None and winner.trial == number
 
     def _is_on_front(self, number: int) -> bool:
         return number in self._kept(number)
@@ -126,7 +124,7 @@ class FrontKeeper(WeightsKeeper):
     def _kept(self, *more: int) -> set[int]:
         """Return whose weights are to stay, of those on the front that have some, and of `more` trials."""
         there = {int(path.stem) for path in self._files()} | set(more)
-        on_front = [one for one in self._front() if one.trial in there]
+        on_front = [one for one in self._now().front if one.trial in there]
         return {one.trial for one in spread(on_front, self._record.objectives)}
 
     def _files(self) -> list[Path]:
