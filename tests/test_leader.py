@@ -13,10 +13,10 @@ from optuna.pruners import ThresholdPruner
 from hpo.errors import Exit, Stop
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.leader import Leader, Limits
-from hpo.evaluation.pruning import Pruner, Stopping
 from hpo.evaluation.verdict import Verdict
 from hpo.ranks.watched import Details, Watched
 from hpo.store.log import Log
+from hpo.store.pruning import Pruner, Stopping
 from hpo.store.record import Record
 from hpo.store.states import About, State
 from hpo.store.weights import WeightsKeeper, read_weights

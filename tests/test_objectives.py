@@ -21,7 +21,6 @@ from hpo.breeding.selection import Emigrants, Replaced
 from hpo.breeding.upstream import Individual
 from hpo.dominance import hypervolume
 from hpo.errors import UsageError
-from hpo.evaluation.pruning import Stopping, make_pruner
 from hpo.objectives import ONLY_LOSS, Objectives, declared
 from hpo.problem import load_search_file
 from hpo.results.hypervolume import box_of, described, over_time
@@ -29,6 +28,7 @@ from hpo.results.winner import winner_of
 from hpo.run.request import check_objectives
 from hpo.run.takeover import read_takeover
 from hpo.store.front import MOST_WEIGHTS, front, spread, top
+from hpo.store.pruning import Stopping, make_pruner
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import Assignment, Evaluation

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpo.errors import UsageError
-from hpo.evaluation.pruning import make_pruner
+from hpo.store.pruning import make_pruner
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 from tests.support.outcome import trials_of
 

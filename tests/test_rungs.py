@@ -11,9 +11,9 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo.errors import KnownError
-from hpo.evaluation.pruning import Pausing
 from hpo.results.summary import rungs, summarize
 from hpo.store.claims import Claims
+from hpo.store.pruning import Pausing
 from hpo.store.record import Record
 from hpo.store.rungs import HALVINGS, is_over, promotable, rungs_of
 from hpo.store.trials import Assignment, Evaluation

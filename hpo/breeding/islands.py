@@ -18,11 +18,10 @@ from hpo.layout import Layout
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.ranks.communicator import SleepingComm
 from hpo.space import SearchSpace
-from hpo.store.lineage import heritable, parent_of
 
 if TYPE_CHECKING:
     from hpo.breeding.propagators import New
-    from hpo.store.claims import Claims
+    from hpo.store.recorder import Recorder
     from hpo.store.trials import Assignment, Evaluation
 
 # Evaluates on all ranks of a worker what its leader claims: returns hyperparameters, loss and metrics; None at the end.
@@ -39,8 +38,7 @@ class _BudgetSpent(Exception):  # noqa: N818 - the end, and no error
 class Archipelago:
     """The islands of a run: which workers they have, how they breed, and how they exchange individuals.
 
-    The propagators are dealt to the islands in turn. Where they `inherit`, individuals begin with what one of the best
-    of their island has learned that differs in tunable parameters alone.
+    The propagators are dealt to the islands in turn.
     """
 
     space: SearchSpace
@@ -49,19 +47,19 @@ class Archipelago:
     migration_probability: float = 0.9
     pollination: bool = True
     seed: int = 0
-    inherit: bool = False
     objectives: Objectives = ONLY_LOSS
 
-    def evolve(self, world: SleepingComm, worker: int, claims: Claims | None, evaluate: Evaluate) -> None:
+    def evolve(self, world: SleepingComm, worker: int, recorder: Recorder | None, evaluate: Evaluate) -> None:
         """Breed, claim and evaluate individuals on all islands until there is nothing more to claim; collective.
 
-        `worker` is the number of this rank's worker; `claims` is None on all ranks but leaders. The individuals of the
-        evaluations that the record already holds are put back on their islands. Returns on all ranks at the same time.
+        `worker` is the number of this rank's worker; `recorder` is None on all ranks but leaders. The individuals of
+        the evaluations that the record already holds are put back on their islands. Returns on all ranks at the same
+        time, when all is durable.
         """
         island = self.layout.island_of(worker)
-        past = claims.record.evaluations() if claims else []
+        past = recorder.news() if recorder else []
         rng = random.Random(f"{self.seed}/{worker}/{len(past)}")
-        breeder = Breeder(self, worker, claims, rng) if claims else None
+        breeder = Breeder(self, worker, recorder, rng, past) if recorder else None
 
         def loss_of(individual: Individual, _: Any = None) -> float:
             evaluated = evaluate(partial(breeder.claim, individual, propulator) if breeder else None)
@@ -96,6 +94,8 @@ class Archipelago:
         if propulator.propulate_comm is not None:
             propulator.propulate_comm.drain()
             propulator.island_comm.drain()
+        if recorder:
+            recorder.settle()
         world.barrier()
 
     def _exchange(self, rng: random.Random) -> dict[str, Any]:
@@ -110,22 +110,28 @@ class Archipelago:
 class Breeder:
     """Breeds on a worker's leader, and claims what it has bred."""
 
-    def __init__(self, islands: Archipelago, worker: int, claims: Claims, rng: random.Random) -> None:
+    def __init__(
+        self,
+        islands: Archipelago,
+        worker: int,
+        recorder: Recorder,
+        rng: random.Random,
+        known: Sequence[Evaluation],
+    ) -> None:
         from hpo.breeding.past import Past  # not needed on ranks that are no leaders
         from hpo.breeding.propagators import New, make
 
         layout = islands.layout
         self._space = islands.space
-        self._inherit = islands.inherit
-        self._islands = layout.islands
         self._worker = worker
         self._island = layout.island_of(worker)
         self._name = islands.propagators[self._island % len(islands.propagators)]
-        self._claims = claims
-        self._past = Past(islands.space, claims.record.news, islands.objectives)
+        self._recorder = recorder
+        self._past = Past(islands.space, recorder.news, islands.objectives)
         place = worker - layout.first_worker(self._island)
         bred_by = make(self._name, self._past, rng, layout.island_size(self._island), place)
         self.propagator: New = New(bred_by, self._past, rng)
+        self._past.take(known)
 
     def claim(self, individual: Individual, propulator: Any) -> Assignment | None:
         """Claim an individual that Propulate has bred, or if the run knows it, another one; None at the end."""
@@ -139,19 +145,11 @@ class Breeder:
         params = self._space.decode(individual)
         while True:
             with suppress(KnownError):
-                return self._claims.claim(params, self._parent(params), **attributes)
+                return self._recorder.claim(params, **attributes)
             population, _ = propulator._get_active_individuals()
             params = self._space.decode(self.propagator(population))
             if self._past.knows(params):  # there is nothing new to breed
-                return self._claims.claim_waiting(**attributes)
-
-    def _parent(self, params: Mapping[str, Any]) -> int | None:
-        """Return the trial that an individual inherits from; None where there is none."""
-        if not self._inherit:
-            return None
-        best = heritable(self._claims.record.evaluations(), self._island, self._islands)
-        parent = parent_of(params, best, self._space)
-        return parent.trial if parent else None
+                return self._recorder.claim_waiting(**attributes)
 
     def _immigrants(self, propulator: Any) -> dict[str, int]:
         """Return how many individuals of other islands live on this one, by the island that bred them."""

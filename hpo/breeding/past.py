@@ -56,7 +56,11 @@ class Past:
 
     def update(self) -> None:
         """Take in the evaluations that have started or ended since the last update."""
-        for evaluation in self._source():
+        self.take(self._source())
+
+    def take(self, evaluations: Iterable[Evaluation]) -> None:
+        """Take in evaluations that have started or ended."""
+        for evaluation in evaluations:
             for listener in self.listeners:
                 listener(evaluation)
             self._known.add(self._key(evaluation.params))

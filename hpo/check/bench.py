@@ -21,12 +21,15 @@ from hpo.process.place import Places, frames_of
 from hpo.ranks.job import Job
 from hpo.ranks.watched import Watched
 from hpo.results.winner import tested
+from hpo.store.claims import Claims
 from hpo.store.log import Log
 from hpo.store.record import Record
+from hpo.store.recorder import Direct, Recorder
 from hpo.store.run_dir import RunDir
 from hpo.store.states import States
 from hpo.store.trials import Assignment, Evaluation
-from hpo.store.weights import WeightsKeeper, read_weights
+from hpo.store.weights import BestWeights, WeightsKeeper, read_weights
+from hpo.store.writer import Writer
 
 MOST_LOSSES = 3
 
@@ -99,9 +102,9 @@ class _Brief(Leader):
     """A leader that ends each evaluation after some losses, and tells of each; all else is as in a run."""
 
     def __init__(
-        self, record: Record, log: Log, keeper: WeightsKeeper | None, saver: _FirstState, told: Callable[[], None]
+        self, recorder: Recorder, keeper: WeightsKeeper | None, saver: _FirstState, told: Callable[[], None]
     ) -> None:
-        super().__init__(record, log, Limits(), lambda _: None, keeper, saver)
+        super().__init__(recorder, Limits(), lambda _: None, keeper, saver)
         self.saver = saver
         self._told = told
         self.offered = False
@@ -151,9 +154,9 @@ class Bench:
         probe, leader, assignment = Probe(self.places, group.device), None, None
         if self._record is not None and self.params is not None:
             problem = self.task.problem
-            keeper = WeightsKeeper(self._files.weights, self._record, problem.values) if keeps else None
-            saver = _FirstState(States(self._files.states))
-            leader = _Brief(self._record, Log(self._files.printed), keeper, saver, probe.mark)
+            recorder = Recorder(Direct(self._writer(self._record)), self._record.objectives)
+            keeper = WeightsKeeper(recorder, problem.values) if keeps else None
+            leader = _Brief(recorder, keeper, _FirstState(States(self._files.states)), probe.mark)
             place = {"island": 0, "worker": 0, "generation": 0}
             assignment = self._record.start(self.params, problem.space.distributions(), place)
             if went_before is not None:
@@ -164,6 +167,12 @@ class Bench:
         if leader is None or self._record is None or seen is None:
             return None
         return Outcome(self._record.evaluations()[-1], seen, leader.offered, leader.is_fine, leader.saver.rejected)
+
+    def _writer(self, record: Record) -> Writer:
+        """Return what writes the record, in this thread."""
+        claims = Claims(record, self.task.problem.space.distributions(), budget=0)  # nothing is claimed
+        log, states = Log(self._files.printed), States(self._files.states)
+        return Writer(record, claims, log, states, weights=BestWeights(self._files, record.objectives))
 
     def hand_over(self) -> Handed:
         """Hand the weights that were kept to `test`, where there is one, as a run does at its end; on the first rank.

@@ -165,7 +165,7 @@ class Evaluator:
 
     def _evaluate(self, assignment: Assignment, state: State | None, earlier: float | None) -> Attempt:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
-        self._group.connect(self._watch.post.alone)
+        self._group.connect(self._watch.post.alone())
         attempt, task = Attempt(assignment, *self._known(assignment, state), earlier), self._task
         attempt.state = state
         seed = task.seed if assignment.seed is None else assignment.seed

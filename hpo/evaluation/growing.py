@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Union
 
 from hpo.process import clock
 from hpo.process.printed import warn
-from hpo.store.growth import losses_left, promising
 
 if TYPE_CHECKING:
     from hpo.evaluation.attempt import Attempt
@@ -26,8 +24,7 @@ if TYPE_CHECKING:
     from hpo.evaluation.meeting import Decide
     from hpo.evaluation.verdict import Verdict
     from hpo.ranks.offers import Offers
-    from hpo.store.record import Record
-    from hpo.store.rungs import Halving
+    from hpo.store.recorder import Recorder
     from hpo.store.states import State
     from hpo.store.trials import Assignment
 
@@ -49,10 +46,9 @@ Told = Union["Assignment", Invitation, None]
 class Growing:
     """What the leader of a worker does so that its evaluations grow, and that it helps others."""
 
-    def __init__(self, offers: Offers, record: Record, halving: Halving | None = None) -> None:
+    def __init__(self, offers: Offers, recorder: Recorder) -> None:
         self._offers = offers
-        self._record = record
-        self._halving = halving
+        self._recorder = recorder
         self._alone: tuple[int, ...] = (offers.worker,)
         self._workers: tuple[int, ...] = self._alone  # at this worker's evaluation
         self._reserved: list[int] = []
@@ -79,8 +75,8 @@ class Growing:
         return wanted
 
     def _to_promoted(self) -> Invitation | None:
-        found = promising(self._halving, self._record.evaluations(), time.time()) if self._halving else []
-        found = [one for one in found if one.worker != self._offers.worker and one.trial not in self._waited_for]
+        found = [one for one in self._recorder.promising() if one.worker != self._offers.worker]
+        found = [one for one in found if one.trial not in self._waited_for]
         if not found:
             return None
         invitation: Invitation | None = self._offers.wait({one.worker for one in found}, max(one.wait for one in found))
@@ -93,8 +89,8 @@ class Growing:
     def begin(self, assignment: Assignment, workers: tuple[int, ...], state: State | None = None) -> None:
         """Begin, or go on from a state, with these workers; those that were reserved come."""
         if workers != self._workers:
-            known = self._record.evaluations()[assignment.number]
-            self._record.grew(assignment, len(state.about.losses) if state else known.saved_after, workers)
+            losses = len(state.about.losses) if state else self._recorder.saved_after(assignment.number)
+            self._recorder.grew(assignment, losses, workers)
         self._offers.begin([one for one in self._reserved if one in workers], Invitation(assignment, workers))
         self._offers.begin([one for one in self._reserved if one not in workers], None)
         self._workers, self._reserved, self._times, self._began = workers, [], [], clock.now()
@@ -173,4 +169,4 @@ class Growing:
         return seconds, max(self._starting, self._times[0] - seconds)
 
     def _left(self, attempt: Attempt) -> int:
-        return losses_left(self._record.evaluations(), len(attempt.losses) + 1)
+        return self._recorder.losses_left(len(attempt.losses) + 1)

@@ -1,4 +1,4 @@
-"""What the leader of a worker does for its evaluations: it decides on each loss, and writes down how they end."""
+"""What the leader of a worker does for its evaluations: it decides on each loss, and records how they end."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from hpo.errors import Exit, Stop
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.verdict import TIMEOUT, Verdict
 from hpo.process import clock
-from hpo.store.lineage import KEPT, disinherited, heritable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpo.evaluation.pruning import Pruner
     from hpo.evaluation.saver import Saver
     from hpo.evaluation.state import Parts
     from hpo.ranks.watched import Watched
-    from hpo.store.log import Log
-    from hpo.store.record import Record
+    from hpo.store.recorder import Recorder
     from hpo.store.trials import Assignment
     from hpo.store.weights import WeightsKeeper
 
@@ -30,13 +27,14 @@ if TYPE_CHECKING:
 class Limits:
     """When to end an evaluation, a run in which nothing succeeds, or one that is good enough.
 
-    `evaluation_timeout` is in seconds; `max_failures` counts failed evaluations before any success.
+    `evaluation_timeout` is in seconds; `max_failures` counts failed evaluations before any success. `prunes` says that
+    a pruner judges each loss.
     """
 
     evaluation_timeout: float = math.inf
     max_failures: int | None = None
     target_loss: float = -math.inf
-    pruner: Pruner | None = None
+    prunes: bool = False
 
 
 def target_reached(target_loss: float) -> Stop:
@@ -54,7 +52,7 @@ def _unreported(missing: Sequence[str], metrics: Mapping[str, float]) -> str:
 
 
 class Leader:
-    """Decides on losses, and writes to the record and to the log of what objectives print.
+    """Decides on losses, and records them, and what objectives print.
 
     `stop` is called to stop the run; `keeper` keeps the weights of the best, None where they are not to be kept, and
     `saver` what evaluations go on from after a death.
@@ -62,16 +60,14 @@ class Leader:
 
     def __init__(
         self,
-        record: Record,
-        log: Log,
+        recorder: Recorder,
         limits: Limits,
         stop: Callable[[Stop], None],
         keeper: WeightsKeeper | None = None,
         saver: Saver | None = None,
     ) -> None:
         self.limits = limits
-        self._record = record
-        self._log = log
+        self._recorder = recorder
         self._stop = stop
         self._keeper = keeper
         self._saver = saver
@@ -79,14 +75,14 @@ class Leader:
     def decide(self, attempt: Attempt, watched: Watched, verdict: Verdict, printed: str) -> Verdict:
         """Record what all ranks have said of a step, and return the final verdict: how the evaluation goes on.
 
-        The time that this takes is not counted as the evaluation's: a database may be away, and is waited for.
+        The time that this takes is not counted as the evaluation's: a pruner may wait for a database that is away.
         """
         since, seconds = clock.now(), attempt.seconds_in_all
         with watched.paused():
-            self._log.add(attempt.assignment.number, printed)
+            self._recorder.printed(attempt.assignment.number, printed)
             if verdict.loss is not None:
                 self._take_over(attempt)
-                self._record.report(attempt.assignment, len(attempt.losses) + 1, verdict.loss)
+                self._recorder.report(attempt.assignment, len(attempt.losses) + 1, verdict.loss)
                 verdict = self._decided(attempt, verdict, verdict.loss, seconds)
                 keep, save = self._is_to_be_kept(attempt, verdict), self._is_to_be_saved(attempt, verdict)
                 verdict = replace(verdict, keep=keep, save=save)
@@ -107,24 +103,22 @@ class Leader:
     def _take_over(self, attempt: Attempt) -> None:
         """Record the losses that an evaluation had in an earlier session, if it has gone on from there."""
         if attempt.taken_over and attempt.is_first and not attempt.has_loss:
-            self._record.went_on(attempt.assignment, attempt.losses, attempt.seconds_before)
+            self._recorder.went_on(attempt.assignment, attempt.losses, attempt.seconds_before)
 
     def _decided(self, attempt: Attempt, verdict: Verdict, loss: float, seconds: float) -> Verdict:
         limits = self.limits
-        if missing := self._record.objectives.missing(verdict.metrics):
+        if missing := self._recorder.objectives.missing(verdict.metrics):
             return replace(verdict, state="failed", failure=_unreported(missing, verdict.metrics))
         if loss <= limits.target_loss:
             return replace(verdict, state="complete")
         if seconds > limits.evaluation_timeout:
             reason = f"{TIMEOUT}still going on after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
             return replace(verdict, state="failed", failure=reason)
-        return self._judged(attempt, verdict, limits.pruner) if limits.pruner else verdict
+        return self._judged(attempt, verdict) if limits.prunes else verdict
 
-    def _judged(self, attempt: Attempt, verdict: Verdict, pruner: Pruner) -> Verdict:
-        """Let a pruner judge an evaluation; one that does not save cannot pause."""
-        judgement = pruner.judge(self._record, attempt.assignment, len(attempt.losses) + 1)
-        if self._saver is not None:
-            self._saver.drop(judgement.fall_out)
+    def _judged(self, attempt: Attempt, verdict: Verdict) -> Verdict:
+        """Let the pruner judge an evaluation; one that does not save cannot pause."""
+        judgement = self._recorder.judge(attempt.assignment, len(attempt.losses) + 1)
         if judgement.state != "paused":
             return replace(verdict, state=judgement.state)
         can_pause = self.can_go_on_elsewhere(attempt)
@@ -179,18 +173,22 @@ class Leader:
     def write_state(self, attempt: Attempt) -> None:
         """Write the last state of an evaluation that ends here, and is to go on."""
         if self._saver is not None and (losses := self._saver.write(attempt)):
-            self._record.saved(attempt.assignment, losses)
+            self._recorder.saved(attempt.assignment, losses)
 
     def give_up(self, attempt: Attempt, failure: str, stack: str) -> None:
-        """Record that an evaluation has ended a rank's process, and so the job; may be called from any thread."""
-        self._record.fail(attempt.assignment, failure, stack, attempt.seconds_in_all, killed=True)
+        """Record that an evaluation has ended a rank's process, and so the job; it is durable when this returns.
+
+        May be called from any thread.
+        """
+        self._recorder.fail(attempt.assignment, failure, stack, attempt.seconds_in_all, killed=True)
+        self._recorder.settle()
 
     def finish(self, attempt: Attempt, seconds: float) -> None:
         """Record how an evaluation has ended; stop the run where it has reached its target, or seems to be in vain."""
-        assignment, verdict, record = attempt.assignment, attempt.verdict, self._record
+        assignment, verdict = attempt.assignment, attempt.verdict
         if verdict.state == "stopped":
             self.write_state(attempt)
-            record.interrupt(assignment)
+            self._recorder.interrupt(assignment)
             return
         self._take_over(attempt)
         if assignment.parent is not None and not attempt.has_inherited and not attempt.taken_over:
@@ -200,13 +198,13 @@ class Leader:
             self.write_state(attempt)
         self._end(attempt, seconds)
         if self._saver is not None and bequeaths:
-            self._make_room(self._saver, assignment)
+            self._recorder.make_room(assignment.number)
         elif self._saver is not None and not verdict.save:
             self._saver.discard(assignment)
 
     def _disinherit(self, assignment: Assignment, reason: str) -> None:
         """Record that an evaluation has begun without what it was to inherit, and say why, if there is a reason."""
-        self._record.disinherit(assignment)
+        self._recorder.disinherit(assignment)
         if self._saver is not None and reason:
             text = f"trial {assignment.number} begins without what trial {assignment.parent} has learned: {reason}"
             self._saver.warn_once("inherited", text)
@@ -216,22 +214,14 @@ class Leader:
         saver, number = self._saver, attempt.assignment.number
         if saver is None or not saver.islands:
             return False
-        evaluations = self._record.evaluations()
-        if not saver.has_last_state(attempt, evaluations[number]):
+        if not saver.has_last_state(attempt, self._recorder.saved_after(number)):
             text = f"nothing can be inherited from trial {number}: it has not saved what it is at its end"
             saver.warn_once("bequeathed", f"{text} (worker.save, before its last loss)")
             return False
-        best = heritable(evaluations, evaluations[number].island, saver.islands)
-        return len(best) < KEPT or attempt.loss < best[-1].loss
-
-    def _make_room(self, saver: Saver, assignment: Assignment) -> None:
-        """Remove the states of those that are among the best of their island no more."""
-        evaluations = self._record.evaluations()
-        behind = disinherited(evaluations, evaluations[assignment.number].island, saver.islands)
-        saver.drop(self._record.roots(one.trial for one in behind))
+        return self._recorder.bequeaths(number, attempt.loss)
 
     def _end(self, attempt: Attempt, seconds: float) -> None:
-        assignment, verdict, record = attempt.assignment, attempt.verdict, self._record
+        assignment, verdict, record = attempt.assignment, attempt.verdict, self._recorder
         if verdict.state == "complete":
             record.complete(assignment, attempt.loss, seconds, attempt.metrics)
             if self._keeper:

@@ -12,11 +12,10 @@ from hpo.store.states import About, State, States, read_state
 from hpo.text import message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from hpo.evaluation.attempt import Attempt
-    from hpo.store.trials import Assignment, Evaluation
+    from hpo.store.trials import Assignment
 
 # Copying takes a hundredth of the time that training takes, and so does copying and writing together.
 _SHARE = 100.0
@@ -67,11 +66,6 @@ class Saver:
         warn(f"warning: trial {assignment.number} begins again, since it cannot go on from its state: {reason}")
         self._states.discard(assignment)
 
-    def drop(self, roots: Iterable[int]) -> None:
-        """Remove states of evaluations that are not to be gone on from any more, by their first trials."""
-        for root in roots:
-            self._states.drop(root)
-
     @property
     def is_on(self) -> bool:
         """Whether states are kept at all."""
@@ -117,10 +111,10 @@ class Saver:
         self._seconds_to_write = self._written - since
         return losses
 
-    def has_last_state(self, attempt: Attempt, known: Evaluation) -> bool:
-        """Tell whether the state of an evaluation's last loss is there, copied or written."""
+    def has_last_state(self, attempt: Attempt, saved_after: int) -> bool:
+        """Tell whether the state of an evaluation's last loss is there, copied, or written after so many losses."""
         copied = attempt.state is not None and len(attempt.state.about.losses) == len(attempt.losses)
-        return copied or known.saved_after == len(attempt.losses)
+        return copied or saved_after == len(attempt.losses)
 
     def discard(self, assignment: Assignment) -> None:
         """Remove the state of an evaluation that has ended."""

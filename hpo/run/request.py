@@ -59,7 +59,7 @@ def resolve(options: Options, layout: Layout) -> Request:
 
     Raises UsageError where a person has to mend something first.
     """
-    from hpo.evaluation.pruning import make_pruner  # Optuna, which takes 0.3 s
+    from hpo.store.pruning import make_pruner  # Optuna, which takes 0.3 s
 
     file = load_search_file(options.search_space)
     before = _before(options, file)

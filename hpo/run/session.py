@@ -8,7 +8,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -22,17 +22,17 @@ from hpo.run.request import Request
 from hpo.run.source import changes, keep
 from hpo.run.takeover import differences, misfit, take_over
 from hpo.space import SearchSpace
-from hpo.store.claims import Claims
 from hpo.store.front import top
 from hpo.store.journal import is_begun
 from hpo.store.lineage import KEPT, to_keep
 from hpo.store.manifest import Manifest
+from hpo.store.mirror import Mirror
 from hpo.store.outage import Patience
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir, fresh_run_dir, write_json
-from hpo.store.rungs import HALVINGS, Halving
+from hpo.store.rungs import HALVINGS
 from hpo.store.states import States
-from hpo.store.storage import studies
+from hpo.store.storage import open_storage, studies
 from hpo.store.study import check_objectives, confirmations_of, existing_study, is_missing, mistakes, open_study
 from hpo.store.trials import CONFIRMING, Evaluation
 from hpo.store.url import is_hidden, is_remote, without_password
@@ -60,23 +60,18 @@ class Session:
         return plan_of(self.manifest)
 
     def open_record(self) -> Record:
-        """Open the record; each process and thread needs one of its own."""
+        """Open the record to read it; each process and thread needs one of its own."""
         return Record(self.storage, self.manifest.study, self.patience)
 
     def open_confirmations(self) -> Record:
         """Open the record of the evaluations that confirm the best, which `create_confirmations` has made."""
         return Record(self.storage, self.manifest.confirming_study, self.patience)
 
-    def claims(
-        self,
-        record: Record,
-        space: SearchSpace,
-        budget: int,
-        is_stopping: Callable[[], bool],
-        halving: Halving | None = None,
-    ) -> Claims:
-        """Return what a leader claims evaluations from."""
-        return Claims(record, self.run_dir.claims, space.distributions(), budget, is_stopping, halving)
+    def own_record(self, study: str) -> tuple[Record, Mirror]:
+        """Open the record, or that of the confirmations, for the one who writes it, and the mirror that shows it."""
+        storage = open_storage(self.storage, self.patience)
+        mirror = Mirror(storage, storage.get_study_id_from_name(study), self.patience)
+        return Record(mirror, study), mirror
 
     def roots_to_inherit(self, record: Record) -> set[int]:
         """Return the first trials of the individuals whose states others inherit."""

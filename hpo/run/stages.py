@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,6 @@ from hpo.evaluation.evaluator import Evaluator, Task
 from hpo.evaluation.group import Group
 from hpo.evaluation.growing import Growing
 from hpo.evaluation.leader import Leader, Limits, target_reached
-from hpo.evaluation.pruning import make_pruner
 from hpo.evaluation.saver import Saver
 from hpo.evaluation.teams import Teams
 from hpo.process.printed import warn
@@ -24,16 +22,21 @@ from hpo.report.progress import Progress
 from hpo.run.conclusion import Conclusion
 from hpo.run.handover import hand_over
 from hpo.run.options import Options
+from hpo.run.recording import recording
 from hpo.run.session import Session
+from hpo.store.claims import Claims
+from hpo.store.heirs import Heirs
 from hpo.store.log import Log
 from hpo.store.outage import Patience
-from hpo.store.record import Record
+from hpo.store.pruning import make_pruner
+from hpo.store.recorder import Line, Recorder
 from hpo.store.run_dir import RunDir
-from hpo.store.rungs import HALVINGS, Halving
+from hpo.store.rungs import HALVINGS
 from hpo.store.states import States
 from hpo.store.trials import CONFIRMING
 from hpo.store.url import without_password
-from hpo.store.weights import FrontKeeper, WeightsKeeper
+from hpo.store.weights import BestWeights, WeightsKeeper
+from hpo.store.writer import Writer
 from hpo.text import counted
 from hpo.trackers.tracking import Tracking
 
@@ -73,20 +76,20 @@ class Stages:
         """Search until the budget is spent or the target reached, unless one of them is so already."""
         if on_first(self._job.world, self._conclusion.is_search_over):
             return
-        session, run, space = self._session, self._session.manifest, self._task.problem.space
-        options, leader, claims, growing = self._options, None, None, None
-        if self._group.rank == 0:
-            record, halving = session.open_record(), HALVINGS.get(run.pruner)
-            claims = session.claims(record, space, run.budget, self._is_stopping, halving)
-            growing = self._growing(record, halving)
-            limits = Limits(self._timeout, options.max_failures, self._target, make_pruner(run.pruner, run.budget))
-            keeper = self._keeper(record)
-            saver = Saver(States(self._files.states), options.save_every, run.layout.islands if run.inherit else 0)
-            leader = Leader(record, Log(self._files.printed), limits, self._job.watch.stop, keeper, saver)
+        run, options, leader, growing = self._session.manifest, self._options, None, None
         exchange = (options.migration_probability, options.pollination)
-        islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.inherit, run.objectives)
-        with self._progress(session.open_record, run.budget):
-            islands.evolve(self._job.world, self._group.index, claims, self._evaluator(leader, growing))
+        space = self._task.problem.space
+        islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.objectives)
+        with recording(self._job, self._search_writer) as (line, writer):
+            recorder = self._recorder(line)
+            if recorder:
+                limits = Limits(self._timeout, options.max_failures, self._target, run.pruner != "none")
+                saver = Saver(States(self._files.states), options.save_every, run.layout.islands if run.inherit else 0)
+                keeper = WeightsKeeper(recorder, run.settings)
+                leader = Leader(recorder, limits, self._job.watch.stop, keeper, saver)
+                growing = self._growing(recorder)
+            with self._progress(writer, run.budget):
+                islands.evolve(self._job.world, self._group.index, recorder, self._evaluator(leader, growing))
         if growing:
             growing.close()
 
@@ -96,21 +99,22 @@ class Stages:
         total = on_first(self._job.world, self._begin_confirmations) if self._session.plan.count else 0
         if not total:
             return
-        session, leader, claims, growing = self._session, None, None, None
-        if self._group.rank == 0:
-            record = session.open_confirmations()
-            claims = session.claims(record, self._task.problem.space, total, self._is_stopping)
-            log = Log(partial(self._files.printed, confirms=True))
-            saver = Saver(States(self._files.states, CONFIRMING), self._options.save_every)
-            leader = Leader(record, log, Limits(self._timeout), self._job.watch.stop, saver=saver)
-            growing = self._growing(record)
-        evaluate = self._evaluator(leader, growing)
-        place = {"island": session.manifest.layout.island_of(self._group.index), "worker": self._group.index}
-        with self._progress(session.open_confirmations, total):
-            self._job.world.barrier()  # what ends before the first rank follows the record would not be shown
-            while evaluate(partial(claims.claim_waiting, **place) if claims else None) is not None:
-                pass
-            self._job.world.barrier()
+        leader, growing, index = None, None, self._group.index
+        place = {"island": self._session.manifest.layout.island_of(index), "worker": index}
+        with recording(self._job, partial(self._confirmations_writer, total)) as (line, writer):
+            recorder = self._recorder(line)
+            if recorder:
+                saver = Saver(States(self._files.states, CONFIRMING), self._options.save_every)
+                leader = Leader(recorder, Limits(self._timeout), self._job.watch.stop, saver=saver)
+                growing = self._growing(recorder)
+            evaluate = self._evaluator(leader, growing)
+            with self._progress(writer, total):
+                self._job.world.barrier()  # what ends before the first rank follows the record would not be shown
+                while evaluate(partial(recorder.claim_waiting, **place) if recorder else None) is not None:
+                    pass
+                if recorder:
+                    recorder.settle()
+                self._job.world.barrier()
         if growing:
             growing.close()
 
@@ -131,27 +135,52 @@ class Stages:
             states.sweep(self._session.roots_to_inherit(self._session.open_record()))
         states.leave()
 
-    def _keeper(self, record: Record) -> WeightsKeeper:
-        files, run = self._files, self._session.manifest
-        if run.objectives.are_several:
-            return FrontKeeper(files.weights, files.front, record, run.settings)
-        return WeightsKeeper(files.weights, record, run.settings)
+    def _search_writer(self) -> Writer:
+        """Return what writes the record of the search, on the first rank."""
+        session, run, space = self._session, self._session.manifest, self._task.problem.space
+        record, mirror = session.own_record(run.study)
+        halving = HALVINGS.get(run.pruner)
+        return Writer(
+            record,
+            Claims(record, space.distributions(), run.budget, self._is_stopping, halving),
+            Log(self._files.printed),
+            States(self._files.states),
+            mirror,
+            pruner=make_pruner(run.pruner, run.budget),
+            halving=halving,
+            heirs=Heirs(record, space, run.layout.islands) if run.inherit else None,
+            weights=BestWeights(self._files, run.objectives),
+        )
+
+    def _confirmations_writer(self, total: int) -> Writer:
+        """Return what writes the record of so many evaluations that confirm the best, on the first rank."""
+        session, space = self._session, self._task.problem.space
+        record, mirror = session.own_record(session.manifest.confirming_study)
+        claims = Claims(record, space.distributions(), total, self._is_stopping)
+        log = Log(partial(self._files.printed, confirms=True))
+        return Writer(record, claims, log, States(self._files.states, CONFIRMING), mirror)
+
+    def _recorder(self, line: Line) -> Recorder | None:
+        """Return this worker's end of the line; None on all ranks but leaders."""
+        if self._group.rank != 0:
+            return None
+        return Recorder(line, self._session.manifest.objectives, self._is_stopping)
 
     def _evaluator(self, leader: Leader | None, growing: Growing | None) -> Evaluator:
         return Evaluator(self._task, self._group, self._job, leader, self._teams, growing)
 
-    def _growing(self, record: Record, halving: Halving | None = None) -> Growing | None:
+    def _growing(self, recorder: Recorder) -> Growing | None:
         """Return what lets workers help each other, where they do; on leaders."""
         if self._teams is None or self._teams.leaders is None:
             return None
-        return Growing(Offers(self._teams.leaders, self._is_stopping), record, halving)
+        return Growing(Offers(self._teams.leaders, self._is_stopping), recorder)
 
-    def _progress(self, opened: Callable[[], Record], budget: int) -> AbstractContextManager[object]:
-        """Return what prints a record's news inside ``with``: on the first rank, from a thread with its own record."""
-        if not self._job.is_first:
+    def _progress(self, writer: Writer | None, budget: int) -> AbstractContextManager[object]:
+        """Return what prints the news that are durable inside ``with``, from a thread, on the first rank."""
+        if writer is None:
             return nullcontext()
         objectives = self._session.manifest.objectives
-        return Progress(opened().news, budget, on_error=self._job.watch.die, objectives=objectives)
+        return Progress(writer.settled, budget, on_error=self._job.watch.die, objectives=objectives)
 
     def _is_stopping(self) -> bool:
         return self._job.watch.stopping is not None

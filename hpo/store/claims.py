@@ -1,16 +1,13 @@
-"""Claiming evaluations from a run's budget: each claim is a trial that starts, and no two processes get the same."""
+"""Claiming evaluations from a run's budget: each claim is a trial that starts, and no two workers get the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.errors import KnownError, RunError
-from hpo.store.lock import FileLock
+from hpo.errors import KnownError
 from hpo.store.record import Record
 from hpo.store.rungs import Halving, promotable
 from hpo.store.suspects import next_of
@@ -21,25 +18,22 @@ if TYPE_CHECKING:
 
 
 class Claims:
-    """The budget of a run, from which a leader claims one evaluation after the other.
+    """The budget of a run, from which one evaluation after the other is claimed; no other process starts any.
 
-    No more than `budget` evaluations are ever started, however many processes claim at once. Interrupted evaluations do
-    not count, since they are repeated, nor do those that were taken over from another run. `lock` is the path of the
-    lock that these processes share. There is nothing to claim once `is_stopping()` is true. With `halving`, what was
-    paused is promoted first; it has been counted.
+    No more than `budget` evaluations are ever started. Interrupted evaluations do not count, since they are repeated,
+    nor do those that were taken over from another run. There is nothing to claim once `is_stopping()` is true. With
+    `halving`, what was paused is promoted first; it has been counted.
     """
 
     def __init__(
         self,
         record: Record,
-        lock: Path,
         distributions: Mapping[str, BaseDistribution],
         budget: int,
         is_stopping: Callable[[], bool] = lambda: False,
         halving: Halving | None = None,
     ) -> None:
         self.record = record
-        self._lock_path = lock.absolute()
         self._distributions = dict(distributions)
         self._budget = budget
         self._is_stopping = is_stopping
@@ -67,23 +61,22 @@ class Claims:
     ) -> Assignment | None:
         if self._is_stopping():
             return None
-        with self._locked():
-            trials = self.record.trials()
-            self._learn(trials)
-            waiting = [trials[number] for number in self._going if trials[number].state == TrialState.WAITING]
-            claimed = self._ended + len(self._going)
-            is_spent = claimed - len(waiting) >= self._budget
-            is_last = params is None or claimed >= self._budget
-            paused = promotable(self._halving, self.record.evaluations()) if self._halving else []
-            if waiting and not is_spent and (trial := next_of(waiting, trials, is_last and not paused)):
-                return self.record.start_waiting(trial, attributes)
-            if paused:
-                return self.record.promote(paused[0], attributes)
-            if params is None or is_last:
-                return None
-            if frozenset(params.items()) in self._tried:
-                raise KnownError
-            return self.record.start(params, self._distributions, {**attributes, **of_new})
+        trials = self.record.trials()
+        self._learn(trials)
+        waiting = [trials[number] for number in self._going if trials[number].state == TrialState.WAITING]
+        claimed = self._ended + len(self._going)
+        is_spent = claimed - len(waiting) >= self._budget
+        is_last = params is None or claimed >= self._budget
+        paused = promotable(self._halving, self.record.evaluations()) if self._halving else []
+        if waiting and not is_spent and (trial := next_of(waiting, trials, is_last and not paused)):
+            return self.record.start_waiting(trial, attributes)
+        if paused:
+            return self.record.promote(paused[0], attributes)
+        if params is None or is_last:
+            return None
+        if frozenset(params.items()) in self._tried:
+            raise KnownError
+        return self.record.start(params, self._distributions, {**attributes, **of_new})
 
     def _learn(self, trials: Sequence[FrozenTrial]) -> None:
         """Learn which trials have begun and ended since the last claim."""
@@ -96,15 +89,3 @@ class Claims:
         self._ended += sum("origin" not in trial.user_attrs and not is_interrupted(trial) for trial in ended)
         repeated = [repeated_by(trial) for trial in new]
         self._ended -= sum(number is not None and is_paused(trials[number]) for number in repeated)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = FileLock(self._lock_path)  # never stale: it is the lock of one job, which ends when a rank dies
-        try:
-            lock.acquire()
-        except OSError as error:
-            raise RunError(f"{self._lock_path}.lock cannot be made: {error.strerror}") from error
-        try:
-            yield
-        finally:
-            lock.release()

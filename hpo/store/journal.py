@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
+from collections import deque
 from collections.abc import Iterator
-from io import RawIOBase
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from optuna.storages.journal import JournalFileBackend
 
 from hpo.errors import RunError
+from hpo.process import clock
 from hpo.store.lines import Sum, entry_of
 from hpo.store.lock import FileLock
 
 # Seconds after which the lock of another program, which may have died, is taken away. A rank that was stopped for a
 # shorter time keeps its lock: if it lost it, it would go on to write lines that no longer fit to the file.
 _STALE_AFTER = 3600.0
+
+_SECONDS_OF_REST = 0.2  # without an entry, after which a writer that keeps the lock lets other programs have it
 
 
 class Journal(JournalFileBackend):
@@ -29,6 +35,8 @@ class Journal(JournalFileBackend):
 
     Optuna numbers trials by counting lines: if a line were lost, all trials after it would have wrong numbers. Here
     each line has a checksum of the file up to it, which a reader compares.
+
+    An entry is on disk when it was appended; inside `collecting`, when it was committed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,11 +44,29 @@ class Journal(JournalFileBackend):
         self._guard = FileLock(self._path, _STALE_AFTER)
         super().__init__(str(self._path), self._guard)
         self._written, self._read, self._lines_read = Sum(), Sum(), 0
+        self._commits: GroupCommit | None = None
+
+    @contextmanager
+    def collecting(self) -> Iterator[GroupCommit]:
+        """Keep the entries that are appended inside ``with`` until they are committed together."""
+        with _open(self._path) as file:
+            self._commits = GroupCommit(self, file)
+            try:
+                yield self._commits
+                self._commits.close()
+            finally:
+                self._commits = None
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
         """Yield the entries behind the first so many; raises RunError where the file is damaged, or cannot be read."""
+        if self._commits is not None:
+            yield from self._commits.entries()
+            return
         if log_number_from != self._lines_read:
             self._read, self._lines_read = Sum(), 0
+        yield from self._entries(log_number_from)
+
+    def _entries(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         try:
             with self._path.open("rb") as file:
                 end = os.fstat(file.fileno()).st_size
@@ -71,12 +97,23 @@ class Journal(JournalFileBackend):
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Write entries durably, all of them or none; raises RunError where they cannot be written."""
-        try:
+        if self._commits is not None:
+            self._commits.add(logs)
+            return
+        with self._writing():
             self._guard.acquire()
             try:
-                self._append(logs)
+                with _open(self._path) as file:
+                    end = _cut_torn_line(file)
+                    _write(file, self._sealed(logs, file, end), end)
             finally:
                 self._guard.release()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise RunError where entries cannot be written inside ``with``."""
+        try:
+            yield
         except RuntimeError as error:  # the lock raises it
             raise RunError(f"{self._path}: its lock was taken away while this rank wrote; was it stopped?") from error
         except OSError as error:
@@ -84,19 +121,7 @@ class Journal(JournalFileBackend):
                 f"{self._path} cannot be written: {error.strerror}; what it holds is whole, --resume goes on with it"
             ) from error
 
-    def _append(self, logs: list[dict[str, Any]]) -> None:
-        with os.fdopen(os.open(self._path, os.O_RDWR | os.O_APPEND), "r+b", buffering=0) as file:
-            end = _cut_torn_line(file)
-            lines = self._sealed(logs, file, end)
-            try:
-                while lines:
-                    lines = lines[file.write(lines) or 0 :]
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(end)
-                raise
-
-    def _sealed(self, logs: list[dict[str, Any]], file: RawIOBase, end: int) -> bytes:
+    def _sealed(self, logs: list[dict[str, Any]], file: FileIO, end: int) -> bytes:
         """Return entries as lines, with checksums that begin with the first `end` bytes of an open file."""
         if end < self._written.offset:
             self._written = Sum()
@@ -111,7 +136,100 @@ class Journal(JournalFileBackend):
         return lines
 
 
-def _cut_torn_line(file: RawIOBase) -> int:
+class GroupCommit:
+    """Entries of a journal that are written together, with one write and one flush; for a process that writes alone.
+
+    Known at once are the entries to their own process, in the order in which they will be in the file. So other
+    programs are kept out by the journal's lock, from the first entry on until none has come for a while: its making and
+    removal take as long as a flush, where files are slow.
+    """
+
+    def __init__(self, journal: Journal, file: FileIO) -> None:
+        self._journal = journal
+        self._file = file
+        self._lines = b""
+        self._unread: deque[dict[str, Any]] = deque()
+        self._has_lock = False
+        self._end = 0  # of the file, while the lock is held
+        self._added_at = 0.0
+
+    def add(self, logs: list[dict[str, Any]]) -> None:
+        """Keep entries for the next commit."""
+        if not self._has_lock:
+            self._take_lock()
+        for log in logs:
+            line = self._journal._read.line(log)
+            self._journal._read.add(line)
+            self._journal._lines_read += 1
+            self._lines += line
+            self._unread.append(json.loads(line))
+        self._added_at = clock.now()
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Yield the entries that have not been yielded yet."""
+        while self._unread:
+            yield self._unread.popleft()
+
+    def commit(self) -> bool:
+        """Write what was added since the last commit, durably, and tell whether there was anything to write.
+
+        Raises RunError where it cannot be written.
+        """
+        lines, self._lines = self._lines, b""
+        with self._journal._writing():
+            if lines:
+                self._check_end()
+                _write(self._file, lines, self._end)
+                self._end += len(lines)
+            elif self._has_lock and clock.now() - self._added_at > _SECONDS_OF_REST:
+                self._release()
+        return bool(lines)
+
+    def close(self) -> None:
+        """Commit, and let other programs write."""
+        self.commit()
+        if self._has_lock:
+            with self._journal._writing():
+                self._release()
+
+    def _take_lock(self) -> None:
+        journal = self._journal
+        with journal._writing():
+            journal._guard.acquire()
+            self._has_lock = True
+            self._end = _cut_torn_line(self._file)
+        self._unread += journal._entries(journal._lines_read)
+
+    def _release(self) -> None:
+        self._has_lock = False
+        self._journal._guard.release()
+
+    def _check_end(self) -> None:
+        """Raise RunError where somebody has changed the file in spite of the lock."""
+        path, status = self._journal._path, os.fstat(self._file.fileno())
+        if not os.path.samestat(path.stat(), status):
+            raise RunError(f"{path} was replaced while this run wrote to it: --resume goes on with what it holds")
+        if status.st_size != self._end:
+            raise RunError(f"{path} was changed while this run wrote to it: --resume goes on with what it holds")
+
+
+def _open(path: Path) -> FileIO:
+    """Open a file that exists, to read, and to write at its end."""
+    return FileIO(os.open(path, os.O_RDWR | os.O_APPEND), "r+")
+
+
+def _write(file: FileIO, lines: bytes, end: int) -> None:
+    """Write lines behind the `end` of a file durably, all of them or none."""
+    try:
+        while lines:
+            lines = lines[file.write(lines) or 0 :]
+        os.fsync(file.fileno())
+    except OSError:
+        file.truncate(end)
+        raise
+
+
+def _cut_torn_line(file: FileIO) -> int:
     """Cut off what follows the last line break of an open file, and return the position behind it."""
     end = file.seek(0, os.SEEK_END)
     keep = end

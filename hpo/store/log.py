@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,29 +18,43 @@ _CHUNK = 1 << 20
 
 
 class Log:
-    """Writes what evaluations print to files, on a leader; `path_of` returns the path for a trial."""
+    """Writes what evaluations print to files; `path_of` returns the path for a trial."""
 
     def __init__(self, path_of: Callable[[int], Path]) -> None:
         self._path_of = path_of
-        self._written: Counter[int] = Counter()
+        self._added: Counter[int] = Counter()
+        self._waiting: dict[int, bytes] = {}
         self._failed = False
 
     def add(self, trial: int, text: str) -> None:
-        """Append lines to the file of an evaluation, up to a limit; the search goes on if they cannot be written."""
-        if not text or self._written[trial] > _MOST_KEPT or self._failed:
+        """Add lines to what an evaluation has printed, up to a limit."""
+        if not text or self._added[trial] > _MOST_KEPT or self._failed:
             return
         content = showable(text).encode()
-        self._written[trial] += len(content)
-        if self._written[trial] > _MOST_KEPT:
+        self._added[trial] += len(content)
+        if self._added[trial] > _MOST_KEPT:
             content += f"(what it printed from here on is not kept: {_MOST_KEPT} bytes are the most)\n".encode()
-        path = self._path_of(trial)
-        try:
-            path.parent.mkdir(exist_ok=True)
-            with path.open("ab") as file:
-                file.write(content)
-        except OSError as error:
-            self._failed = True
-            warn(f"warning: what objectives print is not kept: {path}: {error.strerror}")
+        self._waiting[trial] = self._waiting.get(trial, b"") + content
+
+    def write(self) -> None:
+        """Append what was added to the files; the search goes on if it cannot be written.
+
+        It is written later where no file can be opened: an objective may have used up all descriptors, for a while.
+        """
+        while self._waiting:
+            trial, content = next(iter(self._waiting.items()))
+            path = self._path_of(trial)
+            try:
+                path.parent.mkdir(exist_ok=True)
+                with path.open("ab") as file:
+                    file.write(content)
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    return
+                self._failed = True
+                self._waiting.clear()
+                warn(f"warning: what objectives print is not kept: {path}: {error.strerror}")
+            self._waiting.pop(trial, None)
 
 
 @dataclass(frozen=True)

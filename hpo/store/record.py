@@ -1,12 +1,11 @@
 """The record of a run: an Optuna study with one trial per evaluation.
 
 Every evaluation is in it, durably, from the moment it starts; what else a run knows is rebuilt from it. Pure: Optuna
-only, no MPI, no torch. Several processes may hold records of one study at the same time.
+only, no MPI, no torch. Several processes may read one study at the same time; one writes to it (`hpo.store.writer`).
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,7 +54,8 @@ class Record:
         self._study = optuna.load_study(study_name=study_name, storage=self._storage)
         self.objectives = objectives_of(self._study)
         self._finished_before = {trial.number for trial in self.trials() if trial.state.is_finished()}
-        self._ended: dict[int, Evaluation] = {}
+        self._evaluations: list[Evaluation] = []
+        self._going: list[int] = []  # trials that have not ended
         self._news = News()
 
     @classmethod
@@ -260,25 +260,18 @@ class Record:
             return 0
         return sum(e.state == "failed" and e.trial not in self._finished_before for e in evaluations)
 
-    def best(self) -> tuple[float, int]:
-        """Return the lowest loss of the run's own complete evaluations, and its trial; infinity and -1 without any."""
-        trials = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.COMPLETE,))
-        own = ((trial.values[0], trial.number) for trial in trials if "origin" not in trial.user_attrs)
-        return min(own, default=(math.inf, -1))
-
     def evaluations(self) -> list[Evaluation]:
         """Return all evaluations in the order in which they were started."""
-        trials = self.trials()
-        repeated = set(map(repeated_by, trials))
-        return [self._evaluation(trial, trial.number in repeated) for trial in trials]
-
-    def _evaluation(self, trial: FrozenTrial, is_repeated: bool) -> Evaluation:
-        """Return a trial as an evaluation; one that has ended changes no more, but that it may be repeated."""
-        if is_repeated or not trial.state.is_finished():
-            return evaluation_of(trial, is_repeated)
-        if trial.number not in self._ended:
-            self._ended[trial.number] = evaluation_of(trial)
-        return self._ended[trial.number]
+        trials, known = self.trials(), self._evaluations
+        new = range(len(known), len(trials))
+        repeated = {repeated_by(trials[number]) for number in new} - {None}
+        known += [evaluation_of(trials[number], number in repeated) for number in new]
+        # What has ended changes no more, but that it may be repeated.
+        for number in repeated.union(self._going) - set(new):
+            assert number is not None
+            known[number] = evaluation_of(trials[number], number in repeated)
+        self._going = [number for number in (*self._going, *new) if not trials[number].state.is_finished()]
+        return list(known)
 
     def news(self) -> list[Evaluation]:
         """Return the evaluations that have started, ended, or been promoted since the last call."""

@@ -30,7 +30,6 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.journal = path / "study.log"
-        self.claims = path / "claims"
         self.run_json = path / "run.json"
         self.summary_json = path / "summary.json"
         self.weights = path / "best.safetensors"
@@ -150,10 +149,9 @@ class RunDir:
         return storage if is_remote(storage) else str(self.path.absolute() / storage)
 
     def clear_locks(self) -> None:
-        """Remove what a killed run may have left: locks, which would be waited for until they are stale, and drafts."""
-        for path in (self.journal, self.claims, self.weights):
-            for lock in (path.with_name(path.name + ".lock"), *self.path.glob(f"{path.name}.lock.*")):
-                lock.unlink(missing_ok=True)
+        """Remove what a killed run may have left: a lock, which would be waited for until it is stale, and drafts."""
+        for lock in self.path.glob(f"{self.journal.name}.lock*"):
+            lock.unlink(missing_ok=True)
         for draft in (*self.path.glob(f".{self.weights.name}.*"), *self.front.glob(".*")):
             draft.unlink(missing_ok=True)
 

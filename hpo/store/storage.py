@@ -21,6 +21,14 @@ from hpo.store.url import file_of, is_remote
 _opened = threading.local()
 
 
+class FileStorage(JournalStorage):
+    """The storage in the `journal` file at a path."""
+
+    def __init__(self, path: Path) -> None:
+        self.journal = Journal(path)
+        super().__init__(self.journal)
+
+
 def studies(storage: str | Path, patience: Patience | None = None) -> dict[str, list[StudyDirection]]:
     """Return the directions of the studies in a storage, by the names of the studies."""
     return {study.study_name: list(study.directions) for study in open_storage(storage, patience).get_all_studies()}
@@ -63,5 +71,5 @@ def open_storage(storage: str | Path | BaseStorage, patience: Patience | None = 
     journals: dict[Path, BaseStorage] = getattr(_opened, "journals", {})
     path = Path(storage)
     if path not in journals:
-        journals[path] = JournalStorage(Journal(path))
+        journals[path] = FileStorage(path)
     return journals[path]

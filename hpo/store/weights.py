@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,129 +14,135 @@ from safetensors import SafetensorError, safe_open
 from hpo.errors import UsageError
 from hpo.process.printed import warn
 from hpo.store.front import Archive, spread
-from hpo.store.lock import FileLock
-from hpo.store.news import News
 from hpo.store.tensors import write_tensors
-from hpo.store.trials import best
+from hpo.store.trials import Evaluation, best
 from hpo.text import message
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpo.store.record import Record
+    from hpo.objectives import Objectives
+    from hpo.store.recorder import Recorder
     from hpo.store.run_dir import RunDir
     from hpo.store.trials import Assignment
 
 
 class WeightsKeeper:
-    """Keeps the weights of a run's best individual in one file, which all leaders share; `settings` are the run's."""
+    """Writes the weights of a run's best individuals, on a leader; the record's writer puts them in their place.
 
-    def __init__(self, path: Path, record: Record, settings: Mapping[str, Any]) -> None:
-        self._path = path
-        self._record = record
+    It knows of other evaluations what the recorder has heard, and so may take one for the best that is not. `settings`
+    are the run's.
+    """
+
+    def __init__(self, recorder: Recorder, settings: Mapping[str, Any]) -> None:
+        self._recorder = recorder
         self._settings = settings
+        self._archive = Archive(recorder.objectives)
+        recorder.listeners.append(self._learn)
 
-    def wants(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:  # noqa: ARG002
-        """Tell whether an evaluation with this loss is the best of the run so far."""
-        return (loss, assignment.number) < self._record.best()
+    def wants(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
+        """Tell whether an evaluation with these values would be the best, or on the front, as far as is known."""
+        values = (loss, *self._recorder.objectives.of(metrics))
+        return self._archive.has_room_for(assignment.number, values)
 
     def copy(self, offered: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """Return a copy of the weights that an objective offers; None, with a warning, if they cannot be copied."""
         try:
             return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in offered.items()}
         except Exception as error:  # any kind of tensor may raise, a sharded one for example, or memory is full
-            self._warn(error, self._path)
+            warn(f"warning: the weights of the best so far cannot be kept: {message(error)}")
             return None
 
     def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
-        """Replace the weights in the file, if their evaluation, which has been recorded, is the best of the run."""
-        if weights is not None and self._is_best(assignment.number):
-            self._write(self._path, assignment, weights, self._is_best)
+        """Write the weights of an evaluation that has been recorded, if they are wanted."""
+        places = self._recorder.weights_wanted(assignment.number) if weights is not None else []
+        for place in map(Path, places):
+            self._write(place, assignment, weights or {})
+        if places:
+            self._recorder.place_weights(assignment.number)
 
-    def _is_best(self, number: int) -> bool:
-        return self._record.best()[1] == number
-
-    def _write(
-        self,
-        path: Path,
-        assignment: Assignment,
-        weights: Mapping[str, Tensor],
-        is_wanted: Callable[[int], bool],
-    ) -> None:
-        """Write weights to a file, if they are still wanted when they are written."""
-        number = assignment.number
-        draft = path.with_name(f".{path.name}.{number}")  # a pid is not unique: there are several hosts
+    def _write(self, path: Path, assignment: Assignment, weights: Mapping[str, Tensor]) -> None:
+        draft = _draft(path, assignment.number)
         try:
             path.parent.mkdir(exist_ok=True)
-            about = {"trial": number, "params": assignment.params, "settings": self._settings}
+            about = {"trial": assignment.number, "params": assignment.params, "settings": self._settings}
             write_tensors(draft, weights, {name: json.dumps(value) for name, value in about.items()})
-            with FileLock(self._path):
-                if is_wanted(number):
-                    draft.replace(path)
         except Exception as error:  # the evaluation is safe, and worth more than this file
-            self._warn(error, path)
-        finally:
+            _warn(error, path)
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
-    def _warn(self, error: Exception, path: Path) -> None:
-        warn(f"warning: the weights of the best so far cannot be kept in {path}: {message(error)}")
+    def _learn(self, one: Evaluation) -> None:
+        if not one.origin:
+            self._archive.add(one)
 
 
-class FrontKeeper(WeightsKeeper):
-    """Keeps the weights of some individuals of the front, each in a file of its own in a folder, and of the best.
+class BestWeights:
+    """Whose weights a run keeps: of the best, and where there are several objectives, of some of the front.
 
-    Nobody has weights of what was taken over from another run: the front is that of the run's own evaluations.
+    Those of the front have files of their own in a folder. Nobody has weights of what was taken over from another run.
     """
 
-    def __init__(self, path: Path, folder: Path, record: Record, settings: Mapping[str, Any]) -> None:
-        super().__init__(path, record, settings)
-        self._folder = folder
-        self._news = News()
-        self._archive = Archive(record.objectives)
+    def __init__(self, files: RunDir, objectives: Objectives) -> None:
+        self._best = files.weights
+        self._folder = files.front
+        self._objectives = objectives
+        self._archive = Archive(objectives)
 
-    def wants(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
-        """Tell whether an evaluation with these values would be on the front as it is now."""
-        return self._now().has_room_for(assignment.number, (loss, *self._record.objectives.of(metrics)))
+    def learn(self, one: Evaluation) -> None:
+        """Take note of an evaluation that has started, or ended."""
+        if not one.origin:
+            self._archive.add(one)
 
-    def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
-        """Keep the weights of an evaluation that has been recorded, if it is on the front; remove what is no more."""
-        super().keep(assignment, weights)
-        if weights is not None and self._is_on_front(assignment.number):
-            self._write(weights_of(self._folder, assignment.number), assignment, weights, self._is_on_front)
+    def wanted(self, trial: int) -> list[Path]:
+        """Return the files that are to hold the weights of a trial which is complete."""
+        winner = best(self._archive.front)  # of equal losses, it is the one that is better in something else
+        places = [self._best] if winner is not None and winner.trial == trial else []
+        if self._objectives.are_several and trial in self._kept(trial):
+            places.append(weights_of(self._folder, trial))
+        return places
+
+    def place(self, trial: int) -> None:
+        """Put the weights in their place that a leader has written, if they are still wanted there.
+
+        Those on the front are removed that are dominated now, or crowded out.
+        """
+        wanted = self.wanted(trial)
+        for path in (self._best, weights_of(self._folder, trial)):
+            draft = _draft(path, trial)
+            try:
+                if path in wanted and draft.exists():
+                    draft.replace(path)
+                draft.unlink(missing_ok=True)
+            except OSError as error:
+                _warn(error, path)
+        if self._objectives.are_several:
             self._tidy()
-
-    def _now(self) -> Archive:
-        """Return the front, with what has ended since it was asked for last."""
-        for one in self._news.of(self._record.trials()):
-            if not one.origin:
-                self._archive.add(one)
-        return self._archive
-
-    def _is_best(self, number: int) -> bool:
-        """Tell whether a trial is the winner: of equal losses, it is the one that is better in something else."""
-        winner = best(self._now().front)
-        return winner is not None and winner.trial == number
-
-    def _is_on_front(self, number: int) -> bool:
-        return number in self._kept(number)
 
     def _kept(self, *more: int) -> set[int]:
         """Return whose weights are to stay, of those on the front that have some, and of `more` trials."""
         there = {int(path.stem) for path in self._files()} | set(more)
-        on_front = [one for one in self._now().front if one.trial in there]
-        return {one.trial for one in spread(on_front, self._record.objectives)}
+        on_front = [one for one in self._archive.front if one.trial in there]
+        return {one.trial for one in spread(on_front, self._objectives)}
 
     def _files(self) -> list[Path]:
         return [path for path in self._folder.glob("*.safetensors") if path.stem.isdecimal()]
 
     def _tidy(self) -> None:
-        """Remove the weights of those that are dominated now, or crowded out."""
-        with suppress(OSError), FileLock(self._path):
+        with suppress(OSError):
             kept = self._kept()
             for path in self._files():
                 if int(path.stem) not in kept:
                     path.unlink()
+
+
+def _draft(path: Path, trial: int) -> Path:
+    """Return where the weights of a trial are written before they are put in their place."""
+    return path.with_name(f".{path.name}.{trial}")
+
+
+def _warn(error: Exception, path: Path) -> None:
+    warn(f"warning: the weights of the best so far cannot be kept in {path}: {message(error)}")
 
 
 def weights_of(folder: Path, trial: int) -> Path:

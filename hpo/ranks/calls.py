@@ -1,0 +1,129 @@
+"""Calls from all ranks of a job to its first one, where a thread answers them while the rank computes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from mpi4py import MPI
+
+from hpo.errors import KnownError, RunError
+from hpo.process import clock
+from hpo.ranks.communicator import SleepingComm
+
+_CALL = 0  # the tag of calls; those of answers are higher
+_MOST_TAGS = 32767  # that each MPI has at least
+
+# The answering thread looks for calls again after a tenth of the time since the last one: at once where many come, and
+# where few do, hardly ever; each look takes the lock of Python's threads from the main thread.
+_SHORTEST_SLEEP = 5e-5
+_LONGEST_SLEEP = 1e-2
+_SHARE_OF_WAIT = 0.1
+_MOST_AT_ONCE = 64  # calls, before what they have told is settled
+
+
+class Calls:
+    """One rank's end of the calls, in a communicator of their own; any thread may call."""
+
+    def __init__(self, comm: SleepingComm) -> None:
+        self._comm = comm
+        self._sending = threading.Lock()
+        self._tags = itertools.cycle(range(_CALL + 1, _MOST_TAGS))
+
+    def tell(self, name: str, *arguments: Any, **options: Any) -> None:
+        """Call a function by its name, and do not wait for it; calls of a rank are made in their order."""
+        self._send(_CALL, name, arguments, options)
+
+    def ask(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Call a function by its name, wait for what it returns, and return that, or raise the KnownError it raised."""
+        tag = self._send(None, name, arguments, options)
+        is_known, answer = self._comm.recv(source=0, tag=tag)
+        if is_known:
+            raise KnownError
+        return answer
+
+    def _send(self, tag: int | None, name: str, arguments: Any, options: Any) -> int:
+        with self._sending:
+            tag = next(self._tags) if tag is None else tag
+            self._comm.send((tag, name, arguments, options), dest=0, tag=_CALL)
+        return tag
+
+
+class Answering:
+    """Answers calls by `answer(name, *arguments)` inside ``with``, on the first rank, in a thread of its own.
+
+    `settle()` is called whenever no more calls wait, and now and then where they always do. All of it is done inside
+    `working`, and communication while `alone` is held. `on_error` is called with a message or a traceback where no more
+    calls can be answered.
+    """
+
+    def __init__(
+        self,
+        comm: SleepingComm,
+        answer: Callable[..., Any],
+        settle: Callable[[], None],
+        working: AbstractContextManager[object],
+        alone: threading.Lock,
+        on_error: Callable[[str], None],
+    ) -> None:
+        self._comm = SleepingComm(comm)  # a handle of its own: this rank's own calls have another
+        self._answer = answer
+        self._settle = settle
+        self._working = working
+        self._alone = alone
+        self._on_error = on_error
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="answering", daemon=True)
+
+    def __enter__(self) -> Answering:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread; nobody calls any more."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with self._working:
+                self._answer_until_closed()
+        except RunError as error:
+            self._on_error(f"error: {error}")
+        except BaseException:
+            self._on_error(traceback.format_exc().rstrip())
+
+    def _answer_until_closed(self) -> None:
+        called = clock.now()
+        while True:
+            is_last = self._closed.is_set()
+            count = sum(itertools.takewhile(bool, (self._answer_next() for _ in range(_MOST_AT_ONCE))))
+            self._settle()
+            if count:
+                called = clock.now()
+            elif is_last:
+                return
+            else:
+                time.sleep(min(max(_SHORTEST_SLEEP, _SHARE_OF_WAIT * (clock.now() - called)), _LONGEST_SLEEP))
+
+    def _answer_next(self) -> bool:
+        """Make the next call that has come, and tell whether there was one."""
+        status = MPI.Status()
+        with self._alone:
+            message = self._comm.improbe(tag=_CALL, status=status)
+            if message is None:
+                return False
+            tag, name, arguments, options = message.recv()
+        try:
+            answer = False, self._answer(name, *arguments, **options)
+        except KnownError:
+            answer = True, None
+        if tag != _CALL:
+            with self._alone:
+                self._comm.send(answer, dest=status.Get_source(), tag=tag)
+        return True
