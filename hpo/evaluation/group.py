@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from hpo.errors import RunError
 from hpo.evaluation.collectives import Check, always_checked, never_checked, without_torchs_check
@@ -169,10 +169,13 @@ class Group:
 
         The leader's store listens on a port that the system chose, so that no other run has the same. One store serves
         for all groups, since to connect takes long: torch asks the name service for the name of each address, even of
-        127.0.0.1, which takes 5 s and more where no answer comes, as on compute nodes without a network.
+        127.0.0.1, which takes 5 s and more where no answer comes, as on compute nodes without a network, and where
+        many ask at once: of 32 workers that started together, one to seven waited so long. One rank alone needs none.
         """
         address = _LOOPBACK if self._on_one_host else _address(self.own_comm)
         self._interface = interface_towards(address) or ""
+        if self.size == 1:
+            return Rendezvous(HashStore())
         store = None
         if self.rank == 0:
             store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=_LIMIT)
