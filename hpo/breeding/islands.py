@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mpi4py import MPI
+
 from hpo.breeding.upstream import Individual, Islands
 from hpo.errors import KnownError
 from hpo.layout import Layout
@@ -86,14 +88,18 @@ class Archipelago:
             ranks_per_worker=self.layout.ranks_per_worker,
             **self._exchange(rng),
         )
-        if propulator.propulate_comm is not None:
+        is_leader = propulator.propulate_comm is not None
+        if is_leader:
             _restore(propulator, self, past, island)
         world.barrier()
-        with suppress(_BudgetSpent):
-            propulator.propulate(logging_interval=1000, debug=0)
-        if propulator.propulate_comm is not None:
+        if is_leader:
+            with suppress(_BudgetSpent):
+                propulator.propulate(logging_interval=1000, debug=0)
             propulator.propulate_comm.drain()
             propulator.island_comm.drain()
+        else:
+            while evaluate(None) is not None:
+                pass
         if recorder:
             recorder.settle()
         world.barrier()
@@ -162,7 +168,8 @@ def _build(**arguments: Any) -> Any:
     with tempfile.TemporaryDirectory() as empty, redirect_stdout(io.StringIO()):
         propulator = Islands(**arguments, checkpoint_path=empty).propulator
     propulator._dump_checkpoint = lambda: None
-    for name in ("worker_sub_comm", "island_comm", "propulate_comm"):
+    propulator.worker_sub_comm = MPI.COMM_SELF  # the other ranks of a worker have no part in breeding
+    for name in ("island_comm", "propulate_comm"):
         if getattr(propulator, name) is not None:
             setattr(propulator, name, SleepingComm(getattr(propulator, name)))
     return propulator

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hpo.evaluation.attempt import Attempt
@@ -45,6 +46,15 @@ def _may_be_its_ranks(attempt: Attempt) -> bool:
     """Tell whether an evaluation may have failed because of the number of its ranks; the same on all ranks."""
     verdict = attempt.verdict
     return verdict.state == "failed" and not verdict.failure.startswith(TIMEOUT) and not _has_diverged(attempt)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Whether the leader has the state that an evaluation may begin with, or in which file it is, and if its own."""
+
+    has_state: bool
+    path: Path | None
+    is_own: bool
 
 
 @dataclass(frozen=True)
@@ -165,8 +175,10 @@ class Evaluator:
 
     def _evaluate(self, assignment: Assignment, state: State | None, earlier: float | None) -> Attempt:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
-        self._group.connect(self._watch.post.alone())
-        attempt, task = Attempt(assignment, *self._known(assignment, state), earlier), self._task
+        found: Found | None = self._found(assignment, state) if self._leader else None
+        found = self._group.connect(self._watch.post.alone(), found)
+        assert found is not None
+        attempt, task = Attempt(assignment, *self._known(assignment, state, found), earlier), self._task
         attempt.state = state
         seed = task.seed if assignment.seed is None else assignment.seed
         objective = Objective(task.problem, assignment.params)
@@ -191,17 +203,21 @@ class Evaluator:
         decide = partial(leader.decide, attempt, watched)
         return partial(self._growing.decide, decide, leader, attempt) if self._growing else decide
 
-    def _known(self, assignment: Assignment, state: State | None) -> tuple[State | None, State | None]:
+    def _found(self, assignment: Assignment, state: State | None) -> Found:
+        """Return what the leader knows of the state that an evaluation may begin with."""
+        path, is_own = (None, True) if state or not self._leader else self._leader.find(assignment)
+        return Found(state is not None, path, is_own)
+
+    def _known(self, assignment: Assignment, state: State | None, found: Found) -> tuple[State | None, State | None]:
         """Return the state that this evaluation may go on from, or else the one that it inherits.
 
         It is the one that the leader has, or in a file. Both are None where not all ranks can read it.
         """
-        if self._group.own_comm.bcast(state is not None):
+        if found.has_state:
             return broadcast(self._group.own_comm, state), None
-        path, is_own = self._group.own_comm.bcast(self._leader.find(assignment) if self._leader else (None, True))
+        path, is_own, reason = found.path, found.is_own, ""
         if path is None:
             return None, None
-        reason = ""
         try:
             state = read_state(path, assignment.params if is_own else None, is_checked=False)
         except ValueError as error:

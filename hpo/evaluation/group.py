@@ -97,20 +97,25 @@ class Group:
 
     def worker(self, seed: int, calls: Calls = Calls()) -> Worker:  # noqa: B008 - it cannot be changed
         """Return the worker as one objective sees it, and seed all random numbers with `seed`."""
-        torch.manual_seed(seed)
+        seed_torch(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         about = (self.rank, self.size, self.devices, seed, self.comm, self.index)
         return Worker(*about, calls)
 
-    def connect(self, alone: AbstractContextManager[object] | None = None) -> None:
+    def connect(self, alone: AbstractContextManager[object] | None = None, note: Any = None) -> Any:
         """Make the process group, unless all ranks have one whose connections are whole; collective.
 
-        While `alone` is entered, no other thread of this process opens connections. Raises RunError where this rank
-        cannot connect to its peers.
+        While `alone` is entered, no other thread of this process opens connections. Returns the leader's `note`, which
+        needs no message of its own. Raises RunError where this rank cannot connect to its peers.
         """
-        if all(self.own_comm.allgather(dist.is_initialized() and not self._is_cut and self._connections.are_whole)):
-            return
+        is_whole = dist.is_initialized() and not self._is_cut and self._connections.are_whole
+        said = self.own_comm.allgather((is_whole, note))
+        if not all(is_whole for is_whole, _ in said):
+            self._make_group(alone)
+        return said[0][1]
+
+    def _make_group(self, alone: AbstractContextManager[object] | None) -> None:
         self.disconnect()
         if self._store is None:
             self._store = self._open_store()
@@ -239,6 +244,16 @@ class Group:
         comm = LentComm(self.own_comm.copy())
         comm.patience = patience
         return comm
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch as ``torch.manual_seed`` does, but only the devices that there are.
+
+    For each kind that there is not, that function keeps the call for later, with a stack: 1 ms, and ever more of them.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
 
 
 def _group() -> Any:

@@ -43,19 +43,27 @@ class Meeting:
         return told
 
     def _meet(self, step: Step, frames: Sequence[traceback.FrameSummary]) -> list[Step]:
-        """Wait for the worker's other ranks, call off late ones, and return the steps of all ranks on the leader."""
-        patience, here = self._group.patience, self._group.own_comm.arrive()
-        if step.failure is None and not sleep_until(here, patience):
+        """Wait for the worker's other ranks, call off late ones, and return the steps of all ranks.
+
+        A rank that has waited in vain says so after the others have come, which is worth a second round only then.
+        """
+        patience, comm, called_off = self._group.patience, self._group.own_comm, self._watched.cause is not None
+        unreceived = self._group.comm.has_unreceived
+        step = replace(step, printed=self._printed.take(), unreceived=unreceived, called_off=called_off)
+        gathering = comm.gathering(step)
+        if step.failure is None and not sleep_until(gathering.is_done, patience):
             waited = waited_in_vain(patience)
             self._watched.call_off(f"a peer {waited}")
             step = replace(step, failure=waited, timeout=True, at=time.time(), traceback=stack_of(frames))
-        if not sleep_until(here, patience + _SECONDS_TO_SAY_WHY):
+        if not sleep_until(gathering.is_done, patience + _SECONDS_TO_SAY_WHY):
             raise RunError(
                 f"{self._watch.post.name} waits in vain for {self._watch.names_of_peers}: their evaluation was "
                 f"called off {patience:g} s ago (--collective-timeout), and one of them is gone"
             )
-        step = replace(step, printed=self._printed.take(), unreceived=self._group.comm.has_unreceived)
-        return self._group.own_comm.gather(step) or []
+        steps: list[Step] = gathering.objects()
+        if any(one.called_off or one.failure is not None for one in steps):
+            return comm.gather(step) or []
+        return steps
 
 
 def waited_in_vain(patience: float) -> str:

@@ -24,7 +24,8 @@ class Step:
     has offered a function, which gathers the weights of the loss on all ranks together, and `saves` that it has saved a
     state that all ranks have to gather. `suspended` says that the process was stopped while it waited, `stopped` that
     the whole run stops. `printed` is what the objective has printed in this step; `unreceived` says that some messages
-    of the rank have not been received, and `inherited` that it has asked for what it inherits.
+    of the rank have not been received, `inherited` that it has asked for what it inherits, and `called_off` that the
+    evaluation had been called off when the rank came: another one may have waited for it in vain.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class Step:
     printed: str = ""
     unreceived: bool = False
     inherited: bool = False
+    called_off: bool = False
 
 
 @dataclass(frozen=True)

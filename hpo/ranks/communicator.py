@@ -7,6 +7,7 @@ that train wherever there are more ranks than cores. Here every wait tests a non
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import pickle
 import re
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 from mpi4py import MPI
 
 from hpo.process import clock
+from hpo.ranks.blocks import BLOCK, left, packed, unpacked
 
 # Short enough that nobody notices, long enough that a wait costs about 1% of a core. A collective goes on only when a
 # rank tests it: with sleeps that doubled, ranks tested so late that two of them took 21 ms to agree on a loss, and four
@@ -73,24 +75,24 @@ class SleepingComm(MPI.Intracomm):
         """Enter a barrier without waiting, and return a function that tells whether all ranks have entered it."""
         return self.Ibarrier().Test
 
+    def gathering(self, obj: Any) -> Gathering:
+        """Begin to gather the objects of all ranks, without waiting."""
+        return Gathering(self, obj)
+
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Return the object of `root` on every rank."""
-        payload = bytearray(pickle.dumps(obj) if self.rank == root else b"")
-        length = array("q", [len(payload)])
-        self._complete(self.Ibcast(length, root=root))
-        if self.rank != root:
-            payload = bytearray(length[0])
-        self._complete(self.Ibcast(payload, root=root))
-        return obj if self.rank == root else pickle.loads(payload)
+        block, rest = packed(obj) if self.rank == root else (bytearray(BLOCK), bytearray())
+        self._complete(self.Ibcast(block, root=root))
+        if length := left(block):
+            rest = rest or bytearray(length)
+            self._complete(self.Ibcast(rest, root=root))
+        return obj if self.rank == root else unpacked(block, rest)
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Return the objects of all ranks, in their order."""
-        payload = pickle.dumps(sendobj)
-        lengths = array("q", [0] * self.size)
-        self._complete(self.Iallgather(array("q", [len(payload)]), lengths))
-        everything = bytearray(sum(lengths))
-        self._complete(self.Iallgatherv(payload, [everything, (list(lengths), None), MPI.BYTE]))
-        return _unpickled(everything, lengths)
+        gathering = self.gathering(sendobj)
+        self._wait(gathering.is_done)
+        return gathering.objects()
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks, in their order, on `root`; None on the others."""
@@ -194,6 +196,30 @@ class SleepingComm(MPI.Intracomm):
     def _wait(self, done: Callable[[], bool]) -> None:
         if not sleep_until(lambda: not MPI.Is_finalized() and done(), self.patience):
             raise TimeoutError(f"{GAVE_UP} {self.patience:g} s in a call of an MPI communicator")
+
+
+class Gathering:
+    """An allgather that has begun: each rank gives an object, and may do something else until all have come."""
+
+    def __init__(self, comm: SleepingComm, obj: Any) -> None:
+        self._comm = comm
+        block, self._rest = packed(obj)
+        self._blocks = bytearray(BLOCK * comm.size)
+        self._request = comm.Iallgather(block, self._blocks)
+
+    def is_done(self) -> bool:
+        """Tell whether all ranks have come."""
+        return bool(self._request.Test())
+
+    def objects(self) -> list[Any]:
+        """Return the objects of all ranks, in their order, once all have come."""
+        blocks = [self._blocks[start : start + BLOCK] for start in range(0, len(self._blocks), BLOCK)]
+        lengths = [left(block) for block in blocks]
+        rests = bytearray(sum(lengths))
+        if rests:
+            self._comm._complete(self._comm.Iallgatherv(self._rest, [rests, (lengths, None), MPI.BYTE]))
+        ends = itertools.accumulate(lengths)
+        return [unpacked(block, rests[end - n : end]) for block, n, end in zip(blocks, lengths, ends, strict=True)]
 
 
 def _unpickled(everything: bytearray, lengths: Iterable[int]) -> list[Any]:
