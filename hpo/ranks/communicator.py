@@ -31,6 +31,7 @@ _LONGEST_SLEEP = 5e-3
 _SHARE_OF_WAIT = 0.1
 
 _TURN_TAG = 1
+_FEW_PENDING = 16  # messages that were sent, and perhaps not received
 
 GAVE_UP = "gave up after"  # how the error of a rank begins that has waited for others in vain
 
@@ -59,6 +60,7 @@ class SleepingComm(MPI.Intracomm):
     """
 
     _unreceived: list[MPI.Request]
+    _most_pending = _FEW_PENDING
     patience = math.inf
 
     def barrier(self) -> None:
@@ -149,8 +151,12 @@ class SleepingComm(MPI.Intracomm):
         A blocking send of more than MPI's eager limit would wait until the receiver has finished its evaluation, and
         for ever where the receiver is this rank or is itself sending to this rank.
         """
-        self._unreceived = [request for request in self._pending() if not request.Test()]
-        self._unreceived.append(self.issend(obj, dest=dest, tag=tag))
+        pending = self._pending()
+        if len(pending) >= self._most_pending:  # to ask them all each time would take the square of their number
+            pending = [request for request in pending if not request.Test()]
+            self._most_pending = max(_FEW_PENDING, 2 * len(pending))
+        pending.append(self.issend(obj, dest=dest, tag=tag))
+        self._unreceived = pending
 
     def in_turns(self, at_once: int, step: Callable[[], T]) -> T:
         """Take a step on every rank, on `at_once` of them at a time, and return its result; collective."""

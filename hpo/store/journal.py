@@ -7,7 +7,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,11 @@ class Journal(JournalFileBackend):
             self._commits = GroupCommit(self, file)
             try:
                 yield self._commits
+            except BaseException:
+                with suppress(RunError):
+                    self._commits.close()
+                raise
+            else:
                 self._commits.close()
             finally:
                 self._commits = None
@@ -187,10 +192,12 @@ class GroupCommit:
 
     def close(self) -> None:
         """Commit, and let other programs write."""
-        self.commit()
-        if self._has_lock:
-            with self._journal._writing():
-                self._release()
+        try:
+            self.commit()
+        finally:
+            if self._has_lock:
+                with self._journal._writing():
+                    self._release()
 
     def _take_lock(self) -> None:
         journal = self._journal
