@@ -2,9 +2,9 @@
 
     python -m benchmarks.scale
 
-Each MPI process is many leaders, one thread each, which claim, report ten losses, and hear of all others, as leaders do.
-The first process writes, while its main thread does what ``--beside`` says. File operations take as long as on a
-parallel file system (benchmarks/shares.py).
+Each MPI process is many leaders, one thread each, which claim, report ten losses, and hear of all others, as leaders
+do. The first process writes, while its main thread does what ``--beside`` says. File operations take as long as on a
+parallel file system (benchmarks/slow.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shares import LOSSES, SLOW_FILES
+from benchmarks.shares import LOSSES
+from benchmarks.slow import slow_files
 from hpo import Categorical, Float, Int, SearchSpace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,7 +107,6 @@ def simulate(folder: Path, leaders: int, seconds: float, each: int, beside: str)
     from hpo.run.recording import recording
 
     comm = world()
-    os.environ["HPO_SIMULATED"] = "1"
     with Watch(comm) as watch:
         job = Job(comm, watch, Printed(""))
         with recording(job, lambda: _writer(folder, leaders * comm.size * each)) as (calls, _):
@@ -187,12 +187,11 @@ def main() -> None:
         return
     for workers, beside in itertools.product(chosen.workers, chosen.beside):
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "sitecustomize.py").write_text(SLOW_FILES.format(seconds=chosen.milliseconds / 1000))
-            path = os.pathsep.join([folder, str(ROOT), os.environ.get("PYTHONPATH", "")])
+            slow = slow_files(Path(folder), chosen.milliseconds / 1000, str(ROOT))
             command = ["mpirun", "-n", str(chosen.processes), sys.executable, "-m", "benchmarks.scale"]
             command += ["--part-of", folder, "--workers", str(workers // chosen.processes)]
             command += ["--seconds", str(chosen.seconds), "--each", str(chosen.each), "--beside", beside]
-            environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+            environment = {**os.environ, **slow, "OMP_NUM_THREADS": "1"}
             subprocess.run(command, check=True, env=environment, timeout=3600)
 
 

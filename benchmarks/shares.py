@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.slow import slow_files
 from hpo import Float, SearchSpace
 from hpo.results.reader import RunReader
 
@@ -28,22 +29,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 LOSSES = 10
-
-# A file of this name is imported by each Python that finds it, before anything else.
-SLOW_FILES = '''
-import os, time
-
-def slow(function, applies=lambda *_, **__: True):
-    def slowed(*arguments, **options):
-        if applies(*arguments, **options):
-            time.sleep({seconds})
-        return function(*arguments, **options)
-    return slowed
-
-os.open = slow(os.open, lambda path, flags, *_, **__: flags & os.O_EXCL)
-for name in ("fsync", "symlink", "link", "rename", "replace", "unlink"):
-    setattr(os, name, slow(getattr(os, name)))
-'''
 
 # This file is a search space too: of objectives that sleep.
 space = SearchSpace(x=Float(0.0, 1.0), y=Float(0.0, 1.0), lr=Float(1e-4, 1.0, log=True))
@@ -72,10 +57,7 @@ def share(evaluations: list[Evaluation], workers: int) -> float:
 def measure(workers: int, delay: float, each: int, seconds: float, *options: str) -> float:
     """Run a search of so many workers, with `each` so many evaluations; `delay` is in seconds per file operation."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ)
-        if delay:
-            Path(folder, "sitecustomize.py").write_text(SLOW_FILES.format(seconds=delay))
-            environment["PYTHONPATH"] = os.pathsep.join([folder, environment.get("PYTHONPATH", "")])
+        environment = {**os.environ, **(slow_files(Path(folder), delay) if delay else {})}
         command = ["mpirun", "-n", str(workers), sys.executable, str(ROOT / "run_islands.py"), __file__]
         command += ["--ranks-per-worker", "1", "--evaluations", str(each * workers), "--run-dir", f"{folder}/run"]
         command += ["--set", f"seconds={seconds}", *options]

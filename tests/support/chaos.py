@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +27,14 @@ class Victim:
     arguments: list[object]
     folder: Path
     log: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     job: subprocess.Popen[str] = field(init=False)
 
     def __post_init__(self) -> None:
         with self.log.open("a") as out:
             self.job = self.mpi.start(
-                self.ranks, *self.arguments, cwd=self.folder, stdout=out.fileno(), **{MARK: self.mark}
+                self.ranks, *self.arguments, cwd=self.folder, stdout=out.fileno(), **{**self.variables, MARK: self.mark}
             )
 
     def processes(self) -> dict[int, str]:

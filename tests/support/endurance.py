@@ -8,6 +8,7 @@ import random
 import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
@@ -15,8 +16,9 @@ from pathlib import Path
 
 import optuna
 
+from benchmarks.slow import slow_files
 from tests.support.chaos import Victim
-from tests.support.launch import PROGRAM, SEARCHES, Mpi
+from tests.support.launch import PROGRAM, ROOT, SEARCHES, Mpi
 from tests.support.outcome import lines_of, trials_of
 
 FAULTY = SEARCHES / "faulty.py"
@@ -59,17 +61,23 @@ def read_all_the_while(journal: Path, stop: Event, readings: multiprocessing.Que
         readings.put(f"{type(error).__name__}: {error}")
 
 
-def survive(mpi: Mpi, folder: Path, chance: random.Random, budget: int, most_kills: int) -> Tally:
-    """Kill a run and resume it, up to `most_kills` times, then let it end; assert that nothing was lost."""
+def survive(
+    mpi: Mpi, folder: Path, chance: random.Random, budget: int, most_kills: int, seconds_of_files: float = 0.0
+) -> Tally:
+    """Kill a run and resume it, up to `most_kills` times, then let it end; assert that nothing was lost.
+
+    Each operation on a file takes so many seconds more.
+    """
     run_dir, tally, reported = folder / "run", Tally(), Counter[Key]()
     run_dir.mkdir(parents=True)
+    slow = slow_files(folder, seconds_of_files, str(ROOT)) if seconds_of_files else {}
     stop = multiprocessing.Event()
     readings: multiprocessing.Queue[int | str] = multiprocessing.Queue()
     reader = multiprocessing.Process(target=read_all_the_while, args=(run_dir / "study.log", stop, readings))
     reader.start()
     try:
         for session in range(1, 100):
-            status, killed, lines = _session(mpi, folder, chance, budget, session <= most_kills)
+            status, killed, lines = _session(mpi, folder, chance, budget, session <= most_kills, slow)
             reported += lines
             assert killed or status == 0
             if status == 0:
@@ -92,13 +100,15 @@ def survive(mpi: Mpi, folder: Path, chance: random.Random, budget: int, most_kil
     return tally
 
 
-def _session(mpi: Mpi, folder: Path, chance: random.Random, budget: int, kill: bool) -> tuple[int, bool, Counter[Key]]:
+def _session(
+    mpi: Mpi, folder: Path, chance: random.Random, budget: int, kill: bool, variables: Mapping[str, str]
+) -> tuple[int, bool, Counter[Key]]:
     ranks, ranks_per_worker, islands = chance.choice(LAYOUTS)
     log = folder / f"log-{time.monotonic_ns()}"
     layout = ["--ranks-per-worker", ranks_per_worker, "--islands", islands, "--evaluations", budget]
     settings = ["--set", "seconds=0.1", "--set", "way=none,raise,none,none", "--set", "every=1"]
     command: list[object] = [PROGRAM, FAULTY, "--run-dir", folder / "run", "--resume", *layout, *settings]
-    victim = Victim(mpi, ranks, command, folder, log)
+    victim = Victim(mpi, ranks, command, folder, log, variables)
     what, killed = "left alone", False
     if kill:
         began = victim.wait_for("done  island") if chance.random() < 0.8 else None  # some die before it begins

@@ -1,0 +1,31 @@
+"""File operations that take as long as on a parallel file system: 1 to 10 ms each on Lustre, GPFS and NFS."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# A file of this name is imported by each Python that finds it, before anything else.
+_CODE = """
+import os, time
+
+def slow(function, applies=lambda *_, **__: True):
+    def slowed(*arguments, **options):
+        if applies(*arguments, **options):
+            time.sleep({seconds})
+        return function(*arguments, **options)
+    return slowed
+
+os.open = slow(os.open, lambda path, flags, *_, **__: flags & os.O_EXCL)
+for name in ("fsync", "symlink", "link", "rename", "replace", "unlink"):
+    setattr(os, name, slow(getattr(os, name)))
+"""
+
+
+def slow_files(folder: Path, seconds: float, path: str = "") -> dict[str, str]:
+    """Return the environment in which each fsync, exclusive create, rename and unlink of Python takes so much longer.
+
+    `folder` is where the code for that is written, and `path` what PYTHONPATH has besides.
+    """
+    (folder / "sitecustomize.py").write_text(_CODE.format(seconds=seconds))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), path, os.environ.get("PYTHONPATH")]))}
