@@ -46,8 +46,8 @@ def main() -> None:
                 setattr(total, field, getattr(total, field) + value)
         print(
             f"{arguments.runs} runs, every other one with 5 ms more for each file operation: {total.kills} kills, "
-            f"{total.resumes} resumes, {total.finished} evaluations finished, {total.repeated} of them repeated after a "
-            f"kill, {total.lost} lost; the journal was read {total.readings} times meanwhile\n"
+            f"{total.resumes} resumes, {total.finished} evaluations finished, {total.repeated} of them repeated "
+            f"after a kill, {total.lost} lost; the journal was read {total.readings} times meanwhile\n"
         )
         survival = go_on(mpis[0], folder / "saving", random.Random(arguments.seed), kills=arguments.runs * 2)
         print(

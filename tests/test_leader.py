@@ -15,30 +15,30 @@ from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.leader import Leader, Limits
 from hpo.evaluation.verdict import Verdict
 from hpo.ranks.watched import Details, Watched
-from hpo.store.log import Log
 from hpo.store.pruning import Pruner, Stopping
 from hpo.store.record import Record
 from hpo.store.states import About, State
-from hpo.store.weights import WeightsKeeper, read_weights
-from tests.support.runs import SPACE, claim, make_run
+from hpo.store.weights import read_weights
+from tests.support.runs import make_run
+from tests.support.writing import Leading, writer_of
 
 PARAMS = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
 
 
 class Led:
-    """A leader with a record of its own, and the evaluations that it leads."""
+    """A leader whose record nobody else writes to, and the evaluations that it leads."""
 
     def __init__(self, folder: Path, limits: Limits, pruner: Pruner | None = None) -> None:
         self.record: Record = make_run(folder / "run")
         self.stops: list[Stop] = []
-        keeper = WeightsKeeper(folder / "run" / "best.safetensors", self.record, {})
-        log = Log(lambda trial: folder / f"{trial}.txt")
-        self.leader = Leader(self.record, log, replace(limits, pruner=pruner), self.stops.append, keeper)
+        self.own = Leading(writer_of(self.record, folder / "run", pruner=pruner))
+        limits = replace(limits, prunes=pruner is not None)
+        self.leader = Leader(self.own.recorder, limits, self.stops.append, self.own.keeper)
         self.begun = 0
 
     def begin(self) -> Attempt:
         self.begun += 1
-        return Attempt(claim(self.record, {**PARAMS, "lr": self.begun / 10}, SPACE.distributions(), 99))
+        return Attempt(self.own.begin({**PARAMS, "lr": self.begun / 10}))
 
     def step(self, attempt: Attempt, loss: float | None, **said: Any) -> Verdict:
         """Let the ranks agree on a loss, and the leader decide."""
@@ -61,7 +61,7 @@ def test_a_loss_is_in_the_record_when_it_is_told(tmp_path: Path) -> None:
         assert led.step(attempt, loss).state == "going"
         assert led.curve(attempt)[epoch] == loss
     assert (len(attempt.losses), attempt.loss) == (3, 0.25)
-    assert (tmp_path / "0.txt").read_text() == "rank 0 | hello\n" * 3
+    assert (tmp_path / "run" / "printed" / "0.txt").read_text() == "rank 0 | hello\n" * 3
 
 
 def test_the_target_ends_an_evaluation_and_then_the_run(tmp_path: Path) -> None:

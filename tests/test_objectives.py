@@ -32,11 +32,12 @@ from hpo.store.pruning import Stopping, make_pruner
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import Assignment, Evaluation
-from hpo.store.weights import FrontKeeper, read_weights, weights_of
+from hpo.store.weights import read_weights, weights_of
 from tests.support.evaluations import one
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 from tests.support.outcome import trials_of
 from tests.support.runs import claim, manifest, start
+from tests.support.writing import Leading, writer_of
 
 TRADING = SEARCHES / "trading.py"
 TWO = Objectives(("loss", "parameters"))
@@ -281,15 +282,11 @@ def test_what_learns_finds_a_better_front_than_chance(name: str, share: float) -
 
 def test_the_weights_of_the_front_are_kept_and_no_others(tmp_path: Path) -> None:
     record = recorded(tmp_path, TWO)
-    keeper = FrontKeeper(tmp_path / "best.safetensors", tmp_path / "front", record, {})
+    leader = Leading(writer_of(record, tmp_path, space=SPACE))
 
     def ended(loss: float, parameters: float) -> bool:
-        metrics = {"parameters": parameters}
-        assignment = claim(record, {"x": random.Random(f"{loss}").random()}, SPACE.distributions(), 999)
-        wanted = keeper.wants(assignment, loss, metrics)
-        record.complete(assignment, loss, 1.0, metrics)
-        keeper.keep(assignment, keeper.copy({"w": torch.tensor([loss])}) if wanted else None)
-        return wanted
+        assignment = leader.begin({"x": random.Random(f"{loss}").random()})
+        return leader.complete(assignment, loss, {"w": torch.tensor([loss])}, {"parameters": parameters})
 
     def kept() -> set[int]:
         return {int(path.stem) for path in (tmp_path / "front").iterdir()}
@@ -318,13 +315,11 @@ def test_the_weights_of_the_front_are_kept_and_no_others(tmp_path: Path) -> None
 
 def test_of_equals_on_the_front_it_is_the_first_whose_weights_are_kept(tmp_path: Path) -> None:
     record = recorded(tmp_path, TWO)
-    keeper = FrontKeeper(tmp_path / "best.safetensors", tmp_path / "front", record, {})
-    begun = [claim(record, {"x": place / 10}, SPACE.distributions(), 999) for place in range(4)]
+    leader = Leading(writer_of(record, tmp_path, space=SPACE))
+    begun = [leader.begin({"x": place / 10}) for place in range(4)]
     for assignment, loss, parameters in ((begun[1], 0.5, 5.0), (begun[2], 0.4, 9.0), (begun[0], 0.5, 5.0)):
-        assert keeper.wants(assignment, loss, {"parameters": parameters})
-        record.complete(assignment, loss, 1.0, {"parameters": parameters})
-        keeper.keep(assignment, {"w": torch.tensor([loss])})
-    assert not keeper.wants(begun[3], 0.5, {"parameters": 5.0})
+        assert leader.complete(assignment, loss, {"w": torch.tensor([loss])}, {"parameters": parameters})
+    assert not leader.wants(begun[3], 0.5, {"parameters": 5.0})
     assert {one.trial for one in front(record.evaluations(), TWO)} == {0, 2}
     assert {path.name for path in (tmp_path / "front").iterdir()} == {"0.safetensors", "2.safetensors"}
     draft = tmp_path / "front" / ".7.safetensors.7"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
+import random
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +17,12 @@ from hpo.errors import KnownError
 from hpo.results.summary import busy_fraction, summarize
 from hpo.store.claims import Claims
 from hpo.store.record import Record
+from hpo.store.recorder import Direct, Recorder
 from hpo.store.trials import Assignment, rank
 from hpo.store.url import without_password
 from tests.support.evaluations import one
-from tests.support.runs import LOCK, claim, manifest
+from tests.support.runs import claim, manifest
+from tests.support.writing import mirrored, writer_of
 
 SPACE = SearchSpace(layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True))
 DISTRIBUTIONS = SPACE.distributions()
@@ -35,8 +37,8 @@ def reopen(folder: Path) -> Record:
     return Record(folder / "study.log", "run")
 
 
-def start(record: Record, budget: int = 10, lock: Path = LOCK, **params: Any) -> Assignment | None:
-    claims = Claims(record, lock, DISTRIBUTIONS, budget)
+def start(record: Record, budget: int = 10, **params: Any) -> Assignment | None:
+    claims = Claims(record, DISTRIBUTIONS, budget)
     return claims.claim({**PARAMS, **params}, island=1, worker=2, generation=3)
 
 
@@ -77,24 +79,27 @@ def test_plain_optuna_opens_the_study(tmp_path: Path) -> None:
     assert set(optuna.importance.get_param_importances(study)) == set(PARAMS)
 
 
-def _spend(folder: Path) -> None:
-    record = reopen(folder)
-    for number in range(1, 100):  # the same ones as the other processes
-        with suppress(KnownError):
-            if (assignment := start(record, 30, folder / "claims", lr=number / 100)) is None:
-                return
-            record.complete(assignment, 1.0, 0.0, {})
-
-
-@pytest.mark.slow
-def test_processes_that_share_a_budget_never_exceed_it_nor_start_anything_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_leaders_that_share_a_budget_never_exceed_it_nor_start_anything_twice(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
     make(tmp_path)
-    processes = [multiprocessing.get_context("spawn").Process(target=_spend, args=(tmp_path,)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=60)
-        assert process.exitcode == 0
+    record, mirror = mirrored(tmp_path / "study.log")
+    writer = writer_of(record, tmp_path, 30, space=SPACE, mirror=mirror)
+    leaders = {Recorder(Direct(writer)): iter(range(1, 100)) for _ in range(4)}  # the same ones as the others
+    going: list[tuple[Recorder, Assignment]] = []
+    with writer.writing():
+        while leaders or going:
+            if going and (not leaders or chance.random() < 0.4):
+                leader, ended = going.pop(chance.randrange(len(going)))
+                leader.complete(ended, 1.0, 0.0, {})
+                continue
+            leader = chance.choice(list(leaders))
+            with suppress(KnownError):
+                params = {**PARAMS, "lr": next(leaders[leader]) / 100}
+                if assignment := leader.claim(params, island=1, worker=2, generation=3):
+                    going.append((leader, assignment))
+                else:
+                    del leaders[leader]
     evaluations = reopen(tmp_path).evaluations()
     assert [evaluation.trial for evaluation in evaluations] == list(range(30))
     assert {evaluation.state for evaluation in evaluations} == {"complete"}

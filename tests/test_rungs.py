@@ -15,9 +15,11 @@ from hpo.results.summary import rungs, summarize
 from hpo.store.claims import Claims
 from hpo.store.pruning import Pausing
 from hpo.store.record import Record
+from hpo.store.recorder import Direct, Recorder
 from hpo.store.rungs import HALVINGS, is_over, promotable, rungs_of
 from hpo.store.trials import Assignment, Evaluation
 from tests.support.runs import SPACE, make_run, manifest
+from tests.support.writing import writer_of
 
 ASHA = HALVINGS["asha"]
 
@@ -154,7 +156,7 @@ class Halved:
         self.record: Record = make_run(folder / "run")
         self.budget = budget
         self.pausing = Pausing(ASHA, budget)
-        self.claims = Claims(self.record, folder / "claims", SPACE.distributions(), budget, halving=ASHA)
+        self.claims = Claims(self.record, SPACE.distributions(), budget, halving=ASHA)
         self.drawn = 0
 
     def claim(self) -> Assignment | None:
@@ -190,7 +192,7 @@ def test_a_promoted_evaluation_is_a_trial_of_its_own_that_counts_once(tmp_path: 
     assert not promotable(ASHA, run.record.evaluations()), "two of six go on, and both have"
     assert run.claim() is None
     assert is_over(run.record.evaluations(), budget, "asha")
-    run.claims = Claims(run.record, tmp_path / "claims", SPACE.distributions(), budget + 3, halving=ASHA)
+    run.claims = Claims(run.record, SPACE.distributions(), budget + 3, halving=ASHA)
     for loss in (1.0, 1.1, 1.2):
         assignment = run.claim()
         assert assignment is not None
@@ -254,7 +256,7 @@ def test_who_may_have_killed_the_job_twice_waits_until_there_is_nothing_to_promo
     run.record.enqueue(trial.params, trial.distributions, repeats=suspect.number, deaths=2)
     run.record._storage.set_trial_user_attr(suspect.trial_id, "failure", "interrupted")
     run.record._storage.set_trial_state_values(suspect.trial_id, TrialState.FAIL)
-    claims = Claims(run.record, tmp_path / "claims", SPACE.distributions(), 2, halving=ASHA)
+    claims = Claims(run.record, SPACE.distributions(), 2, halving=ASHA)
     promoted = claims.claim_waiting(island=0, worker=0, generation=0)
     assert promoted is not None
     assert promoted.root == other.number
@@ -293,8 +295,10 @@ def test_of_two_leaders_one_gets_what_is_promoted(tmp_path: Path) -> None:
     run.record.report(first, 1, 0.9)
     run.record.report(second, 1, 0.5)
     run.record.prune(second, 0.5, 1.0, {}, paused_after=1)
-    other = Claims(Record(run.record._storage, "run"), tmp_path / "claims", SPACE.distributions(), 4, halving=ASHA)
-    promoted = run.claim()
+    writer = writer_of(run.record, tmp_path / "run", 4, halving=ASHA)
+    leader, other = Recorder(Direct(writer)), Recorder(Direct(writer))
+    params = {**run.record.trials()[1].params, "lr": 0.25}
+    promoted = leader.claim(params, island=0, worker=0, generation=1)
     assert promoted is not None
     assert promoted.root == 1
     with pytest.raises(KnownError):
@@ -315,7 +319,7 @@ def test_a_promoted_evaluation_that_is_interrupted_waits_and_goes_on_from_the_sa
     assert run.record.requeue_interrupted() == 1
     assert [e.state for e in run.record.evaluations()] == ["promoted", "interrupted", "waiting"]
     assert run.record.roots_to_go_on() == {0}
-    claims = Claims(run.record, tmp_path / "claims", SPACE.distributions(), 1, halving=ASHA)
+    claims = Claims(run.record, SPACE.distributions(), 1, halving=ASHA)
     again = claims.claim_waiting(island=0, worker=0, generation=0)
     assert again is not None
     assert (again.number, again.root) == (2, 0)

@@ -51,9 +51,7 @@ class Job:
 
     def _start(self, record: Record) -> Assignment | None:
         new = max((evaluation.params["k"] for evaluation in record.evaluations()), default=-1) + 1
-        return Claims(record, self._folder / "claims", SPACE.distributions(), self._budget).claim(
-            {"k": new}, island=0, worker=0, generation=0
-        )
+        return Claims(record, SPACE.distributions(), self._budget).claim({"k": new}, island=0, worker=0, generation=0)
 
     def ended(self) -> list[Evaluation]:
         return [evaluation for evaluation in self.opened().evaluations() if evaluation.finished]

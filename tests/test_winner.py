@@ -20,30 +20,28 @@ from hpo.results.winner import examine, examined, winner_of
 from hpo.run.handover import hand_over
 from hpo.store.record import Record
 from hpo.store.trials import Assignment, rank
-from hpo.store.weights import WeightsKeeper, read_weights
+from hpo.store.weights import read_weights
 from hpo.training import Net, load_data, load_test, test_net
 from tests.support.launch import PROGRAM, SEARCHES, Mpi, run_hpo
-from tests.support.runs import SPACE, add, claim, make_run
+from tests.support.runs import add, make_run
+from tests.support.writing import Leading, writer_of
 
 WEIGHING = SEARCHES / "weighing.py"
 
 
-def begin(record: Record, lr: float) -> Assignment:
-    params = {"layers": 1, "activation": "relu", "lr": lr, "gamma": 0.9}
-    return claim(record, params, SPACE.distributions(), 99)
+def begin(leader: Leading, lr: float) -> Assignment:
+    return leader.begin({"layers": 1, "activation": "relu", "lr": lr, "gamma": 0.9})
 
 
-def keeper_of(folder: Path) -> tuple[WeightsKeeper, Record]:
-    """Make what each leader has: a record of its own, and a keeper."""
-    record = Record(folder / "study.log", folder.name)
-    return WeightsKeeper(folder / "best.safetensors", record, {"epochs": 4}), record
+def leaders_of(folder: Path, count: int) -> list[Leading]:
+    """Make what each leader of a run has; one writer keeps the weights of all of them."""
+    writer = writer_of(Record(folder / "study.log", folder.name), folder)
+    return [Leading(writer, settings={"epochs": 4}) for _ in range(count)]
 
 
-def complete(leader: tuple[WeightsKeeper, Record], assignment: Assignment, loss: float, weights: Any) -> None:
-    keeper, record = leader
-    copied = keeper.copy(weights) if keeper.wants(assignment, loss, {}) else None
-    record.complete(assignment, loss, 1.0, {})
-    keeper.keep(assignment, copied)
+def leader_of(folder: Path) -> Leading:
+    (leader,) = leaders_of(folder, 1)
+    return leader
 
 
 def kept(folder: Path) -> tuple[int, float]:
@@ -55,38 +53,38 @@ def kept(folder: Path) -> tuple[int, float]:
 def test_only_the_weights_of_the_best_of_all_leaders_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     make_run(folder)
-    one, other = keeper_of(folder), keeper_of(folder)
-    assignments = [begin(record, lr) for record, lr in ((one[1], 0.1), (other[1], 0.2), (one[1], 0.3), (one[1], 0.4))]
+    one, other = leaders_of(folder, 2)
+    assignments = [begin(leader, lr) for leader, lr in ((one, 0.1), (other, 0.2), (one, 0.3), (one, 0.4))]
     assert read_weights(folder / "best.safetensors") is None
-    complete(one, assignments[2], 0.5, {"w": torch.tensor([1.0])})
+    one.complete(assignments[2], 0.5, {"w": torch.tensor([1.0])})
     assert kept(folder) == (2, 1.0)
     # Both are better than what there is; another one completes between the copy of the first and its end.
-    assert one[0].wants(assignments[0], 0.4, {})
-    better = one[0].copy({"w": torch.tensor([3.0])})
-    complete(other, assignments[1], 0.3, {"w": torch.tensor([4.0])})
-    one[1].complete(assignments[0], 0.4, 1.0, {})
-    one[0].keep(assignments[0], better)
+    assert one.wants(assignments[0], 0.4)
+    better = one.keeper.copy({"w": torch.tensor([3.0])})
+    other.complete(assignments[1], 0.3, {"w": torch.tensor([4.0])})
+    one.recorder.complete(assignments[0], 0.4, 1.0, {})
+    one.keeper.keep(assignments[0], better)
     assert kept(folder) == (1, 4.0)
-    assert not one[0].wants(assignments[3], 0.3, {}), "it is no better"
+    assert not one.wants(assignments[3], 0.3), "it is no better"
     assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "run.json", "study.log"]
 
 
 def test_of_equal_losses_the_weights_are_of_the_trial_that_is_the_best(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     make_run(folder)
-    leader = keeper_of(folder)
-    first, second = begin(leader[1], 0.1), begin(leader[1], 0.2)
-    complete(leader, second, 0.5, {"w": torch.tensor([2.0])})
-    complete(leader, first, 0.5, {"w": torch.tensor([1.0])})
+    leader = leader_of(folder)
+    first, second = begin(leader, 0.1), begin(leader, 0.2)
+    leader.complete(second, 0.5, {"w": torch.tensor([2.0])})
+    leader.complete(first, 0.5, {"w": torch.tensor([1.0])})
     assert kept(folder) == (0, 1.0)
-    assert rank(leader[1].evaluations(), 1)[0].trial == 0
+    assert rank(RunReader(folder).evaluations(), 1)[0].trial == 0
 
 
 def test_what_is_copied_are_the_weights_of_that_moment(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
-    keeper, _ = keeper_of(tmp_path / "run")
+    leader = leader_of(tmp_path / "run")
     weights = torch.ones(2, 3).t()
-    copied = keeper.copy({"w": weights})
+    copied = leader.keeper.copy({"w": weights})
     weights += 1  # the network trains on
     assert copied is not None
     assert copied["w"].tolist() == [[1.0, 1.0]] * 3
@@ -96,8 +94,8 @@ def test_what_is_copied_are_the_weights_of_that_moment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])
 def test_weights_of_any_type_come_back(tmp_path: Path, dtype: torch.dtype) -> None:
     make_run(tmp_path / "run")
-    leader, tied = keeper_of(tmp_path / "run"), torch.ones(3, dtype=dtype)
-    complete(leader, begin(leader[1], 0.1), 0.5, {"a": tied, "b": tied, "none": tied[:0], "one": tied[0]})
+    leader, tied = leader_of(tmp_path / "run"), torch.ones(3, dtype=dtype)
+    leader.complete(begin(leader, 0.1), 0.5, {"a": tied, "b": tied, "none": tied[:0], "one": tied[0]})
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert {name: (tensor.dtype, tensor.shape) for name, tensor in weights.state.items()} == {
@@ -108,10 +106,11 @@ def test_weights_of_any_type_come_back(tmp_path: Path, dtype: torch.dtype) -> No
 def test_weights_that_cannot_be_kept_cost_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     make_run(folder)
-    leader = keeper_of(folder)
-    complete(leader, begin(leader[1], 0.1), 0.5, {"w": torch.ones(1, dtype=torch.complex128)})
+    leader = leader_of(folder)
+    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1, dtype=torch.complex128)})
     assert "warning: the weights of the best so far cannot be kept" in capfd.readouterr().err
-    assert leader[1].best() == (0.5, 0), "the evaluation is recorded all the same"
+    (evaluation,) = RunReader(folder).evaluations()
+    assert (evaluation.loss, evaluation.state) == (0.5, "complete"), "it is recorded all the same"
     assert sorted(path.name for path in folder.iterdir()) == ["run.json", "study.log"]
     (folder / "best.safetensors").write_bytes(b"\x00" * 9)
     with pytest.raises(UsageError, match=r"best\.safetensors cannot be read"):
@@ -209,8 +208,8 @@ def test_results_that_somebody_has_edited_are_as_if_there_were_none(tmp_path: Pa
 def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trained_with(tmp_path: Path) -> None:
     params = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
     make_run(tmp_path / "run")
-    leader, problem = keeper_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
-    complete(leader, begin(leader[1], 0.1), 0.5, {"epoch": torch.tensor([3.0])})
+    leader, problem = leader_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
+    leader.complete(begin(leader, 0.1), 0.5, {"epoch": torch.tensor([3.0])})
     run = RunReader(tmp_path / "run")
     (winner,) = run.evaluations()
     assert winner.params == params
@@ -225,7 +224,7 @@ def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trai
     tested = {"trial": 0, "times": 1, "metrics": {"epoch": 3.0}, "predictions": [], "texts": []}
     assert examine(run.run_dir, testable, winner) == examined(run.run_dir, winner) == tested
     assert examine(run.run_dir, testable, winner) is None, "once"
-    complete(leader, begin(leader[1], 0.2), 0.4, {"epoch": torch.tensor([4.0])})
+    leader.complete(begin(leader, 0.2), 0.4, {"epoch": torch.tensor([4.0])})
     better = rank(run.evaluations(), 1)[0]
     again = examine(run.run_dir, testable, better)
     assert again is not None
@@ -242,8 +241,8 @@ def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trai
 )
 def test_a_test_must_give_numbers_and_predictions(tmp_path: Path, result: Any, message: str) -> None:
     make_run(tmp_path / "run")
-    leader, problem = keeper_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
-    complete(leader, begin(leader[1], 0.1), 0.5, {"w": torch.ones(1)})
+    leader, problem = leader_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
+    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
     wrong = replace(problem, file=replace(problem.file, test=lambda *_: result))
     with pytest.raises(ValueError, match=message):
@@ -254,8 +253,8 @@ def test_of_many_samples_the_first_of_each_kind_are_kept_and_of_long_texts_what_
     tmp_path: Path,
 ) -> None:
     make_run(tmp_path / "run")
-    leader, problem = keeper_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
-    complete(leader, begin(leader[1], 0.1), 0.5, {"w": torch.ones(1)})
+    leader, problem = leader_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
+    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run, image = RunReader(tmp_path / "run"), np.zeros((4, 4), np.uint8)
     (winner,) = run.evaluations()
     hostile = "\0\u202e\udcff</pre>"
@@ -295,8 +294,8 @@ def test_what_is_said_of_a_test_is_one_line_whatever_its_metrics_are_called(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path / "run")
-    leader, problem = keeper_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
-    complete(leader, begin(leader[1], 0.1), 0.5, {"w": torch.ones(1)})
+    leader, problem = leader_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
+    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
     testable = replace(problem, file=replace(problem.file, test=lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25}))
     hand_over(tmp_path / "run", None, testable, to_test=True)
     said = capsys.readouterr().out.splitlines()[0]

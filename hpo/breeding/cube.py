@@ -21,21 +21,16 @@ class Cube:
         self._low = low
         self._width = np.where(high > low, high - low, 1.0)
         choices = np.where(unordered, high - low + 1, 1).astype(int)
-        self._levels = [
-            np.arange(number) if is_category else None for number, is_category in zip(choices, unordered, strict=True)
-        ]
         self.scale_of = np.repeat(np.arange(len(choices)), choices)
+        self._is_level = unordered[self.scale_of]
+        self._levels = np.concatenate([np.arange(number) for number in choices])
+        self._low, self._width = self._low[self.scale_of], self._width[self.scale_of]
 
     def points(self, genes: Vector, existing: npt.NDArray[np.bool_]) -> Vector:
         """Return the points of individuals, shape (individuals, coordinates); `existing` says which genes they have.
 
         What does not exist is in the middle, whatever its gene: it tells no two individuals apart.
         """
-        numbers = np.where(existing, (genes - self._low) / self._width, 0.5)
-        columns = [
-            numbers[:, [gene]]
-            if levels is None
-            else ((genes[:, [gene]] == levels) & existing[:, [gene]]) / math.sqrt(2)
-            for gene, levels in enumerate(self._levels)
-        ]
-        return np.hstack(columns)
+        own, exist = genes[:, self.scale_of], existing[:, self.scale_of]
+        numbers = np.where(exist, (own - self._low) / self._width, 0.5)
+        return np.where(self._is_level, ((own == self._levels) & exist) / math.sqrt(2), numbers)

@@ -43,7 +43,9 @@ class Genetic(Propagator):  # type: ignore[misc]
         self._limits = past.space.limits()
         self._width: Vector = past.high - past.low
         self._grid = ~past.continuous & ~past.unordered
-        self._steps: Vector = np.where(self._grid, self._width + 1, _FINEST_STEP)
+        self._movable = self._width > 0
+        self._log_steps: Vector = np.log(np.where(self._grid, self._width + 1, _FINEST_STEP))
+        self._finest: Vector = self._width / _FINEST_STEP
         self._draws = np.random.default_rng(rng.getrandbits(64))
         self._surrogate = Surrogate(past, self._draws)
         self._threads = ThreadpoolController()
@@ -75,62 +77,70 @@ class Genetic(Propagator):  # type: ignore[misc]
         """Return candidates, and what some generations bred of the most promising of them, the best first."""
         merits_of = self._surrogate.learn()
         merits = merits_of(candidates)
-        for _ in range(_GENERATIONS):
-            promising = self._most_promising(candidates, merits)
-            if not len(promising):
-                break
+        everyone, all_merits = [candidates], [merits]
+        promising, hopes = self._most_promising(candidates, merits)
+        for _ in range(_GENERATIONS if len(promising) else 0):
             offspring = self._offspring(promising)
-            candidates = np.vstack([candidates, offspring])
-            merits = np.append(merits, merits_of(offspring))
-        best_first: Vector = candidates[np.argsort(-merits, kind="stable")]
+            merits = merits_of(offspring)
+            everyone.append(offspring)
+            all_merits.append(merits)
+            promising, hopes = self._most_promising(np.vstack([promising, offspring]), np.append(hopes, merits))
+        best_first: Vector = np.vstack(everyone)[np.argsort(-np.concatenate(all_merits), kind="stable")]
         return best_first
 
-    def _most_promising(self, candidates: Vector, merits: Vector) -> Vector:
-        """Return the best of the candidates that obey the rules of the space."""
+    def _most_promising(self, candidates: Vector, merits: Vector) -> tuple[Vector, Vector]:
+        """Return the best of the candidates that obey the rules of the space, and their merits, the best first."""
         best_first, space = np.argsort(-merits, kind="stable"), self._past.space
         if space.rules:
             allowed = (place for place in best_first if space.allows(self._past.params_of(candidates[place])))
             best_first = np.array(list(itertools.islice(allowed, _PROMISING)), int)
-        promising: Vector = candidates[best_first[:_PROMISING]]
-        return promising
+        best_first = best_first[:_PROMISING]
+        return candidates[best_first], merits[best_first]
 
     def _parents(self, population: list[Individual]) -> Vector:
         """Return the genes of the best individuals, shape (parents, genes), each once: islands exchange copies."""
-        parents: dict[tuple[float, ...], None] = {}
-        for individual in self._ranked([one for one in population if math.isfinite(one.loss)]):
+        parents: dict[bytes, Vector] = {}
+        for individual in self._ranked(population):
             if len(parents) == _PARENTS:
                 break
-            parents.setdefault(tuple(individual.position))
-        return np.array(list(parents), float)
+            parents.setdefault(individual.position.tobytes(), individual.position)
+        return np.array(list(parents.values()), float)
 
     def _ranked(self, population: list[Individual]) -> list[Individual]:
-        """Return individuals, the best first; of several objectives, only as many as can be parents are in order."""
-        if not self._past.objectives.are_several or not population:
-            return sorted(population, key=lambda individual: individual.loss)
-        different = list({tuple(one.position): one for one in population}.values())
-        return [different[place] for place in best_first(costs_of(different), _PARENTS)]
+        """Return the individuals that succeeded and can be parents, the best first."""
+        losses = np.fromiter((individual.loss for individual in population), float, len(population))
+        if self._past.objectives.are_several:
+            succeeded = [population[place] for place in np.flatnonzero(np.isfinite(losses))]
+            different = list({one.position.tobytes(): one for one in succeeded}.values())
+            return [different[place] for place in best_first(costs_of(different), _PARENTS)] if different else []
+        # Parents have no more than so many losses; to sort the others would take most of the time with 10,000 known.
+        lowest = np.unique(losses[np.isfinite(losses)])[:_PARENTS]
+        best = np.flatnonzero(losses <= lowest.max(initial=-math.inf))
+        return [population[place] for place in best[np.argsort(losses[best], kind="stable")]]
 
     def _offspring(self, parents: Vector) -> Vector:
-        draws, genes = self._draws, len(self._width)
-        mothers, fathers = parents[draws.integers(len(parents), size=(2, _OFFSPRING))]
-        offspring = np.where(draws.random((_OFFSPRING, genes)) < 0.5, mothers, fathers)
+        genes = len(self._width)
+        mothers, fathers = parents[self._draws.integers(len(parents), size=(2, _OFFSPRING))]
+        mixing, mutating, choosing, moving, shifting = self._draws.random((5, _OFFSPRING, genes))
+        offspring = np.where(mixing < 0.5, mothers, fathers)
         existing = self._past.existing(offspring)
-        mutated = draws.random((_OFFSPRING, genes)) < 1 / existing.sum(axis=1, keepdims=True)
-        one = np.argmax(draws.random((_OFFSPRING, genes)) * (existing & (self._width > 0)), axis=1)
-        mutated[np.arange(_OFFSPRING), one] = True
-        mutants: Vector = np.where(mutated & (self._width > 0), self._mutate(offspring), offspring)
+        mutated = mutating < 1 / existing.sum(axis=1, keepdims=True)
+        mutated[np.arange(_OFFSPRING), np.argmax(choosing * (existing & self._movable), axis=1)] = True
+        mutants: Vector = np.where(mutated & self._movable, self._mutated(offspring, moving, shifting), offspring)
         return self._past.rounded(mutants)
 
-    def _mutate(self, genes: Vector) -> Vector:
-        """Return all genes mutated; a step that would leave the range goes the other way, at most to its end."""
-        draws, past = self._draws, self._past
-        steps = self._steps ** draws.random(genes.shape)
-        steps = np.where(self._grid, np.floor(steps), steps / _FINEST_STEP * self._width)
-        signs = np.where(draws.random(genes.shape) < 0.5, -1, 1)
-        there = genes + signs * steps
-        back = genes - signs * steps
-        moved = np.clip(np.where((there < past.low) | (there > past.high), back, there), past.low, past.high)
-        shifts = 1 + np.floor(draws.random(genes.shape) * np.maximum(self._width, 1))
+    def _mutated(self, genes: Vector, moving: Vector, shifting: Vector) -> Vector:
+        """Return all genes mutated; a step that would leave the range goes the other way, at most to its end.
+
+        `moving` and `shifting` are drawn uniformly from 0 to 1, all of shape (offspring, genes).
+        """
+        past, signed = self._past, 2 * moving - 1
+        sizes = np.exp(np.abs(signed) * self._log_steps)
+        steps = np.copysign(np.where(self._grid, np.floor(sizes), sizes * self._finest), signed)
+        there = genes + steps
+        back = np.maximum(np.minimum(genes - steps, past.high), past.low)
+        moved = np.where((there < past.low) | (there > past.high), back, there)
+        shifts = 1 + np.floor(shifting * np.maximum(self._width, 1))
         mutants: Vector = np.where(past.unordered, (genes + shifts) % (self._width + 1), moved)
         return mutants
 

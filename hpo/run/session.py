@@ -89,7 +89,8 @@ class Session:
     def create_confirmations(self, space: SearchSpace) -> None:
         """Make the study of the evaluations that confirm the best, unless it exists."""
         name = self.manifest.confirming_study
-        if not self.has_confirmations() or "space" not in self.open_confirmations().about():
+        begun = self.open_confirmations() if self.has_confirmations() else None
+        if begun is None or not ("space" in begun.about() or begun.evaluations()):
             run = self.manifest
             Record.create(self.storage, name, space.describe(), confirms=run.study, objectives=run.objectives)
 

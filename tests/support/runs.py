@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -37,7 +35,6 @@ SPACE = SearchSpace(
     layers=Int(1, 5), activation=Categorical("relu", "tanh"), lr=Float(1e-4, 1.0, log=True), gamma=Float(0.5, 1.0)
 )
 BEGAN = 1_800_000_000.0  # seconds since the epoch: 2027-01-15 08:00:00 UTC
-LOCK = Path(tempfile.gettempdir()) / f"claims-of-{os.getpid()}"
 
 CONTENT: dict[str, Any] = {
     "space": {"lr": "Float(0.0, 1.0)"},
@@ -71,7 +68,7 @@ def claim(
     **attributes: Any,
 ) -> Assignment:
     """Claim these hyperparameters, or, without any, what waits; there is something to claim."""
-    claims = Claims(record, LOCK, distributions, budget)
+    claims = Claims(record, distributions, budget)
     attributes = {"island": 0, "worker": 0, "generation": 0, **attributes}
     assignment = claims.claim(params, **attributes) if params is not None else claims.claim_waiting(**attributes)
     assert assignment is not None
