@@ -169,7 +169,7 @@ def test_weights_are_gathered_on_all_ranks_for_the_best_losses_alone(mpi: Mpi, t
 
 def test_a_bug_in_the_program_that_shows_in_a_report_ends_the_job_though_it_is_caught(mpi: Mpi, tmp_path: Path) -> None:
     program = changed_program(
-        tmp_path, "import hpo.store.record\nhpo.store.record.Record.report = lambda *_: 1 / 0  # on all leaders\n"
+        tmp_path, "import hpo.store.record\nhpo.store.record.Record.report = lambda *_: 1 / 0  # in its writer\n"
     )
     arguments: list[Any] = [program, *reporting("swallows", "--evaluations", 3)[1:]]
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")

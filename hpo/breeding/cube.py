@@ -18,19 +18,21 @@ class Cube:
     """
 
     def __init__(self, low: Vector, high: Vector, unordered: npt.NDArray[np.bool_]) -> None:
-        self._low = low
-        self._width = np.where(high > low, high - low, 1.0)
         choices = np.where(unordered, high - low + 1, 1).astype(int)
         self.scale_of = np.repeat(np.arange(len(choices)), choices)
-        self._is_level = unordered[self.scale_of]
         self._levels = np.concatenate([np.arange(number) for number in choices])
-        self._low, self._width = self._low[self.scale_of], self._width[self.scale_of]
+        self._is_level = unordered[self.scale_of]
+        self._low = low[self.scale_of]
+        self._width = np.where(high > low, high - low, 1.0)[self.scale_of]
 
     def points(self, genes: Vector, existing: npt.NDArray[np.bool_]) -> Vector:
         """Return the points of individuals, shape (individuals, coordinates); `existing` says which genes they have.
 
         What does not exist is in the middle, whatever its gene: it tells no two individuals apart.
         """
-        own, exist = genes[:, self.scale_of], existing[:, self.scale_of]
-        numbers = np.where(exist, (own - self._low) / self._width, 0.5)
-        return np.where(self._is_level, ((own == self._levels) & exist) / math.sqrt(2), numbers)
+        own = genes.take(self.scale_of, axis=1)
+        numbers, levels = (own - self._low) / self._width, (own == self._levels) * math.sqrt(0.5)
+        if not existing.all():
+            exist = existing.take(self.scale_of, axis=1)
+            numbers, levels = np.where(exist, numbers, 0.5), levels * exist
+        return np.where(self._is_level, levels, numbers)

@@ -5,14 +5,17 @@ After Rasmussen and Williams, Gaussian processes for machine learning (2006); eq
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cholesky
-from scipy.linalg.blas import dtrmm
+from scipy.linalg.blas import strmm
 from scipy.linalg.lapack import dpotrf, dpotri, dpotrs, dtrtri
 from scipy.optimize import minimize
 
 Vector = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.floating[Any]]  # of any precision
 
 # The fit looks for the most likely scales and noise around these; one standard deviation is a factor of e.
 # A parameter matters over half of its range, and a two-hundredth of the variance does not follow from parameters.
@@ -40,7 +43,10 @@ class GaussianProcess:
         self._next_fit = 0.0
         self._points: Vector = np.empty((0, len(scale_of)))
         self._root: Vector = np.empty((0, 0))  # times its transpose, it is the inverse of the points' covariance
+        self._values: Vector = np.empty(0)
+        self._weights: Vector = np.empty(0)
         self._learned = 0  # points whose values were known
+        self._single: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None
 
     def fit(self, points: Vector, values: Vector, known: int) -> None:
         """Learn from points, shape (n, coordinates), and their values, of mean 0 and variance 1.
@@ -67,19 +73,29 @@ class GaussianProcess:
     def assume(self, points: Vector) -> None:
         """Learn its own predictions at points whose values are not known yet, so that other points are preferred."""
         if len(points):
-            mean, _ = self.predict(points)
+            mean = _matern(_squares(self._scaled(points), self._sides)) @ self._weights
             self._add(points)
             # What is as predicted changes no mean, only deviations.
             self._values = np.append(self._values, mean)
             self._weights = np.append(self._weights, np.zeros(len(points)))
+            self._single = None
 
     def predict(self, points: Vector) -> tuple[Vector, Vector]:
-        """Return the mean and the standard deviation at each point (equations 2.25 and 2.26)."""
-        covariance = _matern(_squares(self._scaled(points), self._sides))
-        mean = covariance @ self._weights
-        # The product of a triangle takes 60% of the time of a square's.
-        parts = dtrmm(1.0, self._root.T, covariance.T, lower=1, overwrite_b=1)
-        return mean, np.sqrt(np.maximum(1.0 - np.einsum("ij,ij->j", parts, parts), 1e-9))
+        """Return the mean and the standard deviation at each point (equations 2.25 and 2.26).
+
+        These have single precision, which takes two thirds of a suggestion's time in double precision. On noiseless
+        functions of bbob, it moved the deviations by a millionth in the median, and by 4% in one of a hundred, where
+        they were a few thousandths; of the 20 that are the most promising, 99% were the same.
+        """
+        if self._single is None:
+            self._single = self._weights.astype(np.float32), self._root.T.astype(np.float32)
+        weights, factor = self._single
+        covariance = _matern(_squares(self._scaled(points), self._sides).astype(np.float32))
+        mean = covariance @ weights
+        # The product of a triangle takes less time than that of a square.
+        parts = strmm(1.0, factor, covariance.T, lower=1, overwrite_b=1)
+        variance = 1.0 - np.einsum("ij,ij->j", parts, parts)
+        return mean.astype(float), np.sqrt(np.maximum(variance, 1e-9, dtype=float))
 
     @property
     def means(self) -> Vector:
@@ -99,7 +115,8 @@ class GaussianProcess:
         self._points = self._points[: self._learned]
         self._add(points[self._learned :])
         self._learned, self._values = len(points), values
-        self._weights: Vector = self._root @ (values @ self._root)
+        self._weights = self._root @ (values @ self._root)
+        self._single = None
 
     def _add(self, points: Vector) -> None:
         """Learn where more points are, a block of them at a time."""
@@ -132,8 +149,9 @@ class GaussianProcess:
         """Return -log p(scales, noise | values) but for a constant, and its gradient (equations 5.8 and 5.9)."""
         rates, noise, shape = np.exp(-2 * logs[:-1]), np.exp(logs[-1]), (len(values), len(values))
         distances = 10 * (rates @ squares).reshape(shape)
-        slope = _slope(distances)
-        covariance = _matern(distances)
+        linear, decay = _parts(distances)
+        slope = 5 / 3 * linear * decay  # minus the derivative of covariances by half the squared distance
+        covariance = (linear + distances / 3) * decay
         off = logs - self._start
         factor, is_wrong = dpotrf(covariance.T + noise * np.eye(len(values)), lower=1)
         if is_wrong:
@@ -169,26 +187,28 @@ def _sides(points: Vector) -> Vector:
 def _squares(some: Vector, sides: Vector) -> Vector:
     """Return 5 times the squared distances of scaled points from others, whose sides are given, shape (some, others).
 
-    |a - b|^2 is a product, of a -2a, |a|^2, 1 and a b, 1, |b|^2, in a fifth of the time that distances take.
+    |a - b|^2 is a product, of -2a, |a|^2, 1 and b, 1, |b|^2, in a fifth of the time that distances take.
     """
-    squares = np.square(some).sum(axis=1, keepdims=True)
-    products: Vector = np.hstack([-10 * some, 5 * squares, np.ones((len(some), 1))]) @ sides.T
-    return np.maximum(products, 0.0, out=products)
+    own = np.empty((len(some), sides.shape[1]))
+    own[:, :-2] = -10 * some
+    own[:, -2] = 5 * np.einsum("ij,ij->i", some, some)
+    own[:, -1] = 1
+    squares: Vector = own @ sides.T
+    return np.maximum(squares, 0.0, out=squares)
 
 
-def _matern(squares: Vector) -> Vector:
-    """Return covariances, in the place of 5 times the squared distances: new arrays would take as long again."""
+def _parts(squares: Floats) -> tuple[Floats, Floats]:
+    """Return the linear part and the decay of covariances at 5 times these squared distances."""
     linear = np.sqrt(squares)
     decay = np.exp(-linear)
     linear += 1
+    return linear, decay
+
+
+def _matern(squares: Floats) -> Floats:
+    """Return covariances, in the place of 5 times the squared distances: new arrays would take as long again."""
+    linear, decay = _parts(squares)
     squares *= 1 / 3
     squares += linear
     squares *= decay
     return squares
-
-
-def _slope(squares: Vector) -> Vector:
-    """Return minus the derivatives of covariances by half the squared distance, of which 5 squares are given."""
-    distances = np.sqrt(squares)
-    slope: Vector = 5 / 3 * (1 + distances) * np.exp(-distances)
-    return slope

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Iterator
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -65,7 +66,7 @@ class Genetic(Propagator):  # type: ignore[misc]
             return None
         # The matrices are small: if all ranks of a host used a thread per core, this would take ten times longer.
         with self._threads.limit(limits=1, user_api="blas"):
-            candidates = self._bred_on(np.vstack([self._offspring(parents), self._newcomers()]))
+            candidates = self._bred_on(parents)
         for candidate in candidates:
             genes = dict(zip(self._limits, candidate.tolist(), strict=True))
             params = self._past.space.decode(genes)
@@ -73,19 +74,20 @@ class Genetic(Propagator):  # type: ignore[misc]
                 return self._past.space.rounded(genes)
         return None
 
-    def _bred_on(self, candidates: Vector) -> Vector:
-        """Return candidates, and what some generations bred of the most promising of them, the best first."""
-        merits_of = self._surrogate.learn()
-        merits = merits_of(candidates)
-        everyone, all_merits = [candidates], [merits]
-        promising, hopes = self._most_promising(candidates, merits)
-        for _ in range(_GENERATIONS if len(promising) else 0):
-            offspring = self._offspring(promising)
-            merits = merits_of(offspring)
-            everyone.append(offspring)
-            all_merits.append(merits)
-            promising, hopes = self._most_promising(np.vstack([promising, offspring]), np.append(hopes, merits))
-        best_first: Vector = np.vstack(everyone)[np.argsort(-np.concatenate(all_merits), kind="stable")]
+    def _bred_on(self, parents: Vector) -> Vector:
+        """Return offspring, newcomers, and what some generations bred of the most promising of them, the best first."""
+        merits_of, chances = self._surrogate.learn(), self._chances(1 + _GENERATIONS)
+        bred = [np.vstack([self._offspring(parents, next(chances)), self._newcomers()])]
+        merits = [merits_of(bred[0])]
+        promising, hopes = bred[0], merits[0]
+        for chance in chances:
+            promising, hopes = self._most_promising(promising, hopes)
+            if not len(promising):
+                break
+            bred.append(self._offspring(promising, chance))
+            merits.append(merits_of(bred[-1], hopes[-1] if len(hopes) == _PROMISING else -math.inf))
+            promising, hopes = np.vstack([promising, bred[-1]]), np.append(hopes, merits[-1])
+        best_first: Vector = np.vstack(bred)[np.argsort(-np.concatenate(merits), kind="stable")]
         return best_first
 
     def _most_promising(self, candidates: Vector, merits: Vector) -> tuple[Vector, Vector]:
@@ -115,32 +117,34 @@ class Genetic(Propagator):  # type: ignore[misc]
             return [different[place] for place in best_first(costs_of(different), _PARENTS)] if different else []
         # Parents have no more than so many losses; to sort the others would take most of the time with 10,000 known.
         lowest = np.unique(losses[np.isfinite(losses)])[:_PARENTS]
-        best = np.flatnonzero(losses <= lowest.max(initial=-math.inf))
+        best = np.flatnonzero(np.isin(losses, lowest))
         return [population[place] for place in best[np.argsort(losses[best], kind="stable")]]
 
-    def _offspring(self, parents: Vector) -> Vector:
-        genes = len(self._width)
-        mothers, fathers = parents[self._draws.integers(len(parents), size=(2, _OFFSPRING))]
-        mixing, mutating, choosing, moving, shifting = self._draws.random((5, _OFFSPRING, genes))
+    def _chances(self, generations: int) -> Iterator[tuple[Vector, ...]]:
+        """Draw for some generations at once what chance decides of their offspring: small arrays take more time."""
+        draws, shape = self._draws, (generations, _OFFSPRING, len(self._width))
+        mixing, mutating, choosing, moving, shifting = draws.random((5, *shape))
+        signed = 2 * moving - 1
+        sizes = np.exp(np.abs(signed) * self._log_steps)
+        steps = np.copysign(np.where(self._grid, np.floor(sizes), sizes * self._finest), signed)
+        shifts = 1 + np.floor(shifting * np.maximum(self._width, 1))
+        return zip(draws.random((generations, 2, _OFFSPRING)), mixing, mutating, choosing, steps, shifts, strict=True)
+
+    def _offspring(self, parents: Vector, chances: tuple[Vector, ...]) -> Vector:
+        couples, mixing, mutating, choosing, steps, shifts = chances
+        mothers, fathers = parents[(couples * len(parents)).astype(int)]
         offspring = np.where(mixing < 0.5, mothers, fathers)
         existing = self._past.existing(offspring)
         mutated = mutating < 1 / existing.sum(axis=1, keepdims=True)
         mutated[np.arange(_OFFSPRING), np.argmax(choosing * (existing & self._movable), axis=1)] = True
-        mutants: Vector = np.where(mutated & self._movable, self._mutated(offspring, moving, shifting), offspring)
+        mutants: Vector = np.where(mutated & self._movable, self._mutated(offspring, steps, shifts), offspring)
         return self._past.rounded(mutants)
 
-    def _mutated(self, genes: Vector, moving: Vector, shifting: Vector) -> Vector:
-        """Return all genes mutated; a step that would leave the range goes the other way, at most to its end.
-
-        `moving` and `shifting` are drawn uniformly from 0 to 1, all of shape (offspring, genes).
-        """
-        past, signed = self._past, 2 * moving - 1
-        sizes = np.exp(np.abs(signed) * self._log_steps)
-        steps = np.copysign(np.where(self._grid, np.floor(sizes), sizes * self._finest), signed)
-        there = genes + steps
+    def _mutated(self, genes: Vector, steps: Vector, shifts: Vector) -> Vector:
+        """Return all genes mutated; a step that would leave the range goes the other way, at most to its end."""
+        past, there = self._past, genes + steps
         back = np.maximum(np.minimum(genes - steps, past.high), past.low)
         moved = np.where((there < past.low) | (there > past.high), back, there)
-        shifts = 1 + np.floor(shifting * np.maximum(self._width, 1))
         mutants: Vector = np.where(past.unordered, (genes + shifts) % (self._width + 1), moved)
         return mutants
 

@@ -35,7 +35,8 @@ def _best(costs: Vector, most: int) -> npt.NDArray[np.int64]:
         return best_first(costs, most)[:most]
     # To order all takes 1.2 ms of 10,000, this 0.1.
     among = np.flatnonzero(costs[:, 0] <= np.partition(costs[:, 0], most - 1)[most - 1])
-    return among[np.argsort(costs[among, 0], kind="stable")[:most]]
+    best: npt.NDArray[np.int64] = among[np.argsort(costs[among, 0], kind="stable")[:most]]
+    return best
 
 
 def normal_scores(losses: Vector) -> Vector:

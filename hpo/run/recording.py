@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hpo.ranks.calls import Answering, Calls
 from hpo.ranks.job import Job
 from hpo.store.writer import Writer
+
+
+# Seconds after which an objective that computes in Python lets the writer go on, which asks for it some three times for
+# each call: with Python's own 5 ms, a claim of 200 workers took 82 ms beside such an objective (benchmarks/scale.py).
+_SWITCH_INTERVAL = 5e-4
 
 
 @contextmanager
@@ -20,8 +26,20 @@ def recording(job: Job, make: Callable[[], Writer]) -> Iterator[tuple[Calls, Wri
     calls = Calls(comm)
     if job.is_first:
         writer, watch = make(), job.watch
-        with Answering(comm, writer, writer.settle, writer.writing(), watch.post.lock(), watch.die):
+        answering = Answering(comm, writer, writer.settle, writer.writing(), watch.post.lock(), watch.die)
+        with _soon(), answering:
             yield calls, writer
     else:
         yield calls, None
     comm.drain()
+
+
+@contextmanager
+def _soon() -> Iterator[None]:
+    """Let threads take turns more often inside ``with``."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

@@ -6,7 +6,7 @@ import copy
 import json
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -76,15 +76,19 @@ class Journal(JournalFileBackend):
             with self._path.open("rb") as file:
                 end = os.fstat(file.fileno()).st_size
                 file.seek(self._read.offset)
-                for line in file:
-                    # The line is being written, or its writer has died, or another writer has just cut it off.
-                    if not line.endswith(b"\n") or self._read.offset + len(line) > end:
-                        return
-                    entry = self._entry(line)
+                for entry in self._entries_of(file, end):
                     if self._lines_read > log_number_from:
                         yield entry
         except OSError as error:
             raise RunError(f"{self._path} cannot be read: {error.strerror}") from error
+
+    def _entries_of(self, lines: Iterable[bytes], end: int) -> Iterator[dict[str, Any]]:
+        """Yield the entries of the next lines, of a file that has ended at a position."""
+        for line in lines:
+            # The line is being written, or its writer has died, or another writer has just cut it off.
+            if not line.endswith(b"\n") or self._read.offset + len(line) > end:
+                return
+            yield self._entry(line)
 
     def _entry(self, line: bytes) -> dict[str, Any]:
         """Return the entry of the next line; raises RunError where the line is damaged."""
@@ -205,7 +209,8 @@ class GroupCommit:
             journal._guard.acquire()
             self._has_lock = True
             self._end = _cut_torn_line(self._file)
-        self._unread += journal._entries(journal._lines_read)
+            others = os.pread(self._file.fileno(), self._end - journal._read.offset, journal._read.offset)
+        self._unread += journal._entries_of(others.splitlines(keepends=True), self._end)
 
     def _release(self) -> None:
         self._has_lock = False

@@ -62,6 +62,7 @@ class Writer:
     _told: list[bytes] = field(default_factory=list, init=False)
     _unsettled: list[Evaluation] = field(default_factory=list, init=False)
     _settled: deque[Evaluation] = field(default_factory=deque, init=False)
+    _has_changed: bool = field(default=False, init=False)
     _due: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +78,7 @@ class Writer:
 
     def __call__(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Do what a leader says by the name of a method, and return the answer."""
+        self._has_changed = True
         method: Callable[..., Any] = getattr(self.record if name in _OF_RECORD else self, name)
         return method(*arguments, **options)
 
@@ -92,8 +94,10 @@ class Writer:
             now = clock.now()
             self._due = now + _SHARE * (now - began)
         self.log.write()
-        self._take_news()
-        self._publish()
+        if self._has_changed:
+            self._has_changed = False
+            self._take_news()
+            self._publish()
 
     def settled(self) -> list[Evaluation]:
         """Return what has started, ended or been promoted, durably, since the last call; for one other thread."""

@@ -366,6 +366,7 @@ def _lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[int]:
         return []
     there, own = set(journal.splitlines()), _lines_of_trials(original)
     wholly = [one for one in RunReader(whole).evaluations() if own[one.trial] <= there]
+    wholly = [one for one in wholly if one.state != "promoted"]  # which the lines of another trial say
     return [one.trial for one in wholly if one not in shown]
 
 

@@ -1,0 +1,106 @@
+"""The one writer of a run that is made up, and what each leader has of it; in one process, without MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hpo import SearchSpace
+from hpo.store.claims import Claims
+from hpo.store.log import Log
+from hpo.store.mirror import Mirror
+from hpo.store.pruning import Pruner
+from hpo.store.record import Record
+from hpo.store.recorder import Direct, Line, Recorder
+from hpo.store.run_dir import RunDir
+from hpo.store.rungs import Halving
+from hpo.store.states import States
+from hpo.store.storage import open_storage
+from hpo.store.trials import Assignment
+from hpo.store.weights import BestWeights, WeightsKeeper
+from hpo.store.writer import Writer
+from tests.support.runs import SPACE
+
+
+def writer_of(
+    record: Record,
+    folder: Path,
+    budget: int = 999,
+    *,
+    space: SearchSpace = SPACE,
+    mirror: Mirror | None = None,
+    halving: Halving | None = None,
+    pruner: Pruner | None = None,
+) -> Writer:
+    """Return what writes the record of a search in a run directory."""
+    files = RunDir(folder)
+    claims = Claims(record, space.distributions(), budget, halving=halving)
+    weights = BestWeights(files, record.objectives)
+    return Writer(record, claims, Log(files.printed), States(files.states), mirror, pruner, halving, weights=weights)
+
+
+def mirrored(storage: str | Path, study: str = "run") -> tuple[Record, Mirror]:
+    """Open a record as a run's writer does, and return it with the mirror that shows it."""
+    opened = open_storage(storage)
+    mirror = Mirror(opened, opened.get_study_id_from_name(study))
+    return Record(mirror, study), mirror
+
+
+class Posted:
+    """The line to a writer that commits when it likes, as over MPI; what is told arrives with the next question."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._posted: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def tell(self, name: str, *arguments: Any, **options: Any) -> None:
+        """Let the writer do something, later."""
+        self._posted.append((name, arguments, options))
+
+    def ask(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Let the writer do something after all that it was told, and return its answer."""
+        self.arrive()
+        return self._writer(name, *arguments, **options)
+
+    def arrive(self) -> None:
+        """Let what was told arrive."""
+        posted, self._posted = self._posted, []
+        for name, arguments, options in posted:
+            self._writer(name, *arguments, **options)
+
+
+class Leading:
+    """What the leader of a worker does but for decisions: it claims, records, and keeps the weights of the best."""
+
+    def __init__(self, writer: Writer, line: Line | None = None, settings: Mapping[str, Any] | None = None) -> None:
+        self.recorder = Recorder(line or Direct(writer), writer.record.objectives)
+        self.keeper = WeightsKeeper(self.recorder, settings or {})
+
+    def begin(self, params: Mapping[str, Any]) -> Assignment:
+        """Claim these hyperparameters, and nothing else waits; news are heard before, by which leaders breed."""
+        self.recorder.news()
+        assignment = self.recorder.claim(params, island=0, worker=0, generation=0)
+        assert assignment is not None
+        return assignment
+
+    def wants(self, assignment: Assignment, loss: float, metrics: Mapping[str, float] | None = None) -> bool:
+        """Tell whether weights would be kept, by the latest news."""
+        self.recorder.news()
+        return self.keeper.wants(assignment, loss, metrics or {})
+
+    def complete(
+        self,
+        assignment: Assignment,
+        loss: float,
+        weights: Mapping[str, Tensor],
+        metrics: Mapping[str, float] | None = None,
+    ) -> bool:
+        """Complete an evaluation whose last loss is its lowest, and return whether its weights were wanted then."""
+        is_wanted = self.wants(assignment, loss, metrics)
+        copied = self.keeper.copy(weights) if is_wanted else None
+        self.recorder.complete(assignment, loss, 1.0, metrics or {})
+        self.keeper.keep(assignment, copied)
+        return is_wanted

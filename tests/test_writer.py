@@ -1,0 +1,817 @@
+"""The one writer of a record: what leaders tell it, when that is durable, and what other programs do meanwhile."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.storages import JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import event
+
+from hpo.errors import KnownError, RunError
+from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.store.journal import Journal
+from hpo.store.record import Record
+from hpo.store.recorder import Direct, Recorder
+from hpo.store.rungs import HALVINGS, Halving
+from hpo.store.trials import Assignment, Evaluation
+from hpo.store.weights import read_weights
+from hpo.store.writer import TOLD, Writer
+from tests.support.launch import ROOT
+from tests.support.runs import SPACE, make_run
+from tests.support.writing import Leading, Posted, mirrored, writer_of
+
+TWO = Objectives(("loss", "parameters"))
+PLACE = {"island": 0, "worker": 0, "generation": 0}
+
+
+def params(number: int) -> dict[str, Any]:
+    """Return hyperparameters that are another individual's for each number."""
+    return {"layers": 1 + number % 5, "activation": "relu", "lr": (number + 1) / 1000, "gamma": 0.75}
+
+
+class Written:
+    """A run with one writer, in this thread."""
+
+    def __init__(self, folder: Path, storage: str = "journal", halving: Halving | None = None) -> None:
+        self.folder = folder / "run"
+        make_run(self.folder)
+        self.journal = self.folder / "study.log"
+        self.lock = self.folder / "study.log.lock"
+        self.storage = str(self.journal) if storage == "journal" else f"sqlite:///{folder}/study.db"
+        if storage != "journal":
+            Record.create(self.storage, "run", SPACE.describe())
+        self.record, self.mirror = mirrored(self.storage)
+        self.writer: Writer = writer_of(self.record, self.folder, mirror=self.mirror, halving=halving)
+
+    def leader(self) -> Recorder:
+        return Recorder(Posted(self.writer))
+
+    def plainly(self) -> optuna.Study:
+        """Open the study anew, as a program does that knows Optuna alone."""
+        url = self.storage.startswith("sqlite")
+        storage = RDBStorage(self.storage) if url else JournalStorage(JournalFileBackend(self.storage))
+        return optuna.load_study(study_name="run", storage=storage)
+
+    def reopened(self) -> Record:
+        return Record(self.storage, "run")
+
+    def rest(self) -> None:
+        """Let the writer rest until other programs may write."""
+        time.sleep(0.25)
+        self.writer.commit()
+
+
+def claimed(leader: Recorder, number: int) -> Assignment:
+    assignment = leader.claim(params(number), **PLACE)
+    assert assignment is not None
+    return assignment
+
+
+def told(evaluations: list[Evaluation]) -> list[tuple[int, str]]:
+    return [(evaluation.trial, evaluation.state) for evaluation in evaluations]
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Collect the files that are flushed."""
+    flushed: list[int] = []
+    flush = os.fsync
+
+    def count(file: int) -> None:
+        flushed.append(file)
+        flush(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", count)
+        yield flushed
+
+
+# What is durable, and when
+
+
+def test_what_is_told_is_settled_and_in_the_file_once_it_is_committed_and_not_before(tmp_path: Path) -> None:
+    run = Written(tmp_path)
+    leader = run.leader()
+    assert run.writer.settled() == []
+    with run.writer.writing():
+        first, second = claimed(leader, 1), claimed(leader, 2)
+        leader.report(first, 1, 0.5)
+        leader.complete(first, 0.5, 1.0, {"accuracy": 0.25})
+        assert told(leader.news()) == [(0, "complete"), (1, "running")], "leaders know it at once"
+        assert run.writer.settled() == []
+        assert run.plainly().trials == []
+        leader.settle()
+        assert told(run.writer.settled()) == [(0, "complete"), (1, "running")]
+        trial, running = run.plainly().trials
+        assert (trial.value, trial.intermediate_values, trial.params) == (0.5, {1: 0.5}, params(1))
+        assert (trial.user_attrs["metrics"], running.state) == ({"accuracy": 0.25}, TrialState.RUNNING)
+        assert run.writer.settled() == []
+        leader.fail(second, "rank 0: ValueError: no", "", 1.0)
+        assert told(leader.news()) == [(1, "failed")]
+        assert run.writer.settled() == []
+        assert run.plainly().trials[1].state == TrialState.RUNNING
+    assert told(run.writer.settled()) == [(1, "failed")], "all is committed in the end"
+    assert run.plainly().trials[1].state == TrialState.FAIL
+
+
+@pytest.mark.slow
+def test_in_a_database_all_but_losses_is_durable_at_once_and_settled_when_it_is_committed(tmp_path: Path) -> None:
+    run = Written(tmp_path, "sqlite")
+    leader = run.leader()
+    with run.writer.writing():
+        assignment = claimed(leader, 1)
+        leader.report(assignment, 1, 0.5)
+        assert told(leader.news()) == [(0, "running")]
+        (trial,) = run.plainly().trials
+        assert (trial.state, trial.intermediate_values) == (TrialState.RUNNING, {})
+        assert run.writer.settled() == []
+        leader.settle()
+        assert told(run.writer.settled()) == [(0, "running")]
+        assert run.plainly().trials[0].intermediate_values == {1: 0.5}
+        leader.report(assignment, 2, 0.25)
+        leader.complete(assignment, 0.25, 1.0, {})
+        leader.news()
+        (trial,) = run.plainly().trials
+        assert (trial.value, trial.intermediate_values) == (0.25, {1: 0.5, 2: 0.25}), "losses come before the end"
+        assert run.writer.settled() == []
+    assert told(run.writer.settled()) == [(0, "complete")]
+
+
+def test_what_many_leaders_have_told_is_written_with_one_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Written(tmp_path)
+    leaders = [run.leader() for _ in range(12)]
+    with run.writer.writing():
+        with counted(monkeypatch) as flushed:
+            for number, leader in enumerate(leaders):
+                assignment = claimed(leader, number)
+                for epoch in (1, 2, 3):
+                    leader.report(assignment, epoch, number / epoch)
+                leader.complete(assignment, number / 3, 1.0, {})
+                leader.printed(assignment.number, "hello\n")
+                leader.news()
+            assert flushed == []
+            run.writer.commit()
+            assert len(flushed) == 1
+            run.writer.commit()
+            assert len(flushed) == 1, "there was nothing more"
+        assert [trial.value for trial in run.plainly().trials] == [number / 3 for number in range(12)]
+        assert (run.folder / "printed" / "11.txt").read_text() == "hello\n"
+
+
+def test_whoever_tells_a_writer_in_the_same_thread_finds_it_durable_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = make_run(tmp_path / "run")
+    leader = Recorder(Direct(writer_of(record, tmp_path / "run")))
+    assignment = claimed(leader, 1)
+    with counted(monkeypatch) as flushed:
+        for epoch in (1, 2, 3):
+            leader.report(assignment, epoch, 1 / epoch)
+            assert len(Record(tmp_path / "run" / "study.log", "run").evaluations()[0].curve) == epoch
+    assert len(flushed) == 3
+
+
+def test_after_a_slow_commit_who_tells_more_waits_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, now = Written(tmp_path), [1000.0]
+    flush = os.fsync
+    monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
+    monkeypatch.setattr(os, "fsync", lambda file: (now.__setitem__(0, now[0] + 0.01), flush(file))[1])
+    leader = run.leader()
+    with run.writer.writing():
+        assignment = claimed(leader, 1)
+        run.writer.settle()
+        assert told(run.writer.settled()) == [(0, "running")]
+        leader.complete(assignment, 0.5, 1.0, {})
+        leader.news()
+        for waited, is_settled in ((0.0, False), (0.03, False), (0.02, True)):
+            now[0] += waited
+            run.writer.settle()
+            assert bool(run.writer.settled()) is is_settled
+            assert (run.plainly().trials[0].state == TrialState.COMPLETE) is is_settled
+
+
+def test_what_cannot_be_written_whole_is_not_written_at_all(tmp_path: Path) -> None:
+    run = Written(tmp_path)
+    leader = run.leader()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def go_on_with_a_full_disk() -> None:
+        with run.writer.writing():
+            assignment = claimed(leader, 1)
+            run.writer.commit()
+            written.append(run.journal.read_bytes())
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(written[0]) + 100, limits[1]))
+            leader.complete(assignment, 0.5, 1.0, {})
+            leader.settle()
+
+    written: list[bytes] = []
+    try:
+        with pytest.raises(RunError, match=r"study\.log cannot be written: File too large; what it holds is whole"):
+            go_on_with_a_full_disk()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert run.journal.read_bytes() == written[0]
+    assert told(run.writer.settled()) == [(0, "running")], "nobody has been told more"
+
+
+def test_what_a_writer_that_was_killed_has_left_of_a_line_is_cut_off(tmp_path: Path) -> None:
+    run = Written(tmp_path)
+    leader = run.leader()
+    torn = b'{"op_code": 6, "tri'
+    with run.writer.writing():
+        for number in (1, 2):
+            with run.journal.open("ab") as file:
+                file.write(torn)
+            leader.complete(claimed(leader, number), 0.5, 1.0, {})
+            leader.settle()
+            run.rest()
+    assert torn not in run.journal.read_bytes()
+    assert told(run.reopened().evaluations()) == [(0, "complete"), (1, "complete")]
+
+
+# What the mirror shows
+
+
+class Anything:
+    """Leaders that do whatever leaders do, at random."""
+
+    def __init__(self, run: Written, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.leaders = [run.leader() for _ in range(3)]
+        self.going: list[tuple[Recorder, Assignment]] = []
+        self.reported: dict[int, int] = {}
+
+    def step(self) -> None:
+        way = self.chance.choice([self.claim, *[self.report] * 4, self.note, self.end])
+        if way == self.claim or not self.going:
+            self.claim()
+        else:
+            way()
+
+    def claim(self) -> None:
+        leader, chosen = self.chance.choice(self.leaders), params(self.chance.randrange(60))
+        is_new = self.chance.random() < 0.7
+        with suppress(KnownError):
+            if assignment := leader.claim(chosen, **PLACE) if is_new else leader.claim_waiting(**PLACE):
+                self.going.append((leader, assignment))
+
+    def loss(self) -> float:
+        return self.chance.choice([self.chance.random(), 0.5, 1e-300, 1e300, math.inf, math.nan])
+
+    def report(self) -> None:
+        leader, assignment = self.chance.choice(self.going)
+        self.reported[assignment.number] = epoch = self.reported.get(assignment.number, 0) + 1
+        leader.report(assignment, self.chance.choice([epoch, epoch, 1]), self.loss())
+
+    def note(self) -> None:
+        (leader, assignment), losses = self.chance.choice(self.going), self.chance.randrange(9)
+        ways: list[Callable[[], None]] = [
+            lambda: leader.saved(assignment, losses),
+            lambda: leader.grew(assignment, losses, [0, losses]),
+            lambda: leader.disinherit(assignment),
+            lambda: leader.went_on(assignment, [self.loss() for _ in range(losses)], 1.5),
+        ]
+        self.chance.choice(ways)()
+
+    def end(self) -> None:
+        leader, assignment = self.going.pop(self.chance.randrange(len(self.going)))
+        loss, metrics = self.chance.random(), {"accuracy": self.chance.random(), "\N{SNOWMAN}": 1.0}
+        ways: list[Callable[[], None]] = [
+            lambda: leader.complete(assignment, loss, 1.25, metrics),
+            lambda: leader.prune(assignment, loss, 1.25, metrics),
+            lambda: leader.prune(assignment, loss, 1.25, {}, paused_after=1),
+            lambda: leader.fail(assignment, "rank 0: '\"\n", "Traceback \N{PILE OF POO}", 0.5),
+            lambda: leader.fail(assignment, "rank 0", "", 0.5, killed=True),
+            lambda: leader.interrupt(assignment),
+        ]
+        self.chance.choice(ways)()
+
+    def commit(self) -> None:
+        for leader in self.leaders:
+            leader.settle()
+
+
+def shown(trial: FrozenTrial) -> str:
+    """Return what is known of a trial, but for times; as a text, in which NaN is NaN."""
+    known = {
+        "place": (trial.number, trial._trial_id),
+        "end": (trial.state.name, trial.values),
+        "params": trial.params,
+        "attributes": (trial.user_attrs, trial.system_attrs),
+        "distributions": {name: str(distribution) for name, distribution in trial.distributions.items()},
+        "intermediate_values": trial.intermediate_values,
+    }
+    return json.dumps(known, sort_keys=True)
+
+
+def assert_alike(shows: list[FrozenTrial], there: list[FrozenTrial]) -> None:
+    assert list(map(shown, shows)) == list(map(shown, there))
+    for one, other in zip(shows, there, strict=True):
+        for time_of in ("datetime_start", "datetime_complete"):
+            ours, theirs = getattr(one, time_of), getattr(other, time_of)
+            assert (ours is None) is (theirs is None)
+            assert ours is None or abs((ours - theirs).total_seconds()) < 1
+
+
+@pytest.mark.parametrize(
+    ("storage", "seed"), [*(("journal", seed) for seed in range(4)), pytest.param("sqlite", 4, marks=pytest.mark.slow)]
+)
+def test_what_a_mirror_shows_is_what_plain_optuna_reads_after_each_commit(
+    tmp_path: Path, storage: str, seed: int
+) -> None:
+    run = Written(tmp_path, storage, HALVINGS["asha"])
+    anything, states = Anything(run, seed), set[str]()
+    with run.writer.writing():
+        for step in range(1, 401):
+            anything.step()
+            if step % 20 == 0:
+                anything.commit()
+                states.update(evaluation.state for evaluation in run.record.evaluations())
+            if step % (100 if storage == "sqlite" else 20) == 0:  # Optuna takes a second to open a database
+                assert_alike(list(run.record.trials()), run.plainly().trials)
+    assert {"running", "waiting", "complete", "pruned", "paused", "promoted", "failed", "interrupted"} == states
+    assert_alike(list(run.record.trials()), run.plainly().trials)
+    unlike = {"started": 0.0, "ended": 0.0}  # two clocks
+    here, there = ([vars(one) | unlike for one in record.evaluations()] for record in (run.record, run.reopened()))
+    assert [json.dumps(one, sort_keys=True) for one in here] == [json.dumps(one, sort_keys=True) for one in there]
+
+
+def test_nothing_that_was_told_after_a_commit_is_in_the_file_before_the_next(tmp_path: Path) -> None:
+    run = Written(tmp_path, halving=HALVINGS["asha"])
+    anything = Anything(run, seed=6)
+    with run.writer.writing():
+        for step in range(200):
+            if step % 20 == 0:
+                anything.commit()
+                committed, lines = run.plainly().trials, run.journal.read_bytes()
+            anything.step()
+            assert run.journal.read_bytes() == lines
+        assert list(map(shown, run.record.trials())) != list(map(shown, committed))
+        assert list(map(shown, run.plainly().trials)) == list(map(shown, committed))
+
+
+# Beside other programs
+
+
+def add_waiting(study: optuna.Study, number: int) -> None:
+    """Let an evaluation wait, as another program may."""
+    distributions = SPACE.distributions()
+    study.add_trial(optuna.create_trial(state=TrialState.WAITING, params=params(number), distributions=distributions))
+
+
+@pytest.mark.parametrize("storage", ["journal", pytest.param("sqlite", marks=pytest.mark.slow)])
+def test_a_trial_that_another_program_adds_keeps_its_number_and_is_claimed_later(tmp_path: Path, storage: str) -> None:
+    run = Written(tmp_path, storage)
+    leader, other = run.leader(), run.plainly()
+    with run.writer.writing():
+        first = claimed(leader, 1)
+        run.writer.commit()
+        run.rest()
+        other.set_user_attr("note", "look at 1")
+        add_waiting(other, 77)
+        add_waiting(other, 78)
+        leader.report(first, 1, 0.5)
+        second = claimed(leader, 2)
+        assert (first.number, second.number) == (0, 3)
+        third, fourth = claimed(leader, 3), claimed(leader, 3)
+        assert [(one.number, one.params) for one in (third, fourth)] == [(1, params(77)), (2, params(78))]
+        for assignment in (second, third, fourth, first):
+            leader.complete(assignment, assignment.number / 8, 1.0, {})
+        leader.settle()
+        assert dict(told(leader.news())) == dict.fromkeys(range(4), "complete")
+        assert_alike(list(run.record.trials()), run.plainly().trials)
+        run.rest()
+        other.set_user_attr("note", "look at 2")
+        claimed(leader, 5)
+    assert run.plainly().user_attrs["note"] == "look at 2"
+    assert [trial.value for trial in run.plainly().trials] == [0.0, 0.125, 0.25, 0.375, None]
+    assert run.record.about()["note"] == run.reopened().about()["note"] == "look at 2"
+
+
+def test_a_journal_is_whole_and_vouched_for_where_two_programs_have_written_it_by_turns(tmp_path: Path) -> None:
+    run = Written(tmp_path)
+    leader, other = run.leader(), run.plainly()
+    with run.writer.writing():
+        for turn in range(3):
+            leader.complete(claimed(leader, turn), 0.5, 1.0, {})
+            leader.settle()
+            run.rest()
+            other.set_user_attr("note", f"look at {turn}")
+    record = run.reopened()
+    record.complete(record.start(params(9), SPACE.distributions(), PLACE), 0.5, 1.0, {})
+    lines = run.journal.read_bytes().splitlines(keepends=True)
+    assert [b"look at" in line for line in lines] == [b'"crc":' not in line for line in lines]
+    assert sum(b"look at" in line for line in lines) == 3
+    assert len(list(Journal(run.journal).read_logs(0))) == len(lines)
+    first = next(number for number, line in enumerate(lines) if b"look at 0" in line)
+    lines[first] = lines[first].replace(b"look at 0", b"look at 9")
+    run.journal.write_bytes(b"".join(lines))
+    with pytest.raises(RunError, match=f"study.log is damaged: line {first + 2} is not what was written"):
+        list(Journal(run.journal).read_logs(0))
+
+
+@pytest.mark.slow
+def test_other_programs_wait_until_the_writer_rests(tmp_path: Path) -> None:
+    run = Written(tmp_path)
+    leader, other = run.leader(), run.plainly()
+    others = threading.Thread(target=other.set_user_attr, args=("note", "look at 1"), daemon=True)
+    with run.writer.writing():
+        assignment = claimed(leader, 1)
+        assert run.lock.is_symlink(), "from the first entry on"
+        others.start()
+        for epoch in range(1, 11):
+            leader.report(assignment, epoch, 1 / epoch)
+            leader.settle()
+            time.sleep(0.05)
+            assert run.lock.is_symlink()
+        assert others.is_alive()
+        assert b"look at 1" not in run.journal.read_bytes()
+        time.sleep(0.25)
+        assert others.is_alive(), "it is the next commit that lets others write"
+        run.writer.commit()
+        others.join(10)
+        assert not others.is_alive()
+        assert run.plainly().user_attrs["note"] == "look at 1"
+        leader.complete(assignment, 0.1, 1.0, {})
+    assert not run.lock.is_symlink()
+    assert len(run.reopened().evaluations()[0].curve) == 10
+
+
+def test_the_writer_keeps_others_out_while_entries_follow_each_other_closely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, now = Written(tmp_path), [1000.0]
+    monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
+    leader = run.leader()
+    with run.writer.writing():
+        assert not run.lock.is_symlink()
+        for number in range(2):
+            claimed(leader, number)
+            for waited, is_kept in ((0.0, True), (0.15, True), (0.1, False)):
+                now[0] += waited
+                run.writer.commit()
+                assert run.lock.is_symlink() is is_kept
+        claimed(leader, 2)
+    assert not run.lock.is_symlink()
+    assert len(run.plainly().trials) == 3
+
+
+def test_the_writer_waits_for_another_program_that_writes(tmp_path: Path) -> None:
+    run = Written(tmp_path)
+    leader = run.leader()
+    ended: list[list[tuple[int, str]]] = []
+
+    def write() -> None:
+        with run.writer.writing():
+            claimed(leader, 1)
+        ended.append(told(run.writer.settled()))
+
+    run.lock.symlink_to(run.journal)
+    writing = threading.Thread(target=write, daemon=True)
+    writing.start()
+    writing.join(0.3)
+    assert writing.is_alive()
+    assert run.plainly().trials == []
+    run.lock.unlink()
+    writing.join(10)
+    assert ended == [[(0, "running")]]
+
+
+def replace(journal: Path) -> None:
+    copied = journal.with_name("copied")
+    copied.write_bytes(journal.read_bytes())
+    copied.replace(journal)
+
+
+def lose_a_line(journal: Path) -> None:
+    os.truncate(journal, len(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1])))
+
+
+def lose_a_part_of_a_line(journal: Path) -> None:
+    os.truncate(journal, journal.stat().st_size - 10)
+
+
+def write_in_spite_of_the_lock(journal: Path) -> None:
+    with journal.open("ab") as file:
+        file.write(b'{"op_code":2,"worker_id":"another","study_id":0,"user_attr":{"note":"look at 1"}}\n')
+
+
+WAYS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "replaced": (replace, "was replaced while this run wrote to it"),
+    "deleted": (Path.unlink, "No such file or directory"),
+    "cut": (lose_a_line, "was changed while this run wrote to it"),
+    "torn": (lose_a_part_of_a_line, "was changed while this run wrote to it"),
+    "longer": (write_in_spite_of_the_lock, "was changed while this run wrote to it"),
+}
+
+
+BEHIND = [(way, rests) for way in WAYS for rests in (False, True) if (way, rests) != ("longer", True)]
+UNTOLD = pytest.mark.xfail(reason="something else is said to have happened")
+
+
+def error_of(run: Written, way: str, rests: bool) -> str:
+    """Change a journal behind its writer's back, perhaps while it rests, and return what is said of it."""
+    leader, (change, _) = run.leader(), WAYS[way]
+    left = b""
+
+    def content() -> bytes:
+        return run.journal.read_bytes() if run.journal.exists() else b""
+
+    def write() -> None:
+        nonlocal left
+        with run.writer.writing():
+            claimed(leader, 1)
+            claimed(leader, 2)
+            run.writer.commit()
+            if rests:
+                run.rest()
+            change(run.journal)
+            left = content()
+            claimed(leader, 3)
+            run.writer.commit()
+
+    with pytest.raises(RunError) as raised:
+        write()
+    assert left.startswith(content()), "nothing was written to it"
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("way", "rests"), BEHIND)
+def test_a_journal_that_is_changed_behind_the_writers_back_ends_the_run(tmp_path: Path, way: str, rests: bool) -> None:
+    run = Written(tmp_path)
+    assert error_of(run, way, rests).startswith(str(run.journal))
+    assert told(run.writer.settled()) == [(0, "running"), (1, "running")]
+
+
+@pytest.mark.parametrize(
+    ("way", "rests"), [pytest.param(*one, marks=() if one[0] == "deleted" else UNTOLD) for one in BEHIND]
+)
+def test_it_is_said_what_has_happened_to_a_journal(tmp_path: Path, way: str, rests: bool) -> None:
+    assert WAYS[way][1] in error_of(Written(tmp_path), way, rests)
+
+
+# What leaders hear
+
+
+def test_a_leader_hears_each_change_once_and_in_order_however_late_it_asks(tmp_path: Path) -> None:
+    run = Written(tmp_path, halving=HALVINGS["asha"])
+    early, late = run.leader(), run.leader()
+    heard: list[Evaluation] = []
+    by_listener: list[Evaluation] = []
+    late.listeners.append(by_listener.append)
+
+    def news() -> list[tuple[int, str]]:
+        heard.extend(found := early.news())
+        return told(found)
+
+    with run.writer.writing():
+        begun = [claimed(early, number) for number in range(3)]
+        assert news() == [(0, "running"), (1, "running"), (2, "running")]
+        assert news() == []
+        for assignment, loss in zip(begun, (0.9, 0.5, 0.7), strict=True):
+            early.report(assignment, 1, loss)
+            early.prune(assignment, loss, 1.0, {"accuracy": 0.5}, paused_after=1)
+        assert news() == [(0, "paused"), (1, "paused"), (2, "paused")]
+        promoted = claimed(early, 3)
+        assert (promoted.number, promoted.root) == (3, 1)
+        assert news() == [(1, "promoted"), (3, "running")]
+        for epoch in range(1, 10):
+            early.report(promoted, epoch, 0.5)
+        early.complete(promoted, 0.5, 1.0, {})
+        interrupted = claimed(early, 4)
+        early.interrupt(interrupted)
+        assert news() == [(3, "complete"), (4, "interrupted"), (5, "waiting")]
+        assert told(late.news()) == told(heard)
+        late.complete(claimed(late, 4), 0.25, 1.0, {})
+        assert told(late.news()) == news() == [(5, "complete")]
+        assert late.news() == []
+    assert told(by_listener) == told(heard)
+
+
+def test_leaders_hear_what_breeding_needs_and_no_more(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", objectives=TWO)
+    record, mirror = mirrored(tmp_path / "run" / "study.log")
+    leader = Recorder(Posted(writer_of(record, tmp_path / "run", mirror=mirror)), TWO)
+    attributes = {"island": 1, "worker": 3, "generation": 7, "propagator": "ga", "immigrants": {"0": 2}}
+    first, second = (leader.claim(params(number), **attributes) for number in (1, 2))
+    assert first is not None
+    assert second is not None
+    leader.report(first, 1, 0.5)
+    leader.complete(first, 0.5, 1.5, {"parameters": 9.0, "accuracy": 0.75})
+    leader.interrupt(second)
+    heard = leader.news()
+    assert told(heard) == [(0, "complete"), (1, "interrupted"), (2, "waiting")]
+    for one, there in zip(heard, record.evaluations(), strict=True):
+        for name in TOLD:
+            assert str(getattr(one, name)) == str(getattr(there, name)), "NaN, too"
+        nothing = Evaluation(**{name: getattr(one, name) for name in TOLD})
+        rest = {field.name for field in fields(Evaluation)} - set(TOLD)
+        assert {name: str(getattr(one, name)) for name in rest} == {name: str(getattr(nothing, name)) for name in rest}
+    assert (heard[0].values, heard[0].worker, heard[0].seconds, heard[2].repeats) == ((0.5, 9.0), 3, 1.5, 1)
+    assert (heard[0].metrics, heard[0].curve) == ({}, {}), "of which the record has more"
+    assert record.evaluations()[0].curve == {1: 0.5}
+
+
+def test_whoever_goes_on_with_a_run_hears_and_shows_what_it_was_at_first(tmp_path: Path) -> None:
+    run = Written(tmp_path)
+    leader = run.leader()
+    with run.writer.writing():
+        leader.complete(claimed(leader, 1), 0.5, 1.0, {})
+        claimed(leader, 2)
+    record, mirror = mirrored(run.storage)
+    record.requeue_interrupted()
+    writer = writer_of(record, run.folder, mirror=mirror)
+    states = [(0, "complete"), (1, "interrupted"), (2, "waiting")]
+    assert told(writer.settled()) == told(Recorder(Posted(writer)).news()) == states
+    assert writer.settled() == []
+
+
+def test_nothing_is_claimed_once_a_run_is_stopping(tmp_path: Path) -> None:
+    run = Written(tmp_path)
+    stopping = [False]
+    leader = Recorder(Posted(run.writer), ONLY_LOSS, lambda: stopping[0])
+    with run.writer.writing():
+        leader.interrupt(claimed(leader, 1))
+        stopping[0] = True
+        assert leader.claim(params(2), **PLACE) is None
+        assert leader.claim_waiting(**PLACE) is None
+        stopping[0] = False
+        assert claimed(leader, 2).params == params(1)
+
+
+# Losses in a database
+
+
+@pytest.mark.slow
+def test_losses_are_told_to_a_database_in_one_transaction(tmp_path: Path) -> None:
+    run = Written(tmp_path, "sqlite")
+    leaders = [run.leader() for _ in range(4)]
+    assignments = [claimed(leader, number) for number, leader in enumerate(leaders)]
+    database, happened = run.mirror._storage._backend.engine, list[str]()  # type: ignore[attr-defined]
+    for what in ("commit", "rollback"):
+        event.listen(database, what, lambda _, what=what: happened.append(what))
+    losses = {1: 0.5, 2: math.nan, 3: math.inf, 4: -math.inf, 5: 1e-300}
+    with run.writer.writing():
+        for leader, assignment in zip(leaders, assignments, strict=True):
+            leader.report(assignment, 5, 0.125)
+            for step, loss in losses.items():
+                leader.report(assignment, step, loss)
+            leader.news()
+        assert happened == []
+        run.writer.commit()
+        assert happened == ["commit"]
+        run.writer.commit()
+        assert happened == ["commit"], "there was nothing more"
+        leaders[0].report(assignments[0], 6, 0.25)
+        leaders[0].settle()
+        assert happened == ["commit"] * 2
+    found = [trial.intermediate_values for trial in run.plainly().trials]
+    assert str([dict(sorted(values.items())) for values in found]) == str([{**losses, 6: 0.25}, losses, losses, losses])
+
+
+# What is printed
+
+# What follows this has used up all descriptors, until it calls `give_back`.
+HUNGRY = """
+import os, resource, sys
+from pathlib import Path
+from hpo.store.log import Log
+from tests.support.writing import Posted, Recorder, mirrored, writer_of
+
+folder = Path(sys.argv[1])
+
+def take_all():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        assert len(held) > 20
+        return held
+
+def give_back(held):
+    for one in held:
+        os.close(one)
+"""
+
+PRINTS = """
+log = Log(lambda trial: folder / "printed" / f"{trial}.txt")
+log.add(0, "before\\n")
+log.write()
+size = (folder / "printed" / "0.txt").stat().st_size
+held = take_all()
+for number in (1, 2):
+    log.add(0, f"meanwhile {number}\\n")
+    log.add(1, "by another\\n")
+    log.write()
+assert size == (folder / "printed" / "0.txt").stat().st_size
+give_back(held)
+log.write()
+"""
+
+CLAIMS = """
+import time
+record, mirror = mirrored(folder / "study.log", "run")
+writer = writer_of(record, folder, mirror=mirror)
+leader = Recorder(Posted(writer))
+with writer.writing():
+    held = take_all()
+    for number in (1, 2):
+        params = {"layers": number, "activation": "relu", "lr": 0.5, "gamma": 0.75}
+        leader.complete(leader.claim(params, island=0, worker=0, generation=0), 0.5, 1.0, {})
+        leader.settle()
+        time.sleep(0.25)
+        writer.commit()
+    give_back(held)
+"""
+
+
+def run_hungry(folder: Path, program: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", HUNGRY + program, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_what_is_printed_while_no_file_can_be_opened_is_written_later(tmp_path: Path) -> None:
+    run_hungry(tmp_path, PRINTS)
+    assert (tmp_path / "printed" / "0.txt").read_text() == "before\nmeanwhile 1\nmeanwhile 2\n"
+    assert (tmp_path / "printed" / "1.txt").read_text() == "by another\n" * 2
+
+
+@pytest.mark.slow
+def test_an_objective_that_has_used_up_all_descriptors_does_not_keep_others_evaluations_from_the_record(
+    tmp_path: Path,
+) -> None:
+    make_run(tmp_path / "run")
+    run_hungry(tmp_path / "run", CLAIMS)
+    evaluations = Record(tmp_path / "run" / "study.log", "run").evaluations()
+    assert told(evaluations) == [(0, "complete"), (1, "complete")]
+
+
+# Weights
+
+
+@pytest.mark.parametrize("better_first", [True, False])
+@pytest.mark.parametrize("objectives", [ONLY_LOSS, TWO])
+def test_of_two_leaders_that_end_at_the_same_time_the_better_ones_weights_are_kept(
+    tmp_path: Path, objectives: Objectives, better_first: bool
+) -> None:
+    record = make_run(tmp_path / "run", objectives=objectives)
+    writer = writer_of(record, tmp_path / "run")
+    lines = [Posted(writer), Posted(writer)]
+    worse, better = (Leading(writer, line) for line in lines)
+    begun = [worse.begin(params(1)), better.begin(params(2))]
+    best = tmp_path / "run" / "best.safetensors"
+    assert worse.complete(begun[0], 0.4, {"w": torch.tensor([4.0])}, {"parameters": 9.0})
+    assert better.complete(begun[1], 0.3, {"w": torch.tensor([3.0])}, {"parameters": 8.0})
+    drafts = {path.name for path in (tmp_path / "run").rglob(".*")}
+    of_front = {".0.safetensors.0", ".1.safetensors.1"} if objectives.are_several else set()
+    assert drafts == {".best.safetensors.0", ".best.safetensors.1", *of_front}, "both have written theirs"
+    assert not best.exists()
+    for line in reversed(lines) if better_first else lines:
+        line.arrive()
+    weights = read_weights(best)
+    assert weights is not None
+    assert (weights.trial, weights.state["w"].item()) == (1, 3.0)
+    assert not list((tmp_path / "run").rglob(".*")), "no drafts"
+    front = {path.name for path in (tmp_path / "run").glob("front/*")}
+    assert front == ({"1.safetensors"} if objectives.are_several else set())
+
+
+def test_a_leader_that_has_not_heard_of_a_better_one_writes_no_weights(tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run")
+    writer = writer_of(record, tmp_path / "run")
+    late, early = Leading(writer), Leading(writer)
+    begun = [late.begin(params(1)), early.begin(params(2))]
+    early.complete(begun[1], 0.3, {"w": torch.tensor([3.0])})
+    best = tmp_path / "run" / "best.safetensors"
+    before = best.stat()
+    assert late.keeper.wants(begun[0], 0.4, {}), "as far as it knows"
+    late.recorder.complete(begun[0], 0.4, 1.0, {})
+    late.keeper.keep(begun[0], {"w": torch.tensor([4.0])})
+    assert (best.stat().st_ino, best.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert not list((tmp_path / "run").rglob(".*"))
+    assert not late.wants(begun[0], 0.4)
