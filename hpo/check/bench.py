@@ -13,6 +13,7 @@ from hpo.check.seen import Seen
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.evaluator import Evaluator, Task
 from hpo.evaluation.group import Group
+from hpo.evaluation.keeper import WeightsKeeper
 from hpo.evaluation.leader import Leader, Limits
 from hpo.evaluation.saver import Saver
 from hpo.evaluation.verdict import Verdict
@@ -28,7 +29,7 @@ from hpo.store.recorder import Direct, Recorder
 from hpo.store.run_dir import RunDir
 from hpo.store.states import States
 from hpo.store.trials import Assignment, Evaluation
-from hpo.store.weights import BestWeights, WeightsKeeper, read_weights
+from hpo.store.weights import BestWeights, read_weights
 from hpo.store.writer import Writer
 
 MOST_LOSSES = 3

@@ -15,12 +15,12 @@ from hpo.process import clock
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpo.evaluation.keeper import WeightsKeeper
     from hpo.evaluation.saver import Saver
     from hpo.evaluation.state import Parts
     from hpo.ranks.watched import Watched
     from hpo.store.recorder import Recorder
     from hpo.store.trials import Assignment
-    from hpo.store.weights import WeightsKeeper
 
 
 @dataclass(frozen=True)

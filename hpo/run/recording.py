@@ -10,7 +10,6 @@ from hpo.ranks.calls import Answering, Calls
 from hpo.ranks.job import Job
 from hpo.store.writer import Writer
 
-
 # Seconds after which an objective that computes in Python lets the writer go on, which asks for it some three times for
 # each call: with Python's own 5 ms, a claim of 200 workers took 82 ms beside such an objective (benchmarks/scale.py).
 _SWITCH_INTERVAL = 5e-4

@@ -11,6 +11,7 @@ from hpo.breeding.islands import Archipelago
 from hpo.evaluation.evaluator import Evaluator, Task
 from hpo.evaluation.group import Group
 from hpo.evaluation.growing import Growing
+from hpo.evaluation.keeper import WeightsKeeper
 from hpo.evaluation.leader import Leader, Limits, target_reached
 from hpo.evaluation.saver import Saver
 from hpo.evaluation.teams import Teams
@@ -35,7 +36,7 @@ from hpo.store.rungs import HALVINGS
 from hpo.store.states import States
 from hpo.store.trials import CONFIRMING
 from hpo.store.url import without_password
-from hpo.store.weights import BestWeights, WeightsKeeper
+from hpo.store.weights import BestWeights
 from hpo.store.writer import Writer
 from hpo.text import counted
 from hpo.trackers.tracking import Tracking

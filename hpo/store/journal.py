@@ -123,6 +123,8 @@ class Journal(JournalFileBackend):
         """Raise RunError where entries cannot be written inside ``with``."""
         try:
             yield
+        except RunError:
+            raise
         except RuntimeError as error:  # the lock raises it
             raise RunError(f"{self._path}: its lock was taken away while this rank wrote; was it stopped?") from error
         except OSError as error:
@@ -209,6 +211,7 @@ class GroupCommit:
             journal._guard.acquire()
             self._has_lock = True
             self._end = _cut_torn_line(self._file)
+            self._check(self._end >= journal._read.offset, "changed")
             others = os.pread(self._file.fileno(), self._end - journal._read.offset, journal._read.offset)
         self._unread += journal._entries_of(others.splitlines(keepends=True), self._end)
 
@@ -219,10 +222,13 @@ class GroupCommit:
     def _check_end(self) -> None:
         """Raise RunError where somebody has changed the file in spite of the lock."""
         path, status = self._journal._path, os.fstat(self._file.fileno())
-        if not os.path.samestat(path.stat(), status):
-            raise RunError(f"{path} was replaced while this run wrote to it: --resume goes on with what it holds")
-        if status.st_size != self._end:
-            raise RunError(f"{path} was changed while this run wrote to it: --resume goes on with what it holds")
+        self._check(status.st_nlink > 0, "removed")
+        self._check(os.path.samestat(path.stat(), status), "replaced")
+        self._check(status.st_size == self._end, "changed")
+
+    def _check(self, is_well: bool, what: str) -> None:
+        if not is_well:
+            raise RunError(f"{self._journal._path} was {what} while this run wrote to it: restore it, and --resume")
 
 
 def _open(path: Path) -> FileIO:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from hpo.errors import UsageError
 from hpo.process.printed import warn
 from hpo.store.front import Archive, spread
-from hpo.store.tensors import write_tensors
 from hpo.store.trials import Evaluation, best
 from hpo.text import message
 
@@ -22,59 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpo.objectives import Objectives
-    from hpo.store.recorder import Recorder
     from hpo.store.run_dir import RunDir
-    from hpo.store.trials import Assignment
-
-
-class WeightsKeeper:
-    """Writes the weights of a run's best individuals, on a leader; the record's writer puts them in their place.
-
-    It knows of other evaluations what the recorder has heard, and so may take one for the best that is not. `settings`
-    are the run's.
-    """
-
-    def __init__(self, recorder: Recorder, settings: Mapping[str, Any]) -> None:
-        self._recorder = recorder
-        self._settings = settings
-        self._archive = Archive(recorder.objectives)
-        recorder.listeners.append(self._learn)
-
-    def wants(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
-        """Tell whether an evaluation with these values would be the best, or on the front, as far as is known."""
-        values = (loss, *self._recorder.objectives.of(metrics))
-        return self._archive.has_room_for(assignment.number, values)
-
-    def copy(self, offered: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Return a copy of the weights that an objective offers; None, with a warning, if they cannot be copied."""
-        try:
-            return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in offered.items()}
-        except Exception as error:  # any kind of tensor may raise, a sharded one for example, or memory is full
-            warn(f"warning: the weights of the best so far cannot be kept: {message(error)}")
-            return None
-
-    def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
-        """Write the weights of an evaluation that has been recorded, if they are wanted."""
-        places = self._recorder.weights_wanted(assignment.number) if weights is not None else []
-        for place in map(Path, places):
-            self._write(place, assignment, weights or {})
-        if places:
-            self._recorder.place_weights(assignment.number)
-
-    def _write(self, path: Path, assignment: Assignment, weights: Mapping[str, Tensor]) -> None:
-        draft = _draft(path, assignment.number)
-        try:
-            path.parent.mkdir(exist_ok=True)
-            about = {"trial": assignment.number, "params": assignment.params, "settings": self._settings}
-            write_tensors(draft, weights, {name: json.dumps(value) for name, value in about.items()})
-        except Exception as error:  # the evaluation is safe, and worth more than this file
-            _warn(error, path)
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-
-    def _learn(self, one: Evaluation) -> None:
-        if not one.origin:
-            self._archive.add(one)
 
 
 class BestWeights:
@@ -109,13 +55,14 @@ class BestWeights:
         """
         wanted = self.wanted(trial)
         for path in (self._best, weights_of(self._folder, trial)):
-            draft = _draft(path, trial)
+            draft = draft_of(path, trial)
             try:
                 if path in wanted and draft.exists():
                     draft.replace(path)
-                draft.unlink(missing_ok=True)
+                else:
+                    draft.unlink(missing_ok=True)
             except OSError as error:
-                _warn(error, path)
+                warn_of_weights(error, path)
         if self._objectives.are_several:
             self._tidy()
 
@@ -126,7 +73,9 @@ class BestWeights:
         return {one.trial for one in spread(on_front, self._objectives)}
 
     def _files(self) -> list[Path]:
-        return [path for path in self._folder.glob("*.safetensors") if path.stem.isdecimal()]
+        with suppress(OSError):  # an objective may have used up all descriptors
+            return [path for path in self._folder.glob("*.safetensors") if path.stem.isdecimal()]
+        return []
 
     def _tidy(self) -> None:
         with suppress(OSError):
@@ -136,12 +85,13 @@ class BestWeights:
                     path.unlink()
 
 
-def _draft(path: Path, trial: int) -> Path:
+def draft_of(path: Path, trial: int) -> Path:
     """Return where the weights of a trial are written before they are put in their place."""
     return path.with_name(f".{path.name}.{trial}")
 
 
-def _warn(error: Exception, path: Path) -> None:
+def warn_of_weights(error: Exception, path: Path) -> None:
+    """Warn that weights cannot be kept; their evaluation is safe."""
     warn(f"warning: the weights of the best so far cannot be kept in {path}: {message(error)}")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from hpo import SearchSpace
+from hpo.evaluation.keeper import WeightsKeeper
 from hpo.store.claims import Claims
 from hpo.store.log import Log
 from hpo.store.mirror import Mirror
@@ -20,7 +21,7 @@ from hpo.store.rungs import Halving
 from hpo.store.states import States
 from hpo.store.storage import open_storage
 from hpo.store.trials import Assignment
-from hpo.store.weights import BestWeights, WeightsKeeper
+from hpo.store.weights import BestWeights
 from hpo.store.writer import Writer
 from tests.support.runs import SPACE
 

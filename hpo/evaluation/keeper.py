@@ -1,0 +1,71 @@
+"""What the leader of a worker does to keep the weights of its evaluations, where these are the best of the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo.process.printed import warn
+from hpo.store.front import Archive
+from hpo.store.tensors import write_tensors
+from hpo.store.weights import draft_of, warn_of_weights
+from hpo.text import message
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpo.store.recorder import Recorder
+    from hpo.store.trials import Assignment, Evaluation
+
+
+class WeightsKeeper:
+    """Writes the weights of a run's best individuals, on a leader; the record's writer puts them in their place.
+
+    It knows of other evaluations what the recorder has heard, and so may take one for the best that is not. `settings`
+    are the run's.
+    """
+
+    def __init__(self, recorder: Recorder, settings: Mapping[str, Any]) -> None:
+        self._recorder = recorder
+        self._settings = settings
+        self._archive = Archive(recorder.objectives)
+        recorder.listeners.append(self._learn)
+
+    def wants(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
+        """Tell whether an evaluation with these values would be the best, or on the front, as far as is known."""
+        values = (loss, *self._recorder.objectives.of(metrics))
+        return self._archive.has_room_for(assignment.number, values)
+
+    def copy(self, offered: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Return a copy of the weights that an objective offers; None, with a warning, if they cannot be copied."""
+        try:
+            return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in offered.items()}
+        except Exception as error:  # any kind of tensor may raise, a sharded one for example, or memory is full
+            warn(f"warning: the weights of the best so far cannot be kept: {message(error)}")
+            return None
+
+    def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
+        """Write the weights of an evaluation that has been recorded, if they are wanted."""
+        places = self._recorder.weights_wanted(assignment.number) if weights is not None else []
+        for place in map(Path, places):
+            self._write(place, assignment, weights or {})
+        if places:
+            self._recorder.place_weights(assignment.number)
+
+    def _write(self, path: Path, assignment: Assignment, weights: Mapping[str, Tensor]) -> None:
+        draft = draft_of(path, assignment.number)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            about = {"trial": assignment.number, "params": assignment.params, "settings": self._settings}
+            write_tensors(draft, weights, {name: json.dumps(value) for name, value in about.items()})
+        except Exception as error:  # the evaluation is safe, and worth more than this file
+            warn_of_weights(error, path)
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+    def _learn(self, one: Evaluation) -> None:
+        if not one.origin:
+            self._archive.add(one)
