@@ -67,7 +67,7 @@ def test_the_first_rank_alone_touches_the_run_directory(each_mpi: Mpi, tmp_path:
 
 def test_other_ranks_write_weights_and_states_alone_and_put_nothing_in_its_place(mpi: Mpi, tmp_path: Path) -> None:
     search = PROGRAM.parent / "search_spaces" / "digits_cnn.py"
-    settings = ["--set", "epochs=2", "--set", "train_samples=64", "--evaluations", 8, "--save-every", "1s"]
+    settings = ["--set", "epochs=4", "--evaluations", 8, "--save-every", "1s"]
     done = touched(tmp_path, mpi, search, "--ranks-per-worker", 2, *settings)
     others = {path for rank, _, path in done if rank != 0}
     assert others, "nobody had the best, or saved"

@@ -24,7 +24,7 @@ _NOISE = 0.005
 _STEPS = 15  # of each fit, which continues the one before, once a tenth more evaluations are known
 _GROWTH = 1.1
 _FITTED = 128  # points at most, evenly of all: more tell the same scales, and take longer (benchmarks/README.md)
-_BLOCK = 48  # points, whose rows are added to the covariance's root at once
+_BLOCK = 64  # points, whose rows are added to the covariance's root at once
 
 
 class GaussianProcess:
@@ -73,7 +73,7 @@ class GaussianProcess:
     def assume(self, points: Vector) -> None:
         """Learn its own predictions at points whose values are not known yet, so that other points are preferred."""
         if len(points):
-            mean = _matern(_squares(self._scaled(points), self._sides)) @ self._weights
+            mean = _covariance(_squares(self._scaled(points), self._sides)) @ self._weights
             self._add(points)
             # What is as predicted changes no mean, only deviations.
             self._values = np.append(self._values, mean)
@@ -90,7 +90,7 @@ class GaussianProcess:
         if self._single is None:
             self._single = self._weights.astype(np.float32), self._root.T.astype(np.float32)
         weights, factor = self._single
-        covariance = _matern(_squares(self._scaled(points), self._sides).astype(np.float32))
+        covariance = _covariance(_squares(self._scaled(points), self._sides).astype(np.float32))
         mean = covariance @ weights
         # The product of a triangle takes less time than that of a square.
         parts = strmm(1.0, factor, covariance.T, lower=1, overwrite_b=1)
@@ -129,7 +129,7 @@ class GaussianProcess:
         root[:known, :known] = self._root[:known, :known]
         for start in range(known, size, _BLOCK):
             end = min(start + _BLOCK, size)
-            covariance = _matern(_squares(scaled[start:end], self._sides[:end]))
+            covariance = _covariance(_squares(scaled[start:end], self._sides[:end]))
             covariance[:, start:] += noise * np.eye(end - start)
             _add_rows(root, covariance)
         self._root = root
@@ -147,20 +147,24 @@ class GaussianProcess:
 
     def _misfit(self, logs: Vector, squares: Vector, values: Vector) -> tuple[float, Vector]:
         """Return -log p(scales, noise | values) but for a constant, and its gradient (equations 5.8 and 5.9)."""
-        rates, noise, shape = np.exp(-2 * logs[:-1]), np.exp(logs[-1]), (len(values), len(values))
-        distances = 10 * (rates @ squares).reshape(shape)
+        rates, noise, number = np.exp(-2 * logs[:-1]), np.exp(logs[-1]), len(values)
+        distances = (10 * rates @ squares).reshape(number, number)
         linear, decay = _parts(distances)
-        slope = 5 / 3 * linear * decay  # minus the derivative of covariances by half the squared distance
-        covariance = (linear + distances / 3) * decay
+        covariance = _matern(distances, linear, decay)
+        covariance.reshape(-1)[:: number + 1] += noise
         off = logs - self._start
-        factor, is_wrong = dpotrf(covariance.T + noise * np.eye(len(values)), lower=1)
+        factor, is_wrong = dpotrf(covariance.T, lower=1)
         if is_wrong:
             return 1e9, np.zeros_like(logs)
         weights, _ = dpotrs(factor, values, lower=1)
         lower, _ = dpotri(factor, lower=1)  # the inverse's lower triangle, and zeros
-        # The distances on the diagonal are 0, and the triangles the same.
-        slopes = squares @ ((np.outer(weights, weights) - 2 * lower.T) * slope).ravel()
-        gradient = np.append(-rates * slopes, -0.5 * noise * (weights @ weights - np.trace(lower)))
+        trace = weights @ weights - np.trace(lower)
+        # The two triangles are the same, and the distances between them 0.
+        inner = np.multiply.outer(weights, weights)
+        inner -= 2 * lower.T
+        inner *= linear
+        inner *= decay
+        gradient = np.append(-5 / 3 * rates * (squares @ inner.reshape(-1)), -0.5 * noise * trace)
         misfit = 0.5 * values @ weights + np.log(np.diag(factor)).sum() + 0.5 * off @ off
         return float(misfit), gradient + off
 
@@ -176,7 +180,7 @@ def _add_rows(root: Vector, covariance: Vector) -> None:
     factor = cholesky(covariance[:, start:] - across @ across.T, lower=True, check_finite=False)
     own = dtrtri(factor, lower=1)[0].T
     root[start:end, start:end] = own
-    root[:start, start:end] = -known @ (across.T @ own)
+    root[:start, start:end] = known @ (across.T @ -own)
 
 
 def _sides(points: Vector) -> Vector:
@@ -197,6 +201,10 @@ def _squares(some: Vector, sides: Vector) -> Vector:
     return np.maximum(squares, 0.0, out=squares)
 
 
+def _covariance(squares: Floats) -> Floats:
+    return _matern(squares, *_parts(squares))
+
+
 def _parts(squares: Floats) -> tuple[Floats, Floats]:
     """Return the linear part and the decay of covariances at 5 times these squared distances."""
     linear = np.sqrt(squares)
@@ -205,9 +213,8 @@ def _parts(squares: Floats) -> tuple[Floats, Floats]:
     return linear, decay
 
 
-def _matern(squares: Floats) -> Floats:
+def _matern(squares: Floats, linear: Floats, decay: Floats) -> Floats:
     """Return covariances, in the place of 5 times the squared distances: new arrays would take as long again."""
-    linear, decay = _parts(squares)
     squares *= 1 / 3
     squares += linear
     squares *= decay

@@ -210,8 +210,8 @@ class GroupCommit:
         with journal._writing():
             journal._guard.acquire()
             self._has_lock = True
+            self._check(os.fstat(self._file.fileno()).st_size >= journal._read.offset, "changed")
             self._end = _cut_torn_line(self._file)
-            self._check(self._end >= journal._read.offset, "changed")
             others = os.pread(self._file.fileno(), self._end - journal._read.offset, journal._read.offset)
         self._unread += journal._entries_of(others.splitlines(keepends=True), self._end)
 
@@ -222,7 +222,7 @@ class GroupCommit:
     def _check_end(self) -> None:
         """Raise RunError where somebody has changed the file in spite of the lock."""
         path, status = self._journal._path, os.fstat(self._file.fileno())
-        self._check(status.st_nlink > 0, "removed")
+        self._check(path.exists(), "removed")
         self._check(os.path.samestat(path.stat(), status), "replaced")
         self._check(status.st_size == self._end, "changed")
 
