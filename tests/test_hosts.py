@@ -100,7 +100,7 @@ def test_a_rank_ends_the_job_on_all_hosts_though_the_first_one_cannot_hear_of_it
         tmp_path,
         "import time\nfrom mpi4py import MPI\n"
         "from hpo.errors import RunError\nfrom hpo.evaluation.group import Group\n\n\n"
-        "def connect(group, alone):\n"
+        "def connect(group, alone, *_):\n"
         "    with alone:\n"
         "        time.sleep(0 if MPI.COMM_WORLD.rank == 3 else 600)\n"
         "    raise RunError('injected')\n\n\n"
