@@ -12,6 +12,7 @@ from scipy import stats
 import hpo.breeding.surrogate
 from hpo import Float, SearchSpace
 from hpo.breeding import merits
+from hpo.breeding.gaussian import GaussianProcess
 from hpo.breeding.merits import Gain, log_expected_gain
 from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
@@ -168,3 +169,56 @@ def test_of_many_the_best_and_the_last_are_learned_from() -> None:
     assert set(range(872, 1000)) <= set(chosen)
     assert set(np.argsort(losses[:872, 0])[:128]) <= set(chosen)
     assert learned_from(losses[:9]).tolist() == list(range(9))
+
+
+def test_of_equal_ones_the_first_are_the_best() -> None:
+    losses = np.tile([[2.0], [1.0]], (300, 1))
+    assert learned_from(losses)[:128].tolist() == list(range(1, 256, 2))
+
+
+def test_what_is_learned_bit_by_bit_is_learned_as_well_as_at_once() -> None:
+    draws = np.random.default_rng(0)
+    points, values, others = draws.random((150, 5)), draws.standard_normal(150), draws.random((20, 5))
+    bit_by_bit, at_once = (GaussianProcess(np.array([0, 1, 2, 2, 2])) for _ in range(2))
+    bit_by_bit.fit(points[:140], values[:140], known=140)
+    bit_by_bit.assume(others[:3])
+    bit_by_bit.fit(points, values, known=145)
+    at_once.fit(points[:140], values[:140], known=140)
+    at_once.fit(points[::-1], values[::-1], known=145)
+    for found, expected in zip(bit_by_bit.predict(others), at_once.predict(others), strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert bit_by_bit.means == pytest.approx(at_once.means[::-1], abs=1e-9)
+
+
+def test_what_is_assumed_changes_deviations_alone() -> None:
+    draws = np.random.default_rng(0)
+    points, others = draws.random((60, 4)), draws.random((9, 4))
+    model = GaussianProcess(np.arange(4))
+    model.fit(points, np.sin(5 * points[:, 0]) - 2 * points[:, 1] ** 2, known=60)
+    (mean, deviation), lowest = model.predict(others), model.means.min()
+    model.assume(others[:5])
+    there, sure = model.predict(others)
+    assert there == pytest.approx(mean, abs=1e-4)
+    assert (sure[:5] < deviation[:5]).all()
+    assert model.means[60:] == pytest.approx(mean[:5], abs=1e-4)
+    assert model.lowest == pytest.approx(min(lowest, mean[:5].min()), abs=1e-4)
+
+
+def test_the_misfit_falls_as_its_gradient_says() -> None:
+    draws = np.random.default_rng(0)
+    points, values = draws.random((40, 4)), draws.standard_normal(40)
+    model = GaussianProcess(np.array([0, 1, 2, 2]))
+    logs, squares = np.array([-0.5, 0.1, -1.0, -4.0]), model._halves(points)
+    _, gradient = model._misfit(logs, squares, values)
+    for place, step in enumerate(1e-5 * np.eye(4)):
+        rise = model._misfit(logs + step, squares, values)[0] - model._misfit(logs - step, squares, values)[0]
+        assert gradient[place] == pytest.approx(rise / 2e-5, rel=1e-5)
+
+
+def test_where_a_merit_is_of_no_use_nothing_near_is_looked_for() -> None:
+    known = _drawn(40)
+    genes = np.array([list(FIVE.encode(known[7].params).values()), [0.5] * 5])
+    merits_of = _surrogate(*known).learn()
+    assert merits_of(genes)[0] == -np.inf
+    assert np.isfinite(merits_of(genes, math.inf)).all()
+    assert merits_of(genes, math.inf)[1] == merits_of(genes)[1]

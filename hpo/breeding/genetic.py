@@ -78,17 +78,15 @@ class Genetic(Propagator):  # type: ignore[misc]
         """Return offspring, newcomers, and what some generations bred of the most promising of them, the best first."""
         merits_of, chances = self._surrogate.learn(), self._chances(1 + _GENERATIONS)
         bred = [np.vstack([self._offspring(parents, next(chances)), self._newcomers()])]
-        merits = [merits_of(bred[0])]
-        promising, hopes = bred[0], merits[0]
-        for chance in chances:
-            promising, hopes = self._most_promising(promising, hopes)
-            if not len(promising):
-                break
+        merits = [merits_of(bred[0], precision=np.float32)]
+        promising, hopes = self._most_promising(bred[0], merits[0])
+        for chance in chances if len(promising) else ():
             bred.append(self._offspring(promising, chance))
-            merits.append(merits_of(bred[-1], hopes[-1] if len(hopes) == _PROMISING else -math.inf))
-            promising, hopes = np.vstack([promising, bred[-1]]), np.append(hopes, merits[-1])
-        best_first: Vector = np.vstack(bred)[np.argsort(-np.concatenate(merits), kind="stable")]
-        return best_first
+            merits.append(merits_of(bred[-1], hopes[-1] if len(hopes) == _PROMISING else -math.inf, np.float32))
+            promising, hopes = self._most_promising(np.vstack([promising, bred[-1]]), np.append(hopes, merits[-1]))
+        # Of noiseless functions, screening takes another one than the best for it in up to one of six suggestions.
+        ahead = promising[np.argsort(-merits_of(promising), kind="stable")] if len(promising) else promising
+        return np.vstack([ahead, np.vstack(bred)[np.argsort(-np.concatenate(merits), kind="stable")]])
 
     def _most_promising(self, candidates: Vector, merits: Vector) -> tuple[Vector, Vector]:
         """Return the best of the candidates that obey the rules of the space, and their merits, the best first."""
