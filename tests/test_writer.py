@@ -189,13 +189,14 @@ def test_whoever_tells_a_writer_in_the_same_thread_finds_it_durable_at_once(
     assert len(flushed) == 3
 
 
-def test_after_a_slow_commit_who_tells_more_waits_for_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("flushing", "pause"), [(0.001, 0.1), (0.05, 0.2)])
+def test_what_is_told_after_a_commit_waits_for_the_next_one_and_longer_after_a_slow_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushing: float, pause: float
 ) -> None:
     run, now = Written(tmp_path), [1000.0]
     flush = os.fsync
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
-    monkeypatch.setattr(os, "fsync", lambda file: (now.__setitem__(0, now[0] + 0.01), flush(file))[1])
+    monkeypatch.setattr(os, "fsync", lambda file: (now.__setitem__(0, now[0] + flushing), flush(file))[1])
     leader = run.leader()
     with run.writer.writing():
         assignment = claimed(leader, 1)
@@ -203,7 +204,7 @@ def test_after_a_slow_commit_who_tells_more_waits_for_the_next_one(
         assert told(run.writer.settled()) == [(0, "running")]
         leader.complete(assignment, 0.5, 1.0, {})
         leader.news()
-        for waited, is_settled in ((0.0, False), (0.03, False), (0.02, True)):
+        for waited, is_settled in ((0.0, False), (0.9 * pause, False), (0.2 * pause, True)):
             now[0] += waited
             run.writer.settle()
             assert bool(run.writer.settled()) is is_settled

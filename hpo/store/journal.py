@@ -158,6 +158,8 @@ class GroupCommit:
     def __init__(self, journal: Journal, file: FileIO) -> None:
         self._journal = journal
         self._file = file
+        status = os.fstat(file.fileno())
+        self._identity = status.st_dev, status.st_ino
         self._lines = b""
         self._unread: deque[dict[str, Any]] = deque()
         self._has_lock = False
@@ -221,9 +223,12 @@ class GroupCommit:
 
     def _check_end(self) -> None:
         """Raise RunError where somebody has changed the file in spite of the lock."""
-        path, status = self._journal._path, os.fstat(self._file.fileno())
-        self._check(path.exists(), "removed")
-        self._check(os.path.samestat(path.stat(), status), "replaced")
+        status = None
+        with suppress(FileNotFoundError):
+            status = self._journal._path.stat()  # one question, of a file system that may take a millisecond for each
+        self._check(status is not None, "removed")
+        assert status is not None
+        self._check((status.st_dev, status.st_ino) == self._identity, "replaced")
         self._check(status.st_size == self._end, "changed")
 
     def _check(self, is_well: bool, what: str) -> None:
