@@ -159,7 +159,9 @@ class Breeder:
 
     def _immigrants(self, propulator: Any) -> dict[str, int]:
         """Return how many individuals of other islands live on this one, by the island that bred them."""
-        return Counter(str(one.island) for one in propulator.population if one.active and one.island != self._island)
+        own = self._island
+        islands = Counter([one.island for one in propulator.population if one.island != own and one.active])
+        return {str(island): count for island, count in islands.items()}
 
 
 def _build(**arguments: Any) -> Any:
@@ -168,6 +170,8 @@ def _build(**arguments: Any) -> Any:
     with tempfile.TemporaryDirectory() as empty, redirect_stdout(io.StringIO()):
         propulator = Islands(**arguments, checkpoint_path=empty).propulator
     propulator._dump_checkpoint = lambda: None
+    # Propulate asks six times a generation, five of them for its log; propagator and `loss_of` leave out the others.
+    propulator._get_active_individuals = lambda: (propulator.population, len(propulator.population))
     propulator.worker_sub_comm = MPI.COMM_SELF  # the other ranks of a worker have no part in breeding
     for name in ("island_comm", "propulate_comm"):
         if getattr(propulator, name) is not None:

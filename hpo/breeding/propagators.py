@@ -68,8 +68,9 @@ class New(Propagator):  # type: ignore[misc]
         self._chance = Drawn(past, rng)
 
     def __call__(self, population: list[Individual]) -> Individual:
-        """Breed one individual that is new to the run, if there is one."""
+        """Breed one individual that is new to the run, if there is one; who is not active has no part in it."""
         self._past.update()
+        population = [one for one in population if one.active]
         for _ in range(_TRIES):
             individual = self._propagator(population)
             params = self._past.space.decode(individual)

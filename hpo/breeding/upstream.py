@@ -36,8 +36,12 @@ def _is_same_at_last(self: Individual, other: object) -> bool:
 
     For each immigrant, every worker compares its whole population: at 3,600 evaluations a quarter of a worker's time.
     """
-    origin = ("generation", "rank", "island", "loss")
-    if isinstance(other, Individual) and any(getattr(self, name) != getattr(other, name) for name in origin):
+    if isinstance(other, Individual) and (
+        self.generation != other.generation
+        or self.rank != other.rank
+        or self.island != other.island
+        or self.loss != other.loss
+    ):
         return False
     return bool(_is_same(self, other))
 

@@ -66,6 +66,10 @@ class Lockstep:
         if self._attempt.goes_on:
             frames = self._objective.frames()
             self._settle(said if isinstance(said, Step) else self._step(said, frames), frames)
+            verdict = self._attempt.verdict
+            if self._attempt.goes_on and verdict.is_last:  # that nothing comes behind it, nobody has to be asked
+                inherited, leaves_messages = verdict.inherited, verdict.leaves_messages
+                self._attempt.take(Verdict("complete", leaves_messages=leaves_messages, inherited=inherited))
 
     def report(self, loss: Any, metrics: Mapping[str, Any]) -> None:
         """Settle a loss that the objective reports.
@@ -177,7 +181,8 @@ class Lockstep:
         loss, metrics = said if said is not None else (None, {})
         gathers, saves = callable(self._attempt.offered), self._attempt.saves_together
         place, inherited = self._objective.place(frames), self._attempt.has_inherited
-        return Step(self._group.rank, loss, metrics, gathers, saves, place=place, inherited=inherited)
+        ended = self._objective.has_ended
+        return Step(self._group.rank, loss, metrics, gathers, saves, place=place, inherited=inherited, ended=ended)
 
     def _begin(self) -> None:
         self._began, self._lost = clock.now(), clock.lost()

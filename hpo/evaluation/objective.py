@@ -20,7 +20,7 @@ NOT_FINITE = "the validation loss is"
 class Objective:
     """The objective of a search space file for one individual; called when its first loss is asked for.
 
-    ``has_loss`` is whether there was a loss, yielded or reported.
+    ``has_loss`` is whether there was a loss, yielded or reported, and ``has_ended`` whether there is no other step.
     """
 
     def __init__(self, problem: Problem, params: Mapping[str, Any]) -> None:
@@ -29,25 +29,25 @@ class Objective:
         self._places = Places(problem.file.location)
         self._losses: GeneratorType[Any, Any, Any] | None = None
         self.has_loss = False
-        self._ended = False
+        self.has_ended = False
 
     def advance(self, worker: Worker) -> tuple[float, dict[str, float]] | None:
         """Go on to the next validation loss that is yielded or returned, and return it with its metrics.
 
         Returns None where there are no more. What a function returns that has reported losses is none.
         """
-        if self._ended:
+        if self.has_ended:
             return None
         if self._losses is None:
             result = self._problem.objective(self._params, worker)
             if not isinstance(result, GeneratorType):
-                self._ended = True
+                self.has_ended = True
                 return None if self.has_loss else checked(result)
             self._losses = result
         try:
             value = next(self._losses)
         except StopIteration as end:
-            self._ended = True
+            self.has_ended = True
             if self.has_loss:
                 return None
             value = end.value
@@ -75,7 +75,7 @@ class Objective:
 
     def close(self) -> None:
         """End the objective where it has not ended by itself."""
-        self._ended = True
+        self.has_ended = True
         if self._losses is not None:
             self._losses.close()
 

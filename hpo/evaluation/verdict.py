@@ -25,7 +25,8 @@ class Step:
     state that all ranks have to gather. `suspended` says that the process was stopped while it waited, `stopped` that
     the whole run stops. `printed` is what the objective has printed in this step; `unreceived` says that some messages
     of the rank have not been received, `inherited` that it has asked for what it inherits, and `called_off` that the
-    evaluation had been called off when the rank came: another one may have waited for it in vain.
+    evaluation had been called off when the rank came: another one may have waited for it in vain. `ended` says that the
+    objective has returned with this loss.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class Step:
     unreceived: bool = False
     inherited: bool = False
     called_off: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Verdict:
     left out, "suspended", if a rank has waited in vain because the job was suspended, and "regrouped", if it goes on
     where it is on the ranks of other `workers`, of which the first is its own. `keep` says that the weights of this
     loss, the best of the run, are to be kept, and `save` that what was saved with it is to be copied; `leaves_messages`
-    that some messages of a rank have not been received, and `inherited` that a rank has asked for what it inherits.
+    that some messages of a rank have not been received, `inherited` that a rank has asked for what it inherits, and
+    `is_last` that the objective has returned with this loss on all ranks.
     """
 
     state: str
@@ -70,6 +73,7 @@ class Verdict:
     save: bool = False
     leaves_messages: bool = False
     inherited: bool = False
+    is_last: bool = False
     workers: tuple[int, ...] = ()
 
 
@@ -98,7 +102,7 @@ def _judged(steps: Sequence[Step]) -> Verdict:
     if len({step.saves for step in steps}) > 1:
         what = "saved a function, or sharded tensors, which all of them have to gather"
         return _some(what, steps, [step.saves for step in steps])
-    return Verdict("going", losses[0], steps[0].metrics)
+    return Verdict("going", losses[0], steps[0].metrics, is_last=all(step.ended for step in steps))
 
 
 def _differ(what: str, steps: Sequence[Step], advice: str = "") -> Verdict:
