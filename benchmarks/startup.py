@@ -1,10 +1,11 @@
-"""How long a search takes to start: from mpirun at 8 ranks to the first training step.
+"""How long a search takes to start: from mpirun, with 8 ranks or others, to the first training step.
 
-python benchmarks/startup.py
+python benchmarks/startup.py --ranks 8 32
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from hpo.evaluation.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[1]
-REPEAT = 5
 
 # This file is a search space too: of one step of the reference network, after which it writes the time down.
 space = SearchSpace(lr=Float(0.1, 1.0))
@@ -51,19 +51,28 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
         yield loss
 
 
+def seconds_to_start(ranks: int) -> float:
+    """Return the seconds until the last worker has taken its first step."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--evaluations", str(ranks // 2), "--set", f"folder={folder}", "--run-dir", f"{folder}/run"]
+        started = time.time()
+        command = ["mpirun", "-n", str(ranks), sys.executable, str(ROOT / "run_islands.py"), __file__, *options]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600)
+        return max(float(path.read_text()) for path in Path(folder).glob("*-?")) - started
+
+
 def main() -> None:
-    """Print the seconds until the last worker has taken its first step, run by run."""
-    measured = []
-    for number in range(1, REPEAT + 1):
-        with tempfile.TemporaryDirectory() as folder:
-            options = ["--evaluations", "4", "--set", f"folder={folder}", "--run-dir", f"{folder}/run"]
-            started = time.time()
-            command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), __file__, *options]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=200)
-            steps = [float(path.read_text()) for path in Path(folder).glob("?-?")]
-        measured.append(max(steps) - started)
-        print(f"run {number}: first step after {measured[-1]:.1f} s", flush=True)
-    print(f"median {statistics.median(measured):.1f} s")
+    """Print the seconds to the first step, run by run, and their medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8])
+    parser.add_argument("--repeat", type=int, default=5)
+    chosen = parser.parse_args()
+    for ranks in chosen.ranks:
+        measured = []
+        for number in range(1, chosen.repeat + 1):
+            measured.append(seconds_to_start(ranks))
+            print(f"{ranks} ranks, run {number}: first step after {measured[-1]:.1f} s", flush=True)
+        print(f"{ranks} ranks: median {statistics.median(measured):.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,10 @@ from hpo.results.reader import RunReader
 from hpo.run.git import Commit, commit_of
 from hpo.run.options import Options
 from hpo.run.session import Session
+from hpo.store.directions import make_study
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
+from hpo.store.storage import open_storage
 from hpo.store.url import without_password
 from tests.support.runs import QUICK, claim, complete, start
 
@@ -287,6 +289,17 @@ def test_a_session_that_was_killed_while_it_made_the_study_can_begin_again(tmp_p
     session = start(tmp_path / "run", resume=True)
     assert time.monotonic() - began < 20, "it did not wait for the lock"
     assert session.open_record().about()["space"] == load_search_file(QUICK).space.describe()
+
+
+def test_a_study_of_confirmations_that_has_lost_its_space_is_gone_on_with(tmp_path: Path) -> None:
+    session, space = start(tmp_path / "run", confirm=1), load_search_file(QUICK).space
+    storage = open_storage(session.storage)
+    study = make_study(storage, session.manifest.confirming_study, session.manifest.objectives)
+    storage.set_study_user_attr(study, "confirms", session.manifest.study)
+    confirmations = session.open_confirmations()
+    confirmations.enqueue({"depth": 1, "act": "relu", "flag": True, "lr": 0.5}, space.distributions(), confirms=0)
+    session.create_confirmations(space)
+    assert [one.state for one in session.open_confirmations().evaluations()] == ["waiting"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
-from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from hpo.errors import RunError
 from hpo.evaluation.collectives import Check, always_checked, never_checked, without_torchs_check
@@ -31,6 +32,7 @@ from hpo.evaluation.worker import Calls, Worker
 from hpo.process.deferred import defer
 from hpo.process.descriptors import Reserve
 from hpo.ranks.communicator import LentComm, SleepingComm
+from hpo.ranks.sharing import temporary_file
 from hpo.text import message
 
 # torch calls its compiler even if nothing is compiled (torch 2.14 and 2.15): optimizers exclude themselves from it,
@@ -75,6 +77,7 @@ class Group:
         self.descriptors = Reserve()
         self._is_cut = False
         self._store: Rendezvous | None = None
+        self._file: Path | None = None  # of the store, on the leader
         self._interface = ""
         self._groups = 0
         self._check: Check | None = None
@@ -89,6 +92,9 @@ class Group:
     ) -> None:
         self.disconnect()
         self._subgroups.__exit__()
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
 
     @property
     def patience(self) -> float:
@@ -172,15 +178,18 @@ class Group:
     def _open_store(self) -> Rendezvous:
         """Open the store through which the ranks of all process groups of this worker find each other; collective.
 
-        The leader's store listens on a port that the system chose, so that no other run has the same. One store serves
-        for all groups, since to connect takes long: torch asks the name service for the name of each address, even of
-        127.0.0.1, which takes 5 s and more where no answer comes, as on compute nodes without a network, and where
-        many ask at once: of 32 workers that started together, one to seven waited so long. One rank alone needs none.
+        On one host, it is a file. Between hosts, the leader's store listens on a port that the system chose, so that no
+        other run has the same. One store serves for all groups, since to connect takes long: torch asks the name
+        service for the name of each address, even of 127.0.0.1, which takes 5 s and more where no answer comes, as on
+        compute nodes without a network, and where many ask at once: of 32 workers that started together, one to seven
+        waited so long.
         """
         address = _LOOPBACK if self._on_one_host else _address(self.own_comm)
         self._interface = interface_towards(address) or ""
         if self.size == 1:
             return Rendezvous(HashStore())
+        if self._on_one_host:
+            return Rendezvous(self._shared_file())
         store = None
         if self.rank == 0:
             store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=_LIMIT)
@@ -189,6 +198,14 @@ class Group:
             store = store or TCPStore(address, port, is_master=False, timeout=_LIMIT)
         self.own_comm.barrier()  # all connections of the store are open, and not noted as a group's
         return Rendezvous(store)
+
+    def _shared_file(self) -> FileStore:
+        """Return a store in a file, which is there until the leader leaves the group."""
+        if self.rank == 0:
+            handle, path = temporary_file()
+            os.close(handle)
+            self._file = Path(path)
+        return FileStore(str(self.own_comm.bcast(self._file)), self.size)
 
     def _choose_interface(self) -> None:
         """Let gloo connect through the interface that leads to the others of this group, unless a user has named one.

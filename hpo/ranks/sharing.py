@@ -100,6 +100,11 @@ def _tensor(buffer: Any, dtype: str, shape: tuple[int, ...], order: Sequence[int
     return flat.reshape([shape[place] for place in order]).permute(inverse)
 
 
+def temporary_file() -> tuple[int, str]:
+    """Make a file on this host, and return its descriptor and path; another run removes it if this one is killed."""
+    return tempfile.mkstemp(prefix=f"{_prefix()}{os.getpid()}-")
+
+
 def _prefix() -> str:
     return f"hpo-{socket.gethostname()}-"
 
@@ -130,7 +135,7 @@ def _write(obj: Any) -> tuple[str, Sequence[tuple[int, int]], bytes, UsageError 
         return "", [], payload.getvalue(), None
     spans = []
     _remove_those_of_the_dead()
-    handle, path = tempfile.mkstemp(prefix=f"{_prefix()}{os.getpid()}-")
+    handle, path = temporary_file()
     with os.fdopen(handle, "wb") as file:
         try:
             file.write(b"\0")  # an empty file cannot be mapped

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.objectives import Objectives
 from hpo.results.confirmation import compare, seed_noise
-from hpo.results.expected import expected_losses
 from hpo.results.history import improvements, in_order, joined
 from hpo.results.hypervolume import described
 from hpo.store.front import front, top
@@ -77,6 +76,8 @@ def _expected(
 
     What has inherited does not follow from its hyperparameters alone.
     """
+    from hpo.results.expected import expected_losses  # scipy, which takes 0.1 s, and only the first rank needs
+
     can_say = best and distributions and not run.objectives.are_several and not run.inherit
     losses = expected_losses(evaluations, distributions) if can_say else {}
     if not best or best.trial not in losses:

@@ -49,7 +49,7 @@ class Writer:
     """Writes to the record, and answers leaders; in one thread, which nobody else may be in.
 
     Every question is answered at once. With a `mirror`, which the record is then of, what was told is durable once it
-    is committed, by `settle` for example, and without one at once. It is not in `settled` before it is.
+    is committed, by `settle` or with the next claim, and without one at once. It is not in `settled` before it is.
     """
 
     record: Record
@@ -114,11 +114,17 @@ class Writer:
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
         """Start an evaluation as `Claims.claim` does; a new one may inherit from one of the best of its island."""
         parent = self.heirs.parent(params, attributes["island"]) if self.heirs else None
-        return self.claims.claim(params, parent, **attributes)
+        return self._durably(self.claims.claim(params, parent, **attributes))
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
         """Start an evaluation that has waited, or was paused, as `Claims.claim_waiting` does."""
-        return self.claims.claim_waiting(**attributes)
+        return self._durably(self.claims.claim_waiting(**attributes))
+
+    def _durably(self, assignment: Assignment | None) -> Assignment | None:
+        """Commit the start of an evaluation: if it kills the job at once, it has to be known that it was in flight."""
+        if assignment is not None:
+            self.commit()
+        return assignment
 
     def news(self, since: int) -> tuple[bytes, int]:
         """Return what is new behind the first so many news, pickled one by one, and how many there are by now."""
