@@ -80,6 +80,7 @@ _STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     _list_of(warnings, "filters"),
     (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    (sys.getswitchinterval, sys.setswitchinterval),
     (np.geterr, lambda before: np.seterr(**before)),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_default_device, _set_device),

@@ -33,6 +33,7 @@ def surroundings():
         "filters": list(warnings.filters),
         "garbage": gc.isenabled(),
         "sockets": socket.getdefaulttimeout(),
+        "turns": sys.getswitchinterval(),
         "numpy": np.geterr(),
         "torch": (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()),
         "anomaly": torch.is_anomaly_enabled(),
@@ -63,6 +64,7 @@ def objective(params, _):
     warnings.simplefilter("ignore")
     gc.disable()
     socket.setdefaulttimeout(0.001)
+    sys.setswitchinterval(0.05)
     np.seterr(all="raise")
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
