@@ -7,13 +7,12 @@ import io
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Optional
 
-from hpo.errors import AgreedError, Exit, OutageError, RunError, UsageError
+from hpo.errors import AgreedError, Exit, UsageError
 from hpo.layout import Layout, check_launch
 from hpo.run.options import Options
 from hpo.store.run_dir import RUNS, RunDir
@@ -96,7 +95,7 @@ def _enter(parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job]
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - a run goes on without it
     from hpo.process.leaving import leave
     from hpo.ranks.communicator import finalize, world
-    from hpo.ranks.job import Job
+    from hpo.ranks.job import Job, die_of
     from hpo.ranks.watch import Watch
 
     # Imports make many objects that stay: without garbage collection, 8 ranks on 2 cores import torch in 12.6 s instead
@@ -118,13 +117,8 @@ def _enter(parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job]
         if first:
             print(f"error: {error}", file=sys.stderr, flush=True)
         status = Exit.MISTAKE
-    except OutageError as error:
-        watch.die(f"error: {error}", (watch.stopping.status if watch.stopping else 0) or Exit.CRASHED)
-    except (UsageError, RunError) as error:
-        watch.die(f"error: {error}")
-    except BaseException:
-        # A bug: other ranks wait for this one, so the whole job has to end.
-        watch.die(traceback.format_exc().rstrip())
+    except BaseException as error:
+        die_of(watch, error)  # other ranks wait for this one, so the whole job has to end
     # Python collects garbage once more when it ends: 3 s at 8 ranks on 2 cores, and 0.7 s if all is frozen. triton,
     # which torch.compile and torchvision's models import, takes frozen objects for leaks, and prints 50 lines a rank.
     if "triton" not in sys.modules:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from hpo.store.trials import Assignment
 
 
+_SECONDS_TO_GIVE_UP = 3.0  # of the watch's thread, which has signals to hear
+
+
 @dataclass(frozen=True)
 class Limits:
     """When to end an evaluation, a run in which nothing succeeds, or one that is good enough.
@@ -178,10 +181,11 @@ class Leader:
     def give_up(self, attempt: Attempt, failure: str, stack: str) -> None:
         """Record that an evaluation has ended a rank's process, and so the job; it is durable when this returns.
 
-        May be called from any thread.
+        May be called from any thread. Raises TimeoutError where the first rank does not answer in time: the evaluation
+        is repeated then.
         """
         self._recorder.fail(attempt.assignment, failure, stack, attempt.seconds_in_all, killed=True)
-        self._recorder.settle()
+        self._recorder.settle(_SECONDS_TO_GIVE_UP)
 
     def finish(self, attempt: Attempt, seconds: float) -> None:
         """Record how an evaluation has ended; stop the run where it has reached its target, or seems to be in vain."""
@@ -199,7 +203,8 @@ class Leader:
         self._end(attempt, seconds)
         if self._saver is not None and bequeaths:
             self._recorder.make_room(assignment.number)
-        elif self._saver is not None and not verdict.save:
+        elif self._saver is not None and not verdict.save and self._saver.has_written(assignment):
+            self._recorder.settle()  # a death in between would cost both its end and its state
             self._saver.discard(assignment)
 
     def _disinherit(self, assignment: Assignment, reason: str) -> None:

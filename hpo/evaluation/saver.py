@@ -116,6 +116,10 @@ class Saver:
         copied = attempt.state is not None and len(attempt.state.about.losses) == len(attempt.losses)
         return copied or saved_after == len(attempt.losses)
 
+    def has_written(self, assignment: Assignment) -> bool:
+        """Tell whether there is a file with the state of an evaluation."""
+        return self._states.has(assignment)
+
     def discard(self, assignment: Assignment) -> None:
         """Remove the state of an evaluation that has ended."""
         self._states.discard(assignment)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from mpi4py import MPI
 
-from hpo.errors import KnownError, RunError
+from hpo.errors import KnownError
 from hpo.process import clock
-from hpo.ranks.communicator import SleepingComm
+from hpo.ranks.communicator import SleepingComm, sleep_until
 
 _CALL = 0  # the tag of calls; those of answers are higher
 _MOST_TAGS = 32767  # that each MPI has at least
@@ -41,7 +41,15 @@ class Calls:
 
     def ask(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Call a function by its name, wait for what it returns, and return that, or raise the KnownError it raised."""
-        tag = self._send(None, name, arguments, options)
+        return self._answer(self._send(None, name, arguments, options), math.inf)
+
+    def settle(self, limit: float = math.inf) -> None:
+        """Wait until all that this rank has told is durable; raises TimeoutError after `limit` seconds."""
+        self._answer(self._send(None, "commit", (), {}), limit)
+
+    def _answer(self, tag: int, limit: float) -> Any:
+        if not sleep_until(lambda: bool(self._comm.iprobe(source=0, tag=tag)), limit):
+            raise TimeoutError(f"no answer from the job's first rank in {limit:g} s")
         is_known, answer = self._comm.recv(source=0, tag=tag)
         if is_known:
             raise KnownError
@@ -58,8 +66,8 @@ class Answering:
     """Answers calls by `answer(name, *arguments)` inside ``with``, on the first rank, in a thread of its own.
 
     `settle()` is called whenever no more calls wait, and now and then where they always do. All of it is done inside
-    `working`, and communication while `alone` is held. `on_error` is called with a message or a traceback where no more
-    calls can be answered.
+    `working`, and communication while `alone` is held. `on_error` is called with the error where no more calls can be
+    answered.
     """
 
     def __init__(
@@ -69,7 +77,7 @@ class Answering:
         settle: Callable[[], None],
         working: AbstractContextManager[object],
         alone: threading.Lock,
-        on_error: Callable[[str], None],
+        on_error: Callable[[BaseException], None],
     ) -> None:
         self._comm = SleepingComm(comm)  # a handle of its own: this rank's own calls have another
         self._answer = answer
@@ -84,19 +92,18 @@ class Answering:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """End the thread; nobody calls any more."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End the thread; nobody calls any more. Where this is left by an error, the whole job ends soon."""
         self._closed.set()
-        self._thread.join()
+        if kind is None:
+            self._thread.join()
 
     def _run(self) -> None:
         try:
             with self._working:
                 self._answer_until_closed()
-        except RunError as error:
-            self._on_error(f"error: {error}")
-        except BaseException:
-            self._on_error(traceback.format_exc().rstrip())
+        except BaseException as error:
+            self._on_error(error)
 
     def _answer_until_closed(self) -> None:
         called = clock.now()
@@ -118,7 +125,8 @@ class Answering:
             message = self._comm.improbe(tag=_CALL, status=status)
             if message is None:
                 return False
-            tag, name, arguments, options = message.recv()
+            request = message.irecv()
+        tag, name, arguments, options = self._received(request)
         try:
             answer = False, self._answer(name, *arguments, **options)
         except KnownError:
@@ -127,3 +135,16 @@ class Answering:
             with self._alone:
                 self._comm.send(answer, dest=status.Get_source(), tag=tag)
         return True
+
+    def _received(self, request: MPI.Request) -> Any:
+        """Return what is being received; of a long message, the sender may have to go on, and this rank to connect."""
+        found: list[Any] = []
+
+        def is_here() -> bool:
+            with self._alone:
+                is_done, content = request.test()
+            found.extend([content] if is_done else [])
+            return bool(is_done)
+
+        sleep_until(is_here)
+        return found[0]

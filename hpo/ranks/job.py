@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+import traceback
 from dataclasses import dataclass, field
 
+from hpo.errors import Exit, OutageError, RunError, UsageError
 from hpo.process.printed import Printed
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.watch import Watch
@@ -26,3 +28,11 @@ class Job:
     def is_first(self) -> bool:
         """Whether this is the job's first rank, which alone reads options and speaks to a person."""
         return bool(self.world.rank == 0)
+
+
+def die_of(watch: Watch, error: BaseException) -> None:
+    """End the whole job at once with a message, or the traceback of a bug, and the status that goes with it."""
+    stopped = watch.stopping.status if watch.stopping and isinstance(error, OutageError) else 0
+    is_told = isinstance(error, (UsageError, RunError))
+    text = f"error: {error}" if is_told else "".join(traceback.format_exception(error)).rstrip()
+    watch.die(text, stopped or Exit.CRASHED)

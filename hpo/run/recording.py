@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from hpo.ranks.calls import Answering, Calls
-from hpo.ranks.job import Job
+from hpo.ranks.job import Job, die_of
 from hpo.store.writer import Writer
 
 # Seconds after which an objective that computes in Python lets the writer go on, which asks for it some three times for
@@ -25,7 +26,7 @@ def recording(job: Job, make: Callable[[], Writer]) -> Iterator[tuple[Calls, Wri
     calls = Calls(comm)
     if job.is_first:
         writer, watch = make(), job.watch
-        answering = Answering(comm, writer, writer.settle, writer.writing(), watch.post.lock(), watch.die)
+        answering = Answering(comm, writer, writer.settle, writer.writing(), watch.post.lock(), partial(die_of, watch))
         with _soon(), answering:
             yield calls, writer
     else:

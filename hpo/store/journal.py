@@ -23,7 +23,9 @@ from hpo.store.lock import FileLock
 # shorter time keeps its lock: if it lost it, it would go on to write lines that no longer fit to the file.
 _STALE_AFTER = 3600.0
 
-_SECONDS_OF_REST = 0.2  # without an entry, after which a writer that keeps the lock lets other programs have it
+# A writer keeps the lock until it has had no entry for so long, and for so long at most: other programs write, too.
+_SECONDS_OF_REST = 0.2
+_MOST_SECONDS = 5.0
 
 
 class Journal(JournalFileBackend):
@@ -164,7 +166,7 @@ class GroupCommit:
         self._unread: deque[dict[str, Any]] = deque()
         self._has_lock = False
         self._end = 0  # of the file, while the lock is held
-        self._added_at = 0.0
+        self._added_at = self._locked_at = 0.0
 
     def add(self, logs: list[dict[str, Any]]) -> None:
         """Keep entries for the next commit."""
@@ -194,7 +196,8 @@ class GroupCommit:
                 self._check_end()
                 _write(self._file, lines, self._end)
                 self._end += len(lines)
-            elif self._has_lock and clock.now() - self._added_at > _SECONDS_OF_REST:
+            is_at_rest = not lines and clock.now() - self._added_at > _SECONDS_OF_REST
+            if self._has_lock and (is_at_rest or clock.now() - self._locked_at > _MOST_SECONDS):
                 self._release()
         return bool(lines)
 
@@ -211,7 +214,7 @@ class GroupCommit:
         journal = self._journal
         with journal._writing():
             journal._guard.acquire()
-            self._has_lock = True
+            self._has_lock, self._locked_at = True, clock.now()
             self._check(os.fstat(self._file.fileno()).st_size >= journal._read.offset, "changed")
             self._end = _cut_torn_line(self._file)
             others = os.pread(self._file.fileno(), self._end - journal._read.offset, journal._read.offset)

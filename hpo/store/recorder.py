@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -26,6 +27,9 @@ class Line(Protocol):
     def ask(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Let the writer do something after all that it was told, and return its answer."""
 
+    def settle(self, limit: float = math.inf) -> None:
+        """Wait until all that was told is durable; raises TimeoutError after `limit` seconds."""
+
 
 class Direct:
     """The line to a writer in the same thread; all that it is told is durable at once."""
@@ -43,6 +47,9 @@ class Direct:
         answer = self._writer(name, *arguments, **options)
         self._writer.commit()
         return answer
+
+    def settle(self, limit: float = math.inf) -> None:
+        """Do nothing: all is durable."""
 
 
 class Recorder:
@@ -85,9 +92,9 @@ class Recorder:
         """Start an evaluation as `hpo.store.claims.Claims.claim_waiting` does."""
         return None if self._is_stopping() else cast("Assignment | None", self._line.ask("claim_waiting", **attributes))
 
-    def settle(self) -> None:
-        """Wait until all that was told is durable."""
-        self._line.ask("commit")
+    def settle(self, limit: float = math.inf) -> None:
+        """Wait until all that was told is durable; raises TimeoutError after `limit` seconds."""
+        self._line.settle(limit)
 
     # Of one evaluation, as the record's own methods of these names
 

@@ -102,6 +102,10 @@ class States:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
+    def has(self, assignment: Assignment) -> bool:
+        """Tell whether this process has found the state of an evaluation, or written it."""
+        return self.path(assignment.root) in self._there
+
     def discard(self, assignment: Assignment) -> None:
         """Remove the state of an evaluation that has ended, if there is one."""
         path = self.path(assignment.root)

@@ -150,7 +150,7 @@ class Writer:
     def place_weights(self, trial: int) -> None:
         """Put weights that a leader has written in their place, if they are still wanted there."""
         if self.weights:
-            self._take_news()
+            self.commit()  # the best on disk has its weights, also after a death in between
             self.weights.place(trial)
 
     def saved_after(self, trial: int) -> int:
@@ -175,6 +175,8 @@ class Writer:
         return losses_left(self.record.evaluations(), losses)
 
     def _drop(self, roots: Sequence[int]) -> None:
+        if roots:
+            self.commit()  # nobody goes on from them any more, also after a death in between
         for root in roots:
             self.states.drop(root)
 

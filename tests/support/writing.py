@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,11 @@ class Posted:
         """Let the writer do something after all that it was told, and return its answer."""
         self.arrive()
         return self._writer(name, *arguments, **options)
+
+    def settle(self, limit: float = math.inf) -> None:
+        """Let all that was told arrive, and be committed."""
+        assert limit > 0
+        self.ask("commit")
 
     def arrive(self) -> None:
         """Let what was told arrive."""
