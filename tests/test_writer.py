@@ -481,6 +481,23 @@ def test_the_writer_keeps_others_out_while_entries_follow_each_other_closely(
     assert len(run.plainly().trials) == 3
 
 
+def test_a_writer_that_is_never_at_rest_lets_other_programs_have_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, now = Written(tmp_path), [1000.0]
+    monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
+    leader, free = run.leader(), 0
+    with run.writer.writing():
+        assignment = claimed(leader, 1)
+        for step in range(120):
+            now[0] += 0.1
+            leader.report(assignment, step, 0.5)
+            leader.settle()
+            free += not run.lock.is_symlink()
+    assert free == 2, "in 12 s"
+    assert len(run.plainly().trials[0].intermediate_values) == 120
+
+
 def test_the_writer_waits_for_another_program_that_writes(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader = run.leader()
