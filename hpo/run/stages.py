@@ -91,6 +91,7 @@ class Stages:
                 growing = self._growing(recorder)
             with self._progress(writer, run.budget):
                 islands.evolve(self._job.world, self._group.index, recorder, self._evaluator(leader, growing))
+        self._hear_of_stops()
         if growing:
             growing.close()
 
@@ -116,6 +117,7 @@ class Stages:
                 if recorder:
                     recorder.settle()
                 self._job.world.barrier()
+        self._hear_of_stops()
         if growing:
             growing.close()
 
@@ -182,6 +184,12 @@ class Stages:
             return nullcontext()
         objectives = self._session.manifest.objectives
         return Progress(writer.settled, budget, on_error=self._job.watch.die, objectives=objectives)
+
+    def _hear_of_stops(self) -> None:
+        """Let all ranks know why the run stops: who heard it may have ended it before its message came to others."""
+        for stop in self._job.world.allgather(self._job.watch.stopping):
+            if stop is not None:
+                self._job.watch.stop(stop)
 
     def _is_stopping(self) -> bool:
         return self._job.watch.stopping is not None
