@@ -218,6 +218,25 @@ def test_processes_of_an_objective_are_no_ranks_and_do_not_keep_signals_from_the
     assert set(finished(trials_of(tmp_path / "run")).values()) == {1.0}
 
 
+def test_a_stop_that_only_another_rank_has_heard_of_is_the_runs(mpi: Mpi, tmp_path: Path) -> None:
+    program = changed_program(
+        tmp_path,
+        "from mpi4py import MPI\nfrom hpo.ranks.watch import Watch\n\n"
+        "if MPI.COMM_WORLD.rank == 0:\n"
+        "    heard = Watch._on_message\n"
+        "    Watch._on_message = lambda self, kind, *rest: None if kind == 'stop' else heard(self, kind, *rest)\n",
+    )
+    arguments = [program, SEARCHES / "forking.py", "--run-dir", "run", "--islands", 1, "--evaluations", 900]
+    victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
+    victim.wait_for(" 3/900 ")
+    for pid in sorted(victim.rank_processes()):  # the oldest first, and not what a rank has just forked
+        if b"PMI_RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            os.kill(pid, signal.SIGUSR1)
+            break
+    assert victim.wait(30) == (75, "")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"] == "SIGUSR1"
+
+
 @pytest.mark.parametrize("limit", ["--time-limit", "SLURM"])
 def test_a_run_stops_when_its_time_is_over(
     mpi: Mpi, tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
