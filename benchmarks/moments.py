@@ -28,7 +28,7 @@ STEPS = {
     "breed": "hpo.breeding.propagators:New.__call__",
     "hear what is new": "hpo.store.recorder:Recorder.news",
     "claim": "hpo.store.recorder:Recorder.claim",
-    "tell": "hpo.ranks.calls:Calls.tell",
+    "tell": "hpo.ranks.calls:Caller.tell",
     "claim from the study": "hpo.store.claims:Claims.claim",
     "read the study's news": "hpo.store.record:Record.news",
     "tell the island": "propulate.propulator:Propulator._evaluate_individual",

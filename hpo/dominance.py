@@ -70,7 +70,7 @@ def best_first(costs: Costs, most: int | None = None) -> npt.NDArray[np.int64]:
     Only as many are in their order as `most` asks for.
     """
     if costs.shape[1] == 1:
-        return np.argsort(costs[:, 0], kind="stable")
+        return _lowest_first(costs[:, 0], most)
     layer = layers(costs, most)
     apart = np.zeros(len(costs))
     for one in np.unique(layer):
@@ -79,6 +79,15 @@ def best_first(costs: Costs, most: int | None = None) -> npt.NDArray[np.int64]:
             apart[here] = crowding(costs[here])
     order: npt.NDArray[np.int64] = np.lexsort((-apart, layer))
     return order
+
+
+def _lowest_first(costs: Costs, most: int | None) -> npt.NDArray[np.int64]:
+    """Return the order of costs, shape (individuals,); behind `most`, in any: of 10,000, all would take ten times."""
+    if most is None or most >= len(costs):
+        return np.argsort(costs, kind="stable")
+    is_low = costs <= np.partition(costs, most - 1)[most - 1]
+    lowest = np.flatnonzero(is_low)
+    return np.append(lowest[np.argsort(costs[lowest], kind="stable")], np.flatnonzero(~is_low))
 
 
 def hypervolume(costs: Costs, reference: npt.ArrayLike) -> float:

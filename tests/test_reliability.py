@@ -206,10 +206,16 @@ def test_a_run_that_trains_stops_well(mpi: Mpi, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["waiting"] == 2
 
 
-def test_processes_of_an_objective_are_no_ranks_and_do_not_keep_signals_from_the_run(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, SEARCHES / "forking.py", "--run-dir", "run", "--islands", 1, "--evaluations", 900]
-    victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
+def forking(mpi: Mpi, folder: Path, program: Path = PROGRAM) -> Victim:
+    """Start a run on two ranks whose objective forks, and wait until it has evaluated some of very many."""
+    arguments = [program, SEARCHES / "forking.py", "--run-dir", "run", "--islands", 1, "--evaluations", 900]
+    victim = Victim(mpi, 2, arguments, folder, folder / "log")
     victim.wait_for(" 3/900 ")
+    return victim
+
+
+def test_processes_of_an_objective_are_no_ranks_and_do_not_keep_signals_from_the_run(mpi: Mpi, tmp_path: Path) -> None:
+    victim = forking(mpi, tmp_path)
     rank = victim.rank_processes()[1]
     os.kill(rank, signal.SIGUSR1)
     status, errors = victim.wait(30)
@@ -226,9 +232,7 @@ def test_a_stop_that_only_another_rank_has_heard_of_is_the_runs(mpi: Mpi, tmp_pa
         "    heard = Watch._on_message\n"
         "    Watch._on_message = lambda self, kind, *rest: None if kind == 'stop' else heard(self, kind, *rest)\n",
     )
-    arguments = [program, SEARCHES / "forking.py", "--run-dir", "run", "--islands", 1, "--evaluations", 900]
-    victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
-    victim.wait_for(" 3/900 ")
+    victim = forking(mpi, tmp_path, program)
     for pid in sorted(victim.rank_processes()):  # the oldest first, and not what a rank has just forked
         if b"PMI_RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             os.kill(pid, signal.SIGUSR1)

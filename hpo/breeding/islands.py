@@ -152,8 +152,7 @@ class Breeder:
         while True:
             with suppress(KnownError):
                 return self._recorder.claim(params, **attributes)
-            population, _ = propulator._get_active_individuals()
-            params = self._space.decode(self.propagator(population))
+            params = self._space.decode(self.propagator(propulator.population))
             if self._past.knows(params):  # there is nothing new to breed
                 return self._recorder.claim_waiting(**attributes)
 

@@ -26,17 +26,7 @@ def learned_from(costs: Vector) -> npt.NDArray[np.int64]:
     if len(costs) <= _MOST:
         return np.arange(len(costs))
     last = np.arange(len(costs) - half, len(costs))
-    return np.append(np.sort(_best(costs[:-half], half)), last)
-
-
-def _best(costs: Vector, most: int) -> npt.NDArray[np.int64]:
-    """Return the indices of so many evaluations that are best."""
-    if costs.shape[1] > 1:
-        return best_first(costs, most)[:most]
-    # To order all takes 1.2 ms of 10,000, this 0.1.
-    among = np.flatnonzero(costs[:, 0] <= np.partition(costs[:, 0], most - 1)[most - 1])
-    best: npt.NDArray[np.int64] = among[np.argsort(costs[among, 0], kind="stable")[:most]]
-    return best
+    return np.append(np.sort(best_first(costs[:-half], half)[:half]), last)
 
 
 def normal_scores(losses: Vector) -> Vector:

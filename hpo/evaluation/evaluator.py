@@ -57,6 +57,12 @@ class Found:
     is_own: bool
 
 
+def _found(leader: Leader, assignment: Assignment, state: State | None) -> Found:
+    """Return what the leader knows of the state that an evaluation may begin with."""
+    path, is_own = (None, True) if state else leader.find(assignment)
+    return Found(state is not None, path, is_own)
+
+
 @dataclass(frozen=True)
 class Task:
     """What objectives are called with, beside their hyperparameters; `seed` is for individuals without one."""
@@ -175,9 +181,8 @@ class Evaluator:
 
     def _evaluate(self, assignment: Assignment, state: State | None, earlier: float | None) -> Attempt:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
-        found: Found | None = self._found(assignment, state) if self._leader else None
-        found = self._group.connect(self._watch.post.alone(), found)
-        assert found is not None
+        note = _found(self._leader, assignment, state) if self._leader else None
+        found: Found = self._group.connect(self._watch.post.alone(), note)
         attempt, task = Attempt(assignment, *self._known(assignment, state, found), earlier), self._task
         attempt.state = state
         seed = task.seed if assignment.seed is None else assignment.seed
@@ -202,11 +207,6 @@ class Evaluator:
             return None
         decide = partial(leader.decide, attempt, watched)
         return partial(self._growing.decide, decide, leader, attempt) if self._growing else decide
-
-    def _found(self, assignment: Assignment, state: State | None) -> Found:
-        """Return what the leader knows of the state that an evaluation may begin with."""
-        path, is_own = (None, True) if state or not self._leader else self._leader.find(assignment)
-        return Found(state is not None, path, is_own)
 
     def _known(self, assignment: Assignment, state: State | None, found: Found) -> tuple[State | None, State | None]:
         """Return the state that this evaluation may go on from, or else the one that it inherits.

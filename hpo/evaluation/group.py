@@ -28,7 +28,7 @@ from hpo.evaluation.host import Host
 from hpo.evaluation.network import address_towards, interface_towards
 from hpo.evaluation.rendezvous import Rendezvous
 from hpo.evaluation.subgroups import Subgroups
-from hpo.evaluation.worker import Calls, Worker
+from hpo.evaluation.worker import Calls, Worker, seed_torch
 from hpo.process.deferred import defer
 from hpo.process.descriptors import Reserve
 from hpo.ranks.communicator import LentComm, SleepingComm
@@ -261,16 +261,6 @@ class Group:
         comm = LentComm(self.own_comm.copy())
         comm.patience = patience
         return comm
-
-
-def seed_torch(seed: int) -> None:
-    """Seed torch as ``torch.manual_seed`` does, but only the devices that there are.
-
-    For each kind that there is not, that function keeps the call for later, with a stack: 1 ms, and ever more of them.
-    """
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(seed)
 
 
 def _group() -> Any:

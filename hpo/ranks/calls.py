@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,20 +13,17 @@ from mpi4py import MPI
 
 from hpo.errors import KnownError
 from hpo.process import clock
-from hpo.ranks.communicator import SleepingComm, sleep_until
+from hpo.ranks.communicator import SleepingComm, pause, sleep_until
 
 _CALL = 0  # the tag of calls; those of answers are higher
 _MOST_TAGS = 32767  # that each MPI has at least
 
-# The answering thread looks for calls again after a tenth of the time since the last one: at once where many come, and
-# where few do, hardly ever; each look takes the lock of Python's threads from the main thread.
-_SHORTEST_SLEEP = 5e-5
+# Between two looks for calls where few come: each takes the lock of Python's threads from the main thread.
 _LONGEST_SLEEP = 1e-2
-_SHARE_OF_WAIT = 0.1
 _MOST_AT_ONCE = 64  # calls, before what they have told is settled
 
 
-class Calls:
+class Caller:
     """One rank's end of the calls, in a communicator of their own; any thread may call."""
 
     def __init__(self, comm: SleepingComm) -> None:
@@ -39,15 +35,12 @@ class Calls:
         """Call a function by its name, and do not wait for it; calls of a rank are made in their order."""
         self._send(_CALL, name, arguments, options)
 
-    def ask(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Call a function by its name, wait for what it returns, and return that, or raise the KnownError it raised."""
-        return self._answer(self._send(None, name, arguments, options), math.inf)
+    def ask(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:
+        """Call a function by its name, wait for what it returns, and return that, or raise the KnownError it raised.
 
-    def settle(self, limit: float = math.inf) -> None:
-        """Wait until all that this rank has told is durable; raises TimeoutError after `limit` seconds."""
-        self._answer(self._send(None, "commit", (), {}), limit)
-
-    def _answer(self, tag: int, limit: float) -> Any:
+        Raises TimeoutError after `limit` seconds.
+        """
+        tag = self._send(None, name, arguments, options)
         if not sleep_until(lambda: bool(self._comm.iprobe(source=0, tag=tag)), limit):
             raise TimeoutError(f"no answer from the job's first rank in {limit:g} s")
         is_known, answer = self._comm.recv(source=0, tag=tag)
@@ -116,7 +109,7 @@ class Answering:
             elif is_last:
                 return
             else:
-                time.sleep(min(max(_SHORTEST_SLEEP, _SHARE_OF_WAIT * (clock.now() - called)), _LONGEST_SLEEP))
+                pause(clock.now() - called, _LONGEST_SLEEP)
 
     def _answer_next(self) -> bool:
         """Make the next call that has come, and tell whether there was one."""

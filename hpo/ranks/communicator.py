@@ -48,8 +48,13 @@ def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
         waited = clock.now() - began
         if waited > limit:
             return False
-        time.sleep(min(max(_SHORTEST_SLEEP, _SHARE_OF_WAIT * waited), _LONGEST_SLEEP))
+        pause(waited)
     return True
+
+
+def pause(waited: float, longest: float = _LONGEST_SLEEP) -> None:
+    """Sleep before another look, after so many seconds of waiting."""
+    time.sleep(min(max(_SHORTEST_SLEEP, _SHARE_OF_WAIT * waited), longest))
 
 
 class SleepingComm(MPI.Intracomm):

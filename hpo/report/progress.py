@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from hpo.errors import OutageError, RunError
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.report.front import so_far
 from hpo.report.pace import pace
@@ -126,10 +123,7 @@ class Progress:
     def _follow(self) -> None:
         try:
             while not self._stopped.wait(_POLL_SECONDS):
-                with suppress(OutageError), _without_descriptors():  # the ranks that write the record tell of an outage
-                    self._print_new()
-        except RunError as error:
-            self._on_error(f"error: {error}")
+                self._print_new()
         except Exception:
             self._on_error(traceback.format_exc().rstrip())
 
@@ -153,14 +147,3 @@ class Progress:
 
     def _print(self, line: str) -> None:
         print(printable(line), file=self._out, flush=True)
-
-
-@contextmanager
-def _without_descriptors() -> Iterator[None]:
-    """Ignore that no file can be opened: an objective may have used up all descriptors, for a while."""
-    try:
-        yield
-    except (OSError, RunError) as error:
-        cause = error.__cause__ if isinstance(error, RunError) else error
-        if not isinstance(cause, OSError) or cause.errno not in (errno.EMFILE, errno.ENFILE):
-            raise

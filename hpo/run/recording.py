@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from hpo.ranks.calls import Answering, Calls
+from hpo.ranks.calls import Answering, Caller
 from hpo.ranks.job import Job, die_of
 from hpo.store.writer import Writer
 
@@ -17,20 +17,20 @@ _SWITCH_INTERVAL = 5e-4
 
 
 @contextmanager
-def recording(job: Job, make: Callable[[], Writer]) -> Iterator[tuple[Calls, Writer | None]]:
+def recording(job: Job, make: Callable[[], Writer]) -> Iterator[tuple[Caller, Writer | None]]:
     """Yield the line to a writer, on all ranks, and the writer itself, on the first, which makes it; collective.
 
     All that is told inside ``with`` is durable behind it, if the ranks leave it together.
     """
     comm = job.world.copy()
-    calls = Calls(comm)
+    caller = Caller(comm)
     if job.is_first:
         writer, watch = make(), job.watch
         answering = Answering(comm, writer, writer.settle, writer.writing(), watch.post.lock(), partial(die_of, watch))
         with _soon(), answering:
-            yield calls, writer
+            yield caller, writer
     else:
-        yield calls, None
+        yield caller, None
     comm.drain()
 
 

@@ -111,14 +111,9 @@ class Journal(JournalFileBackend):
         if self._commits is not None:
             self._commits.add(logs)
             return
-        with self._writing():
-            self._guard.acquire()
-            try:
-                with _open(self._path) as file:
-                    end = _cut_torn_line(file)
-                    _write(file, self._sealed(logs, file, end), end)
-            finally:
-                self._guard.release()
+        with self._writing(), self._guard, _open(self._path) as file:
+            end = _cut_torn_line(file)
+            _write(file, self._sealed(logs, file, end), end)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -160,8 +155,7 @@ class GroupCommit:
     def __init__(self, journal: Journal, file: FileIO) -> None:
         self._journal = journal
         self._file = file
-        status = os.fstat(file.fileno())
-        self._identity = status.st_dev, status.st_ino
+        self._opened = os.fstat(file.fileno())
         self._lines = b""
         self._unread: deque[dict[str, Any]] = deque()
         self._has_lock = False
@@ -215,7 +209,8 @@ class GroupCommit:
         with journal._writing():
             journal._guard.acquire()
             self._has_lock, self._locked_at = True, clock.now()
-            self._check(os.fstat(self._file.fileno()).st_size >= journal._read.offset, "changed")
+            if os.fstat(self._file.fileno()).st_size < journal._read.offset:
+                raise self._error("changed")
             self._end = _cut_torn_line(self._file)
             others = os.pread(self._file.fileno(), self._end - journal._read.offset, journal._read.offset)
         self._unread += journal._entries_of(others.splitlines(keepends=True), self._end)
@@ -226,17 +221,17 @@ class GroupCommit:
 
     def _check_end(self) -> None:
         """Raise RunError where somebody has changed the file in spite of the lock."""
-        status = None
-        with suppress(FileNotFoundError):
+        try:
             status = self._journal._path.stat()  # one question, of a file system that may take a millisecond for each
-        self._check(status is not None, "removed")
-        assert status is not None
-        self._check((status.st_dev, status.st_ino) == self._identity, "replaced")
-        self._check(status.st_size == self._end, "changed")
+        except FileNotFoundError:
+            raise self._error("removed") from None
+        if not os.path.samestat(status, self._opened):
+            raise self._error("replaced")
+        if status.st_size != self._end:
+            raise self._error("changed")
 
-    def _check(self, is_well: bool, what: str) -> None:
-        if not is_well:
-            raise RunError(f"{self._journal._path} was {what} while this run wrote to it: restore it, and --resume")
+    def _error(self, what: str) -> RunError:
+        return RunError(f"{self._journal._path} was {what} while this run wrote to it: restore it, and --resume")
 
 
 def _open(path: Path) -> FileIO:

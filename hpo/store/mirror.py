@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
 
@@ -46,14 +46,10 @@ class Mirror(BaseStorage):
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Let a journal keep what is written inside ``with`` until it is committed."""
-        if not isinstance(self._storage, FileStorage):
+        """Let a journal keep what is written inside ``with`` until it is committed, the last of it by the caller."""
+        journal = self._storage.journal if isinstance(self._storage, FileStorage) else None
+        with journal.collecting() if journal else nullcontext() as self._commits:
             yield
-            self.commit()
-            return
-        with self._storage.journal.collecting() as self._commits:
-            yield
-            self.commit()
 
     def commit(self) -> bool:
         """Make durable what was written since the last commit, and tell whether there was anything."""

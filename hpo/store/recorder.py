@@ -24,11 +24,11 @@ class Line(Protocol):
     def tell(self, name: str, *arguments: Any, **options: Any) -> None:
         """Let the writer do something, without waiting for it."""
 
-    def ask(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Let the writer do something after all that it was told, and return its answer."""
+    def ask(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:
+        """Let the writer do something after all that it was told, and return its answer.
 
-    def settle(self, limit: float = math.inf) -> None:
-        """Wait until all that was told is durable; raises TimeoutError after `limit` seconds."""
+        Raises TimeoutError after `limit` seconds.
+        """
 
 
 class Direct:
@@ -42,14 +42,11 @@ class Direct:
         self._writer(name, *arguments, **options)
         self._writer.commit()
 
-    def ask(self, name: str, *arguments: Any, **options: Any) -> Any:
+    def ask(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:  # noqa: ARG002 - at once
         """Let the writer do something, and return its answer."""
         answer = self._writer(name, *arguments, **options)
         self._writer.commit()
         return answer
-
-    def settle(self, limit: float = math.inf) -> None:
-        """Do nothing: all is durable."""
 
 
 class Recorder:
@@ -94,7 +91,7 @@ class Recorder:
 
     def settle(self, limit: float = math.inf) -> None:
         """Wait until all that was told is durable; raises TimeoutError after `limit` seconds."""
-        self._line.settle(limit)
+        self._line.ask("commit", limit=limit)
 
     # Of one evaluation, as the record's own methods of these names
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
 
+from hpo.evaluation.worker import seed_torch
 from hpo.training.augment import NUMBERS, augmented
 from hpo.training.parallel import ParallelSettings, share
 from hpo.training.parallel.way import Batch, Way, split
@@ -92,7 +93,7 @@ def reseed(number: int, epoch: int) -> None:
     """
     if epoch:
         number = int.from_bytes(hashlib.sha256(f"{number}/{epoch}".encode()).digest()[:8], "little")
-        torch.manual_seed(number >> 1)
+        seed_torch(number >> 1)
         np.random.seed(number % 2**32)
         random.seed(number)
 

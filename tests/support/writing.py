@@ -62,15 +62,11 @@ class Posted:
         """Let the writer do something, later."""
         self._posted.append((name, arguments, options))
 
-    def ask(self, name: str, *arguments: Any, **options: Any) -> Any:
+    def ask(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:
         """Let the writer do something after all that it was told, and return its answer."""
+        assert limit > 0
         self.arrive()
         return self._writer(name, *arguments, **options)
-
-    def settle(self, limit: float = math.inf) -> None:
-        """Let all that was told arrive, and be committed."""
-        assert limit > 0
-        self.ask("commit")
 
     def arrive(self) -> None:
         """Let what was told arrive."""
