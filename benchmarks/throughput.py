@@ -1,11 +1,14 @@
 """How much of the machine a search gets: this program at 8 ranks beside bare training on the same cores.
 
     python benchmarks/throughput.py --data-dir /usr/share/datasets/fashion-mnist
+    python benchmarks/throughput.py --table
 
 (a) `mpirun -n 8 run_islands.py`, 4 workers of 2 ranks, on 16 networks of search_spaces/mnist_cnn.py that wait in its
 study; (b) the same 16 trainings dealt to two single-rank processes: no MPI, no search, no communication, and the same
 tricks. Both are timed from the first training's start to the last one's end, and repeated in turn, since machines are
-noisy.
+noisy. What a process does once, such as imports, is in neither.
+
+`--table` says what the difference is made of: it goes from (b) to (a) in steps, and counts the CPU time of each.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,20 +39,50 @@ NETWORKS = list(zip(LAYERS, ["relu", "tanh", "sigmoid", "relu"] * 4, strict=True
 PROCESSES = 2
 
 
+@dataclass(frozen=True)
+class Stage:
+    """Trainings without a search, on so many processes, of which so many share the batches of each training."""
+
+    name: str
+    processes: int
+    ranks: int = 1
+    optimizers: int = 1  # of the ranks of a training, how many take optimizer steps
+    averages: bool = False  # whether gradients are averaged, by DistributedDataParallel
+
+
+BARE = Stage("two processes, whole batches", PROCESSES)
+STAGES = (
+    BARE,
+    Stage("eight processes: switches between them, caches", 8),
+    Stage("half batches", 8, ranks=2),
+    Stage("the optimizer on each rank", 8, ranks=2, optimizers=2),
+    Stage("averaging of gradients, by gloo", 8, ranks=2, optimizers=2, averages=True),
+)
+
+
 def main() -> None:
-    """Print both rates and their ratio, run by run."""
+    """Print both rates and their ratio, run by run, or what the difference is made of."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", default="/usr/share/datasets/fashion-mnist", help="where Fashion-MNIST is")
-    parser.add_argument("--repeat", type=int, default=3, help="how often both are run, in turn")
-    parser.add_argument("--bare", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--repeat", type=int, default=3, help="how often all are run, in turn")
+    parser.add_argument("--table", action="store_true", help="print what the difference is made of")
+    parser.add_argument("--train", nargs=3, metavar=("STAGE", "PROCESS", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     settings = [*SETTINGS, f"data_dir={arguments.data_dir}"]
-    if arguments.bare is not None:
-        bare(arguments.bare, settings)
-        return
+    if arguments.train:
+        stage, process, folder = arguments.train
+        train(STAGES[int(stage)], int(process), folder, settings)
+    elif arguments.table:
+        print_table(arguments.data_dir, settings, arguments.repeat)
+    else:
+        print_ratios(arguments.data_dir, settings, arguments.repeat)
+
+
+def print_ratios(data_dir: str, settings: list[str], repeat: int) -> None:
+    """Print both rates and their ratio, run by run."""
     ratios = []
-    for number in range(1, arguments.repeat + 1):
-        search, limit = seconds_of_search(settings), seconds_of_bare(arguments.data_dir)
+    for number in range(1, repeat + 1):
+        search, limit = seconds_of_search(settings), seconds_of(BARE, data_dir)[0]
         ratios.append(limit / search)
         print(
             f"run {number}: (a) search {search:.1f} s, {60 * len(NETWORKS) / search:.0f} evaluations/min; "
@@ -56,6 +90,19 @@ def main() -> None:
             flush=True,
         )
     print(f"median ratio {statistics.median(ratios):.2f}")
+
+
+def print_table(data_dir: str, settings: list[str], repeat: int) -> None:
+    """Print the CPU time of each stage, and what it adds to the one before; a search has that of all cores."""
+    rounds = []
+    for _ in range(repeat):
+        used = [seconds_of(stage, data_dir)[1] for stage in STAGES]
+        rounds.append([*used, PROCESSES * seconds_of_search(settings)])
+    names = [*(stage.name for stage in STAGES), "the search, and cores that idle"]
+    seconds = [statistics.median(column) for column in zip(*rounds, strict=True)]
+    print("CPU time, s   added")
+    for name, time_used, before in zip(names, seconds, [0.0, *seconds], strict=False):
+        print(f"{time_used:11.2f} {time_used - before:+7.2f}   {name}")
 
 
 def seconds_of_search(settings: list[str]) -> float:
@@ -83,56 +130,67 @@ def seconds_of_search(settings: list[str]) -> float:
     return max(e.ended for e in evaluations) - min(e.started for e in evaluations)
 
 
-def seconds_of_bare(data_dir: str) -> float:
-    """Run two single-rank processes at once; return the seconds from the first start to the last end."""
-    command = [sys.executable, __file__, "--data-dir", data_dir, "--bare"]
-    processes = [
-        subprocess.Popen([*command, str(part)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for part in range(PROCESSES)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        process.stdout.readline()  # it is ready
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    times = [tuple(map(float, process.communicate(timeout=300)[0].split())) for process in processes]
-    return max(end for _, end in times) - min(start for start, _ in times)
+def seconds_of(stage: Stage, data_dir: str) -> tuple[float, float]:
+    """Run the processes of a stage at once; return the seconds from first start to last end, and their CPU time."""
+    command = [sys.executable, __file__, "--data-dir", data_dir, "--train", str(STAGES.index(stage))]
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            subprocess.Popen([*command, str(number), folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for number in range(stage.processes)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()  # it is ready
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        times = [tuple(map(float, process.communicate(timeout=300)[0].split())) for process in processes]
+    return max(end for _, end, _ in times) - min(start for start, _, _ in times), sum(used for _, _, used in times)
 
 
-def bare(part: int, settings: list[str]) -> None:
-    """Train every second network in this process alone, from the moment that all processes are ready."""
+def train(stage: Stage, process: int, folder: str, settings: list[str]) -> None:
+    """Train this process's share of the networks, from the moment that all processes are ready."""
     import torch
+    import torch.distributed as dist
     import torch.nn.functional as F
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
     from torch.optim import Adadelta
 
+    import hpo.evaluation.group  # noqa: F401 - keeps torch from importing its compiler
     from hpo.evaluation.host import keep_freed_memory
     from hpo.problem import load_search_file
     from hpo.training import Net
 
+    training, rank = divmod(process, stage.ranks)
     torch.set_num_threads(1)
     keep_freed_memory()
     data = load_search_file(SEARCH).bound(settings).prepared()
     train, validation = data.on(torch.device("cpu"))
+    if stage.averages:
+        store = dist.FileStore(f"{folder}/{training}", stage.ranks)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=stage.ranks)
     print("ready", flush=True)
     sys.stdin.readline()
-    start = time.time()
-    for layers, activation in NETWORKS[part::PROCESSES]:
+    start, used = time.time(), time.process_time()
+    for layers, activation in NETWORKS[training :: stage.processes // stage.ranks]:
         torch.manual_seed(0)
         net = Net(data.image_shape, data.classes, layers, activation)
         net.to(memory_format=torch.channels_last)
-        optimizer = Adadelta(net.parameters(), lr=LR)
+        trained: nn.Module = DistributedDataParallel(net, gradient_as_bucket_view=True) if stage.averages else net
+        optimizer = Adadelta(net.parameters(), lr=LR, foreach=True)
         for batch in torch.randperm(len(train)).view(-1, BATCH_SIZE):
-            images, labels = train.batch(batch)
+            images, labels = train.batch(batch[rank :: stage.ranks])
             optimizer.zero_grad()
-            F.nll_loss(net(images), labels).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            F.nll_loss(trained(images), labels).backward()  # type: ignore[no-untyped-call]
+            if rank < stage.optimizers:
+                optimizer.step()
         with torch.no_grad():
             for batch in torch.arange(len(validation)).split(256):  # type: ignore[no-untyped-call]
-                images, labels = validation.batch(batch)
+                images, labels = validation.batch(batch[rank :: stage.ranks])
                 F.nll_loss(net(images), labels).item()
-    print(start, time.time())
+    print(start, time.time(), time.process_time() - used)
 
 
 if __name__ == "__main__":
