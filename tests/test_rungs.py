@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from optuna.trial import TrialState
@@ -16,7 +19,7 @@ from hpo.store.claims import Claims
 from hpo.store.pruning import Pausing
 from hpo.store.record import Record
 from hpo.store.recorder import Direct, Recorder
-from hpo.store.rungs import HALVINGS, is_over, promotable, rungs_of
+from hpo.store.rungs import HALVINGS, Halving, Ladder, Rung, individuals, is_over, promotable, rungs_of
 from hpo.store.trials import Assignment, Evaluation
 from tests.support.runs import SPACE, make_run, manifest
 from tests.support.writing import writer_of
@@ -131,6 +134,68 @@ def test_what_failed_is_not_among_the_best() -> None:
     assert [e.trial for e in promotable(ASHA, evaluations)] == [0]
     evaluations[0] = one(0, "failed", 0.5)
     assert [e.trial for e in promotable(ASHA, evaluations)] == [1]
+
+
+def expected(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
+    """The rungs of a search, from all of its evaluations at once."""
+    ends = [max(one.curve, default=0) for one in evaluations if one.state == "complete"]
+    highest = max(ends, default=math.inf) / (2 if halving.most else halving.factor)
+    found: dict[tuple[int, int], Rung] = {}
+    for root, group in individuals([one for one in evaluations if not one.origin]).items():
+        curve = max((one.curve for one in group), key=len)
+        bracket, latest, most = halving.bracket_of(root), group[-1], max(curve, default=0)
+        for epochs in range(1, most + 1):
+            if not halving.has_rung(root, epochs) or not (epochs <= highest or latest.paused_after == epochs):
+                continue
+            rung = found.setdefault((bracket, epochs), Rung(bracket, epochs, epochs <= highest, [], 0, set(), {}))
+            loss = min(loss for epoch, loss in curve.items() if epoch <= epochs)
+            rung.losses.append((math.inf if latest.state == "failed" else loss, root))
+            if most > epochs:
+                rung.went_on.add(root)
+            if latest.state == "paused" and latest.paused_after == epochs:
+                cast("dict[int, Evaluation]", rung.paused)[root] = latest
+    complete = [replace(rung, losses=sorted(rung.losses)) for _, rung in sorted(found.items())]
+    return [replace(r, go_on=halving.go_on(len(r.losses)) if r.counts else len(r.losses)) for r in complete]
+
+
+@pytest.mark.parametrize("name", HALVINGS)
+def test_a_ladder_that_learns_step_by_step_is_one_that_is_made_anew(tmp_path: Path, name: str) -> None:
+    """A search of 30 steps at a time by several workers, whose evaluations are pruned, fail and are interrupted."""
+    halving, drawn = HALVINGS[name], random.Random(7)
+    record = make_run(tmp_path / "run")
+    claims = Claims(record, SPACE.distributions(), 60, halving=halving)
+    pausing, ladder = Pausing(halving, 60), Ladder(halving)
+    going: list[tuple[Assignment, int, list[float]]] = []
+    states: Counter[str] = Counter()
+    for number in range(500):
+        if len(going) < 5:
+            params = {"layers": 1, "activation": "relu", "lr": (number + 1) / 1000, "gamma": 0.9}
+            claimed = claims.claim(params, island=0, worker=0, generation=number, propagator="ga")
+            if claimed is not None:
+                going.append((claimed, 0, []))
+        if not going:
+            break
+        assignment, epochs, losses = going.pop(drawn.randrange(len(going)))
+        losses.append(drawn.random())
+        record.report(assignment, epochs + 1, losses[-1])
+        end, state = drawn.random(), pausing.judge(record, assignment, epochs + 1).state
+        if end < 0.03:
+            record.fail(assignment, "bad luck", "", 1.0)
+        elif end < 0.06:
+            record.interrupt(assignment)
+        elif epochs + 1 == 27:
+            record.complete(assignment, min(losses), 1.0, {})
+        elif state == "paused":
+            record.prune(assignment, min(losses), 1.0, {}, paused_after=epochs + 1)
+        else:
+            going.append((assignment, epochs + 1, losses))
+        evaluations = record.evaluations()
+        wanted = expected(halving, evaluations)
+        assert ladder.learn(evaluations).rungs() == wanted
+        assert ladder.promotable() == promotable(halving, evaluations)
+        states.update(one.state for one in evaluations)
+    assert {"complete", "failed", "interrupted", "paused", "promoted", "running"} <= states.keys()
+    assert any(rung.paused and rung.went_on for rung in wanted)
 
 
 def test_the_summary_says_what_goes_on_next() -> None:

@@ -9,7 +9,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import KnownError
 from hpo.store.record import Record
-from hpo.store.rungs import Halving, promotable
+from hpo.store.rungs import Halving, Ladder
 from hpo.store.suspects import next_of
 from hpo.store.trials import Assignment, is_interrupted, is_paused, repeated_by
 
@@ -37,7 +37,7 @@ class Claims:
         self._distributions = dict(distributions)
         self._budget = budget
         self._is_stopping = is_stopping
-        self._halving = halving
+        self._ladder = Ladder(halving) if halving else None
         self._tried: set[frozenset[tuple[str, Any]]] = set()
         self._seen = self._ended = 0  # trials; those that have ended and count
         self._going: list[int] = []  # those that have not ended: only they can change
@@ -67,7 +67,7 @@ class Claims:
         claimed = self._ended + len(self._going)
         is_spent = claimed - len(waiting) >= self._budget
         is_last = params is None or claimed >= self._budget
-        paused = promotable(self._halving, self.record.evaluations()) if self._halving else []
+        paused = self._ladder.learn(self.record.evaluations()).promotable() if self._ladder else []
         if waiting and not is_spent and (trial := next_of(waiting, trials, is_last and not paused)):
             return self.record.start_waiting(trial, attributes)
         if paused:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Union
 
 from optuna.pruners import BasePruner, MedianPruner, PercentilePruner
 
 from hpo.errors import UsageError
-from hpo.store.rungs import HALVINGS, Halving, rungs_of
+from hpo.store.rungs import HALVINGS, Halving, Ladder
 
 if TYPE_CHECKING:
     from hpo.store.record import Record
@@ -44,21 +45,23 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Pausing:
-    """Pauses at rungs what is not among the best; `budget` is that of the run."""
+    """Pauses at rungs what is not among the best of one search; `budget` is that of the run."""
 
     halving: Halving
     budget: int
+
+    @cached_property
+    def _ladder(self) -> Ladder:
+        return Ladder(self.halving)
 
     def judge(self, record: Record, assignment: Assignment, epochs: int) -> Judgement:
         """Judge an evaluation by its losses in the record after so many epochs, and by those of the others."""
         if not self.halving.has_rung(assignment.root, epochs):
             return Judgement("going")
-        here = (self.halving.bracket_of(assignment.root), epochs)
-        rungs = rungs_of(self.halving, record.evaluations())
-        rungs = [rung for rung in rungs if rung.counts and (rung.bracket, rung.epochs) == here]
-        if not rungs:
+        rung = self._ladder.learn(record.evaluations()).rung(self.halving.bracket_of(assignment.root), epochs)
+        if rung is None or not rung.counts:
             return Judgement("going")  # it is near its end
-        rung, last = rungs[0], self.halving.go_on(self.budget)
+        last = self.halving.go_on(self.budget)
         place = rung.place(assignment.root)
         out = [root for _, root in rung.losses[last : last + _MANY] if root in rung.paused]
         goes_on = place < rung.go_on or assignment.root in rung.went_on  # before its state was lost

@@ -55,7 +55,7 @@ class Record:
         self.objectives = objectives_of(self._study)
         self._finished_before = {trial.number for trial in self.trials() if trial.state.is_finished()}
         self._evaluations: list[Evaluation] = []
-        self._going: list[int] = []  # trials that have not ended
+        self._going: dict[int, FrozenTrial] = {}  # trials that have not ended, as they were read last
         self._news = News()
 
     @classmethod
@@ -266,11 +266,15 @@ class Record:
         new = range(len(known), len(trials))
         repeated = {repeated_by(trials[number]) for number in new} - {None}
         known += [evaluation_of(trials[number], number in repeated) for number in new]
-        # What has ended changes no more, but that it may be repeated.
-        for number in repeated.union(self._going) - set(new):
+        # What has ended changes no more, but that it may be repeated; what changes is another object of the storage.
+        changed = {number for number, trial in self._going.items() if trials[number] is not trial}
+        for number in repeated.union(changed) - set(new):
             assert number is not None
             known[number] = evaluation_of(trials[number], number in repeated)
-        self._going = [number for number in (*self._going, *new) if not trials[number].state.is_finished()]
+        for number in (*changed, *new):
+            self._going[number] = trials[number]
+            if trials[number].state.is_finished():
+                del self._going[number]
         return list(known)
 
     def news(self) -> list[Evaluation]:

@@ -7,6 +7,7 @@ Hyperband's brackets; Egele et al., "Is one epoch all you need for multi-fidelit
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,21 +39,24 @@ class Halving:
         turns = sorted(((turn + 0.5) / share, b) for b, share in enumerate(shares) for turn in range(share))
         return [bracket for _, bracket in turns]
 
+    def rungs(self, bracket: int, epochs: int) -> list[int]:
+        """Return after how many epochs there are rungs in a bracket, up to so many."""
+        found: list[int] = []
+        rung = self.firsts[bracket]
+        while rung <= epochs and not (found and self.most is not None):
+            found.append(rung)
+            rung *= self.factor
+        return found
+
     def has_rung(self, root: int, epochs: int) -> bool:
         """Tell whether there is a rung after so many epochs in the bracket of an individual."""
-        rung = self.firsts[self.bracket_of(root)]
-        while rung < epochs and self.most is None:
-            rung *= self.factor
-        return rung == epochs
+        return epochs in self.rungs(self.bracket_of(root), epochs)
 
     def passed(self, root: int, epochs: int) -> tuple[int, float]:
         """Return how many rungs there are in so many epochs of an individual, and when the next one is."""
-        rung, passed = self.firsts[self.bracket_of(root)], 0
-        while rung <= epochs:
-            if self.most is not None:
-                return 1, math.inf
-            rung, passed = rung * self.factor, passed + 1
-        return passed, rung
+        first = self.firsts[self.bracket_of(root)]
+        passed = len(self.rungs(self.bracket_of(root), epochs))
+        return passed, math.inf if passed and self.most is not None else first * self.factor**passed
 
     def go_on(self, reached: int) -> int:
         """Return how many go on of those that have reached a rung."""
@@ -104,45 +108,119 @@ class Rung:
         return [self.paused[root] for _, root in self.losses[: self.go_on] if root in self.paused]
 
 
-def rungs_of(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
-    """Return the rungs that were reached, those of the first bracket first.
+class _Reached:
+    """Who has reached a rung, by their first trials: what a `Rung` is made from."""
+
+    def __init__(self) -> None:
+        self.losses: list[tuple[float, int]] = []
+        self.went_on: set[int] = set()
+        self.paused: dict[int, Evaluation] = {}
+        self.stopped: dict[int, float] = {}  # who was paused here last, and may be running by now, with their losses
+
+    def add(self, root: int, loss: float, group: Sequence[Evaluation], epochs: int, most: int) -> None:
+        latest = group[-1]
+        insort(self.losses, (loss, root))
+        if most > epochs:
+            self.went_on.add(root)
+        if latest.paused_after == epochs:
+            self.stopped[root] = loss
+            if latest.state == "paused":
+                self.paused[root] = latest
+
+    def remove(self, root: int, loss: float) -> None:
+        del self.losses[bisect_left(self.losses, (loss, root))]
+        self.went_on.discard(root)
+        self.paused.pop(root, None)
+        self.stopped.pop(root, None)
+
+
+class Ladder:
+    """The rungs of a search, which learn what is new in it: what that takes does not grow with the search.
 
     A rung counts only if there is another one before the end of the longest complete evaluation, or if there is only
     one, as many epochs again. What was taken over from another run is on none: it is in no budget.
     """
-    complete = [max(one.curve, default=0) for one in evaluations if one.state == "complete"]
-    highest = max(complete, default=math.inf) / (2 if halving.most else halving.factor)
-    groups = individuals([one for one in evaluations if not one.origin])
-    reached: dict[tuple[int, int], list[tuple[float, int]]] = {}
-    paused: dict[tuple[int, int], dict[int, Evaluation]] = {}
-    went_on: dict[tuple[int, int], set[int]] = {}
-    for root, group in groups.items():
-        latest, curve = group[-1], max((one.curve for one in group), key=len)
-        bracket = halving.bracket_of(root)
-        epochs, most = halving.firsts[bracket], max(curve, default=0)
-        while epochs <= most:
-            if epochs <= highest or latest.paused_after == epochs:
-                loss = min((_known(curve[epoch]) for epoch in curve if epoch <= epochs), default=math.inf)
-                failed = latest.state == "failed"
-                reached.setdefault((bracket, epochs), []).append((math.inf if failed else loss, root))
-                went_on.setdefault((bracket, epochs), set()).update({root} if most > epochs else ())
-                if latest.state == "paused" and latest.paused_after == epochs:
-                    paused.setdefault((bracket, epochs), {})[root] = latest
-            if halving.most is not None:
-                break
-            epochs *= halving.factor
-    found = []
-    for key, losses in sorted(reached.items()):
-        counts = key[1] <= highest
-        go_on = halving.go_on(len(losses)) if counts else len(losses)
-        found.append(Rung(*key, counts, sorted(losses), go_on, went_on[key], paused.get(key, {})))
-    return found
+
+    def __init__(self, halving: Halving) -> None:
+        self._halving = halving
+        self._groups: dict[int, list[int]] = {}  # the evaluations of each individual, by the first trial
+        self._roots: list[int] = []  # of each evaluation
+        self._trials: dict[int, int] = {}  # evaluations by their trials
+        self._going: dict[int, Evaluation] = {}
+        self._reached: dict[tuple[int, int], _Reached] = {}
+        self._places: dict[int, dict[tuple[int, int], float]] = {}  # the rungs of each individual, and its loss there
+        self._longest: int | None = None  # complete evaluation, in epochs
+
+    def learn(self, evaluations: Sequence[Evaluation]) -> Ladder:
+        """Learn what has become of a search's evaluations, which are the same as before, and more; return this."""
+        changed = {place for place, one in self._going.items() if evaluations[place] is not one}
+        for place in range(len(self._roots), len(evaluations)):
+            self._begin(place, evaluations[place])
+            changed.add(place)
+        for place in changed:
+            self._look_at(place, evaluations[place])
+        for root in {self._roots[place] for place in changed if not evaluations[place].origin}:
+            self._put(root, [evaluations[place] for place in self._groups[root]])
+        return self
+
+    def _begin(self, place: int, one: Evaluation) -> None:
+        earlier = None if one.repeats is None else self._trials.get(one.repeats)
+        self._roots.append(one.trial if earlier is None else self._roots[earlier])
+        self._trials[one.trial] = place
+        if not one.origin:
+            self._groups.setdefault(self._roots[place], []).append(place)
+
+    def _look_at(self, place: int, one: Evaluation) -> None:
+        if one.state in ("running", "waiting"):
+            self._going[place] = one
+            return
+        self._going.pop(place, None)
+        if one.state == "complete":
+            self._longest = max(self._longest or 0, *one.curve, 0)
+
+    def _put(self, root: int, group: Sequence[Evaluation]) -> None:
+        """Put an individual where it is by now."""
+        for key, loss in self._places.pop(root, {}).items():
+            self._reached[key].remove(root, loss)
+        failed, curve = group[-1].state == "failed", max((one.curve for one in group), key=len)
+        bracket, most = self._halving.bracket_of(root), max(curve, default=0)
+        for epochs in self._halving.rungs(bracket, most):
+            lowest = min((_known(curve[epoch]) for epoch in curve if epoch <= epochs), default=math.inf)
+            loss = math.inf if failed else lowest
+            self._reached.setdefault((bracket, epochs), _Reached()).add(root, loss, group, epochs, most)
+            self._places.setdefault(root, {})[bracket, epochs] = loss
+
+    def rung(self, bracket: int, epochs: int) -> Rung | None:
+        """Return a rung; None where nobody has reached it, or it does not count and nobody was paused there."""
+        reached = self._reached.get((bracket, epochs))
+        if reached is None:
+            return None
+        factor = 2 if self._halving.most else self._halving.factor
+        if self._longest is None or epochs <= self._longest / factor:
+            go_on = self._halving.go_on(len(reached.losses))
+            return Rung(bracket, epochs, True, reached.losses, go_on, reached.went_on, reached.paused)
+        losses = sorted((loss, root) for root, loss in reached.stopped.items())
+        went_on = reached.went_on & reached.stopped.keys()
+        return Rung(bracket, epochs, False, losses, len(losses), went_on, reached.paused) if losses else None
+
+    def rungs(self) -> list[Rung]:
+        """Return the rungs that were reached, those of the first bracket first."""
+        found = (self.rung(*key) for key, reached in sorted(self._reached.items()) if reached.losses)
+        return [rung for rung in found if rung is not None]
+
+    def promotable(self) -> list[Evaluation]:
+        """Return the evaluations that are to be promoted, those on the highest rungs first."""
+        return [one for rung in sorted(self.rungs(), key=lambda rung: -rung.epochs) for one in rung.promotable]
+
+
+def rungs_of(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
+    """Return the rungs that were reached, those of the first bracket first."""
+    return Ladder(halving).learn(evaluations).rungs()
 
 
 def promotable(halving: Halving | None, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Return the evaluations that are to be promoted, those on the highest rungs first."""
-    rungs = rungs_of(halving, evaluations) if halving else []
-    return [one for rung in sorted(rungs, key=lambda rung: -rung.epochs) for one in rung.promotable]
+    return Ladder(halving).learn(evaluations).promotable() if halving else []
 
 
 def is_over(evaluations: Sequence[Evaluation], budget: float, pruner: str) -> bool:
