@@ -71,7 +71,7 @@ def main() -> None:
     settings = [*SETTINGS, f"data_dir={arguments.data_dir}"]
     if arguments.train:
         stage, process, folder = arguments.train
-        train(STAGES[int(stage)], int(process), folder, settings)
+        train_share(STAGES[int(stage)], int(process), folder, settings)
     elif arguments.table:
         print_table(arguments.data_dir, settings, arguments.repeat)
     else:
@@ -149,7 +149,7 @@ def seconds_of(stage: Stage, data_dir: str) -> tuple[float, float]:
     return max(end for _, end, _ in times) - min(start for start, _, _ in times), sum(used for _, _, used in times)
 
 
-def train(stage: Stage, process: int, folder: str, settings: list[str]) -> None:
+def train_share(stage: Stage, process: int, folder: str, settings: list[str]) -> None:
     """Train this process's share of the networks, from the moment that all processes are ready."""
     import torch
     import torch.distributed as dist

@@ -160,7 +160,7 @@ def expected(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
 
 @pytest.mark.parametrize("name", HALVINGS)
 def test_a_ladder_that_learns_step_by_step_is_one_that_is_made_anew(tmp_path: Path, name: str) -> None:
-    """A search of 30 steps at a time by several workers, whose evaluations are pruned, fail and are interrupted."""
+    """A search by five workers, whose evaluations are paused, promoted, fail and are interrupted, loss by loss."""
     halving, drawn = HALVINGS[name], random.Random(7)
     record = make_run(tmp_path / "run")
     claims = Claims(record, SPACE.distributions(), 60, halving=halving)

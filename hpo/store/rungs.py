@@ -115,7 +115,7 @@ class _Reached:
         self.losses: list[tuple[float, int]] = []
         self.went_on: set[int] = set()
         self.paused: dict[int, Evaluation] = {}
-        self.stopped: dict[int, float] = {}  # who was paused here last, and may be running by now, with their losses
+        self.stopped: set[int] = set()  # who was paused here last, and may be running by now
 
     def add(self, root: int, loss: float, group: Sequence[Evaluation], epochs: int, most: int) -> None:
         latest = group[-1]
@@ -123,7 +123,7 @@ class _Reached:
         if most > epochs:
             self.went_on.add(root)
         if latest.paused_after == epochs:
-            self.stopped[root] = loss
+            self.stopped.add(root)
             if latest.state == "paused":
                 self.paused[root] = latest
 
@@ -131,7 +131,7 @@ class _Reached:
         del self.losses[bisect_left(self.losses, (loss, root))]
         self.went_on.discard(root)
         self.paused.pop(root, None)
-        self.stopped.pop(root, None)
+        self.stopped.discard(root)
 
 
 class Ladder:
@@ -143,9 +143,9 @@ class Ladder:
 
     def __init__(self, halving: Halving) -> None:
         self._halving = halving
-        self._groups: dict[int, list[int]] = {}  # the evaluations of each individual, by the first trial
-        self._roots: list[int] = []  # of each evaluation
-        self._trials: dict[int, int] = {}  # evaluations by their trials
+        self._seen = 0  # evaluations
+        self._roots: dict[int, int] = {}  # the first trials of individuals, by trial
+        self._groups: dict[int, list[int]] = {}  # the places of each individual's evaluations, by its first trial
         self._going: dict[int, Evaluation] = {}
         self._reached: dict[tuple[int, int], _Reached] = {}
         self._places: dict[int, dict[tuple[int, int], float]] = {}  # the rungs of each individual, and its loss there
@@ -153,22 +153,20 @@ class Ladder:
 
     def learn(self, evaluations: Sequence[Evaluation]) -> Ladder:
         """Learn what has become of a search's evaluations, which are the same as before, and more; return this."""
-        changed = {place for place, one in self._going.items() if evaluations[place] is not one}
-        for place in range(len(self._roots), len(evaluations)):
-            self._begin(place, evaluations[place])
-            changed.add(place)
-        for place in changed:
-            self._look_at(place, evaluations[place])
-        for root in {self._roots[place] for place in changed if not evaluations[place].origin}:
+        changed = [place for place, one in self._going.items() if evaluations[place] is not one]
+        moved = set()
+        for place in (*changed, *range(self._seen, len(evaluations))):
+            one = evaluations[place]
+            self._look_at(place, one)
+            if one.origin:
+                continue
+            moved.add(root := _root(one, self._roots))
+            if place >= self._seen:
+                self._groups.setdefault(root, []).append(place)
+        self._seen = len(evaluations)
+        for root in moved:
             self._put(root, [evaluations[place] for place in self._groups[root]])
         return self
-
-    def _begin(self, place: int, one: Evaluation) -> None:
-        earlier = None if one.repeats is None else self._trials.get(one.repeats)
-        self._roots.append(one.trial if earlier is None else self._roots[earlier])
-        self._trials[one.trial] = place
-        if not one.origin:
-            self._groups.setdefault(self._roots[place], []).append(place)
 
     def _look_at(self, place: int, one: Evaluation) -> None:
         if one.state in ("running", "waiting"):
@@ -199,8 +197,8 @@ class Ladder:
         if self._longest is None or epochs <= self._longest / factor:
             go_on = self._halving.go_on(len(reached.losses))
             return Rung(bracket, epochs, True, reached.losses, go_on, reached.went_on, reached.paused)
-        losses = sorted((loss, root) for root, loss in reached.stopped.items())
-        went_on = reached.went_on & reached.stopped.keys()
+        losses = [(loss, root) for loss, root in reached.losses if root in reached.stopped]
+        went_on = reached.went_on & reached.stopped
         return Rung(bracket, epochs, False, losses, len(losses), went_on, reached.paused) if losses else None
 
     def rungs(self) -> list[Rung]:
@@ -234,9 +232,14 @@ def individuals(evaluations: Sequence[Evaluation]) -> dict[int, list[Evaluation]
     roots: dict[int, int] = {}
     groups: dict[int, list[Evaluation]] = {}
     for one in evaluations:
-        roots[one.trial] = one.trial if one.repeats is None else roots.get(one.repeats, one.trial)
-        groups.setdefault(roots[one.trial], []).append(one)
+        groups.setdefault(_root(one, roots), []).append(one)
     return groups
+
+
+def _root(one: Evaluation, roots: dict[int, int]) -> int:
+    """Return the first trial of an evaluation's individual, which is added to those that are known, by trial."""
+    roots[one.trial] = one.trial if one.repeats is None else roots.get(one.repeats, one.trial)
+    return roots[one.trial]
 
 
 def _known(loss: float) -> float:
