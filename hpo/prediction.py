@@ -9,6 +9,10 @@ import numpy.typing as npt
 
 from hpo.text import quoted
 
+MOST_PREDICTIONS = 60
+MOST_TEXTS = 20
+_LONGEST_TEXT = 10_000  # characters of a prompt, or of the text behind it
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -53,3 +57,9 @@ class TextSample:
         for name in ("prompt", "text"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"the {name} of a text sample must be a string, not {quoted(getattr(self, name))}")
+
+
+def shorten_text(prompt: str, text: str) -> dict[str, str]:
+    """Return a text sample as JSON can hold it; of a long one, the part around the end of its prompt."""
+    prompt = prompt if len(prompt) <= _LONGEST_TEXT else "..." + prompt[-_LONGEST_TEXT:]
+    return {"prompt": prompt, "text": text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."}

@@ -1,4 +1,4 @@
-"""Search spaces: named hyperparameters, of which some exist only beside others, and the rules between them.
+"""Search spaces: named hyperparameters, of which some are conditional, and the rules between them.
 
 A space is checked when it is made, since only the space knows its parameters' names. Pure: no MPI, no torch.
 """
@@ -10,19 +10,21 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import compress, starmap
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from hpo.parameters import Categorical, Float, Gene, Int, Ordinal, Parameter, Value
 from hpo.plain import meant
-from hpo.rules import Rule, check_rules
+from hpo.rules import Constraints, Functions, Rule, batches
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 _DRAWS = 100_000  # of which `check_rules` sees to it that some dozens obey the rules
+_MOST_IN_BATCH = 1000  # candidates that rules are asked about at once
 _MOST_LISTED, _MOST_LOOKED_AT = 100_000, 300_000  # individuals: a second
-_MOST_SECONDS = 5.0  # of listing them, where rules are slow
+_MOST_SECONDS = 5.0  # of listing them; rules may be slow
 _MOST_VALUES = 10_000  # of another parameter that a condition may name
 _MOST_SHOWN = 10
 
@@ -48,8 +50,8 @@ class SearchSpace:
     Every individual has a gene for each parameter; hyperparameters are those that exist, and where one does not, its
     gene does not matter.
 
-    Raises ValueError where there is no parameter, or where the name, the bounds, the choices or the condition of a
-    parameter are not valid; the message names the parameter. Raises TypeError where a parameter is none of Int, Float,
+    Raises ValueError if there are no parameters, or if the name, the bounds, the choices or the condition of a
+    parameter are not valid; the message names the parameter. Raises TypeError if a parameter is none of Int, Float,
     Ordinal and Categorical.
     """
 
@@ -61,24 +63,32 @@ class SearchSpace:
             _check_parameter(name, parameter)
             self.conditions[name] = _condition(name, parameter, {other: parameters[other] for other in self.conditions})
         self.parameters: Mapping[str, Parameter] = dict(parameters)
-        self.rules: list[Rule] = []
+        self.rules: Sequence[str] = ()  # their texts
+        self._constraints: Constraints = Functions(self._draw_any)
 
     def require(self, rule: Callable[[dict[str, Any]], bool], text: str) -> None:
-        """Allow only hyperparameters for which a function returns True; `text` tells people what it demands.
+        """Allow only hyperparameters for which a function returns True; `text` is the demand in words.
 
         ::
 
             space.require(lambda p: p["width"] % p["heads"] == 0, "heads must divide width")
 
-        The function gets the hyperparameters that exist; where it looks up one that does not, it demands nothing.
-        Raises TypeError where `rule` is no function, or `text` no text.
+        The function gets the hyperparameters that exist; if it looks up another one, it demands nothing.
+        Raises TypeError if `rule` is not a function, or `text` not a text.
         """
         if not callable(rule) or type(text) is not str:
             raise TypeError(
                 "a rule is a function of hyperparameters and a text, such as "
                 f'require(lambda p: p["width"] % p["heads"] == 0, "heads must divide width"), not {rule!r}, {text!r}'
             )
-        self.rules.append(Rule(rule, text, frozenset(self.parameters)))
+        assert isinstance(self._constraints, Functions), "rules that are asked elsewhere are added there"
+        self._constraints.add(Rule(rule, text, frozenset(self.parameters)))
+        self.rules = (*self.rules, text)
+
+    def delegate(self, rules: Sequence[str], constraints: Constraints) -> None:
+        """Let others answer for rules with these texts, whose functions are in another process."""
+        self.rules = tuple(rules)
+        self._constraints = constraints
 
     @property
     def fixed(self) -> list[str]:
@@ -94,15 +104,16 @@ class SearchSpace:
         return {name: parameter.limits for name, parameter in self.parameters.items()}
 
     def exists(self, name: str, params: Mapping[str, object]) -> bool:
-        """Tell whether a parameter exists beside hyperparameters, which need only be those before it in the space."""
+        """Return whether a parameter exists, given the hyperparameters that precede it in the space."""
         return all(other in params and params[other] in values for other, values in self.conditions[name].items())
 
     def encode(self, params: Mapping[str, Value]) -> dict[str, Gene]:
-        """Return the genes of hyperparameters; raises ValueError where they are not of this space, but for its rules.
+        """Return the genes of hyperparameters; raises ValueError if they are not of this space, whatever its rules.
 
-        The gene of a parameter that does not exist is the middle of its limits.
+        A parameter that does not exist has the middle of its limits.
         """
-        self._check_values(params)
+        if mistake := self._find_wrong_value(params):
+            raise ValueError(mistake)
         return {
             name: parameter.encode(params[name]) if name in params else _middle(parameter)
             for name, parameter in self.parameters.items()
@@ -122,51 +133,72 @@ class SearchSpace:
 
     def check(self, params: Mapping[str, object]) -> None:
         """Raise a ValueError, naming the first wrong parameter, unless `params` are hyperparameters of this space."""
-        self._check_values(params)
-        for rule in self.rules:
-            if not rule.allows(params):
-                raise ValueError(f"{rule.text}, but got {params!r}")
+        if mistake := self.find_mistakes([params])[0]:
+            raise ValueError(mistake)
+
+    def find_mistakes(self, batch: Sequence[Mapping[str, object]]) -> list[str]:
+        """Return for each item of a batch why it is not hyperparameters of this space, empty if it is."""
+        mistakes = [self._find_wrong_value(params) for params in batch]
+        fitting = [index for index, mistake in enumerate(mistakes) if not mistake]
+        for index, rule in zip(fitting, self.violated([batch[index] for index in fitting]), strict=True):
+            if rule is not None:
+                mistakes[index] = f"{self.rules[rule]}, but got {batch[index]!r}"
+        return mistakes
 
     def allows(self, params: Mapping[str, object]) -> bool:
-        """Tell whether hyperparameters obey all rules."""
-        return all(rule.allows(params) for rule in self.rules)
+        """Return whether hyperparameters obey all rules; `allowed` takes many in much less time."""
+        return self.allowed([params]) == [True]
+
+    def allowed(self, batch: Sequence[Mapping[str, object]]) -> list[bool]:
+        """Return whether each of many hyperparameters obeys all rules."""
+        return [rule is None for rule in self.violated(batch)]
+
+    def violated(self, batch: Sequence[Mapping[str, object]]) -> list[int | None]:
+        """Return the index of the first rule that each of many hyperparameters breaks, None if it obeys all rules."""
+        return self._constraints.violated(batch) if self.rules and batch else [None] * len(batch)
 
     def check_rules(self) -> None:
-        """Raise a ValueError where the rules leave nothing or next to nothing, or one cannot be asked."""
-        if self.rules:
-            rng = Random(0)
-            check_rules(self.rules, lambda: self._draw_any(rng))
+        """Raise a ValueError if the rules leave nothing or next to nothing, or if one cannot be asked."""
+        if self.rules and (problem := self._constraints.check()):
+            raise ValueError(problem)
 
     def draw(self, rng: Random, given: Mapping[str, Value] | None = None) -> dict[str, Value]:
         """Return hyperparameters, each drawn uniformly from its range (its logarithm, on a logarithmic scale).
 
-        Those that are `given` are so. Raises ValueError where such are not of the space, or no draw obeys the rules.
+        Parameters that are `given` keep their values. Raises ValueError if these are not of the space, or if no draw
+        obeys the rules.
         """
+        return next(self.draws(rng, given))
+
+    def draws(self, rng: Random, given: Mapping[str, Value] | None = None) -> Iterator[dict[str, Value]]:
+        """Yield hyperparameters without end, as `draw` returns them; rules are asked about several at once."""
         given = given or {}
-        for name, value in given.items():
-            self._check_value(name, value)
-        nearest = None
-        for _ in range(_DRAWS):
-            params = self._draw_any(rng, given)
-            if params.keys() >= given.keys():
-                if self.allows(params):
-                    return params
-                nearest = params
-        self.check({**(nearest or self._draw_any(rng, given)), **given})
-        raise ValueError(f"of {_DRAWS} individuals drawn at random, none obeys all rules")
+        if mistake := next(filter(None, starmap(self._find_mistake, given.items())), ""):
+            raise ValueError(mistake)
+        drawn = iter(lambda: self._draw_any(rng, given), None)
+        nearest, failed = None, 0
+        for batch in batches(drawn) if self.rules else batches(drawn, most=1):
+            complete = [params for params in batch if params.keys() >= given.keys()]
+            obeying = list(compress(complete, self.allowed(complete)))
+            yield from obeying
+            nearest = complete[-1] if complete else nearest
+            failed = 0 if obeying else failed + len(batch)
+            if failed >= _DRAWS:
+                self.check({**(nearest or batch[-1]), **given})
+                raise ValueError(f"of {failed} individuals drawn at random, none obeys all rules")
 
     @cached_property
     def everything(self) -> list[dict[str, Value]] | None:
-        """The hyperparameters of every individual; None where these are too many, or take too long, to be listed."""
+        """The hyperparameters of every individual; None if these are too many, or take too long, to be listed."""
         if any(parameter.size == math.inf for parameter in self.parameters.values()):
             return None
         found: list[dict[str, Value]] = []
-        until = time.monotonic() + _MOST_SECONDS
-        for looked_at, params in enumerate(self._all_from(list(self.parameters), {})):
-            if looked_at == _MOST_LOOKED_AT or len(found) > _MOST_LISTED or time.monotonic() > until:
+        looked_at, until = 0, time.monotonic() + _MOST_SECONDS
+        for batch in batches(self._all_from(list(self.parameters), {}), most=_MOST_IN_BATCH):
+            found += compress(batch, self.allowed(batch))
+            looked_at += len(batch)
+            if looked_at > _MOST_LOOKED_AT or len(found) > _MOST_LISTED or time.monotonic() > until:
                 return None
-            if self.allows(params):
-                found.append(params)
         return found
 
     def describe(self) -> dict[str, str]:
@@ -177,21 +209,22 @@ class SearchSpace:
         """Return the Optuna distribution of every parameter."""
         return {name: parameter.distribution() for name, parameter in self.parameters.items()}
 
-    def _check_values(self, params: Mapping[str, object]) -> None:
-        for name in params:
-            self._check_value(name, params[name])
+    def _find_wrong_value(self, params: Mapping[str, object]) -> str:
+        if mistake := next(filter(None, starmap(self._find_mistake, params.items())), ""):
+            return mistake
         for name in self.parameters:
-            exists = self.exists(name, params)
-            if exists and name not in params:
-                raise ValueError(f"parameter {name!r} is missing")
-            if not exists and name in params:
-                raise ValueError(f"parameter {name!r} exists only where {self._text_of(self.conditions[name])}")
+            if name not in params and self.exists(name, params):
+                return f"parameter {name!r} is missing"
+            if name in params and not self.exists(name, params):
+                return f"parameter {name!r} exists only where {self._text_of(self.conditions[name])}"
+        return ""
 
-    def _check_value(self, name: str, value: object) -> None:
+    def _find_mistake(self, name: str, value: object) -> str:
         if name not in self.parameters:
-            raise ValueError(f"unknown parameter {name!r}; this space has {', '.join(self.parameters)}")
+            return f"unknown parameter {name!r}; this space has {', '.join(self.parameters)}"
         if not self.parameters[name].accepts(value):
-            raise ValueError(f"parameter {name!r}: {value!r} is not in {self.parameters[name]!r}")
+            return f"parameter {name!r}: {value!r} is not in {self.parameters[name]!r}"
+        return ""
 
     def _text_of(self, condition: Condition) -> str:
         return " and ".join(f"{other!r} is {self._any_of(other, values)}" for other, values in condition.items())

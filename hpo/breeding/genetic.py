@@ -67,12 +67,12 @@ class Genetic(Propagator):  # type: ignore[misc]
         # The matrices are small: if all ranks of a host used a thread per core, this would take ten times longer.
         with self._threads.limit(limits=1, user_api="blas"):
             candidates = self._bred_on(parents)
-        for candidate in candidates:
-            genes = dict(zip(self._limits, candidate.tolist(), strict=True))
-            params = self._past.space.decode(genes)
-            if not self._past.knows(params) and self._past.space.allows(params):
-                return self._past.space.rounded(genes)
-        return None
+        past = self._past
+        new = (index for index, genes in enumerate(candidates) if not past.knows(past.params_of(genes)))
+        chosen = next(past.allowed(candidates, new), None)
+        if chosen is None:
+            return None
+        return past.space.rounded(dict(zip(self._limits, candidates[chosen].tolist(), strict=True)))
 
     def _bred_on(self, parents: Vector) -> Vector:
         """Return offspring, newcomers, and what some generations bred of the most promising of them, the best first."""
@@ -90,11 +90,8 @@ class Genetic(Propagator):  # type: ignore[misc]
 
     def _most_promising(self, candidates: Vector, merits: Vector) -> tuple[Vector, Vector]:
         """Return the best of the candidates that obey the rules of the space, and their merits, the best first."""
-        best_first, space = np.argsort(-merits, kind="stable"), self._past.space
-        if space.rules:
-            allowed = (place for place in best_first if space.allows(self._past.params_of(candidates[place])))
-            best_first = np.array(list(itertools.islice(allowed, _PROMISING)), int)
-        best_first = best_first[:_PROMISING]
+        allowed = self._past.allowed(candidates, np.argsort(-merits, kind="stable"), _PROMISING)
+        best_first = np.fromiter(itertools.islice(allowed, _PROMISING), int)
         return candidates[best_first], merits[best_first]
 
     def _parents(self, population: list[Individual]) -> Vector:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.parameters import Categorical, Int, Value
+from hpo.rules import batches
 from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -97,6 +99,17 @@ class Past:
         """Return the hyperparameters of genes."""
         return self.space.decode(dict(zip(self.space.parameters, genes.tolist(), strict=True)))
 
+    def allowed(self, genes: Vector, indices: Iterable[int], first: int = 1) -> Iterator[int]:
+        """Yield the indices of the individuals, shape (individuals, parameters), that obey the rules of the space.
+
+        Rules are asked about `first` individuals, then about twice as many, and so on, each time as they are needed.
+        """
+        if not self.space.rules:
+            yield from indices
+            return
+        for batch in batches(indices, first):
+            yield from compress(batch, self.space.allowed([self.params_of(genes[index]) for index in batch]))
+
     def rounded(self, genes: Vector) -> Vector:
         """Return the genes of individuals, shape (individuals, parameters), as those of the nearest values."""
         nearest = genes.copy()
@@ -118,11 +131,12 @@ class Past:
 
     def draw_new(self, rng: random.Random) -> dict[str, Value] | None:
         """Return hyperparameters, drawn at random, that are new to the run; None where no such are left, or found."""
+        drawn = self.space.draws(rng)
         for attempt in range(_MOST_TRIES):
             if attempt == _TRIES and self.space.everything is not None:
                 left = [params for params in self.space.everything if not self.knows(params)]
                 return rng.choice(left) if left else None
-            params = self.space.draw(rng)
+            params = next(drawn)
             if not self.knows(params):
                 return params
         return None

@@ -16,8 +16,10 @@ __all__ = [
 ]
 
 
-# Only Propulate's surrogates, which are not used here, need GPy; it takes 0.8 s of CPU on every rank.
+# Only Propulate's surrogates and its checks for duplicates, which are not used here, need these. They take 0.8 s and
+# 0.1 s of CPU on every rank.
 defer("GPy")
+defer("deepdiff")
 
 from propulate import Individual, Islands, get_default_propagator  # noqa: E402
 from propulate.propagators import (  # noqa: E402

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from hpo.check.bench import Outcome
-from hpo.check.seen import Seen
+from hpo.process.seen import Seen
 from hpo.text import counted
 
 _MOST_NAMED = 5
@@ -16,8 +16,8 @@ _REDUCE = (
     "dist.all_reduce(total), and divide by the number of all samples"
 )
 _LOADER = (
-    "Loader processes cannot import what is defined in the search space file (No module named 'search_file_...'): put "
-    "the Dataset into a module beside it, my_data.py, and import it"
+    "Loader processes that are not forked cannot import the search file (No module named 'search_file_...'): leave "
+    "multiprocessing_context out, or put the Dataset into a module next to the file, my_data.py, and import it"
 )
 _DIVERGED = (
     "Some hyperparameters do that in any search. Where these should be good ones, look at the data and the loss, and "
@@ -59,10 +59,6 @@ _ADVICE = [
         "Let it be a setting, --set data=/path/to/it, or write an absolute path",
     ),
     (r"the validation loss is (nan|-?inf)", _DIVERGED),
-    (
-        r"torchrun would have set it|default process group twice",
-        "The worker's ranks are worker.rank of worker.size; their process group is up before the objective is called",
-    ),
 ]
 
 

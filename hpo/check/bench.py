@@ -1,27 +1,26 @@
-"""The bench on which one individual is evaluated several times, as a run evaluates it, and looked at meanwhile."""
+"""The bench on which one individual is evaluated several times, as a run evaluates it, and looked at."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpo.check.probe import Probe
-from hpo.check.seen import Seen
+from hpo.check.collectives import find_mismatch
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.evaluator import Evaluator, Task
+from hpo.evaluation.evaluator import Evaluator
 from hpo.evaluation.group import Group
 from hpo.evaluation.keeper import WeightsKeeper
 from hpo.evaluation.leader import Leader, Limits
 from hpo.evaluation.saver import Saver
+from hpo.evaluation.testing import test_in_trainer
+from hpo.evaluation.trainer import TrainerSlot
 from hpo.evaluation.verdict import Verdict
-from hpo.process.failure import with_hint
-from hpo.process.place import Places, frames_of
-from hpo.ranks.job import Job
-from hpo.ranks.watched import Watched
-from hpo.results.winner import tested
+from hpo.process.seen import Seen
+from hpo.ranks.watch import Watch
+from hpo.run.ready import Ready
 from hpo.store.claims import Claims
 from hpo.store.log import Log
 from hpo.store.record import Record
@@ -29,7 +28,7 @@ from hpo.store.recorder import Direct, Recorder
 from hpo.store.run_dir import RunDir
 from hpo.store.states import States
 from hpo.store.trials import Assignment, Evaluation
-from hpo.store.weights import BestWeights, read_weights
+from hpo.store.weights import BestWeights, read_about
 from hpo.store.writer import Writer
 
 MOST_LOSSES = 3
@@ -37,10 +36,10 @@ MOST_LOSSES = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an evaluation on some ranks: what the record has, what each rank has seen, what was `offered`.
+    """An evaluation on some ranks: the record's entry, what each rank has `seen`, and whether weights were `offered`.
 
     `is_fine` says that only torch's check of collectives failed it, which is stricter than collectives are. `rejected`
-    is why it could not go on from the state that it was given; empty where it could, or was given none.
+    is why it could not continue from the state that it was given; empty if it could, or was given none.
     """
 
     evaluation: Evaluation
@@ -56,7 +55,7 @@ class Outcome:
 
     @property
     def failure(self) -> str:
-        """Why it failed; empty where it did not."""
+        """Why it failed; empty if it did not."""
         return self.evaluation.failure or ""
 
     @property
@@ -67,9 +66,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Handed:
-    """What a run would hand over: the names of the weights that were kept, None without any, and what `test` did.
+    """What a run would hand over: the names of the weights that were kept, None without any, and how `test` ended.
 
-    `failure` is why `test` failed, empty where it did not; `seconds` is how long it took, None where it was not called.
+    `failure` is why `test` failed, empty if it did not; `seconds` is how long it took, None if it was not called.
     """
 
     names: list[str] | None = None
@@ -91,7 +90,7 @@ class _FirstState(Saver):
         return is_first
 
     def reject(self, assignment: Assignment, reason: str) -> None:
-        """Remember why an evaluation cannot go on, and let it begin again."""
+        """Remember why an evaluation cannot continue, and let it begin again."""
         self.rejected = reason
         super().discard(assignment)
 
@@ -100,38 +99,30 @@ class _FirstState(Saver):
 
 
 class _Brief(Leader):
-    """A leader that ends each evaluation after some losses, and tells of each; all else is as in a run."""
+    """A leader that ends each evaluation after some losses; all else is as in a run."""
 
-    def __init__(
-        self, recorder: Recorder, keeper: WeightsKeeper | None, saver: _FirstState, told: Callable[[], None]
-    ) -> None:
-        super().__init__(recorder, Limits(), lambda _: None, keeper, saver)
+    def __init__(self, recorder: Recorder, slot: TrainerSlot, keeper: WeightsKeeper | None, saver: _FirstState) -> None:
+        super().__init__(recorder, slot, Limits(), lambda _: None, keeper, saver)
         self.saver = saver
-        self._told = told
-        self.offered = False
-        self.is_fine = False
+        self.has_offered = False
 
-    def decide(self, attempt: Attempt, watched: Watched, verdict: Verdict, printed: str) -> Verdict:
-        """Record what all ranks have said of a step, as a leader does; the last loss that is wanted is the end."""
-        if verdict.loss is not None:
-            self._told()
-        self.offered |= attempt.offered is not None
-        self.is_fine |= verdict.state == "again"
-        decided = super().decide(attempt, watched, verdict, printed)
+    def decide(self, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
+        """Record what all ranks have reported of a step, as a leader does; the last loss that is wanted is the end."""
+        self.has_offered |= attempt.offers
+        decided = super().decide(attempt, verdict, printed)
         is_last = decided.loss is not None and len(attempt.losses) + 1 >= MOST_LOSSES
-        return replace(decided, state="complete") if is_last and decided.state == "going" else decided
+        return replace(decided, is_last=True) if is_last else decided
 
 
 @dataclass
 class Bench:
-    """Evaluates one individual on a worker, whose leader is the job's first rank; `folder` and `params` are its alone.
+    """Evaluates one individual on a worker, whose leader is the job's first rank.
 
-    Weights that are offered are kept once, in `folder`.
+    Only that rank has `folder`, in which weights that are offered are kept once, and `params`, the hyperparameters.
     """
 
-    task: Task
-    job: Job
-    places: Places
+    ready: Ready
+    watch: Watch
     folder: Path | None
     params: Mapping[str, Any] | None
     _record: Record | None = field(default=None, init=False)
@@ -139,58 +130,60 @@ class Bench:
     def __post_init__(self) -> None:
         if self.folder is not None:
             self._files = RunDir(self.folder)
+            problem = self.ready.problem
             self._record = Record.create(
-                self._files.journal,
-                "check",
-                self.task.problem.space.describe(),
-                objectives=self.task.problem.file.objectives,
+                self._files.journal, "check", problem.space.describe(), objectives=problem.file.objectives
             )
 
     def evaluate(self, group: Group, keeps: bool = False, went_before: Outcome | None = None) -> Outcome | None:
-        """Evaluate the individual on all ranks of a worker, and return what came of it, on the job's first rank.
+        """Evaluate the individual on all ranks of a worker, and return the outcome on the job's first rank.
 
-        If it `keeps`, the weights that are offered are kept. It may go on from the state that the evaluation that
-        `went_before` has saved with its first loss. The worker is this rank's, as its watch knows it.
+        If it `keeps`, the weights that are offered are kept. The evaluation may continue from the state that the
+        evaluation `went_before` has saved with its first loss. The worker is this rank's, as its watch knows it.
         """
-        probe, leader, assignment = Probe(self.places, group.device), None, None
+        leader, assignment = None, None
         if self._record is not None and self.params is not None:
-            problem = self.task.problem
+            problem, slot = self.ready.problem, self.ready.slot
             recorder = Recorder(Direct(self._writer(self._record)), self._record.objectives)
             keeper = WeightsKeeper(recorder, problem.values) if keeps else None
-            leader = _Brief(recorder, keeper, _FirstState(States(self._files.states)), probe.mark)
+            leader = _Brief(recorder, slot, keeper, _FirstState(States(self._files.states)))
             place = {"island": 0, "worker": 0, "generation": 0}
             assignment = self._record.start(self.params, problem.space.distributions(), place)
             if went_before is not None:
                 assignment = replace(assignment, root=went_before.evaluation.trial)
-        with probe:
-            Evaluator(self.task, group, self.job, leader)(lambda: assignment)
-        seen = group.own_comm.gather(probe.seen)
+        evaluator = Evaluator(self.ready.places, 0, group, self.watch, leader, is_watched=True)
+        evaluator(None if leader is None else lambda: assignment)
+        seen = group.own_comm.gather(Seen.from_data(evaluator.seen))
         if leader is None or self._record is None or seen is None:
             return None
-        return Outcome(self._record.evaluations()[-1], seen, leader.offered, leader.is_fine, leader.saver.rejected)
+        evaluation = self._record.evaluations()[-1]
+        mismatch = find_mismatch(evaluation.failure or "", seen)
+        if mismatch is not None:
+            evaluation = replace(evaluation, failure=mismatch.text)
+        is_fine = mismatch is not None and mismatch.is_right
+        return Outcome(evaluation, seen, leader.has_offered, is_fine, leader.saver.rejected)
 
     def _writer(self, record: Record) -> Writer:
-        """Return what writes the record, in this thread."""
-        claims = Claims(record, self.task.problem.space.distributions(), budget=0)  # nothing is claimed
+        """Return a writer of the record, in this thread."""
+        claims = Claims(record, self.ready.problem.space.distributions(), budget=0)  # nothing is claimed
         log, states = Log(self._files.printed), States(self._files.states)
         return Writer(record, claims, log, states, weights=BestWeights(self._files, record.objectives))
 
     def hand_over(self) -> Handed:
-        """Hand the weights that were kept to `test`, where there is one, as a run does at its end; on the first rank.
+        """Hand the weights that were kept to `test`, if there is one, as a run does at its end; on the first rank.
 
-        What `test` returns is not told: test data are for the winner of a search.
+        The result of `test` is not shown: test data are for the winner of a search.
         """
-        problem, weights = self.task.problem, read_weights(self._files.weights)
-        if weights is None:
+        problem, path = self.ready.problem, self._files.weights
+        about = read_about(path)
+        if about is None:
             return Handed()
-        if problem.file.test is None:
-            return Handed(list(weights.state))
-        began = time.monotonic()
-        try:
-            tested(problem, weights.params, weights.state)
-        except (Exception, SystemExit) as error:
-            place = self.places.of(frames_of(error))
-            return Handed(
-                list(weights.state), f"{f'{place}: ' if place else ''}{type(error).__name__}: {with_hint(error)}"
-            )
-        return Handed(list(weights.state), seconds=time.monotonic() - began)
+        if not problem.file.has_test:
+            return Handed(about.names)
+        began, failure, has_metrics = time.monotonic(), "", False
+        for part in test_in_trainer(self.ready.slot.fork, about.params, path):
+            has_metrics |= part["kind"] == "metrics"
+            failure = part["text"] if part["kind"] == "failure" else failure
+        if failure or not has_metrics:
+            return Handed(about.names, failure or "it gave no metrics")
+        return Handed(about.names, seconds=time.monotonic() - began)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from hpo.check.bench import Outcome
 from hpo.check.point import Point
-from hpo.check.seen import Print, Seen, distance, length
+from hpo.process.seen import Print, Seen, distance, length
 from hpo.text import counted
 
 # Relative. Ranks that take the mean of their gradients have the same weights to the last bit; of networks that are

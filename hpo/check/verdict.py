@@ -36,7 +36,6 @@ def _on_evaluations(outcomes: Sequence[Outcome]) -> Iterator[Point]:
     whole, last = outcomes[0], outcomes[-1]
     alone = last if last.ranks < whole.ranks else None
     yield from _failures(whole, alone)
-    yield from _forks(outcomes)
     if apart := unlike(whole):
         yield apart
     if whole.failure:
@@ -63,23 +62,6 @@ def _failures(whole: Outcome, alone: Outcome | None) -> Iterator[Point]:
         yield Point("wrong", f"It fails on {where}: {short(whole.failure, _LONGEST)}", advice_on(whole))
     elif alone is not None and alone.failure:
         yield Point("wrong", f"It fails on 1 rank alone: {short(alone.failure, _LONGEST)}", advice_on(alone))
-
-
-def _forks(outcomes: Sequence[Outcome]) -> Iterator[Point]:
-    forks = {place: is_loader for one in outcomes for seen in one.seen for place, is_loader in seen.forks.items()}
-    for place, is_loader in forks.items():
-        if is_loader:
-            yield Point(
-                "wrong",
-                f"{place}: a DataLoader forks this process, and a process that is forked from an MPI process can hang",
-                'DataLoader(..., multiprocessing_context="forkserver", persistent_workers=True), or num_workers=0',
-            )
-        else:
-            yield Point(
-                "look",
-                f"{place}: this forks, and a process that is forked from an MPI process can hang",
-                'multiprocessing.get_context("forkserver") or subprocess starts processes that cannot',
-            )
 
 
 def _on_gradients(outcomes: Sequence[Outcome]) -> Iterator[Point]:
@@ -125,7 +107,7 @@ def _on_states(outcomes: Sequence[Outcome], went_on: Outcome | None) -> Iterator
 def _on_weights(problem: Problem, whole: Outcome, handed: Handed) -> Iterator[Point]:
     if whole.failure:
         return
-    tests = problem.file.test is not None
+    tests = problem.file.has_test
     if not whole.offered:
         text = "No weights are offered, so that none of the best network will be kept"
         yield Point(

@@ -89,53 +89,46 @@ def check(program: str, arguments: Sequence[str]) -> NoReturn:
 
 def _enter(parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> NoReturn:
     """Run something on a rank of an MPI job, and exit; `parse` reads its options, given the number of ranks."""
-    from hpo.process.printed import Printed, fill_closed_streams
+    from hpo.process.printed import fill_closed_streams
 
     fill_closed_streams()
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - a run goes on without it
+    from hpo.evaluation.template import start_template
+
+    # Before MPI begins, which does not like its processes to start others; the template imports torch in the meantime.
+    template = start_template()
     from hpo.process.leaving import leave
     from hpo.ranks.communicator import finalize, world
     from hpo.ranks.job import Job, die_of
     from hpo.ranks.watch import Watch
 
-    # Imports make many objects that stay: without garbage collection, 8 ranks on 2 cores import torch in 12.6 s instead
-    # of 15.5. It is switched on again once a worker is ready.
-    gc.disable()
-    # torch warns of hosts whose names it cannot look up, and works all the same; errors that it logs it also raises.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    gc.disable()  # imports make many objects that stay; it is switched on again once everything is ready
     for stream in (sys.stdout, sys.stderr):  # objectives may say what a terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     comm = world()
     first = comm.rank == 0
-    printed = Printed(f"rank {comm.rank} of the job")
-    printed.install()
     try:
         with Watch(comm) as watch:
-            status = _run(Job(comm, watch, printed), parse, run)
+            status = _run(Job(comm, watch, template), parse, run)
     except AgreedError as error:
         if first:
             print(f"error: {error}", file=sys.stderr, flush=True)
         status = Exit.MISTAKE
     except BaseException as error:
         die_of(watch, error)  # other ranks wait for this one, so the whole job has to end
-    # Python collects garbage once more when it ends: 3 s at 8 ranks on 2 cores, and 0.7 s if all is frozen. triton,
-    # which torch.compile and torchvision's models import, takes frozen objects for leaks, and prints 50 lines a rank.
-    if "triton" not in sys.modules:
-        gc.freeze()
+    if template is not None:
+        template.end()
+    gc.freeze()  # Python collects garbage once more when it ends
     finalize()
-    leave(status, speaks=first)
+    leave(status)
 
 
 def _run(job: Job, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> int:
     options, layout, status = job.world.bcast(parse(job.world.size) if job.is_first else None)
     if status is not None:
         return int(status)
-    handler = logging.StreamHandler(job.printed.always_marked())
-    handler.setLevel(options.log_level.upper())  # for libraries whose loggers have levels of their own
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", handlers=[handler]
-    )
+    logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     return run(options, layout, job)
 
 

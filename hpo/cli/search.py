@@ -123,9 +123,12 @@ _OPTIONS: dict[str, Any] = {
         typer.Option(
             metavar="TIME",
             parser=duration,
-            help="Give up on a rank that its worker's other ranks have waited for.  [default: 10m]",
+            help="Fail an evaluation if a rank blocks its peers this long (90s, 10m).  [default: 10m]",
             show_default=False,
         ),
+    ],
+    "fresh_trainers": Annotated[
+        bool, typer.Option("--fresh-trainers", help="Start each evaluation in processes of its own.")
     ],
     "save_every": Annotated[
         Optional[float],

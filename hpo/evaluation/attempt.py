@@ -1,20 +1,18 @@
-"""An evaluation on one of its worker's ranks: its losses so far, the weights of the lowest, and what it has saved."""
+"""An evaluation as the supervisor of one of its worker's ranks knows it: its losses so far, and what is kept of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from hpo.evaluation.state import Parts, is_function, parts_of, put_together
-from hpo.evaluation.verdict import GOING, Verdict
+from hpo.evaluation.verdict import GOING, Step, Verdict
 from hpo.process import clock
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from pathlib import Path
 
-    from hpo.evaluation.worker import Offered
-    from hpo.store.states import State
+    from hpo.store.states import About
     from hpo.store.trials import Assignment
 
 
@@ -22,21 +20,23 @@ class Attempt:
     """An evaluation as it goes on; `loss` is the lowest of its `losses` so far, with its `metrics`.
 
     `began` is when the evaluation began, on this process's clock, plus the time in which its losses were recorded.
-    `offered` are the weights that the objective has offered for its next loss, or a function that gathers them, and
-    `weights` a copy of those with the lowest loss, if they are to be kept. `saving` is what the objective goes on from
-    after its next loss, in parts, or a function that gathers it, and `state` the last such state that is to be kept.
+    ``step`` is this rank's last one. ``has_weights`` says that the leader's trainer has a copy of the weights of the
+    lowest loss, and ``copied_after`` after how many losses it has copied the state that it has not written yet; 0 is
+    none.
 
-    `restored` is the state of an evaluation that was interrupted, and which goes on if the objective asks for it: it
-    then has its losses, too. `inherited` is that of the individual it comes from, if it begins with that, and
-    `has_inherited` says whether the objective has asked for it. `earlier` are the seconds that the evaluation took in
-    earlier sessions, where it has a loss of this one already; they are known once it goes on from there.
+    `restored` is what is known of the state of an evaluation that was interrupted, and which goes on if the objective
+    asks for it: it then has its losses, too. `inherited` is that of the individual it comes from, if it begins with
+    that, and ``has_inherited`` says whether the objective has asked for it. `path` is the file of either. `earlier` are
+    the seconds that the evaluation took in earlier sessions, where it has a loss of this one already; they are known
+    once it goes on from there.
     """
 
     def __init__(
         self,
         assignment: Assignment,
-        restored: State | None = None,
-        inherited: State | None = None,
+        restored: About | None = None,
+        inherited: About | None = None,
+        path: Path | None = None,
         earlier: float | None = None,
     ) -> None:
         self.assignment = assignment
@@ -44,18 +44,18 @@ class Attempt:
         self.earlier = earlier or 0.0
         self.restored = restored
         self.inherited = inherited
+        self.path = path
         self.has_inherited = False
         self.losses: list[float] = []
         self.taken_over = 0  # losses of the evaluation that was interrupted
         self.seconds_before = 0.0  # which those took
-        self.saving: Parts | Callable[[], Any] | None = None
-        self.state: State | None = None
+        self.step: Step | None = None
+        self.copied_after = 0
+        self.has_weights = False
         self.began = clock.now()
         self.verdict: Verdict = GOING
         self.loss = math.inf
         self.metrics: Mapping[str, float] = {}
-        self.offered: Offered | None = None
-        self.weights: dict[str, Tensor] | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -78,9 +78,14 @@ class Attempt:
         return self.restored is not None or (self.inherited is not None and self.verdict.inherited)
 
     @property
-    def saves_together(self) -> bool:
-        """Whether all ranks have to gather what the objective has saved."""
-        return self.saving is not None and (not isinstance(self.saving, Parts) or self.saving.is_sharded)
+    def offers(self) -> bool:
+        """Whether the objective has offered weights with its last step, on this rank."""
+        return self.step is not None and self.step.offers
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether the objective has saved a state with its last step, on this rank."""
+        return self.step is not None and self.step.has_saved
 
     @property
     def seconds_in_all(self) -> float:
@@ -92,40 +97,19 @@ class Attempt:
         """Whether the evaluation has ended without a result, and ranks may be anywhere in the objective."""
         return self.verdict.state in ("failed", "again", "suspended", "stopped")
 
-    def save(self, state: Any) -> None:
-        """Remember what the objective goes on from after its next loss."""
-        self.saving = state if is_function(state) else parts_of(state)
+    def take_step(self, step: Step) -> None:
+        """Take in what this rank's objective has done.
 
-    def offer(self, weights: Offered) -> None:
-        """Remember the weights that the next loss belongs to, or what gathers them."""
-        self.offered = weights
-
-    def go_on(self) -> Any:
-        """Return what the interrupted evaluation has saved, and take over its losses; None where there is none."""
-        if self.has_loss:
-            raise RuntimeError("worker.restored is asked for before the first loss, to go on from")
-        if self.restored is None:
-            return None
-        if not self.losses:
-            about = self.restored.about
+        It may have asked for the state that it continues from, or inherits, also if it has failed then.
+        """
+        self.step = step
+        self.has_inherited |= step.inherited
+        if step.went_on and self.restored is not None and not self.losses:
+            about = self.restored
             self.losses, self.taken_over, self.seconds_before = list(about.losses), len(about.losses), about.seconds
             self.earlier = about.seconds if self.is_first else self.earlier
             self.loss, self.metrics = min(self.losses, default=math.inf), about.metrics
-            self.weights = dict(self.restored.weights) if self.restored.weights else None
-        return put_together(self.restored.about.tree, self.restored.tensors)
-
-    def inherit(self) -> Any:
-        """Return what the parent has saved last; None where there is none."""
-        if self.has_loss:
-            raise RuntimeError("worker.inherited is asked for before the first loss, to begin with")
-        if self.inherited is None:
-            return None
-        self.has_inherited = True
-        return put_together(self.inherited.about.tree, self.inherited.tensors)
-
-    def let_go(self) -> None:
-        """Forget what was offered and saved for a loss: it holds the model."""
-        self.offered = self.saving = None
+            self.has_weights = about.has_weights
 
     def take(self, verdict: Verdict) -> None:
         """Take over the verdict of all ranks."""
@@ -134,4 +118,4 @@ class Attempt:
             self.losses.append(verdict.loss)
             self.restored = self.inherited = None  # their files may be replaced from now on
             if verdict.loss < self.loss:
-                self.loss, self.metrics, self.weights = verdict.loss, verdict.metrics, None
+                self.loss, self.metrics, self.has_weights = verdict.loss, verdict.metrics, False

@@ -1,29 +1,30 @@
-"""Which devices a rank computes on, and how the ranks of a worker communicate."""
+"""Which GPUs a rank computes on, and how the ranks of a worker communicate. The GPUs are found by trainers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import torch
-
-from hpo.ranks.communicator import SleepingComm
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def devices_here(host: SleepingComm) -> tuple[torch.device, ...]:
-    """Return this rank's devices, and make the first one the current one; collective among the ranks of a host."""
-    seen = tuple(map(_identity, range(torch.cuda.device_count()))) if torch.cuda.is_available() else ()
-    of_ranks = host.allgather(seen)
-    if not seen:
-        return (torch.device("cpu"),)
-    devices = tuple(torch.device("cuda", place) for place in share_of(of_ranks, host.rank))
-    torch.cuda.set_device(devices[0])
-    return devices
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs of one rank, by what identifies them, and their numbers among those that the rank sees."""
+
+    seen: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """What identifies this rank's own GPUs."""
+        return tuple(self.seen[number] for number in self.numbers)
 
 
 def share_of(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
     """Return which of the GPUs that it sees a rank of a host takes, from the identities of those that each rank sees.
 
-    Ranks that see the same GPUs divide them: evenly where there are enough, else some ranks share one. A rank that
+    Ranks that see the same GPUs divide them: evenly if there are enough, otherwise some ranks share one. A rank that
     sees other GPUs than the others, as SLURM's --gpus-per-task has it, takes all of them.
     """
     gpus = gpus_of_ranks[rank]
@@ -32,12 +33,25 @@ def share_of(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
     return range(place * each, (place + 1) * each) if each else range(place % len(gpus), place % len(gpus) + 1)
 
 
-def backend_of(comm: SleepingComm, device: torch.device) -> str:
-    """Return nccl where each rank has a GPU of its own, as it needs, else gloo, whose collectives take CUDA tensors."""
-    gpu = _identity(device.index) if device.type == "cuda" else None
-    gpus = comm.allgather(gpu)
-    return "nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
+def backend_of(gpus: Sequence[Gpus]) -> str:
+    """Return nccl if each rank of a worker has a GPU of its own, as it needs, else gloo, which takes CUDA tensors."""
+    firsts = [one.own[0] if one.own else None for one in gpus]
+    return "nccl" if None not in firsts and len(set(firsts)) == len(firsts) else "gloo"
 
 
-def _identity(place: int | None) -> str:
-    return str(torch.cuda.get_device_properties(place).uuid)
+def visible_to(peers: Sequence[Gpus], rank: int, environment: Mapping[str, str]) -> tuple[dict[str, str], list[int]]:
+    """Return variables that show a trainer the GPUs of its worker's ranks on this host, and its own GPUs' numbers.
+
+    They are in the order of the ranks, so that `cuda:LOCAL_RANK` is a rank's own, as scripts for torchrun expect it.
+    `peers` are the ranks on this host, of which `rank` is the trainer's. Where these do not see the same GPUs, each has
+    those that it sees.
+    """
+    own = peers[rank]
+    if not own.numbers:
+        return {}, []
+    if any(peer.seen != own.seen for peer in peers):
+        return {}, list(own.numbers)
+    named = [name.strip() for name in environment.get(_VISIBLE, "").split(",") if name.strip()]
+    names = named or [str(number) for number in range(len(own.seen))]
+    order = list(dict.fromkeys(number for peer in peers for number in peer.numbers))
+    return {_VISIBLE: ",".join(names[number] for number in order)}, [order.index(number) for number in own.numbers]

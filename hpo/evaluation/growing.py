@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hpo.evaluation.verdict import Verdict
     from hpo.ranks.offers import Offers
     from hpo.store.recorder import Recorder
-    from hpo.store.states import State
     from hpo.store.trials import Assignment
 
 _IDEAL = 0.5  # of the time that a loss takes, with twice the ranks
@@ -86,11 +85,10 @@ class Growing:
 
     # For an evaluation of this worker
 
-    def begin(self, assignment: Assignment, workers: tuple[int, ...], state: State | None = None) -> None:
-        """Begin, or go on from a state, with these workers; those that were reserved come."""
+    def begin(self, assignment: Assignment, workers: tuple[int, ...], saved: int = 0) -> None:
+        """Begin with these workers, or go on after so many losses that were saved; those that were reserved come."""
         if workers != self._workers:
-            losses = len(state.about.losses) if state else self._recorder.saved_after(assignment.number)
-            self._recorder.grew(assignment, losses, workers)
+            self._recorder.grew(assignment, saved or self._recorder.saved_after(assignment.number), workers)
         self._offers.begin([one for one in self._reserved if one in workers], Invitation(assignment, workers))
         self._offers.begin([one for one in self._reserved if one not in workers], None)
         self._workers, self._reserved, self._times, self._began = workers, [], [], clock.now()

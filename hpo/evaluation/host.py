@@ -1,43 +1,44 @@
-"""What a rank has on its host: the ranks beside it, the devices that are its own, and its share of the cores."""
+"""What a rank has on its host: the ranks next to it, its share of the cores and of the GPUs."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import os
 from collections import Counter
-from contextlib import suppress
 
-import torch
-
-from hpo.evaluation.devices import devices_here
+from hpo.errors import RunError
+from hpo.evaluation.devices import Gpus, share_of
+from hpo.evaluation.trainer import Ended, TrainerSlot
 from hpo.layout import usable_cores
 from hpo.ranks.communicator import SleepingComm
 
 
 class Host:
-    """The host of this rank: the MPI group of its `ranks`, and this rank's own `devices`; made by all ranks of a host.
+    """The host of this rank, and this rank's GPUs; made by all ranks of a host.
 
-    `comm` is the communicator of all ranks on this host. ``interface`` is the network interface that this program has
-    chosen last for connections, empty if none. Inside ``with``, what this process has made before stays.
+    `number` is the same for all of them, and for no other host.
     """
 
-    def __init__(self, comm: SleepingComm) -> None:
-        self.ranks = comm.group
-        self.devices = devices_here(comm)
-        self.interface = ""
-        cores_of_ranks = comm.allgather(usable_cores())
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(threads_of(cores_of_ranks, comm.rank))
-        keep_freed_memory()
+    def __init__(self, comm: SleepingComm, rank: int) -> None:
+        """Begin without GPUs; `rank` is this rank's number in the job."""
+        self.number: int = comm.bcast(rank)
+        self.gpus = Gpus()
+        self._comm = comm
 
-    def __enter__(self) -> Host:
-        gc.freeze()  # garbage collection is quick if it leaves out what stays
-        gc.enable()
-        return self
+    def find_gpus(self, slot: TrainerSlot) -> None:
+        """Let a trainer find the GPUs that this rank sees, and take this rank's share; collective over the host."""
+        trainer = slot.fork()
+        found = trainer.ask("devices", "devices")
+        if isinstance(found, Ended):
+            raise RunError(f"the GPUs cannot be looked up: {found.text}")
+        trainer.kill()  # it has a CUDA context
+        trainer.close()
+        seen = tuple(found["gpus"])
+        of_ranks: list[tuple[str, ...]] = self._comm.allgather(seen)
+        self.gpus = Gpus(seen, tuple(share_of(of_ranks, self._comm.rank)) if seen else ())
 
-    def __exit__(self, *_: object) -> None:
-        gc.unfreeze()
+
+def threads_here(comm: SleepingComm) -> int:
+    """Return how many threads this rank's trainers may have; collective over the ranks of a host."""
+    return threads_of(comm.allgather(usable_cores()), comm.rank)
 
 
 def threads_of(cores_of_ranks: list[list[int]], rank: int) -> int:
@@ -47,14 +48,3 @@ def threads_of(cores_of_ranks: list[list[int]], rank: int) -> int:
     """
     ranks_on_core = Counter(core for cores in cores_of_ranks for core in cores)
     return max(1, int(sum(1 / ranks_on_core[core] for core in cores_of_ranks[rank]) + 1e-9))
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc to keep freed memory, so that each training step does not ask the system for pages again.
-
-    Measured at 8 ranks on 2 cores: system time of 16 trainings 3.5 s -> 0.5 s.
-    """
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
-        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD; 32 MiB is the most that glibc takes

@@ -8,21 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.process.printed import warn
+from hpo.evaluation.trainer import Ended
 from hpo.store.front import Archive
-from hpo.store.tensors import write_tensors
 from hpo.store.weights import draft_of, warn_of_weights
-from hpo.text import message
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from hpo.evaluation.trainer import Trainer
     from hpo.store.recorder import Recorder
     from hpo.store.trials import Assignment, Evaluation
 
 
 class WeightsKeeper:
-    """Writes the weights of a run's best individuals, on a leader; the record's writer puts them in their place.
+    """Lets a leader's trainer write the weights of a run's best individuals; the record's writer puts them in place.
 
     It knows of other evaluations what the recorder has heard, and so may take one for the best that is not. `settings`
     are the run's.
@@ -39,29 +36,24 @@ class WeightsKeeper:
         values = (loss, *self._recorder.objectives.of(metrics))
         return self._archive.has_room_for(assignment.number, values)
 
-    def copy(self, offered: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Return a copy of the weights that an objective offers; None, with a warning, if they cannot be copied."""
-        try:
-            return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in offered.items()}
-        except Exception as error:  # any kind of tensor may raise, a sharded one for example, or memory is full
-            warn(f"warning: the weights of the best so far cannot be kept: {message(error)}")
-            return None
-
-    def keep(self, assignment: Assignment, weights: Mapping[str, Tensor] | None) -> None:
-        """Write the weights of an evaluation that has been recorded, if they are wanted."""
-        places = self._recorder.weights_wanted(assignment.number) if weights is not None else []
+    def keep(self, assignment: Assignment, trainer: Trainer) -> None:
+        """Let the trainer write the weights of an evaluation that has been recorded, if they are wanted."""
+        places = self._recorder.weights_wanted(assignment.number)
         for place in map(Path, places):
-            self._write(place, assignment, weights or {})
+            self._write(place, assignment, trainer)
         if places:
             self._recorder.place_weights(assignment.number)
 
-    def _write(self, path: Path, assignment: Assignment, weights: Mapping[str, Tensor]) -> None:
+    def _write(self, path: Path, assignment: Assignment, trainer: Trainer) -> None:
         draft = draft_of(path, assignment.number)
         try:
             path.parent.mkdir(exist_ok=True)
             about = {"trial": assignment.number, "params": assignment.params, "settings": self._settings}
-            write_tensors(draft, weights, {name: json.dumps(value) for name, value in about.items()})
-        except Exception as error:  # the evaluation is safe, and worth more than this file
+            texts = {name: json.dumps(value) for name, value in about.items()}
+            answer = trainer.ask("write_weights", "written", path=str(draft.absolute()), about=texts)
+            if error := answer.text if isinstance(answer, Ended) else answer["error"]:
+                raise OSError(error)
+        except OSError as error:  # the evaluation is safe, and worth more than this file
             warn_of_weights(error, path)
             with suppress(OSError):
                 draft.unlink(missing_ok=True)

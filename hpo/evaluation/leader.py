@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpo.errors import Exit, Stop
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.verdict import TIMEOUT, Verdict
 from hpo.process import clock
+from hpo.process.printed import warn
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hpo.evaluation.keeper import WeightsKeeper
     from hpo.evaluation.saver import Saver
-    from hpo.evaluation.state import Parts
-    from hpo.ranks.watched import Watched
+    from hpo.evaluation.trainer import TrainerSlot
     from hpo.store.recorder import Recorder
     from hpo.store.trials import Assignment
-
-
-_SECONDS_TO_GIVE_UP = 3.0  # of the watch's thread, which has signals to hear
 
 
 @dataclass(frozen=True)
@@ -57,13 +54,14 @@ def _unreported(missing: Sequence[str], metrics: Mapping[str, float]) -> str:
 class Leader:
     """Decides on losses, and records them, and what objectives print.
 
-    `stop` is called to stop the run; `keeper` keeps the weights of the best, None where they are not to be kept, and
-    `saver` what evaluations go on from after a death.
+    `slot` has the leader's trainer, which keeps weights and states. `stop` is called to stop the run; `keeper` keeps
+    the weights of the best, None if they are not to be kept, and `saver` what evaluations go on from after a crash.
     """
 
     def __init__(
         self,
         recorder: Recorder,
+        slot: TrainerSlot,
         limits: Limits,
         stop: Callable[[Stop], None],
         keeper: WeightsKeeper | None = None,
@@ -71,35 +69,35 @@ class Leader:
     ) -> None:
         self.limits = limits
         self._recorder = recorder
+        self._slot = slot
         self._stop = stop
         self._keeper = keeper
         self._saver = saver
 
-    def decide(self, attempt: Attempt, watched: Watched, verdict: Verdict, printed: str) -> Verdict:
+    def decide(self, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
         """Record what all ranks have said of a step, and return the final verdict: how the evaluation goes on.
 
         The time that this takes is not counted as the evaluation's: a pruner may wait for a database that is away.
         """
         since, seconds = clock.now(), attempt.seconds_in_all
-        with watched.paused():
-            self._recorder.printed(attempt.assignment.number, printed)
-            if verdict.loss is not None:
-                self._take_over(attempt)
-                self._recorder.report(attempt.assignment, len(attempt.losses) + 1, verdict.loss)
-                verdict = self._decided(attempt, verdict, verdict.loss, seconds)
-                keep, save = self._is_to_be_kept(attempt, verdict), self._is_to_be_saved(attempt, verdict)
-                verdict = replace(verdict, keep=keep, save=save)
+        self._recorder.printed(attempt.assignment.number, printed)
+        if verdict.loss is not None:
+            self._take_over(attempt)
+            self._recorder.report(attempt.assignment, len(attempt.losses) + 1, verdict.loss)
+            verdict = self._decided(attempt, verdict, verdict.loss, seconds)
+            keep, save = self._is_to_be_kept(attempt, verdict), self._is_to_be_saved(attempt, verdict)
+            verdict = replace(verdict, keep=keep, save=save)
         attempt.began += clock.now() - since
         return verdict
 
     def _is_to_be_kept(self, attempt: Attempt, verdict: Verdict) -> bool:
-        if self._keeper is None or attempt.offered is None or verdict.state not in ("going", "complete", "paused"):
+        if self._keeper is None or not attempt.offers or verdict.state not in ("going", "complete", "paused"):
             return False
         assert verdict.loss is not None
         return verdict.loss < attempt.loss and self._keeper.wants(attempt.assignment, verdict.loss, verdict.metrics)
 
     def _is_to_be_saved(self, attempt: Attempt, verdict: Verdict) -> bool:
-        if self._saver is None or attempt.saving is None or verdict.state != "going":
+        if self._saver is None or not attempt.has_saved or verdict.state != "going":
             return verdict.save
         return self._saver.wants()
 
@@ -129,16 +127,40 @@ class Leader:
 
     def can_go_on_elsewhere(self, attempt: Attempt) -> bool:
         """Tell whether the objective has saved with this loss what it goes on from."""
-        return self._saver is not None and self._saver.is_on and attempt.saving is not None
+        return self._saver is not None and self._saver.is_on and attempt.has_saved
 
     def can_hand_on(self, attempt: Attempt) -> bool:
         """Tell whether the objective has saved with this loss what can be handed on to other workers."""
         return self._saver is not None and self._saver.can_copy and self.can_go_on_elsewhere(attempt)
 
-    def copy_weights(self, attempt: Attempt) -> None:
-        """Copy the weights that the objective has offered, before the objective trains on."""
-        if self._keeper and isinstance(attempt.offered, Mapping):
-            attempt.weights = self._keeper.copy(attempt.offered)
+    def about(self, attempt: Attempt) -> dict[str, Any]:
+        """Return what a state says of its evaluation."""
+        return {
+            "losses": list(attempt.losses),
+            "metrics": dict(attempt.metrics),
+            "seconds": attempt.seconds_in_all,
+        }
+
+    def draft(self, attempt: Attempt) -> str:
+        """Return where the trainer is to write the state of this loss; empty if it is not to be written now."""
+        if self._saver is None or attempt.verdict.state == "paused":
+            return ""
+        is_due = attempt.verdict.state == "regrouped" or self._saver.is_due()
+        return self._saver.draft(attempt) if is_due else ""
+
+    def take_kept(self, attempt: Attempt, verdict: Verdict, kept: Mapping[str, Any], since: float) -> None:
+        """Learn what the trainer has kept of a loss, which it has done since a time."""
+        for text in kept["warnings"]:
+            warn(f"warning: {text}")
+        if verdict.keep:
+            attempt.has_weights = bool(kept["has_weights"])
+        if self._saver is not None and verdict.save and (losses := self._saver.take_kept(attempt, kept, since)):
+            self._recorder.saved(attempt.assignment, losses)
+
+    def drop_draft(self, attempt: Attempt) -> None:
+        """Remove the draft of a state, since the trainer has ended that was to write it."""
+        if self._saver is not None:
+            self._saver.drop_draft(attempt)
 
     def find(self, assignment: Assignment) -> tuple[Path | None, bool]:
         """Begin an evaluation, and return the file of its own state, or of what it inherits, and whether it is its own.
@@ -163,29 +185,12 @@ class Leader:
         elif not is_own:
             self._disinherit(assignment, reason)
 
-    def save(self, attempt: Attempt, gathered: Parts | None, since: float) -> None:
-        """Take over a state that all ranks have gathered since a time, or copy it, before the objective trains on."""
-        if self._saver is not None and attempt.verdict.state in ("going", "paused", "regrouped"):
-            self._saver.keep(attempt, gathered, since)
-            if attempt.verdict.state != "paused" and self._saver.is_due():
-                state = attempt.state
-                self.write_state(attempt)
-                if not attempt.goes_on:
-                    attempt.state = state  # it is handed on to others
-
     def write_state(self, attempt: Attempt) -> None:
-        """Write the last state of an evaluation that ends here, and is to go on."""
-        if self._saver is not None and (losses := self._saver.write(attempt)):
+        """Let the trainer write the last state of an evaluation that ends here, and is to go on."""
+        if self._saver is None or not attempt.copied_after:
+            return
+        if self._slot.is_ready and (losses := self._saver.write(attempt, self._slot.trainer)):
             self._recorder.saved(attempt.assignment, losses)
-
-    def give_up(self, attempt: Attempt, failure: str, stack: str) -> None:
-        """Record that an evaluation has ended a rank's process, and so the job; it is durable when this returns.
-
-        May be called from any thread. Raises TimeoutError where the first rank does not answer in time: the evaluation
-        is repeated then.
-        """
-        self._recorder.fail(attempt.assignment, failure, stack, attempt.seconds_in_all, killed=True)
-        self._recorder.settle(_SECONDS_TO_GIVE_UP)
 
     def finish(self, attempt: Attempt, seconds: float) -> None:
         """Record how an evaluation has ended; stop the run where it has reached its target, or seems to be in vain."""
@@ -229,8 +234,8 @@ class Leader:
         assignment, verdict, record = attempt.assignment, attempt.verdict, self._recorder
         if verdict.state == "complete":
             record.complete(assignment, attempt.loss, seconds, attempt.metrics)
-            if self._keeper:
-                self._keeper.keep(assignment, attempt.weights)
+            if self._keeper and attempt.has_weights and self._slot.is_ready:
+                self._keeper.keep(assignment, self._slot.trainer)
             if attempt.loss <= self.limits.target_loss:
                 self._stop(target_reached(self.limits.target_loss))
         elif verdict.state in ("pruned", "paused"):

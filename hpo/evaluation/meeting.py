@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from hpo.errors import RunError
 from hpo.evaluation.group import Group
 from hpo.evaluation.verdict import Step, Verdict, judge
-from hpo.process.failure import stack_of
-from hpo.process.printed import Printed
 from hpo.ranks.communicator import sleep_until
 from hpo.ranks.watch import Watch
 from hpo.ranks.watched import Watched
 
-_SECONDS_TO_SAY_WHY = 5.0  # for a rank that is stuck, before its peers say so
+_SECONDS_TO_CANCEL = 30.0  # in which a supervisor ends its trainer, on busy cores
 
 # Called on the leader with the verdict of all ranks on a step, and what they have printed in it; returns the final one.
 Decide = Callable[[Verdict, str], Verdict]
@@ -25,37 +22,34 @@ Decide = Callable[[Verdict, str], Verdict]
 class Meeting:
     """The worker's ranks after a step, as one of them sees it; `decide` is None on all ranks but the leader."""
 
-    def __init__(self, group: Group, watch: Watch, watched: Watched, printed: Printed, decide: Decide | None) -> None:
+    def __init__(self, group: Group, watch: Watch, watched: Watched, decide: Decide | None) -> None:
         self._group = group
         self._watch = watch
         self._watched = watched
-        self._printed = printed
         self._decide = decide
 
-    def verdict(self, step: Step, frames: Sequence[traceback.FrameSummary]) -> Verdict:
-        """Return the verdict on the steps of all ranks, the same on all of them; `frames` is where this rank waits."""
-        steps = self._meet(step, frames)
+    def verdict(self, step: Step) -> Verdict:
+        """Return the verdict on the steps of all ranks, the same on all of them."""
+        steps = self._meet(step)
         verdict = None
         if self._decide is not None:
-            judged = replace(judge(steps), leaves_messages=any(step.unreceived for step in steps))
-            verdict = self._decide(judged, "".join(step.printed for step in steps))
+            verdict = self._decide(judge(steps), "".join(step.printed for step in steps))
         told: Verdict = self._group.own_comm.bcast(verdict)
         return told
 
-    def _meet(self, step: Step, frames: Sequence[traceback.FrameSummary]) -> list[Step]:
+    def _meet(self, step: Step) -> list[Step]:
         """Wait for the worker's other ranks, call off late ones, and return the steps of all ranks.
 
         A rank that has waited in vain says so after the others have come, which is worth a second round only then.
         """
         patience, comm, called_off = self._group.patience, self._group.own_comm, self._watched.cause is not None
-        unreceived = self._group.comm.has_unreceived
-        step = replace(step, printed=self._printed.take(), unreceived=unreceived, called_off=called_off)
+        step = replace(step, printed=self._group.slot.output.take(), called_off=called_off)
         gathering = comm.gathering(step)
         if step.failure is None and not sleep_until(gathering.is_done, patience):
             waited = waited_in_vain(patience)
             self._watched.call_off(f"a peer {waited}")
-            step = replace(step, failure=waited, timeout=True, at=time.time(), traceback=stack_of(frames))
-        if not sleep_until(gathering.is_done, patience + _SECONDS_TO_SAY_WHY):
+            step = replace(step, failure=waited, timeout=True, at=time.time())
+        if not sleep_until(gathering.is_done, patience + _SECONDS_TO_CANCEL):
             raise RunError(
                 f"{self._watch.post.name} waits in vain for {self._watch.names_of_peers}: their evaluation was "
                 f"called off {patience:g} s ago (--collective-timeout), and one of them is gone"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from hpo.evaluation.state import Parts, copied
+from hpo.evaluation.trainer import Ended
 from hpo.process import clock
 from hpo.process.printed import warn
-from hpo.store.states import About, State, States, read_state
+from hpo.store.states import States, read_about
 from hpo.text import message
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hpo.evaluation.attempt import Attempt
+    from hpo.evaluation.trainer import Trainer
     from hpo.store.trials import Assignment
 
 # Copying takes a hundredth of the time that training takes, and so does copying and writing together.
@@ -25,9 +27,9 @@ _OFTEN_ENOUGH = 10.0  # seconds between two states that are written, where nobod
 class Saver:
     """Keeps the states of a worker's evaluations, one after the other.
 
-    The last state is copied in memory, to be written where the run stops, and written every `every` seconds; at a loss
-    in both cases. Where `every` is None, both take a hundredth of the time, as measured; infinity is never. Where some
-    on `islands` inherit from others, each state is copied, and that of an evaluation's end is written.
+    The last state is copied in the trainer's memory, to be written if the run stops, and written every `every` seconds;
+    at a loss in both cases. If `every` is None, both take a hundredth of the time, as measured; infinity is never. If
+    individuals on `islands` inherit from others, each state is copied, and that of an evaluation's end is written.
     """
 
     def __init__(self, states: States, every: float | None, islands: int = 0) -> None:
@@ -49,7 +51,7 @@ class Saver:
         if path is None:
             return None
         try:
-            read_state(path, assignment.params)
+            read_about(path, assignment.params)
         except ValueError as error:
             self.reject(assignment, str(error))
             return None
@@ -58,7 +60,7 @@ class Saver:
     def parents(self, parent: int) -> Path:
         """Return the file of the state of one that is inherited from, by its first trial; raises ValueError without."""
         path = self._states.path(parent)
-        read_state(path)
+        read_about(path)
         return path
 
     def reject(self, assignment: Assignment, reason: str) -> None:
@@ -76,45 +78,62 @@ class Saver:
         since = clock.now() - self._copied
         return self.islands > 0 or (self.is_on and (since >= _SHARE * self._seconds_to_copy or self.is_due()))
 
-    def keep(self, attempt: Attempt, gathered: Parts | None, since: float) -> None:
-        """Take over what all ranks have gathered of a state since a time, or copy what the objective has saved."""
-        saved = attempt.saving
+    def draft(self, attempt: Attempt) -> str:
+        """Return where the next state of an evaluation is to be written; empty, with a warning, if it cannot be."""
         try:
-            parts = copied(saved) if gathered is None and isinstance(saved, Parts) else gathered
-        except Exception as error:  # a device may fail, or memory be full
+            return str(self._states.draft(attempt.assignment).absolute())
+        except OSError as error:
+            self._warn(attempt, message(error))
+            return ""
+
+    def drop_draft(self, attempt: Attempt) -> None:
+        """Remove the draft of a state that a trainer which has crashed may have begun to write."""
+        self._states.drop_draft(attempt.assignment)
+
+    def take_kept(self, attempt: Attempt, kept: Mapping[str, Any], since: float) -> int:
+        """Learn what the trainer has kept of a state since a time; return the losses before a written one."""
+        self._copied = clock.now()
+        if error := kept.get("state_error"):
             self.can_copy = False
             self._warn(attempt, error)
-            return
-        assert parts is not None
-        self._copied = clock.now()
-        self._seconds_to_copy = self._copied - since
-        assignment, losses, metrics = attempt.assignment, list(attempt.losses), dict(attempt.metrics)
-        about = About(assignment.params, losses, metrics, attempt.seconds_in_all, parts.tree)
-        attempt.state = State(about, parts.leaves, attempt.weights)
-
-    def write(self, attempt: Attempt) -> int:
-        """Write the last state of an evaluation, and return after how many losses it was saved.
-
-        Returns 0 where nothing was written: if it was before, or if it cannot be, which is a warning.
-        """
-        if attempt.state is None:
             return 0
-        since = clock.now()
-        try:
-            self._states.write(attempt.assignment, attempt.state)
-            losses = len(attempt.state.about.losses)
-        except Exception as error:  # the search is worth more than this file
-            self._warn(attempt, error)
-            losses = 0
-        attempt.state = None
-        self._written = clock.now()
-        self._seconds_to_write = self._written - since
-        return losses
+        written = kept.get("written")
+        self._seconds_to_copy = self._copied - since - (written["seconds"] if written else 0.0)
+        attempt.copied_after = len(attempt.losses)
+        return self._take_written(attempt, written) if written else 0
+
+    def write(self, attempt: Attempt, trainer: Trainer) -> int:
+        """Let the trainer write the last state of an evaluation, and return after how many losses it was saved.
+
+        Returns 0 if it cannot be written, which is a warning.
+        """
+        if not (draft := self.draft(attempt)):
+            return 0
+        answer = trainer.ask("write_state", "written", path=draft)
+        if isinstance(answer, Ended):
+            self.drop_draft(attempt)
+            self._warn(attempt, answer.text)
+            return 0
+        return self._take_written(attempt, answer.content)
+
+    def _take_written(self, attempt: Attempt, written: Mapping[str, Any]) -> int:
+        """Put a state that was written in its place, and return after how many losses it was saved, or 0."""
+        self._written, self._seconds_to_write = clock.now(), written["seconds"]
+        attempt.copied_after = 0
+        error = written.get("error", "")
+        if not error:
+            try:
+                self._states.place(attempt.assignment)
+                return int(written["losses"])
+            except OSError as problem:
+                error = message(problem)
+        self._states.drop_draft(attempt.assignment)
+        self._warn(attempt, error)
+        return 0
 
     def has_last_state(self, attempt: Attempt, saved_after: int) -> bool:
         """Tell whether the state of an evaluation's last loss is there, copied, or written after so many losses."""
-        copied = attempt.state is not None and len(attempt.state.about.losses) == len(attempt.losses)
-        return copied or saved_after == len(attempt.losses)
+        return len(attempt.losses) in (attempt.copied_after, saved_after)
 
     def has_written(self, assignment: Assignment) -> bool:
         """Tell whether there is a file with the state of an evaluation."""
@@ -124,8 +143,8 @@ class Saver:
         """Remove the state of an evaluation that has ended."""
         self._states.discard(assignment)
 
-    def _warn(self, attempt: Attempt, error: Exception) -> None:
-        self.warn_once("states", f"the state of trial {attempt.assignment.number} cannot be saved: {message(error)}")
+    def _warn(self, attempt: Attempt, reason: str) -> None:
+        self.warn_once("states", f"the state of trial {attempt.assignment.number} cannot be saved: {reason}")
 
     def warn_once(self, what: str, text: str) -> None:
         """Warn of something, unless that has been done."""

@@ -15,7 +15,8 @@ class Teams:
     """Forms teams of workers; made by all ranks of the job together.
 
     `own` is the group of this rank's worker, `host` this rank's host, and `world` the communicator of all ranks, which
-    the layout deals to workers; `join` lets this rank's watch know the group that it is in. ``leaders`` is the
+    the layout deals to workers; `join` lets this rank's watch know the group that it is in. A rank has one trainer, in
+    whichever group it is. ``leaders`` is the
     communicator of the workers' leaders, None on other ranks.
     """
 
@@ -39,12 +40,11 @@ class Teams:
         if len(workers) == 1:
             yield self._own
             return
-        self._own.disconnect()
         self._own.own_comm.barrier()  # MPI_Comm_create_group does not sleep while it waits
         members = self._world.group.Incl([rank for worker in workers for rank in self._layout.ranks_of(worker)])
         comm = SleepingComm(self._world.Create_group(members, tag=workers[0]))
-        with Group(comm, self._host, workers[0], self._own.patience) as team:
+        with Group(comm, self._host, workers[0], self._own.patience, self._own.slot) as team:
             self._join(team)
             yield team
-        team.free()
+        comm.Free()
         self._join(self._own)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,15 +17,17 @@ class Step:
     """What one rank says of its last step: a loss, its end (no loss and no failure), or a failure.
 
     A failure is the rank's `own` if the evaluation had not been called off before; `echo` if it came from a connection
-    that a peer had ended; a `timeout` if the rank had waited for others for as long as it may; a mismatch if the rank
-    was in a `collective` that did not fit to those of its peers. `at` is the time of the failure, in seconds since the
-    epoch. `place` is the line of the objective that the rank was at, with or without a failure. `gathers` says that it
-    has offered a function, which gathers the weights of the loss on all ranks together, and `saves` that it has saved a
-    state that all ranks have to gather. `suspended` says that the process was stopped while it waited, `stopped` that
-    the whole run stops. `printed` is what the objective has printed in this step; `unreceived` says that some messages
-    of the rank have not been received, `inherited` that it has asked for what it inherits, and `called_off` that the
-    evaluation had been called off when the rank came: another one may have waited for it in vain. `ended` says that the
-    objective has returned with this loss.
+    that a peer had ended; a `timeout` if the rank had waited for others for as long as it may; `diverged` if the loss
+    was not finite. `at` is the time of the failure, in seconds since the epoch. `place` is the line of the objective
+    that the rank was at, with or without a failure.
+
+    `offers` and `has_saved` say that the objective has offered weights, or saved a state, with this loss; `gathers` and
+    `saves` that all ranks have to gather them. `went_on` says that it has asked for the state that it continues from,
+    and `inherited` for its parent's; `ended` that it has returned with this loss.
+
+    `suspended` says that the process was stopped while it waited, `stopped` that the whole run stops, `orphaned` that
+    the template has died, and its trainer with it. `printed` is what the objective has printed in this step;
+    `called_off` says that the evaluation had been called off when the rank came: another one may have waited in vain.
     """
 
     rank: int
@@ -38,14 +39,17 @@ class Step:
     own: bool = True
     echo: bool = False
     timeout: bool = False
-    collective: str = ""
+    diverged: bool = False
     suspended: bool = False
+    orphaned: bool = False
     stopped: bool = False
     at: float = math.inf
     place: str = ""
     traceback: str = ""
     printed: str = ""
-    unreceived: bool = False
+    offers: bool = False
+    has_saved: bool = False
+    went_on: bool = False
     inherited: bool = False
     called_off: bool = False
     ended: bool = False
@@ -56,12 +60,12 @@ class Verdict:
     """What becomes of an evaluation, the same on all ranks.
 
     `state` is going, complete, pruned, paused, failed or stopped, or one of three after which the individual is
-    evaluated again: "again", if the objective is right and only torch's check of collectives has failed, which is then
-    left out, "suspended", if a rank has waited in vain because the job was suspended, and "regrouped", if it goes on
-    where it is on the ranks of other `workers`, of which the first is its own. `keep` says that the weights of this
-    loss, the best of the run, are to be kept, and `save` that what was saved with it is to be copied; `leaves_messages`
-    that some messages of a rank have not been received, `inherited` that a rank has asked for what it inherits, and
-    `is_last` that the objective has returned with this loss on all ranks.
+    evaluated again: "again", if a trainer has ended with its template, or connections were closed that no rank has
+    closed in this evaluation, "suspended", if a rank has waited in vain because the job was suspended, and "regrouped",
+    if it goes on where it is on the ranks of other `workers`, of which the first is its own. `keep` says that the
+    weights of this loss, the best of the run, are to be kept, and `save` that what was saved with it is to be copied;
+    `inherited` that a rank has asked for what it inherits, `is_last` that the objective has returned with this loss on
+    all ranks, and `diverged` that the evaluation has failed since the loss was not finite.
     """
 
     state: str
@@ -71,9 +75,9 @@ class Verdict:
     traceback: str = ""
     keep: bool = False
     save: bool = False
-    leaves_messages: bool = False
     inherited: bool = False
     is_last: bool = False
+    diverged: bool = False
     workers: tuple[int, ...] = ()
 
 
@@ -88,6 +92,8 @@ def judge(steps: Sequence[Step]) -> Verdict:
 def _judged(steps: Sequence[Step]) -> Verdict:
     if any(step.stopped for step in steps):
         return Verdict("stopped")
+    if any(step.orphaned for step in steps):
+        return Verdict("again", failure="the template has died")
     if any(step.failure is not None for step in steps):
         return _failed(steps)
     losses = [step.loss for step in steps if step.loss is not None]
@@ -120,15 +126,16 @@ def _failed(steps: Sequence[Step]) -> Verdict:
     """Return the verdict on the failure that came first and caused the others."""
     failures = [step for step in steps if step.failure is not None]
     first = min(failures, key=lambda step: (not step.own, step.echo, step.at))
-    if first.collective:
-        return _mismatch(steps)
     if first.suspended:
         return Verdict("suspended")
     if first.timeout:
         return _timeout(first, [step for step in steps if step is not first])
     if first.own:
         where = f", {first.place}" if first.place else ""
-        return Verdict("failed", failure=f"rank {first.rank}{where}: {first.failure}", traceback=first.traceback)
+        failure = f"rank {first.rank}{where}: {first.failure}"
+        is_echo = len(steps) > 1 and all(step.echo or not step.own for step in failures)
+        state = "again" if is_echo else "failed"
+        return Verdict(state, failure=failure, traceback=first.traceback, diverged=first.diverged)
     places = ", ".join(f"rank {step.rank} was{_at(step) or ' at an unknown place'}" for step in failures)
     return Verdict("failed", failure=f"{first.failure}; {places}", traceback=_tracebacks(failures))
 
@@ -141,24 +148,6 @@ def _timeout(waiting: Step, others: Sequence[Step]) -> Verdict:
     whom = ", ".join(f"rank {step.rank}, which {_did(step)}" for step in late)
     failure = f"{TIMEOUT}rank {waiting.rank} {waiting.failure}{_at(waiting) or ' at its end'} for {whom}"
     return Verdict("failed", failure=failure, traceback=_tracebacks([*late, waiting]))
-
-
-def _mismatch(steps: Sequence[Step]) -> Verdict:
-    """Return a verdict that says which collectives the ranks were in.
-
-    torch's check is stricter than collectives are: it compares shapes, though only the number of elements matters, and
-    numbers of calls, which include each send and recv (torch 2.15), as between the stages of a pipeline.
-    """
-    shown = ", ".join(f"rank {step.rank} {step.collective}{_at(step)}" for step in steps if step.collective)
-    is_right = len({_essence(step.collective) for step in steps}) == 1
-    failure = f"the ranks are in different collectives: {shown}"
-    return Verdict("again" if is_right else "failed", failure=failure, traceback=_tracebacks(steps))
-
-
-def _essence(collective: str) -> tuple[str, int]:
-    """Return the kind and type of a collective, and its number of elements."""
-    kind, _, shape = collective.rpartition(" [")
-    return kind or collective, math.prod(map(int, re.findall(r"\d+", shape))) if kind else 0
 
 
 def _did(step: Step) -> str:

@@ -9,15 +9,11 @@ from typing import Any
 
 
 class Deferred(ModuleType):
-    """A stand-in for a module, which is imported when an attribute that is not in `answers` is asked for.
+    """A stand-in for a module, which is imported when one of its attributes is asked for.
 
     The standard library's LazyLoader does not wait for that: ``import`` itself looks at the module's ``__spec__``,
     which makes it load (Python 3.10 to 3.12).
     """
-
-    def __init__(self, name: str, **answers: Any) -> None:
-        super().__init__(name)
-        self.__dict__.update(answers)
 
     def __getattr__(self, name: str) -> Any:
         # Debuggers and test runners look for special names in all modules; only a package's path means that it is used.
@@ -28,6 +24,6 @@ class Deferred(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def defer(name: str, **answers: Any) -> None:
+def defer(name: str) -> None:
     """Put a stand-in in a module's place, unless the module is there already."""
-    sys.modules.setdefault(name, Deferred(name, **answers))
+    sys.modules.setdefault(name, Deferred(name))

@@ -10,10 +10,9 @@ from pathlib import Path
 from hpo.process.place import without_program
 from hpo.text import message, printable, short, showable
 
-# The variables that torchrun sets, and that scripts which were written for it read.
+# Variables of torchrun that scripts read. An objective has them, and `test` does not.
 _OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _HINTS = {
-    "initialize the default process group twice": "leave init_process_group out: the worker's process group is up",
     "is not initialized in the world group": "a process group ends with the evaluation that made it: make it in each",
     "not compiled with CUDA": "worker.device is where this rank computes: use .to(worker.device)",
     "No CUDA GPUs are available": "worker.device is where this rank computes: use .to(worker.device)",
@@ -32,7 +31,7 @@ def with_hint(error: BaseException) -> str:
     text = message(error)
     hint = next((hint for part, hint in _HINTS.items() if part in text), "")
     if isinstance(error, KeyError) and text.strip("'") in _OF_TORCHRUN:
-        hint = "torchrun would have set it: use worker.rank, worker.size and worker.device"
+        hint = "variables of torchrun are set for the objective alone"
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)):
         with suppress(OSError):  # there is no such directory any more
             relative = not Path(error.filename).is_absolute()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import traceback
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from types import CodeType
 from typing import Any
 
 _PROGRAM = Path(__file__).parents[1]
-_CALLER = str(_PROGRAM / "evaluation" / "objective.py")
+_CALLER = str(_PROGRAM / "trainer" / "objective.py")
 _FOR_OBJECTIVES = _PROGRAM / "training"
 _STANDARD_LIBRARY = Path(traceback.__file__).parent
 _LIBRARIES = ("site-packages", "dist-packages")
@@ -54,11 +53,6 @@ def frames_here() -> list[traceback.FrameSummary]:
     """Return the frames that the caller is in, without those of this program around the objective."""
     outermost_first = reversed(list(traceback.walk_stack(sys._getframe())))
     return without_program(traceback.StackSummary.extract(outermost_first, lookup_lines=False))
-
-
-def frames_of_thread(thread: threading.Thread) -> list[traceback.FrameSummary]:
-    """Return the frames that a thread is in, without those of this program around the objective."""
-    return without_program(traceback.extract_stack(sys._current_frames()[thread.ident or 0]))
 
 
 def frames_of_generator(generator: Generator[Any, Any, Any]) -> list[traceback.FrameSummary]:

@@ -59,8 +59,7 @@ class Answering:
     """Answers calls by `answer(name, *arguments)` inside ``with``, on the first rank, in a thread of its own.
 
     `settle()` is called whenever no more calls wait, and now and then where they always do. All of it is done inside
-    `working`, and communication while `alone` is held. `on_error` is called with the error where no more calls can be
-    answered.
+    `working`. `on_error` is called with the error where no more calls can be answered.
     """
 
     def __init__(
@@ -69,14 +68,12 @@ class Answering:
         answer: Callable[..., Any],
         settle: Callable[[], None],
         working: AbstractContextManager[object],
-        alone: threading.Lock,
         on_error: Callable[[BaseException], None],
     ) -> None:
         self._comm = SleepingComm(comm)  # a handle of its own: this rank's own calls have another
         self._answer = answer
         self._settle = settle
         self._working = working
-        self._alone = alone
         self._on_error = on_error
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="answering", daemon=True)
@@ -114,19 +111,17 @@ class Answering:
     def _answer_next(self) -> bool:
         """Make the next call that has come, and tell whether there was one."""
         status = MPI.Status()
-        with self._alone:
-            message = self._comm.improbe(tag=_CALL, status=status)
-            if message is None:
-                return False
-            request = message.irecv()
+        message = self._comm.improbe(tag=_CALL, status=status)
+        if message is None:
+            return False
+        request = message.irecv()
         tag, name, arguments, options = self._received(request)
         try:
             answer = False, self._answer(name, *arguments, **options)
         except KnownError:
             answer = True, None
         if tag != _CALL:
-            with self._alone:
-                self._comm.send(answer, dest=status.Get_source(), tag=tag)
+            self._comm.send(answer, dest=status.Get_source(), tag=tag)
         return True
 
     def _received(self, request: MPI.Request) -> Any:
@@ -134,8 +129,7 @@ class Answering:
         found: list[Any] = []
 
         def is_here() -> bool:
-            with self._alone:
-                is_done, content = request.test()
+            is_done, content = request.test()
             found.extend([content] if is_done else [])
             return bool(is_done)
 

@@ -242,26 +242,6 @@ def _unpickled(everything: bytearray, lengths: Iterable[int]) -> list[Any]:
     return objects
 
 
-class LentComm(SleepingComm):
-    """A communicator that is lent to objectives: they cannot free it, but they can free their copies of it."""
-
-    def Free(self) -> None:  # noqa: N802 - MPI's name
-        """Do nothing: only the lender frees it."""
-
-    def Disconnect(self) -> None:  # noqa: N802
-        """Do nothing: only the lender frees it."""
-
-    def Dup(self, info: Any = None) -> SleepingComm:  # type: ignore[override]  # noqa: N802
-        """Return a communicator of the same ranks, which belongs to the caller."""
-        copy = SleepingComm(SleepingComm(self).Dup(info))
-        copy.patience = self.patience
-        return copy
-
-    def Clone(self) -> SleepingComm:  # type: ignore[override]  # noqa: N802
-        """Return a communicator of the same ranks, which belongs to the caller."""
-        return self.Dup()
-
-
 def world() -> SleepingComm:
     """Return the communicator of all ranks of the job; only this function names MPI's world."""
     return SleepingComm(MPI.COMM_WORLD)

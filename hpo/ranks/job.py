@@ -5,23 +5,23 @@ from __future__ import annotations
 import time
 import traceback
 from dataclasses import dataclass, field
+from typing import Any
 
 from hpo.errors import Exit, OutageError, RunError, UsageError
-from hpo.process.printed import Printed
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.watch import Watch
 
 
 @dataclass(frozen=True)
 class Job:
-    """One rank of a job: the communicator of all ranks, the rank's watch, and its standard streams.
+    """One rank of a job: the communicator of all ranks, the rank's watch, and the template that it has started, if any.
 
     `started` is when this was made, in seconds since the epoch.
     """
 
     world: SleepingComm
     watch: Watch
-    printed: Printed
+    template: Any = None
     started: float = field(default_factory=time.time)
 
     @property

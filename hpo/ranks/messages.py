@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import queue
 import socket
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from hpo.process import clock
@@ -31,25 +30,10 @@ class Post:
         self._host = socket.gethostname()
         self.name = f"rank {world.rank} of the job on {self._host}"
         self.previous = f"rank {(world.rank - 1) % world.size} of the job"
-        self._alone = threading.Lock()  # held during an exchange
-        self._locks = [self._alone]
         self._world = world
         self._comm = world.copy()
         self._outbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._told_at = self._exchanged_at = self._heard_at = clock.now()
-
-    def lock(self) -> threading.Lock:
-        """Return a lock that another thread holds while it communicates."""
-        self._locks.append(threading.Lock())
-        return self._locks[-1]
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let no other thread of this rank communicate inside ``with``, where MPI must not open connections."""
-        with ExitStack() as held:
-            for lock in self._locks:
-                held.enter_context(lock)
-            yield
 
     def name_in(self, rank: int, worker: int) -> None:
         """Name this rank by its worker, as in the lines that objectives print, and in failures."""
@@ -65,19 +49,14 @@ class Post:
             self._comm.send(message, dest=rank)
 
     def exchange(self) -> Iterator[Message]:
-        """Send the messages that wait, and yield those that have come; do nothing where this rank is `alone` now."""
-        if not self._alone.acquire(blocking=False):
-            return
-        try:
-            self._ping()
-            while not self._outbox.empty():
-                rank, message = self._outbox.get()
-                self._comm.send(message, dest=rank)
-            came = []
-            while self._comm.iprobe():
-                came.append(self._comm.recv())
-        finally:
-            self._alone.release()
+        """Send the messages that wait, and yield those that have come."""
+        self._ping()
+        while not self._outbox.empty():
+            rank, message = self._outbox.get()
+            self._comm.send(message, dest=rank)
+        came = []
+        while self._comm.iprobe():
+            came.append(self._comm.recv())
         for message in came:
             if message[0] == _PING:
                 self._heard_at, self.previous = clock.now(), message[1]

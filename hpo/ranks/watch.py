@@ -1,8 +1,7 @@
 """The watch over a rank: a thread that sees signals, deadlines and messages of other ranks while the rank computes.
 
-The main thread is in an objective most of the time, often in native code. The watch calls an evaluation off by a
-signal to the main thread, which ends a sleep and raises CalledOff in the objective, and by cutting the process group,
-which ends a wait in a collective.
+The main thread waits for its trainer or for other ranks most of the time; it also breeds, and sums the run up. The
+watch calls an evaluation off by waking the main thread, which then cancels the objective in its trainer.
 """
 
 from __future__ import annotations
@@ -13,24 +12,20 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
 from hpo.errors import AgreedError, Exit, Stop
 from hpo.process import clock
-from hpo.process.crash import Crash, Death
-from hpo.process.failure import stack_of
-from hpo.process.leaving import end_now, refusing
-from hpo.process.place import Places, frames_of_thread
-from hpo.process.printed import own_words, warn
+from hpo.process.printed import warn
 from hpo.process.wakeup import WakeupPipe
 from hpo.ranks.communicator import SleepingComm, threads_may_communicate
 from hpo.ranks.messages import Post
 from hpo.ranks.peers import Peers, peers_of
 from hpo.ranks.stopping import Stopping
-from hpo.ranks.watched import INTERRUPT, Details, Watched
+from hpo.ranks.watched import Watched
 
 STOPPED = "the run stops"
 
@@ -42,7 +37,6 @@ _SECONDS_TO_STOP = 7.0
 _SECONDS_FOR_LAST_WORDS = 2.5
 _LEAST_SILENCE = 15.0
 _SECONDS_TO_DIE = 5.0
-_SECONDS_FOR_THE_LEADER = 3.0  # to record what a peer dies of; the peer lives for 4 s at least
 
 
 class Watch:
@@ -68,15 +62,11 @@ class Watch:
         self._early: tuple[int, str] = (-1, "")  # a call-off that came before this rank has begun the evaluation
         self._beginning = threading.Lock()
         self._wakeup = WakeupPipe(_STOPS)
-        self._crash = Crash()
-        self._refusing = refusing(self._on_exit)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> Watch:
         self._wakeup.__enter__()
-        self._crash.__enter__()
-        self._refusing.__enter__()
-        signal.signal(INTERRUPT, self._on_interrupt)
         self._thread.start()
         return self
 
@@ -87,8 +77,6 @@ class Watch:
         self._wakeup.wake()
         self._thread.join()
         self.post.close()
-        self._refusing.__exit__(None, None, None)
-        self._crash.__exit__(None, None, None)
         self._wakeup.__exit__()
 
     @property
@@ -98,13 +86,13 @@ class Watch:
 
     # For the main thread
 
-    def join(self, worker: SleepingComm, index: int, places: Places, patience: float) -> None:
+    def join(self, worker: SleepingComm, index: int, patience: float) -> None:
         """Learn this rank's peers in the worker of this number, or in its team; collective over the ranks of that.
 
-        `patience` is the seconds for which ranks wait for each other, and those to leave what is called off.
+        `patience` is the seconds for which ranks wait for each other.
         """
         self.post.name_in(worker.rank, index)
-        self._peers = peers_of(worker, self.post, places, patience)
+        self._peers = peers_of(worker, self.post, patience)
         self._begun = worker.allreduce(self._begun, max)
 
     def speak_for_the_run(self, sign_off: Callable[[], None], last_words: Callable[[], int]) -> None:
@@ -126,12 +114,11 @@ class Watch:
         return self._peers.names if self._peers else ""
 
     @contextmanager
-    def evaluation(self, details: Details) -> Iterator[Watched]:
+    def evaluation(self) -> Iterator[Watched]:
         """Watch over an evaluation, which all ranks of the worker begin and end together."""
-        assert self._peers is not None
         with self._beginning:
             self._begun += 1
-            watched = Watched(self._begun, details, self._peers.patience, self._tell_peers)
+            watched = Watched(self._begun, self._event, self._tell_peers)
             self._evaluation = watched
             if self._early[0] == watched.number:
                 watched.be_called_off(self._early[1])
@@ -140,7 +127,6 @@ class Watch:
         try:
             yield watched
         finally:
-            watched.end()
             self._evaluation = None
 
     def stop(self, stop: Stop) -> None:
@@ -154,7 +140,6 @@ class Watch:
             self._send(rank, "stop", stop)
         if evaluation := self._evaluation:
             evaluation.be_called_off(STOPPED)
-            self._wakeup.wake()
 
     def forget(self, stop: Stop) -> None:
         """Go on after a stop, once all ranks have stopped; messages of it that still come are ignored."""
@@ -176,8 +161,6 @@ class Watch:
                     self._on_signal(number)
                 for message in self.post.exchange():
                     self._on_message(*message)
-                if death := self._crash.read():
-                    self._on_crash(death)
                 self._look_at_the_clock()
         except BaseException:
             self.die(traceback.format_exc())
@@ -194,14 +177,8 @@ class Watch:
             self._on_call_off(*rest)
         elif kind == "stop":
             self.stop(*rest)
-        elif kind == "died":
-            self._on_death(*rest)
         elif kind == "die":
             self._abort(*rest)
-
-    def _on_crash(self, death: Death) -> None:
-        """End the job, and say what this process dies of, which has some seconds left."""
-        self._die_in(self._evaluation, str(death), death.frames)
 
     def _on_call_off(self, number: int, cause: str) -> None:
         with self._beginning:
@@ -210,31 +187,10 @@ class Watch:
             elif number > max(self._begun, self._early[0]):
                 self._early = (number, cause)
 
-    def _die_in(self, evaluation: Watched | None, what: str, frames: Sequence[traceback.FrameSummary]) -> None:
-        """End the job, and let the leader give up the evaluation that this rank was in, if it was in one."""
-        peers, number = self._peers, evaluation.number if evaluation else None
-        stack, place = stack_of(frames), peers.places.of(frames) if peers else ""
-        failure = f"rank {peers.rank if peers else 0}{f', {place}' if place else ''}: {what}"
-        message = f"error: {self.post.name}: {what}"
-        message += f"; it was evaluating {evaluation.details.about}" if evaluation else ""
-        message += f"; it was at\n{stack}" if stack else ""
-        if peers and self.post.rank != peers.leader:
-            self._send_soon(peers.leader, "died", number, failure, stack, message)
-            time.sleep(_SECONDS_FOR_THE_LEADER)
-            self.die(message)
-        self._on_death(number, failure, stack, message)
-
-    def _on_death(self, number: int | None, failure: str, stack: str, message: str) -> None:
-        evaluation = self._evaluation
-        with suppress(Exception):  # the evaluation has ended, or cannot be recorded: it is repeated then
-            if evaluation and evaluation.number == number and evaluation.details.give_up:
-                evaluation.details.give_up(failure, stack)
-        self.die(message)
-
     def _look_at_the_clock(self) -> None:
-        now = clock.now()
+        clock.now()  # which has to be asked often
         if self.post.size > 1 and os.getppid() != self._parent:
-            end_now(Exit.CRASHED)  # mpirun was killed, and some mpiruns leave their ranks behind
+            os._exit(Exit.CRASHED)  # mpirun was killed, and some mpiruns leave their ranks behind
         for reason, end in self._end_at.items():
             if time.monotonic() > end:
                 self.stop(Stop(reason))
@@ -242,22 +198,16 @@ class Watch:
             self._stop_late(self.stopping)
         patience = self._peers.patience if self._peers else math.inf
         if (silence := self.post.silence()) > max(patience, _LEAST_SILENCE) + _SECONDS_TO_DIE:
-            why = "its host may be gone, or it is in native code that lets no other thread run"
+            why = "its host may be gone, or the process is stopped"
             self.die(
                 f"error: nothing has come from {self.post.previous} for {silence:.0f} s (--collective-timeout): {why}"
             )
-        if evaluation := self._evaluation:
-            if evaluation.is_overdue(now):
-                evaluation.call_off("timeout: no loss came at which to stop it (--evaluation-timeout)")
-            if stuck := evaluation.press(now):
-                frames = frames_of_thread(threading.main_thread())
-                self._die_in(evaluation if evaluation.cause != STOPPED else None, stuck, frames)
 
     def _stop_late(self, stopping: Stop) -> None:
         """End the job though a rank has not stopped; the first rank sums the run up, and the others leave it time."""
         if self.post.rank == 0:
             status = stopping.status or Exit.MORE_TO_DO  # it is not known whether there is more to do
-            with suppress(Exception), own_words():
+            with suppress(Exception):
                 status = self._last_words() if self._last_words else status
             self._abort(f"stopped ({stopping.reason}), though some ranks did not come to an end", status)
         if self._stopping.seconds() > _SECONDS_TO_STOP + _SECONDS_FOR_LAST_WORDS:
@@ -284,17 +234,8 @@ class Watch:
     def _abort(self, message: str, status: int) -> None:
         if not self._dying.acquire(blocking=False):
             time.sleep(_SECONDS_TO_DIE)  # another thread of this rank is ending the job
-            end_now(status)
+            os._exit(status)
         warn(message)
         time.sleep(0.5)  # mpirun may drop what arrives together with the abort
         self.post.abort(status)
-        end_now(status)  # an abort may return
-
-    def _on_exit(self, status: int) -> None:
-        """End the job with a message where an objective has called os._exit, in any thread."""
-        what = f"os._exit({status}) was called: return, or raise an exception"
-        self._die_in(self._evaluation, what, frames_of_thread(threading.current_thread()))
-
-    def _on_interrupt(self, *_: object) -> None:
-        if evaluation := self._evaluation:
-            evaluation.interrupt()
+        os._exit(status)  # an abort may return

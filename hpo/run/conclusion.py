@@ -14,7 +14,7 @@ from hpo.evaluation.leader import target_reached
 from hpo.results.summary import busy_fraction, summarize
 from hpo.run.session import Session
 from hpo.space import SearchSpace
-from hpo.store.run_dir import RunDir, write_json
+from hpo.store.run_dir import write_json
 from hpo.store.rungs import is_over
 from hpo.store.trials import Evaluation, best
 from hpo.store.url import without_password
@@ -39,7 +39,7 @@ class Conclusion:
         space: SearchSpace,
     ) -> None:
         self._session = session
-        self._files = RunDir(session.run_dir.path.absolute())  # absolute: objectives may change the directory
+        self._files = session.run_dir
         self._stopping = stopping
         self._started = started
         self._top_n = top_n

@@ -1,4 +1,4 @@
-"""What a run leaves for a person when it has ended: its best network tested, and a page to look at."""
+"""The end of a run: its best network is tested, and a report is written."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 from hpo.errors import UsageError
 from hpo.problem import Problem
 from hpo.process.failure import with_hint
-from hpo.process.place import Places, frames_of
 from hpo.results.reader import RunReader
-from hpo.results.winner import examine
+from hpo.results.winner import FailedTestError, RunTest, examine
 from hpo.text import number, printable
 
 
-def hand_over(run_dir: Path, storage: str | None, problem: Problem, to_test: bool) -> None:
-    """Test the winner's network, where the search space says how, and write the report.
+def hand_over(run_dir: Path, storage: str | None, problem: Problem, run_test: RunTest | None) -> None:
+    """Test the winner's network if the search file has a `test`, and write the report.
 
-    The result has been recorded by now, so that a failure of either is only a warning.
+    `run_test` runs the test in a trainer, see `hpo.results.winner.examine`; None if nothing is to be tested. The run's
+    result has been recorded before, so that a failure of either is only a warning.
     """
     try:
         run = RunReader(run_dir, storage)
-    except UsageError as error:  # somebody has edited or removed what describes the run
+    except UsageError as error:  # The manifest was edited or removed.
         print(f"warning: no report was written: {error}", file=sys.stderr)
         return
-    if to_test:
-        _test(run, problem)
+    if run_test is not None:
+        _test(run, problem, run_test)
     advised = _advise(run)
     try:
         from hpo.report.page.write import write_report
@@ -39,7 +39,7 @@ def hand_over(run_dir: Path, storage: str | None, problem: Problem, to_test: boo
 
 
 def _advise(run: RunReader) -> bool:
-    """Print what follows from the run, and tell whether anything does."""
+    """Print what follows from the run, and return whether anything does."""
     try:
         from hpo.report.tables import print_advice
 
@@ -51,13 +51,12 @@ def _advise(run: RunReader) -> bool:
     return bool(advice)
 
 
-def _test(run: RunReader, problem: Problem) -> None:
+def _test(run: RunReader, problem: Problem, run_test: RunTest) -> None:
     winner = run.winner()
     try:
-        content = examine(run.run_dir, problem, winner) if winner else None
-    except (Exception, SystemExit) as error:
-        place = Places(problem.file.location).of(frames_of(error))
-        reason = f"{f'{place}: ' if place else ''}{type(error).__name__}: {with_hint(error)}"
+        content = examine(run.run_dir, problem, winner, run_test) if winner else None
+    except Exception as error:
+        reason = str(error) if isinstance(error, FailedTestError) else f"{type(error).__name__}: {with_hint(error)}"
         print(printable(f"warning: the best network could not be tested ({reason})"), file=sys.stderr)
         return
     if content:

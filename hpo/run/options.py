@@ -42,6 +42,7 @@ class Options:
     storage: str | None = None
     collective_timeout: float = DEFAULT_COLLECTIVE_TIMEOUT
     evaluation_timeout: float | None = None
+    fresh_trainers: bool = False
     save_every: float | None = None
     grow: bool = False
     time_limit: float | None = None

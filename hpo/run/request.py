@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hpo.breeding.names import DEFAULT_PROPAGATORS, OF_NUMBERS, OF_SEVERAL, PROPAGATORS
-from hpo.errors import UsageError
+from hpo.errors import RunError, UsageError
 from hpo.layout import Layout
 from hpo.objectives import Objectives
 from hpo.parameters import Categorical
-from hpo.problem import Problem, SearchFile, load_search_file
+from hpo.problem import Ask, Description, Problem, load_description
+from hpo.rules import Constraints
 from hpo.run.given import read_given
 from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, Options
 from hpo.run.takeover import Takeover, read_takeover
@@ -54,17 +55,22 @@ class Request:
         return _assignments(self.set)
 
 
-def resolve(options: Options, layout: Layout) -> Request:
-    """Return what a run is started with, read and checked.
+def resolve(options: Options, layout: Layout, ask: Ask, constraints: Constraints) -> Request:
+    """Return what a run is started with, read and checked; ``resolve(options, layout, ask, constraints)``.
 
-    Raises UsageError where a person has to mend something first.
+    `ask` sends requests to the template: "load", "check_setting" for each setting, then "bind", once. After that,
+    `constraints` is asked about the rules of the space, unless it has none. The problem that is returned keeps both.
+
+    Raises UsageError if the user has to correct something first.
     """
     from hpo.store.pruning import make_pruner  # Optuna, which takes 0.3 s
 
-    file = load_search_file(options.search_space)
+    file = load_description(options.search_space, ask, constraints)
     before = _before(options, file)
-    file.settings(options.settings)
+    for assignment in options.settings:
+        file.check_setting(assignment)
     texts = {**(before.set if before else {}), **dict(text.split("=", 1) for text in options.settings)}
+    problem = file.bound(_assignments(texts))
     seed = _chosen(options.seed, before.seed if before else None, 0)
     propagators = options.propagators or (before.propagators if before else DEFAULT_PROPAGATORS)
     check_space(propagators, file.space)
@@ -80,7 +86,7 @@ def resolve(options: Options, layout: Layout) -> Request:
     return Request(
         options=options,
         layout=layout,
-        problem=file.bound(_assignments(texts)),
+        problem=problem,
         before=before,
         budget=budget,
         seed=seed,
@@ -105,7 +111,7 @@ def _chosen(now: T | None, before: T | None, default: T) -> T:
     return now if now is not None else before if before is not None else default
 
 
-def _before(options: Options, file: SearchFile) -> Manifest | None:
+def _before(options: Options, file: Description) -> Manifest | None:
     """Return the run.json of the run to resume; None without one. Raises UsageError if its search space is another."""
     if not options.resume or options.run_dir is None or not RunDir(options.run_dir).run_json.exists():
         return None
@@ -134,7 +140,7 @@ def _before(options: Options, file: SearchFile) -> Manifest | None:
     return manifest
 
 
-def _check_settings(manifest: Manifest, options: Options, file: SearchFile, run_dir: RunDir) -> None:
+def _check_settings(manifest: Manifest, options: Options, file: Description, run_dir: RunDir) -> None:
     """Raise a UsageError where the search space file no longer takes a setting of an earlier session."""
     here = {assignment.split("=", 1)[0] for assignment in options.settings}
     try:
@@ -148,7 +154,7 @@ def _check_settings(manifest: Manifest, options: Options, file: SearchFile, run_
         ) from error
 
 
-def check_inherit(file: SearchFile, pruner: str, confirm: int, save_every: float | None) -> None:
+def check_inherit(file: Description, pruner: str, confirm: int, save_every: float | None) -> None:
     """Raise a UsageError where individuals cannot inherit, or what else is asked for makes no sense then."""
     space = file.space
     if file.objectives.are_several:
@@ -189,7 +195,7 @@ def check_space(propagators: Sequence[str], space: SearchSpace) -> None:
     """Raise a UsageError where rules leave nothing of the space, or one of the propagators cannot search it."""
     try:
         space.check_rules()
-    except ValueError as error:
+    except (ValueError, RunError) as error:  # They are unsound, or crash the process that they run in.
         raise UsageError(str(error)) from error
     for propagator in propagators:
         for name, parameter in space.parameters.items():

@@ -20,7 +20,7 @@ from hpo.process.printed import warn
 from hpo.results.confirmation import Plan, plan_of
 from hpo.run.request import Request
 from hpo.run.source import changes, keep
-from hpo.run.takeover import differences, misfit, take_over
+from hpo.run.takeover import differences, find_misfits, take_over
 from hpo.space import SearchSpace
 from hpo.store.front import top
 from hpo.store.journal import is_begun
@@ -240,12 +240,12 @@ def _take_up(session: Session, space: SearchSpace) -> str:
 
 def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
     """Raise a UsageError unless all trials are of a search space: propagators learn from them."""
-    for evaluation in record.evaluations():
-        problem = misfit(evaluation, space)
-        if problem is not None:
+    evaluations = record.evaluations()
+    for evaluation, misfit in zip(evaluations, find_misfits(evaluations, space), strict=True):
+        if misfit:
             new_rule = f"; if this rule is new, start another run with --start-from {session.run_dir.path}"
             raise UsageError(
-                f"{without_password(session.storage)}: {problem}{'' if space.allows(evaluation.params) else new_rule}"
+                f"{without_password(session.storage)}: {misfit}{'' if space.allows(evaluation.params) else new_rule}"
             )
 
 

@@ -8,8 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpo.errors import UsageError
-from hpo.problem import SearchFile
+from hpo.problem import Description
 from hpo.run.git import Commit, commit_of
 from hpo.store.manifest import VERSION, SessionEntry
 from hpo.store.run_dir import RunDir, write_whole
@@ -18,23 +17,14 @@ from hpo.text import counted, printable, short
 _MOST_LINES = 10  # of a difference, which a person is to notice and not to review
 
 
-def check_same(search: SearchFile, sha256: str) -> None:
-    """Raise a UsageError unless this rank has read the same content as the first rank, whose hash is given."""
-    if search.sha256 != sha256:
-        raise UsageError(
-            f"{search.path} was not the same on all ranks (sha256 {sha256[:12]} and {search.sha256[:12]}): it was "
-            "saved while they read it, or hosts see different files; start again"
-        )
-
-
-def keep(run_dir: RunDir, search: SearchFile, earlier: Sequence[SessionEntry], started: str) -> SessionEntry:
+def keep(run_dir: RunDir, search: Description, earlier: Sequence[SessionEntry], started: str) -> SessionEntry:
     """Keep the file in the run directory as it was imported, and return what run.json is to say of this session."""
     commit, kept = commit_of(search.location), _kept(run_dir, search.source, earlier)
     version = (commit.id, commit.dirty) if commit else (None, None)
     return SessionEntry(started, kept.name, search.sha256, *version)
 
 
-def changes(run_dir: RunDir, search: SearchFile, earlier: Sequence[SessionEntry], now: SessionEntry) -> list[str]:
+def changes(run_dir: RunDir, search: Description, earlier: Sequence[SessionEntry], now: SessionEntry) -> list[str]:
     """Return lines that say what is different from the session before."""
     if not earlier:
         return []
@@ -69,7 +59,7 @@ def _kept(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) -> Pa
     return path
 
 
-def _difference(search: SearchFile, sha256: str, before: Path, now: str) -> tuple[str, list[str]]:
+def _difference(search: Description, sha256: str, before: Path, now: str) -> tuple[str, list[str]]:
     """Return the number of lines that differ from an earlier copy, in words, and the first of them to be shown."""
     source = _bytes(before)
     if source is None or hashlib.sha256(source).hexdigest() != sha256:

@@ -8,13 +8,14 @@ from dataclasses import replace
 from functools import partial
 
 from hpo.breeding.islands import Archipelago
-from hpo.evaluation.evaluator import Evaluator, Task
+from hpo.evaluation.evaluator import Evaluator
 from hpo.evaluation.group import Group
 from hpo.evaluation.growing import Growing
 from hpo.evaluation.keeper import WeightsKeeper
 from hpo.evaluation.leader import Leader, Limits, target_reached
 from hpo.evaluation.saver import Saver
 from hpo.evaluation.teams import Teams
+from hpo.evaluation.testing import test_in_trainer
 from hpo.process.printed import warn
 from hpo.ranks.agreement import on_first
 from hpo.ranks.job import Job
@@ -23,6 +24,7 @@ from hpo.report.progress import Progress
 from hpo.run.conclusion import Conclusion
 from hpo.run.handover import hand_over
 from hpo.run.options import Options
+from hpo.run.ready import Ready
 from hpo.run.recording import recording
 from hpo.run.session import Session
 from hpo.store.claims import Claims
@@ -31,7 +33,6 @@ from hpo.store.log import Log
 from hpo.store.outage import Patience
 from hpo.store.pruning import make_pruner
 from hpo.store.recorder import Line, Recorder
-from hpo.store.run_dir import RunDir
 from hpo.store.rungs import HALVINGS
 from hpo.store.states import States
 from hpo.store.trials import CONFIRMING
@@ -50,21 +51,21 @@ class Stages:
     """The stages of a run, each to be gone through by all ranks of the job together."""
 
     def __init__(
-        self, options: Options, job: Job, session: Session, task: Task, group: Group, teams: Teams | None
+        self, options: Options, job: Job, session: Session, ready: Ready, group: Group, teams: Teams | None
     ) -> None:
         self._options = options
         self._job = job
-        self._task = task
+        self._ready = ready
         self._group = group
         self._teams = teams
-        self._files = RunDir(session.run_dir.path.absolute())  # absolute: objectives may change the directory
+        self._files = session.run_dir
         self._timeout = options.evaluation_timeout or math.inf
         self._target = -math.inf if options.target_loss is None else options.target_loss
         say = warn if job.is_first else lambda _: None
         patience = Patience(without_password(session.storage), say, self._cannot_wait)
         self._session = replace(session, patience=patience)
         self._conclusion = Conclusion(
-            self._session, lambda: job.watch.stopping, job.started, options.top_n, self._target, task.problem.space
+            self._session, lambda: job.watch.stopping, job.started, options.top_n, self._target, ready.problem.space
         )
         if job.is_first:
             job.watch.speak_for_the_run(self._files.sign_off, self._conclusion.last_words)
@@ -79,7 +80,7 @@ class Stages:
             return
         run, options, leader, growing = self._session.manifest, self._options, None, None
         exchange = (options.migration_probability, options.pollination)
-        space = self._task.problem.space
+        space = self._ready.problem.space
         islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.objectives)
         with recording(self._job, self._search_writer) as (line, writer):
             recorder = self._recorder(line)
@@ -87,7 +88,7 @@ class Stages:
                 limits = Limits(self._timeout, options.max_failures, self._target, run.pruner != "none")
                 saver = Saver(States(self._files.states), options.save_every, run.layout.islands if run.inherit else 0)
                 keeper = WeightsKeeper(recorder, run.settings)
-                leader = Leader(recorder, limits, self._job.watch.stop, keeper, saver)
+                leader = Leader(recorder, self._ready.slot, limits, self._job.watch.stop, keeper, saver)
                 growing = self._growing(recorder)
             with self._progress(writer, run.budget):
                 islands.evolve(self._job.world, self._group.index, recorder, self._evaluator(leader, growing))
@@ -107,7 +108,7 @@ class Stages:
             recorder = self._recorder(line)
             if recorder:
                 saver = Saver(States(self._files.states, CONFIRMING), self._options.save_every)
-                leader = Leader(recorder, Limits(self._timeout), self._job.watch.stop, saver=saver)
+                leader = Leader(recorder, self._ready.slot, Limits(self._timeout), self._job.watch.stop, saver=saver)
                 growing = self._growing(recorder)
             evaluate = self._evaluator(leader, growing)
             with self._progress(writer, total):
@@ -126,8 +127,9 @@ class Stages:
         self._tracking.finish()
         status, stopping = self._conclusion.say(), self._job.watch.stopping
         self._tidy()
-        session = self._session
-        hand_over(session.run_dir.path, session.storage, self._task.problem, to_test=stopping is None)
+        session, slot = self._session, self._ready.slot
+        run_test = partial(test_in_trainer, slot.fork) if stopping is None else None
+        hand_over(session.run_dir.path, session.storage, self._ready.problem, run_test)
         self._tracking.wait(_SECONDS_FOR_TRACKERS if stopping is None else _SECONDS_FOR_TRACKERS_AT_A_STOP)
         return status
 
@@ -140,7 +142,7 @@ class Stages:
 
     def _search_writer(self) -> Writer:
         """Return what writes the record of the search, on the first rank."""
-        session, run, space = self._session, self._session.manifest, self._task.problem.space
+        session, run, space = self._session, self._session.manifest, self._ready.problem.space
         record, mirror = session.own_record(run.study)
         halving = HALVINGS.get(run.pruner)
         return Writer(
@@ -157,7 +159,7 @@ class Stages:
 
     def _confirmations_writer(self, total: int) -> Writer:
         """Return what writes the record of so many evaluations that confirm the best, on the first rank."""
-        session, space = self._session, self._task.problem.space
+        session, space = self._session, self._ready.problem.space
         record, mirror = session.own_record(session.manifest.confirming_study)
         claims = Claims(record, space.distributions(), total, self._is_stopping)
         log = Log(partial(self._files.printed, confirms=True))
@@ -170,7 +172,8 @@ class Stages:
         return Recorder(line, self._session.manifest.objectives, self._is_stopping)
 
     def _evaluator(self, leader: Leader | None, growing: Growing | None) -> Evaluator:
-        return Evaluator(self._task, self._group, self._job, leader, self._teams, growing)
+        ready, seed = self._ready, self._session.manifest.seed
+        return Evaluator(ready.places, seed, self._group, self._job.watch, leader, self._teams, growing)
 
     def _growing(self, recorder: Recorder) -> Growing | None:
         """Return what lets workers help each other, where they do; on leaders."""
@@ -199,7 +202,7 @@ class Stages:
 
     def _begin_confirmations(self) -> int:
         """Return the number of evaluations that confirm the best; 0 where there is nothing to do, or no time for it."""
-        session, space = self._session, self._task.problem.space
+        session, space = self._session, self._ready.problem.space
         best = session.top(session.open_record().evaluations(), self._options.top_n)
         if self._is_stopping() or not best:
             return 0

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import time
-from contextlib import ExitStack
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
-from hpo.layout import Layout, usable_cores
-from hpo.problem import Problem, load_search_file
-from hpo.process.place import Places
+from hpo.errors import RunError, UsageError
+from hpo.layout import Layout
+from hpo.problem import AskedConstraints, Problem
 from hpo.ranks.agreement import on_first, together
 from hpo.ranks.communicator import SleepingComm, leave_no_segments, same_host
 from hpo.ranks.job import Job
-from hpo.ranks.sharing import Shared
 from hpo.ranks.watch import Watch
 from hpo.run.options import Options
-from hpo.run.source import check_same
+from hpo.run.ready import Ready
 from hpo.text import duration
 
 if TYPE_CHECKING:
-    from hpo.evaluation.group import Group
+    from hpo.evaluation.template import Template
+    from hpo.evaluation.trainer import TrainerSlot
     from hpo.run.request import Request
 
 _SECONDS_BEFORE_JOB_ENDS = 60.0
@@ -33,43 +34,37 @@ def run(options: Options, layout: Layout, job: Job) -> int:
 
     Raises UsageError, on all ranks alike, before anything starts where a person has to mend something first.
     """
-    world, host = job.world, same_host(job.world)
-    leave_no_segments(host)
-    if job.is_first:
-        _limit_time(options, job.watch)
-    request, problem, shared = prepare(options, layout, world, host)
-    from hpo.evaluation.evaluator import Task
+    from hpo.breeding import islands  # noqa: F401 - Propulate, while the template imports torch
     from hpo.evaluation.group import Group
-    from hpo.evaluation.host import Host
     from hpo.evaluation.teams import Teams
     from hpo.run import session
     from hpo.run.stages import Stages
     from hpo.store.storage import opened_once
 
-    hosts = [name for name in world.allgather(socket.gethostname() if host.rank == 0 else None) if name]
-    with ExitStack() as held:
-        data = held.enter_context(shared)
+    world = job.world
+    if job.is_first:
+        _limit_time(options, job.watch)
+    with prepare(options, layout, job) as ready, ExitStack() as held:
+        problem, request = ready.problem, ready.request
+        hosts = world.allgather((ready.host.number, socket.gethostname()))
+        names = list(dict(hosts).values())
         held.enter_context(opened_once())
         run_dir = on_first(world, lambda: session.enter(options.run_dir, problem.file.path.stem, options.resume, held))
-        this = on_first(world, lambda: session.begin(run_dir, request, hosts) if request else None)
+        this = on_first(world, lambda: session.begin(run_dir, request, names) if request else None)
         assert this is not None
-        index = layout.worker_of(world.rank)
+        index, patience = layout.worker_of(world.rank), options.collective_timeout
         worker = SleepingComm(world.Split(index, world.rank))
-        here = held.enter_context(Host(host))
-        group = held.enter_context(Group(worker, here, index, options.collective_timeout))
-        join = partial(_join, job, Places(problem.file.location))
+        group = held.enter_context(Group(worker, ready.host, index, patience, ready.slot))
+
+        def join(group: Group) -> None:
+            job.watch.join(group.own_comm, group.index, group.patience)
+
         join(group)
-        teams = Teams(group, here, world, layout, join) if options.grow else None
-        stages = Stages(options, job, this, Task(problem, data, this.manifest.seed), group, teams)
+        teams = Teams(group, ready.host, world, layout, join) if options.grow else None
+        stages = Stages(options, job, this, ready, group, teams)
         stages.search()
         stages.confirm()
         return int(world.bcast(stages.end() if job.is_first else None))
-
-
-def _join(job: Job, places: Places, group: Group) -> None:
-    """Let this rank's watch, and what marks its lines, know the group that it is in; collective over the group."""
-    job.watch.join(group.own_comm, group.index, places, group.patience)
-    job.printed.join(group.index, group.rank)
 
 
 def _limit_time(options: Options, watch: Watch) -> None:
@@ -81,45 +76,86 @@ def _limit_time(options: Options, watch: Watch) -> None:
         watch.end_after(int(job_end) - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the SLURM job")
 
 
-def prepare(
-    options: Options, layout: Layout, world: SleepingComm, host: SleepingComm
-) -> tuple[Request | None, Problem, Shared]:
-    """Load the search space on all ranks and its data once per host, and import what takes long.
+@contextmanager
+def prepare(options: Options, layout: Layout, job: Job, is_attended: bool = False) -> Iterator[Ready]:
+    """Let templates load the search file, and its data once per template; yield what this rank has then.
 
-    Where ranks share cores, they take turns: 8 ranks on 2 cores import torch in 15 s at once, and in 11 s two at a
-    time. The job's first rank, which alone returns a request, checks everything before the others begin, so that a
-    mistake shows in 3 s. It also prepares its data first: where hosts share a file system, the first ranks of the other
-    hosts find what it has downloaded.
+    The job's first rank, which alone has a request, checks everything before the others begin, so that a mistake shows
+    soon. It also prepares its data first: where hosts share a file system, the first ranks of the other hosts find what
+    it has downloaded.
     """
-    cores = len(usable_cores())
+    from hpo.evaluation.constraints import ConstraintHelper
+    from hpo.evaluation.host import Host, threads_here
+    from hpo.evaluation.output import Output
+    from hpo.evaluation.template import share_template
+    from hpo.evaluation.trainer import Terms, TrainerSlot
 
-    def first_look() -> Request | None:
-        if world.rank == 0:
+    world, comm = job.world, same_host(job.world)
+    leave_no_segments(comm)
+    with ExitStack() as held:
+        template, is_first_of_template = share_template(job.template, comm)
+        held.callback(template.close)
+        terms = Terms(threads_here(comm), options.log_level.upper(), is_attended)
+        slot = TrainerSlot(template, Output(), terms, options.fresh_trainers)
+        helper = ConstraintHelper(slot.fork)
+        held.callback(helper.close)
+        constraints = AskedConstraints(helper)
+
+        def first_look() -> Request | None:
+            if world.rank != 0:
+                return None
             from hpo.run.request import resolve
 
-            return resolve(options, layout)
-        if host.rank < cores:
-            _load(options)
-        return None
+            return resolve(options, layout, template.ask, constraints)
 
-    request = together(world, first_look)
-    sha256, assignments = world.bcast((request.problem.file.sha256, request.assignments) if request else None)
+        request = together(world, first_look)
+        data = world.bcast(request.problem.data if request else None)
+        problem = request.problem if request else Problem.from_data(data, constraints=constraints)
+        together(world, lambda: _load(template, problem, is_first_of_template and request is None))
+        if template.unsafe and world.rank == 0:
+            print(f"{problem.file.path}: when it is imported, {template.unsafe}: each trainer imports it", flush=True)
+        if problem.file.has_prepare:
+            together(world, lambda: _prepare_data(problem, slot, template) if request else None)
+            together(
+                world, lambda: _prepare_data(problem, slot, template) if is_first_of_template and not request else None
+            )
+            if not is_first_of_template:
+                template.fetch_data()
+        host = Host(comm, world.rank)
+        if any(comm.allgather(template.gpus)):
+            host.find_gpus(slot)
+        gc.freeze()  # garbage collection is quick if it leaves out what stays
+        gc.enable()
+        yield Ready(request, problem, host, slot)
 
-    def turn() -> tuple[Problem, Any]:
-        file = load_search_file(options.search_space)
-        check_same(file, sha256)
-        problem = request.problem if request else file.bound(assignments)
-        data = problem.prepared() if world.rank == 0 else None
-        _load(options)
-        return problem, data
 
-    problem, data = together(world, lambda: host.in_turns(cores, turn))
-    data = together(world, lambda: problem.prepared() if host.rank == 0 and world.rank != 0 else data)
-    return request, problem, together(world, lambda: Shared(data, host))
+def _load(template: Template, problem: Problem, is_to_load: bool) -> None:
+    """Let this rank's template load what the job's first rank has read, or learn what another rank has let it load.
+
+    The file may change while a run goes on, and hosts may see different files.
+    """
+    requests = [("load", problem.file.data), ("bind", {"assignments": list(problem.assignments)})]
+    for kind, content in requests if is_to_load else ():
+        template.ask(kind, **content)
+    template.remember(requests)
 
 
-def _load(options: Options) -> None:
-    """Import the search space, and the modules that import torch and Propulate."""
-    load_search_file(options.search_space)
-    from hpo.breeding import islands  # noqa: F401 - Propulate
-    from hpo.evaluation import group  # noqa: F401 - torch
+def _prepare_data(problem: Problem, slot: TrainerSlot, template: Template) -> None:
+    """Let a trainer call `prepare`, and give what it returns to the template."""
+    from hpo.evaluation.trainer import Ended
+
+    trainer = slot.fork()
+    try:
+        found = trainer.ask("prepare", "prepared")
+    finally:
+        trainer.kill()
+        trainer.close()
+    if isinstance(found, Ended):
+        raise UsageError(f"{problem.file.path}: prepare: {found.text}")
+    if found["mistake"]:
+        raise UsageError(found["mistake"])
+    (descriptor,) = found.descriptors
+    try:
+        template.keep_data(descriptor)
+    except OSError as error:
+        raise RunError(f"the data cannot be shared: {error}") from error

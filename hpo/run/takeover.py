@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,10 @@ def read_takeover(source: str, space: SearchSpace, objectives: Objectives) -> Ta
         and evaluation.succeeded
         and all(map(math.isfinite, (evaluation.loss, evaluation.started, evaluation.ended)))
     ]
-    judged = [(one, misfit(one, space) or _unknown(one, objectives)) for one in ended]
-    fitting = [evaluation for evaluation, misfit in judged if misfit is None]
-    misfits = [misfit for _, misfit in judged if misfit is not None]
+    why_not = find_misfits(ended, space)
+    judged = [(one, misfit or _unknown(one, objectives)) for one, misfit in zip(ended, why_not, strict=True)]
+    fitting = [evaluation for evaluation, misfit in judged if not misfit]
+    misfits = [misfit for _, misfit in judged if misfit]
     if not fitting:
         why = misfits[0] if misfits else "it has none"
         raise UsageError(f"--start-from {shown}: no finished evaluation is of this search space: {why}")
@@ -114,13 +115,13 @@ def differences(before: Mapping[str, Any], then: str, settings: Mapping[str, Any
     ]
 
 
-def misfit(evaluation: Evaluation, space: SearchSpace) -> str | None:
-    """Return why an evaluation is not of a search space; None if it is."""
-    try:
-        space.check(evaluation.params)
-    except ValueError as error:
-        return f"trial {evaluation.trial}: {short(str(error), LONGEST_MISTAKE)}"
-    return None
+def find_misfits(evaluations: Sequence[Evaluation], space: SearchSpace) -> list[str]:
+    """Return for each evaluation why it is not of a search space; empty if it is."""
+    mistakes = space.find_mistakes([evaluation.params for evaluation in evaluations])
+    return [
+        f"trial {evaluation.trial}: {short(mistake, LONGEST_MISTAKE)}" if mistake else ""
+        for evaluation, mistake in zip(evaluations, mistakes, strict=True)
+    ]
 
 
 def _theirs(record: Record, ours: Objectives) -> Objectives:
@@ -133,10 +134,10 @@ def _theirs(record: Record, ours: Objectives) -> Objectives:
     return ours if record.study.directions == directions(ours) else ONLY_LOSS
 
 
-def _unknown(evaluation: Evaluation, objectives: Objectives) -> str | None:
-    """Return which objective is not known of an evaluation; None if all are."""
+def _unknown(evaluation: Evaluation, objectives: Objectives) -> str:
+    """Return which objective is not known of an evaluation; empty if all are."""
     missing = objectives.missing(evaluation.metrics)
-    return f"trial {evaluation.trial}: its {missing[0]!r} is not known" if missing else None
+    return f"trial {evaluation.trial}: its {missing[0]!r} is not known" if missing else ""
 
 
 def _cleaned(evaluation: Evaluation, space: SearchSpace, theirs: Objectives, ours: Objectives) -> Evaluation:

@@ -18,7 +18,7 @@ from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.store.directions import OfLosses, make_study, objectives_of
 from hpo.store.news import News
 from hpo.store.storage import open_storage
-from hpo.store.suspects import MOST_DEATHS, deaths_of, explains, has_gone_on
+from hpo.store.suspects import MOST_DEATHS, deaths_of, has_gone_on
 from hpo.store.trials import (
     INTERRUPTED,
     Assignment,
@@ -180,9 +180,9 @@ class Record:
         """Tell whether a pruner ends an evaluation, by the intermediate values of this one and of the others."""
         return pruner.prune(OfLosses(self._study), self._storage.get_trial(assignment.trial_id))
 
-    def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float, **attributes: Any) -> None:
+    def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float) -> None:
         """Record that an evaluation failed, with the reason in one line; durable when this returns."""
-        self._end(assignment, TrialState.FAIL, None, seconds=seconds, failure=reason, traceback=traceback, **attributes)
+        self._end(assignment, TrialState.FAIL, None, seconds=seconds, failure=reason, traceback=traceback)
 
     def enqueue(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], **attributes: Any
@@ -238,13 +238,12 @@ class Record:
         """Interrupt all trials that were running when a run ended, or died; return how many. Only while no run goes on.
 
         If the job died, one of them may have killed it. They are then evaluated again until this one is found
-        (`hpo.store.suspects`), and it fails. They are not suspected if a trial is recorded as having `killed` the job.
+        (`hpo.store.suspects`), and it fails.
         """
-        trials = self.trials()
-        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+        running = [trial for trial in self.trials() if trial.state == TrialState.RUNNING]
         for trial in running:
             assignment = Assignment(trial._trial_id, trial.number, trial.params, trial.number)
-            suspected = died and not has_gone_on(trial) and not any(explains(other, trial) for other in trials)
+            suspected = died and not has_gone_on(trial)
             deaths = deaths_of(trial) + suspected
             if suspected and deaths >= MOST_DEATHS:
                 reason = f"the job died {deaths} times while this was evaluated, the last time while nothing else was"

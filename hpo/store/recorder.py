@@ -125,9 +125,9 @@ class Recorder:
         """Record that an evaluation was pruned, or paused."""
         self._line.tell("prune", assignment, loss, seconds, dict(metrics), **attributes)
 
-    def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float, **attributes: Any) -> None:
+    def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float) -> None:
         """Record that an evaluation failed."""
-        self._line.tell("fail", assignment, reason, traceback, seconds, **attributes)
+        self._line.tell("fail", assignment, reason, traceback, seconds)
 
     def interrupt(self, assignment: Assignment) -> None:
         """End an evaluation that could not end by itself, and let it wait to be evaluated again."""

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import shutil
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from safetensors import SafetensorError, safe_open
-
-from hpo.store.tensors import write_tensors
 from hpo.store.values import are, is_mapping, is_number
 from hpo.text import message
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hpo.store.trials import Assignment
 
-_STATE, _WEIGHTS = "state/", "weights/"
-_TO_SPARE = 64 << 20  # bytes that states leave free, for the record of the run
+WEIGHTS = "weights/"  # in front of the names of weights
+_LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
+_PIECE = 16 << 20  # bytes that are read at once
 _LITTLE = 1 << 30  # bytes, where nobody knows yet how large states are
 
 
@@ -33,6 +28,7 @@ class About:
     """What is known of an evaluation at the time of its state: its losses so far, and the `metrics` of the lowest.
 
     `seconds` is how long it has taken. `tree` is what the objective has saved, with names in the place of tensors.
+    `has_weights` says that the weights of the lowest loss are in the file, too.
     """
 
     params: dict[str, Any]
@@ -40,18 +36,7 @@ class About:
     metrics: dict[str, float]
     seconds: float
     tree: Any = None
-
-
-@dataclass(frozen=True)
-class State:
-    """The state of an evaluation: what is known of it, the tensors of its tree, and the weights of its lowest loss.
-
-    The weights are None where another individual is the best of the run.
-    """
-
-    about: About
-    tensors: Mapping[str, Tensor] = field(repr=False)
-    weights: Mapping[str, Tensor] | None = field(default=None, repr=False)
+    has_weights: bool = False
 
 
 class States:
@@ -80,27 +65,23 @@ class States:
         self._there.add(path)
         return path
 
-    def write(self, assignment: Assignment, state: State) -> None:
-        """Replace the state of an evaluation; it is durable when this returns.
-
-        Raises OSError where the disk would be full, and whatever writing raises: the one before it is left.
-        """
-        path = self.path(assignment.root)
+    def draft(self, assignment: Assignment) -> Path:
+        """Return where the next state of an evaluation is to be written. Raises OSError without a folder for it."""
         self._folder.mkdir(exist_ok=True)
-        tensors = {_STATE + name: tensor for name, tensor in state.tensors.items()}
-        tensors |= {_WEIGHTS + name: tensor for name, tensor in (state.weights or {}).items()}
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        if (free := shutil.disk_usage(self._folder).free) < size + _TO_SPARE:
-            raise OSError(f"it takes {size / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free")
-        draft = path.with_name(f".{path.name}")
-        try:
-            text = json.dumps(vars(state.about))
-            write_tensors(draft, tensors, {"about": text, "checksum": _checksum(text, tensors)})
-            draft.replace(path)
-            self._there.add(path)
-        finally:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
+        path = self.path(assignment.root)
+        return path.with_name(f".{path.name}")
+
+    def place(self, assignment: Assignment) -> None:
+        """Replace the state of an evaluation by the draft that was written, and flushed."""
+        path = self.path(assignment.root)
+        path.with_name(f".{path.name}").replace(path)
+        self._there.add(path)
+
+    def drop_draft(self, assignment: Assignment) -> None:
+        """Remove a draft that was not written whole, if there is one."""
+        path = self.path(assignment.root)
+        with suppress(OSError):
+            path.with_name(f".{path.name}").unlink(missing_ok=True)
 
     def has(self, assignment: Assignment) -> bool:
         """Tell whether this process has found the state of an evaluation, or written it."""
@@ -143,29 +124,31 @@ class States:
         return f"{free / 1e9:.1f} GB are free for what evaluations go on from (--save-every): {room}"
 
 
-def read_state(path: Path, params: Mapping[str, Any] | None = None, is_checked: bool = True) -> State:
-    """Return the state in a file, of an evaluation of these hyperparameters, or any; tensors are read when used.
+def read_about(path: Path, params: Mapping[str, Any] | None = None, is_checked: bool = True) -> About:
+    """Return what is known of the evaluation whose state is in a file, of these hyperparameters, or any.
 
-    Raises ValueError, saying why, where it cannot be read, is damaged, or is another evaluation's. Bytes are compared
-    with their checksum where `is_checked`, for which all are read.
+    Raises ValueError, saying why, if the file cannot be read, is damaged, or is another evaluation's. If `is_checked`,
+    all bytes are read, and compared with their checksum.
     """
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-        about = _about(json.loads(metadata["about"]))
-        if is_checked and metadata["checksum"] != _checksum(metadata["about"], tensors):
-            raise ValueError("its checksum is wrong")
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        with path.open("rb") as file:
+            header, start = _header_of(file)
+            metadata = header.pop("__metadata__")
+            about = about_of(json.loads(metadata["about"]))
+            if is_checked:
+                if metadata["checksum"] != checksum_of(metadata["about"], _parts_of(file, start, header)):
+                    raise ValueError("its checksum is wrong")
+            elif file.seek(0, 2) != start + max((entry["data_offsets"][1] for entry in header.values()), default=0):
+                raise ValueError("it is not whole")
+    except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {message(error)}") from error
     if params is not None and about.params != dict(params):
         raise ValueError(f"{path} is of other hyperparameters")
-    weights = {name.removeprefix(_WEIGHTS): t for name, t in tensors.items() if name.startswith(_WEIGHTS)}
-    state = {name.removeprefix(_STATE): t for name, t in tensors.items() if name.startswith(_STATE)}
-    return State(about, state, weights or None)
+    return about
 
 
-def _about(content: dict[str, Any]) -> About:
+def about_of(content: dict[str, Any]) -> About:
+    """Return what a file says of an evaluation; raises ValueError or TypeError if no evaluation has written it."""
     about = About(**content)
     fits = is_mapping(about.params) and are(is_number)(about.metrics) and is_number(about.seconds)
     if not fits or not isinstance(about.losses, list) or not all(map(is_number, about.losses)):
@@ -173,13 +156,35 @@ def _about(content: dict[str, Any]) -> About:
     return about
 
 
-def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+def checksum_of(text: str, parts: Iterable[tuple[str, Any]]) -> str:
+    """Return the checksum of a text and of named bytes, in the order of their names."""
     checksum = zlib.crc32(text.encode())
-    for name, tensor in sorted(tensors.items()):
-        checksum = zlib.crc32(_bytes(tensor), zlib.crc32(name.encode(), checksum))
+    for name, content in parts:
+        checksum = zlib.crc32(content, zlib.crc32(name.encode(), checksum))
     return f"{checksum:08x}"
 
 
-def _bytes(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor that is contiguous and on the CPU, of any type."""
-    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
+def _header_of(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, and where its tensors begin (huggingface/safetensors, "Format")."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError("its header is too long")
+    header = json.loads(file.read(length))
+    return dict(header), 8 + length
+
+
+def _parts_of(file: BinaryIO, start: int, header: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Yield the tensors' names and bytes as `checksum_of` takes them, the bytes in pieces without names."""
+    size = file.seek(0, 2) - start
+    for name in sorted(header):
+        begin, end = header[name]["data_offsets"]
+        if not 0 <= begin <= end <= size:
+            raise ValueError("it is not whole")
+        yield name, b""
+        file.seek(start + begin)
+        while begin < end:
+            piece = file.read(min(end - begin, _PIECE))
+            if not piece:
+                raise ValueError("it is not whole")
+            begin += len(piece)
+            yield "", piece

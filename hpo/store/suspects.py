@@ -46,9 +46,3 @@ def has_gone_on(trial: FrozenTrial) -> bool:
     """
     saved, began = (trial.user_attrs.get(name, 0) for name in ("saved_after", "went_on_after"))
     return is_whole(saved) and is_whole(began) and saved > began
-
-
-def explains(other: FrozenTrial, running: FrozenTrial) -> bool:
-    """Tell whether a trial is known to have ended the job in which another was running."""
-    ended, began = other.datetime_complete, running.datetime_start
-    return "killed" in other.user_attrs and bool(ended and began and ended >= began)

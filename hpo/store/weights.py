@@ -107,6 +107,29 @@ def kept_weights(run_dir: RunDir, trial: int) -> Path | None:
 
 
 @dataclass(frozen=True)
+class WeightsAbout:
+    """What weights were trained with: the trial, its hyperparameters and the run's settings; `names` of the tensors."""
+
+    trial: int
+    params: dict[str, Any]
+    settings: dict[str, Any]
+    names: list[str]
+
+
+def read_about(path: Path) -> WeightsAbout | None:
+    """Return what weights were trained with; None if none were kept. Raises UsageError if the file is damaged."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "np") as file:
+            metadata, names = file.metadata(), list(file.keys())
+        known = {name: json.loads(metadata[name]) for name in ("trial", "params", "settings")}
+        return WeightsAbout(**known, names=names)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {message(error)}") from error
+
+
+@dataclass(frozen=True)
 class Weights:
     """The weights of a trial, as `load_state_dict` takes them, and what they were trained with."""
 
@@ -117,7 +140,10 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights | None:
-    """Return the weights of a run's best; None where none were kept. Raises UsageError where the file is damaged."""
+    """Return the weights of a run's best; None if none were kept. Needs torch.
+
+    Raises UsageError if the file is damaged.
+    """
     if not path.exists():
         return None
     try:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from hpo.evaluation.worker import seed_torch
+from hpo.trainer.worker import seed_torch
 from hpo.training.augment import NUMBERS, augmented
 from hpo.training.parallel import ParallelSettings, share
 from hpo.training.parallel.way import Batch, Way, split
@@ -22,7 +22,7 @@ from hpo.training.recipe import Recipe, optimizer_of, schedule_of
 from hpo.training.samples import Data, Samples
 
 if TYPE_CHECKING:
-    from hpo.evaluation.worker import Worker
+    from hpo.trainer.worker import Worker
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()  # those that have trained: one is made for each evaluation

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from hpo.evaluation.worker import Worker
+from hpo.trainer.worker import Worker
 
 try:
     from lightning import Callback, Fabric, LightningModule, Trainer

@@ -10,7 +10,7 @@ from hpo.training.net import Net
 from hpo.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from hpo.evaluation.worker import Worker
+    from hpo.trainer.worker import Worker
 
 
 class FitSettings(Protocol):

@@ -10,7 +10,7 @@ from hpo.training.parallel.settings import ParallelSettings
 if TYPE_CHECKING:
     from torch import nn
 
-    from hpo.evaluation.worker import Worker
+    from hpo.trainer.worker import Worker
     from hpo.training.parallel.way import Way
 
 

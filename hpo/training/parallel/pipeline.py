@@ -18,7 +18,7 @@ from hpo.training.parallel.stages import Blocks, blocks_of, stages_of
 from hpo.training.parallel.way import Batch, Load, PerSample, Way, divided, each, measured, split
 
 if TYPE_CHECKING:
-    from hpo.evaluation.worker import Worker
+    from hpo.trainer.worker import Worker
     from hpo.training.parallel.settings import ParallelSettings
 
 

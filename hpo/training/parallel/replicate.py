@@ -16,7 +16,7 @@ from hpo.training.parallel.modules import channels_last
 from hpo.training.parallel.way import DataParallelWay
 
 if TYPE_CHECKING:
-    from hpo.evaluation.worker import Worker
+    from hpo.trainer.worker import Worker
     from hpo.training.parallel.settings import ParallelSettings
 
 

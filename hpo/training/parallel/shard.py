@@ -23,7 +23,7 @@ from hpo.training.parallel.precision import DTYPES
 from hpo.training.parallel.way import DataParallelWay
 
 if TYPE_CHECKING:
-    from hpo.evaluation.worker import Worker
+    from hpo.trainer.worker import Worker
     from hpo.training.parallel.settings import ParallelSettings
 
 _numbers = itertools.count()

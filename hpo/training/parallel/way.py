@@ -16,7 +16,7 @@ from hpo.training.parallel.dropout import Draws
 from hpo.training.parallel.precision import autocast, scaler_of
 
 if TYPE_CHECKING:
-    from hpo.evaluation.worker import Worker
+    from hpo.trainer.worker import Worker
     from hpo.training.parallel.settings import ParallelSettings
 
 # Returns the inputs and the targets of a batch's samples at some positions, int64 of shape (N,) on the CPU.

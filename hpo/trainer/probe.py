@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import os
 import resource
-import threading
 import time
-import traceback
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -23,25 +19,22 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hpo.check.seen import Print, Seen
-from hpo.process.place import Places, in_objective
+from hpo.process.seen import HASH_BYTES, Print, Seen
 
 _MOST_SAMPLES = 200_000  # whose hashes are kept
 _VALUES_OF_A_SAMPLE = 1024  # that are hashed, at most, evenly taken
 _WRAPPERS = ("module.", "_orig_mod.", "_forward_module.")  # in names, of DistributedDataParallel, compile and Fabric
-_LOADER = "/torch/utils/data/dataloader.py"
 
 
 class Probe:
-    """Sees what an objective does on this rank inside ``with``; `places` finds the user's lines.
+    """Sees what an objective does on this rank inside ``with``.
 
     It holds no parameter and no network: those of an evaluation that has failed must be freed. It draws no random
     numbers, and begins no communication.
     """
 
-    def __init__(self, places: Places, device: torch.device) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.seen = Seen()
-        self._places = places
         self._device = device
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._taken: list[int] = []  # steps of each
@@ -59,8 +52,6 @@ class Probe:
             register_optimizer_step_post_hook(self._after_step),
             register_module_forward_pre_hook(self._before_forward),
         ]
-        _listen_to_forks()
-        _entered.append(self)
         _reset_peak(self._device)
         self._began = time.monotonic()
         return self
@@ -71,7 +62,6 @@ class Probe:
         seen = self.seen
         seen.seconds, seen.memory = time.monotonic() - self._began, _peak(self._device)
         seen.without_gradient = list(self._waiting.values())
-        _entered.remove(self)
         for handle in self._handles:
             handle.remove()
 
@@ -138,25 +128,6 @@ class Probe:
             if layer.training and _is_noisy(layer):
                 self.seen.noisy[kind] += 1
 
-    def on_fork(self) -> None:
-        """Note a fork that the objective is about to make."""
-        frames = in_objective(traceback.extract_stack())
-        if frames and threading.current_thread() is threading.main_thread():
-            is_loader = any(frame.filename.endswith(_LOADER) for frame in frames)
-            self.seen.forks[self._places.of(frames)] = is_loader
-
-
-_entered: list[Probe] = []
-
-
-@functools.cache
-def _listen_to_forks() -> None:  # once: at-fork hooks cannot be removed
-    def before() -> None:
-        for probe in _entered:
-            probe.on_fork()
-
-    os.register_at_fork(before=before)
-
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -200,7 +171,7 @@ def _hashes(batch: object) -> list[bytes]:
     with torch.no_grad():
         rows = batch.detach().reshape(len(batch), -1)
         rows = rows[:, :: max(1, -(-rows.shape[1] // _VALUES_OF_A_SAMPLE))].contiguous().cpu()
-        return [hashlib.blake2b(bytes(row), digest_size=8).digest() for row in _bytes(rows)]
+        return [hashlib.blake2b(bytes(row), digest_size=HASH_BYTES).digest() for row in _bytes(rows)]
 
 
 def _bytes(rows: torch.Tensor) -> Iterator[memoryview]:

@@ -58,6 +58,14 @@ def _set_environment(before: dict[str, str]) -> None:
             os.environ[name] = value
 
 
+def _streams() -> tuple[Any, Any, Any]:
+    return sys.stdin, sys.stdout, sys.stderr
+
+
+def _set_streams(before: tuple[Any, Any, Any]) -> None:
+    sys.stdin, sys.stdout, sys.stderr = before
+
+
 def _list_of(module: ModuleType, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     """Return two functions for a module's list: one reads it, and the other puts it back, with its old content."""
 
@@ -76,6 +84,7 @@ def _list_of(module: ModuleType, name: str) -> tuple[Callable[[], Any], Callable
 # How each state is read, and how it is set.
 _STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     (_environment, _set_environment),
+    (_streams, _set_streams),
     _list_of(sys, "path"),
     _list_of(warnings, "filters"),
     (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),

@@ -1,9 +1,13 @@
-"""What a rank has seen of one evaluation, as numbers and names that ranks can send to each other."""
+"""What a trainer has seen of one evaluation, as numbers and names that can be sent as JSON."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+HASH_BYTES = 8  # of a sample
 
 # Of each parameter of an optimizer, its norm and its product with a fixed vector: two that agree in both are the same.
 Print = tuple[tuple[float, float], ...]
@@ -11,7 +15,7 @@ Print = tuple[tuple[float, float], ...]
 
 @dataclass
 class Seen:
-    """One evaluation on one rank.
+    """One evaluation on one rank, as its trainer has seen it.
 
     `steps` counts optimizer steps, and `until` those before each loss, on the leader alone. `weights` are prints of
     each optimizer's parameters, by the optimizer's number and by steps: before the first, and after 1, 2, 4, 8...
@@ -21,8 +25,10 @@ class Seen:
     `without_gradient` names parameters that had none in any step. `noisy` and `normal` count the layers, by type, that
     draw random numbers in training and that normalise by a rank's share of a batch, `shared` those that normalise by
     all ranks' samples. `samples` are hashes of what the network was given to train on, each with the steps before it.
-    `forks` are the lines that forked this process, each with whether it was a DataLoader that did. `seconds` is the
-    evaluation's wall time, `memory` this rank's peak in bytes.
+    `seconds` is the evaluation's wall time, `memory` this rank's peak in bytes.
+
+    `failures` are the messages of the exception that has ended the objective on this rank, and of those that it was
+    raised from; `place` is the line of the objective where that was. Both are empty unless there was one.
     """
 
     steps: int = 0
@@ -37,9 +43,46 @@ class Seen:
     normal: Counter[str] = field(default_factory=Counter)
     shared: Counter[str] = field(default_factory=Counter)
     samples: list[tuple[int, list[bytes]]] = field(default_factory=list)
-    forks: dict[str, bool] = field(default_factory=dict)
     seconds: float = 0.0
     memory: int = 0
+    failures: list[str] = field(default_factory=list)
+    place: str = ""
+
+    def as_data(self) -> dict[str, Any]:
+        """Return this as data that JSON can hold, from which `from_data` makes an equal object."""
+        return {
+            **vars(self),
+            "weights": [[*key, weights] for key, weights in self.weights.items()],
+            "gradients": list(self.gradients.items()),
+            "samples": [(steps, b"".join(hashes).hex()) for steps, hashes in self.samples],
+        }
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> Seen:
+        """Return the object that data describe; empty data, of a trainer that has crashed, describe an empty one."""
+        if not data:
+            return Seen()
+        return Seen(
+            **{
+                **data,
+                "weights": {(number, steps): _print(weights) for number, steps, weights in data["weights"]},
+                "at_loss": [_print(weights) for weights in data["at_loss"]],
+                "gradients": {number: _print(gradients) for number, gradients in data["gradients"]},
+                "shapes": [tuple(shape) for shape in data["shapes"]],
+                "noisy": Counter(data["noisy"]),
+                "normal": Counter(data["normal"]),
+                "shared": Counter(data["shared"]),
+                "samples": [(steps, _split(bytes.fromhex(hashes))) for steps, hashes in data["samples"]],
+            }
+        )
+
+
+def _print(pairs: Any) -> Print:
+    return tuple((norm, product) for norm, product in pairs)
+
+
+def _split(hashes: bytes) -> list[bytes]:
+    return [hashes[start : start + HASH_BYTES] for start in range(0, len(hashes), HASH_BYTES)]
 
 
 def distance(one: Print, other: Print) -> float:

@@ -8,13 +8,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from types import GeneratorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpo.evaluation.worker import Worker
-from hpo.problem import Problem
 from hpo.process.place import Places, frames_of_generator
 
-NOT_FINITE = "the validation loss is"
+if TYPE_CHECKING:
+    from hpo.trainer.search_file import BoundSearch
+    from hpo.trainer.worker import Worker
+
+
+_NOT_FINITE = "the validation loss is"
 
 
 class Objective:
@@ -23,10 +26,10 @@ class Objective:
     ``has_loss`` is whether there was a loss, yielded or reported, and ``has_ended`` whether there is no other step.
     """
 
-    def __init__(self, problem: Problem, params: Mapping[str, Any]) -> None:
-        self._problem = problem
+    def __init__(self, search: BoundSearch, params: Mapping[str, Any]) -> None:
+        self._search = search
         self._params = dict(params)
-        self._places = Places(problem.file.location)
+        self._places = Places(search.file.location)
         self._losses: GeneratorType[Any, Any, Any] | None = None
         self.has_loss = False
         self.has_ended = False
@@ -39,7 +42,7 @@ class Objective:
         if self.has_ended:
             return None
         if self._losses is None:
-            result = self._problem.objective(self._params, worker)
+            result = self._search.objective(self._params, worker)
             if not isinstance(result, GeneratorType):
                 self.has_ended = True
                 return None if self.has_loss else checked(result)
@@ -70,7 +73,7 @@ class Objective:
 
     def definition(self) -> list[traceback.FrameSummary]:
         """Return where the objective is defined, for a failure that no single line in it has caused."""
-        code = getattr(self._losses, "gi_code", None) or getattr(self._problem.file.objective, "__code__", None)
+        code = getattr(self._losses, "gi_code", None) or getattr(self._search.file.objective, "__code__", None)
         return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)] if code else []
 
     def close(self) -> None:
@@ -104,9 +107,14 @@ def reported(loss: Any, metrics: Mapping[str, Any]) -> tuple[float, dict[str, fl
     if not isinstance(plain, Real):
         raise TypeError(f"worker.report takes the validation loss, a number, not {reprlib.repr(loss)}")
     if not math.isfinite(plain):
-        raise ValueError(f"{NOT_FINITE} {float(plain)}")
+        raise ValueError(f"{_NOT_FINITE} {float(plain)}")
     numbers = {str(name): _number(name, metric) for name, metric in metrics.items()}
     return float(plain), {name: metric for name, metric in numbers.items() if math.isfinite(metric)}
+
+
+def has_diverged(error: BaseException) -> bool:
+    """Tell whether an error says that a loss is not finite."""
+    return isinstance(error, ValueError) and bool(error.args) and str(error.args[0]).startswith(_NOT_FINITE)
 
 
 def _number(name: object, metric: Any) -> float:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from hpo.store.states import State
-
-if TYPE_CHECKING:
-    from hpo.ranks.communicator import SleepingComm
-
 _DEEPEST = 100  # levels of a state
-_MOST_AT_ONCE = 1 << 30  # bytes: MPI counts up to 2**31
 _PLAIN = (str, int, float, type(None))  # and bool, which is an int
 
 
@@ -71,23 +65,6 @@ def copied(parts: Parts, is_kept: bool = True) -> Parts:
             plain = torch.view_as_real(whole.detach().resolve_conj()) if whole.is_complex() else whole.detach()
             copies[name] = plain.to("cpu", copy=True).contiguous()
     return Parts(parts.tree, copies)
-
-
-def broadcast(comm: SleepingComm, state: State | None) -> State:
-    """Return the state that the first rank has on all ranks of a communicator; the others give None."""
-    about, has_weights = comm.bcast((state.about, state.weights is not None) if state else None)
-    tensors = _broadcast(comm, state.tensors if state else {})
-    return State(about, tensors, _broadcast(comm, (state and state.weights) or {}) if has_weights else None)
-
-
-def _broadcast(comm: SleepingComm, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    kinds = comm.bcast([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
-    found = {name: tensors[name] if comm.rank == 0 else torch.empty(shape, dtype=dtype) for name, shape, dtype in kinds}
-    for tensor in found.values():
-        content = tensor.reshape(-1).view(torch.uint8).numpy()
-        for start in range(0, len(content), _MOST_AT_ONCE):
-            comm.Bcast(content[start : start + _MOST_AT_ONCE])
-    return found
 
 
 def _is_sharded(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 import torch
 
 if TYPE_CHECKING:
-    from hpo.ranks.communicator import SleepingComm
+    from hpo.trainer.comm import Comm
 
 # Weights, or a function that gathers them.
 Offered = Union[Mapping[str, torch.Tensor], Callable[[], Mapping[str, torch.Tensor]]]
@@ -56,8 +56,8 @@ class Worker:
     """The devices of this rank alone: a CPU, or GPUs, of which there may be several, as for stages of a pipeline."""
     seed: int
     """The seed for weights and the order of samples: the run's, or another one where an individual is confirmed."""
-    comm: SleepingComm
-    """An MPI communicator of the worker's ranks, for objectives."""
+    comm: Comm
+    """mpi4py's methods for Python objects among the worker's ranks; not an MPI communicator."""
     index: int
     """The worker's number in the run, from 0."""
 

@@ -1,0 +1,105 @@
+"""What a trainer and the processes that it starts print: lines that are labelled, shown, and kept."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from contextlib import suppress
+from typing import TextIO
+
+_MOST_KEPT = 64 * 1024  # characters that a rank prints from loss to loss; of more, the last are kept
+_MOST_AT_ONCE = 1 << 16
+_LAST_ERRORS = 5  # lines on standard error, which a failure shows if the trainer has crashed
+
+
+class Output:
+    """Lines of one rank's trainer, labelled ``worker 1 rank 0 |``; several trainers may print one after the other.
+
+    Of a line that is drawn again and again, such as a progress bar, only the last state is shown.
+    """
+
+    def __init__(self) -> None:
+        self.label = ""
+        self.rank = 0
+        self._lines: deque[str] = deque()
+        self._kept = self._left_out = 0
+        self.last_errors: deque[str] = deque(maxlen=_LAST_ERRORS)
+
+    def begin(self, worker: int, rank: int) -> None:
+        """Label lines as those of this worker and rank."""
+        self.label, self.rank = f"worker {worker} rank {rank}", rank
+
+    def add(self, lines: list[str], is_error: bool) -> None:
+        """Show and keep lines."""
+        shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+        if is_error:
+            self.last_errors.extend(line for line in shown if line.strip())
+        for line in shown if self.label else ():
+            self._lines.append(line[-_MOST_KEPT:])
+            self._kept += len(self._lines[-1])
+            while self._kept > _MOST_KEPT and len(self._lines) > 1:
+                self._kept -= len(self._lines.popleft())
+                self._left_out += 1
+        label = f"{self.label} | " if self.label else ""
+        with suppress(OSError, ValueError):  # a full disk, or nobody reads it: the search goes on
+            stream: TextIO | None = sys.stderr if is_error else sys.stdout
+            if stream is not None:
+                stream.write("".join(f"{label}{line}\n" for line in shown))
+                stream.flush()
+
+    def take(self) -> str:
+        """Return what was printed since the last call, as lines that are labelled with the rank."""
+        lines = list(self._lines)
+        if self._left_out:
+            lines.insert(0, f"({self._left_out} lines before these are not kept)")
+        self._lines.clear()
+        self._kept = self._left_out = 0
+        return "".join(f"rank {self.rank} | {line}\n" for line in lines)
+
+
+class Pipe:
+    """The reading end of a trainer's standard output, or of its standard error."""
+
+    def __init__(self, output: Output, is_error: bool) -> None:
+        self._output = output
+        self._is_error = is_error
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._begun = b""
+        self.is_open = True
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        return self._read_end
+
+    def read(self) -> None:
+        """Take in what there is to read, without waiting."""
+        while self.is_open:
+            try:
+                data = os.read(self._read_end, _MOST_AT_ONCE)
+            except BlockingIOError:
+                return
+            self.is_open = bool(data)
+            *lines, rest = (self._begun + data).split(b"\n")
+            self._begun = rest[rest[:-1].rfind(b"\r") + 1 :]  # without what a carriage return has overwritten
+            if len(self._begun) > _MOST_KEPT:
+                lines, self._begun = [*lines, self._begun], b""
+            if lines:
+                self._output.add([line.decode(errors="replace") for line in lines], self._is_error)
+
+    def end_line(self) -> None:
+        """Take a line that has been begun for complete."""
+        if self._begun:
+            line, self._begun = self._begun, b""
+            self._output.add([line.decode(errors="replace")], self._is_error)
+
+    def close_write_end(self) -> None:
+        """Close this process's copy of the end that the trainer writes to."""
+        os.close(self.write_end)
+
+    def close(self) -> None:
+        """Read what is left, and close the pipe."""
+        self.read()
+        self.end_line()
+        os.close(self._read_end)

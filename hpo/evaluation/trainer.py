@@ -1,0 +1,274 @@
+"""A trainer as its supervisor sees it: messages, output, stacks, and how it ends."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from traceback import FrameSummary
+from typing import Any, Protocol
+
+from hpo.evaluation.output import Output, Pipe
+from hpo.evaluation.template import Template, describe_status
+from hpo.layout import usable_cores
+from hpo.process.channel import ChannelClosed, Message
+from hpo.process.linux import count_memory_kills
+from hpo.process.stacks import INTERRUPT, WRITE_STACKS, find_frames
+from hpo.process.template_start import plain_environment
+
+_SECONDS_TO_DIE = 0.5  # from closing its connection, or from its being killed
+_SECONDS_TO_WRITE_STACKS = 0.5
+_MOST_SECONDS_TO_DIE = 15.0  # of a process that is killed; the driver of a GPU may keep it
+_PAUSE = 0.01
+_PLACE_OF_SIGNALS = "/torch/distributed/"
+
+
+class Waker(Protocol):
+    """Something that another thread can end a wait with."""
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a trainer: what has happened, and where its objective was."""
+
+    text: str
+    frames: Sequence[FrameSummary] = ()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a rank's trainers have in common: threads of torch, the level of logs, and whether a terminal is theirs."""
+
+    threads: int = 1
+    log_level: str = "WARNING"
+    is_attended: bool = False
+
+
+class Trainer:
+    """A process that was forked from the template for this rank."""
+
+    def __init__(
+        self, template: Template, output: Output, terms: Terms, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Fork a trainer. It is to train if there are `variables` for its environment, of which there may be none."""
+        self._template = template
+        self._output = output
+        self._pipes = [] if terms.is_attended else [Pipe(output, False), Pipe(output, True)]
+        self._stacks = os.memfd_create("hpo-stacks")
+        self._memory_kills = count_memory_kills()
+        self._template_deaths = template.deaths
+        self.is_killed = self._has_started = False
+        self._killed_at = math.inf
+        ends = [0, 1, 2] if terms.is_attended else [pipe.write_end for pipe in self._pipes]
+        streams = [*ends[-2:], self._stacks, *ends[:-2]]
+        self.process, self._channel = template.spawn(
+            streams,
+            environment={**plain_environment(), **(variables or {})},
+            trains=variables is not None,
+            cores=usable_cores(),
+            folder=os.getcwd(),  # noqa: PTH109 - a text
+            threads=terms.threads,
+            log_level=terms.log_level,
+            is_attended=terms.is_attended,
+        )
+        for pipe in self._pipes:
+            pipe.close_write_end()
+
+    def send(self, kind: str, descriptors: Sequence[int] = (), /, **content: Any) -> None:
+        """Send a request; a trainer that has ended is found by `wait`."""
+        with suppress(ChannelClosed):
+            self._channel.send(kind, descriptors, **content)
+
+    def wait(self, timeout: float | None = None, *others: Waker) -> Message | Ended | None:
+        """Return the trainer's next message, or its end; None after `timeout` seconds, or if another one is ready."""
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                if (message := self._channel.receive(0)) is not None:
+                    self._read_output()
+                    if message.kind != "started":
+                        return message
+                    self._has_started = True
+                    continue
+            except ChannelClosed as error:
+                return self._find_end(str(error))
+            if self._template.has_ended(self.process) or time.monotonic() > self._killed_at + _MOST_SECONDS_TO_DIE:
+                return self._find_end("")
+            left = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+            pipes = [pipe for pipe in self._pipes if pipe.is_open]
+            waiting: list[Any] = [self._channel, *pipes, *others, *self._news()]
+            ready = select.select(waiting, [], [], left)[0]
+            for pipe in pipes:
+                if pipe in ready:
+                    pipe.read()
+            if self._template in ready:
+                self._template.look()
+            if not ready or any(other in ready for other in others):
+                return None
+
+    def ask(self, kind: str, answer: str, descriptors: Sequence[int] = (), /, **content: Any) -> Message | Ended:
+        """Send a request, and return the answer, or the trainer's end."""
+        self.send(kind, descriptors, **content)
+        return self.next(answer)
+
+    def next(self, kind: str) -> Message | Ended:
+        """Return the trainer's next message of a kind, or its end."""
+        while True:
+            found = self.wait(None)
+            if isinstance(found, Ended) or (found is not None and found.kind == kind):
+                return found
+
+    def interrupt(self) -> None:
+        """Let the objective be ended by an exception."""
+        self._signal(INTERRUPT)
+
+    def find_stack(self) -> Sequence[FrameSummary]:
+        """Return the frames of the objective in the trainer's main thread, as far as it can say them."""
+        if not self._has_started:  # the signal would end it
+            return ()
+        start = os.fstat(self._stacks).st_size
+        self._signal(WRITE_STACKS)
+        give_up_at, size = time.monotonic() + _SECONDS_TO_WRITE_STACKS, start
+        while time.monotonic() < give_up_at:
+            time.sleep(_PAUSE)
+            before, size = size, os.fstat(self._stacks).st_size
+            if start < size == before:
+                break
+        return self._frames_since(start)
+
+    def count_ticks(self) -> int:
+        """Return the CPU time of the trainer's main thread, in hundredths of a second on most systems."""
+        with suppress(OSError, ValueError, IndexError):
+            stat = Path(f"/proc/{self.process}/task/{self.process}/stat").read_text()
+            return sum(map(int, stat.rpartition(")")[2].split()[11:13]))
+        return 0
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if not self.is_killed:
+            self.is_killed, self._killed_at = True, time.monotonic()
+        self._signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let the process go, at once if it is to be killed; read what it has printed."""
+        self._channel.close()
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes = []
+        if self._stacks >= 0:
+            os.close(self._stacks)
+            self._stacks = -1
+
+    def read_output(self) -> None:
+        """Take in what was printed so far."""
+        for pipe in self._pipes:
+            pipe.read()
+            pipe.end_line()
+
+    @property
+    def has_lost_template(self) -> bool:
+        """Whether the template has died, which ends all its trainers."""
+        self._template.look()
+        return not self._template.is_open or self._template.deaths > self._template_deaths
+
+    def _news(self) -> list[Template]:
+        return [self._template] if self._template.is_open else []
+
+    def _read_output(self) -> None:
+        for pipe in self._pipes:
+            pipe.read()
+
+    def _signal(self, number: int) -> None:
+        if not self._template.has_ended(self.process):
+            with suppress(ProcessLookupError):
+                os.kill(self.process, number)
+
+    def _find_end(self, closed: str) -> Ended:
+        """Return how the trainer has ended; one that has only closed its connection is killed."""
+        status = self._template.status_of(self.process)
+        if status is None:
+            self.kill()
+            self._template.status_of(self.process)
+        self._read_output()
+        frames = self._frames_since(0)
+        if status is None and not self.is_killed:
+            return Ended(f"the trainer has closed its connection ({closed})", frames)
+        what = f"the trainer {describe_status(status)}"
+        if status == -signal.SIGKILL and not self.is_killed:
+            sure = count_memory_kills() > self._memory_kills
+            what += ", by the kernel for want of memory" if sure else ", perhaps by the kernel for want of memory"
+        elif status == -signal.SIGABRT and any(_PLACE_OF_SIGNALS in frame.filename for frame in frames):
+            what += (
+                ", most likely because the ranks of its worker were in collectives of different sizes, or in different "
+                "numbers of them (hpo check compares them)"
+            )
+        elif status is not None and status >= 0:
+            what += ": return, or raise an exception" if status == 0 else ""
+        if errors := [line for line in self._output.last_errors if not line.startswith("Fatal Python error")]:
+            what += f"; its last line on stderr: {errors[-1].strip()}"
+        return Ended(what, frames)
+
+    def _frames_since(self, start: int) -> Sequence[FrameSummary]:
+        size = os.fstat(self._stacks).st_size
+        header = os.pread(self._stacks, 100, 0).decode(errors="replace").partition("\n")[0]
+        dump = os.pread(self._stacks, size - start, start).decode(errors="replace")
+        return find_frames(header, dump)
+
+
+class TrainerSlot:
+    """The place of this rank's trainer: one at a time, forked when it is needed.
+
+    Trainers are replaced after each evaluation if they are to be `fresh`.
+    """
+
+    def __init__(self, template: Template, output: Output, terms: Terms, fresh: bool = False) -> None:
+        self._template = template
+        self.output = output
+        self._terms = terms
+        self._fresh = fresh
+        self.variables: dict[str, str] = {}
+        self._trainer: Trainer | None = None
+        self.group = ""  # that the trainer is in, by name
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a trainer that lives, as far as is known."""
+        if self._trainer is None:
+            return False
+        self._template.look()
+        return not self._template.has_ended(self._trainer.process)
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer; one is forked if there is none that lives."""
+        if not self.is_ready:
+            self.discard()
+            self._trainer = Trainer(self._template, self.output, self._terms, self.variables)
+        assert self._trainer is not None
+        return self._trainer
+
+    def fork(self, output: Output | None = None) -> Trainer:
+        """Return another trainer, which belongs to the caller, and what it prints to an output of its own."""
+        return Trainer(self._template, output or Output(), replace(self._terms, is_attended=False))
+
+    def finish(self, is_clean: bool) -> None:
+        """End an evaluation: a trainer in which something is left, or which is not to be used again, is let go."""
+        if self._trainer is not None and (self._fresh or not is_clean):
+            trainer, self._trainer, self.group = self._trainer, None, ""
+            trainer.close()
+
+    def discard(self) -> None:
+        """Kill the trainer, if there is one."""
+        trainer, self._trainer, self.group = self._trainer, None, ""
+        if trainer is not None:
+            trainer.kill()
+            trainer.close()

@@ -1,0 +1,152 @@
+"""Messages between a rank and its template or trainers: JSON with a length in front of it, over a Unix socket.
+
+Nothing that comes from the other end is unpickled: a trainer runs code of the user, which may write anything anywhere.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+_HEADER = struct.Struct("=IB")  # length of the JSON in bytes, number of file descriptors
+_MOST_BYTES = 1 << 28
+_MOST_DESCRIPTORS = 8
+_CHUNK = 1 << 16
+_SECONDS_TO_SEND = 10.0
+
+
+class ChannelClosed(Exception):  # noqa: N818 - the other end has gone, which may be no error
+    """The other end of a channel is closed, does not read, or sends what is not a message."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: its kind, its content, and the file descriptors that came with it."""
+
+    kind: str
+    content: Mapping[str, Any]
+    descriptors: Sequence[int] = field(default=())
+
+    def __getitem__(self, name: str) -> Any:
+        return self.content[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a part of the content, or a default."""
+        return self.content.get(name, default)
+
+
+class Channel:
+    """One end of a connection. A descriptor that is sent stays open here; the receiver owns what it receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._socket.setblocking(False)
+        self._inode = os.fstat(connection.fileno()).st_ino
+        self._buffer = bytearray()
+        self._descriptors: deque[int] = deque()
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        return self._socket.fileno()
+
+    def send(self, kind: str, descriptors: Sequence[int] = (), /, **content: Any) -> None:
+        """Send a message. Raises ChannelClosed if the other end is closed or does not read for some seconds."""
+        payload = json.dumps([kind, content]).encode()
+        data = memoryview(_HEADER.pack(len(payload), len(descriptors)) + payload)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        give_up_at = time.monotonic() + _SECONDS_TO_SEND
+        try:
+            self._check_own()
+            while data:
+                with suppress(BlockingIOError):
+                    data = data[self._socket.sendmsg([data], rights, socket.MSG_NOSIGNAL) :]
+                    rights = []
+                    continue
+                left = give_up_at - time.monotonic()
+                if left <= 0 or not select.select([], [self._socket], [], left)[1]:
+                    raise ChannelClosed(f"nothing was read for {_SECONDS_TO_SEND:g} s")
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """Return the next message, None if it has not come whole after `timeout` seconds; None waits for ever.
+
+        Raises ChannelClosed if the other end is closed.
+        """
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        while True:
+            message = self._take()
+            if message is not None:
+                return message
+            try:
+                self._check_own()
+                if self._read():
+                    continue
+                left = None if give_up_at is None else give_up_at - time.monotonic()
+                if (left is not None and left <= 0) or not select.select([self._socket], [], [], left)[0]:
+                    return None
+            except (OSError, ValueError) as error:
+                raise ChannelClosed(str(error)) from error
+
+    def close(self) -> None:
+        """Close this end."""
+        with suppress(OSError):
+            self._socket.close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    def _check_own(self) -> None:
+        """Raise OSError if code of the user has closed the socket; its descriptor may belong to another file now."""
+        if os.fstat(self._socket.fileno()).st_ino != self._inode:
+            raise OSError("the descriptor of the connection was closed")
+
+    def _read(self) -> bool:
+        """Take in what has come, without waiting, and tell whether anything has."""
+        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+        try:
+            data, rights, flags, _ = self._socket.recvmsg(_CHUNK, space, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return False
+        for level, kind, content in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                received = array.array("i")
+                received.frombytes(content[: len(content) - len(content) % received.itemsize])
+                self._descriptors.extend(received)
+        if flags & socket.MSG_CTRUNC:
+            raise ChannelClosed("file descriptors were lost: this process has too many open files")
+        if not data:
+            raise ChannelClosed("the other end is closed")
+        self._buffer += data
+        return True
+
+    def _take(self) -> Message | None:
+        if len(self._buffer) < _HEADER.size:
+            return None
+        length, descriptors = _HEADER.unpack_from(self._buffer)
+        if length > _MOST_BYTES or descriptors > _MOST_DESCRIPTORS:
+            raise ChannelClosed("what has come is not a message")
+        if len(self._buffer) < _HEADER.size + length or len(self._descriptors) < descriptors:
+            return None
+        payload = bytes(self._buffer[_HEADER.size : _HEADER.size + length])
+        del self._buffer[: _HEADER.size + length]
+        try:
+            kind, content = json.loads(payload)
+            return Message(str(kind), dict(content), tuple(self._descriptors.popleft() for _ in range(descriptors)))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ChannelClosed(f"what has come is not a message: {error}") from error
+
+
+def channel_pair() -> tuple[Channel, socket.socket]:
+    """Return one end of a new connection, and the socket of the other end, to be given to another process."""
+    own, other = socket.socketpair()
+    return Channel(own), other

@@ -1,0 +1,87 @@
+"""What Linux offers to processes that belong together: death with the parent, adopted orphans, counts of kills."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent: int) -> None:
+    """Let this process be killed when the thread that has made it ends; end it now if its parent has gone already.
+
+    Raises OSError if the system refuses.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it had gone before the line above
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of the processes that this process's children leave behind."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def children_of(process: int) -> list[int]:
+    """Return the children of a process."""
+    found: list[int] = []
+    with suppress(OSError, ValueError):
+        for path in Path(f"/proc/{process}/task").glob("*/children"):
+            found += map(int, path.read_text().split())
+    return found
+
+
+def count_threads() -> int:
+    """Return the number of this process's threads, those of native code too."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def prefer_to_kill() -> None:
+    """Let the kernel kill this process first when memory is short."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def count_memory_kills() -> int:
+    """Return how many processes the kernel has killed for want of memory, on this host and in this cgroup."""
+    count = 0
+    paths = [Path("/proc/vmstat")]
+    with suppress(OSError):
+        groups = [line[4:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")]
+        paths += [Path("/sys/fs/cgroup", group, "memory.events") for group in groups]
+    for path in paths:
+        with suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    count += int(line.split()[1])
+    return count
+
+
+def identify_processes() -> str:
+    """Return a text that is the same for processes that see each other in /proc."""
+    space = "?"
+    with suppress(OSError):
+        space = str(Path("/proc/self/ns/pid").readlink())
+    return f"{os.uname().nodename} {space}"
+
+
+def identify_container() -> str:
+    """Return a text that is the same for processes that share a host, its namespaces and a cgroup."""
+    parts = [os.uname().nodename]
+    for kind in ("pid", "net", "mnt", "user"):
+        with suppress(OSError):
+            parts.append(str(Path(f"/proc/self/ns/{kind}").readlink()))
+    with suppress(OSError):
+        parts.append(Path("/proc/self/cgroup").read_text())
+    return "\n".join(parts)

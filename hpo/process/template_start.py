@@ -1,0 +1,64 @@
+"""How a template is started: with the rank's own import paths, and an environment without what MPI has set."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+# What launchers tell a rank of an MPI job. Code that is written for torchrun takes it for its own: Accelerate reads
+# PMI_SIZE, DeepSpeed OMPI_COMM_WORLD_SIZE, Lightning SLURM_NTASKS.
+_LAUNCHERS = (
+    "PMI_",
+    "PMIX_",
+    "OMPI_",
+    "PRTE_",
+    "MPI_LOCAL",
+    "MPIEXEC_",
+    "HYDI_",
+    "HYDRA_",
+    "MV2_COMM_",
+    "PALS_",
+    "PMIX",
+)
+_TASKS = ("PROCID", "LOCALID", "NODEID", "TASK_PID", "GTIDS", "NTASKS", "NPROCS", "NTASKS_PER_NODE", "TASKS_PER_NODE")
+
+_CODE = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from hpo.trainer.template import main; main(json.loads(sys.argv[1]))"
+)
+
+
+def command_of(state: Mapping[str, Any]) -> list[str]:
+    """Return the command line of a template, which imports what this process would import."""
+    return [sys.executable, "-u", "-c", _CODE, json.dumps(state), json.dumps(sys.path)]
+
+
+def plain_environment() -> dict[str, str]:
+    """Return this rank's environment without what describes it as a task of a launcher."""
+    tasks = {f"SLURM_{name}" for name in _TASKS}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith((*_LAUNCHERS, "SLURM_STEP_")) and name not in tasks
+    }
+
+
+def template_environment() -> dict[str, str]:
+    """Return the environment in which a template imports: without threads, and without CUDA."""
+    environment = plain_environment()
+    # torch warns of hosts whose names it cannot look up, and works all the same; errors that it logs it also raises.
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")}
+    return {**environment, **threads, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def is_first_on_host(environment: Mapping[str, str]) -> bool:
+    """Tell whether a launcher says that this rank is its host's first, or does not say anything."""
+    names = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID")
+    for name in (*names, "SLURM_LOCALID"):
+        if name in environment:
+            return environment[name] == "0"
+    return True

@@ -1,0 +1,238 @@
+"""The search file: its space, its functions and its settings. Only this module imports a user's file."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import functools
+import inspect
+import traceback
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpo.errors import UsageError
+from hpo.objectives import ONLY_LOSS, Objectives, declared
+from hpo.problem import Description
+from hpo.space import SearchSpace
+from hpo.trainer.importing import EXAMPLE, import_source, read_source
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+@dataclass(frozen=True)
+class SearchFile:
+    """A search file that was imported, with its functions; `hpo.problem.Description` is the same file as data."""
+
+    path: Path
+    """The path that the user gave."""
+    location: Path
+    """The absolute path, which stacks show."""
+    source: bytes = field(repr=False)
+    """The content that was imported, even if the file has changed since."""
+    space: SearchSpace
+    """The search space."""
+    objective: Callable[..., Any]
+    """The function that trains and yields losses."""
+    settings_type: type | None = None
+    """The dataclass `Settings`, if the file has one."""
+    prepare: Callable[..., Any] | None = None
+    """The function `prepare`, if the file has one."""
+    test: Callable[..., Any] | None = None
+    """The function `test`, if the file has one."""
+    objectives: Objectives = ONLY_LOSS
+    """The objectives of the search: the loss alone unless the file declares others."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the file as data that JSON can hold, from which `Description.from_data` makes a description."""
+        return Description(
+            self.path,
+            self.location,
+            self.source,
+            self.space,
+            self.objectives,
+            has_settings=self.settings_type is not None,
+            has_prepare=self.prepare is not None,
+            has_test=self.test is not None,
+        ).data
+
+    def bind(self, assignments: Sequence[str]) -> dict[str, Any]:
+        """Return the values of the settings that NAME=VALUE texts make, as data that JSON can hold."""
+        return {"values": self.bound(assignments).values}
+
+    def bound(self, assignments: Sequence[str]) -> BoundSearch:
+        """Return this file with settings made from NAME=VALUE texts. Raises UsageError as `settings` does."""
+        return BoundSearch(self, self.settings(assignments))
+
+    def settings(self, assignments: Sequence[str]) -> Any:
+        """Return the file's Settings, made from NAME=VALUE texts; None for a file without Settings.
+
+        Raises UsageError for a name or a value that the Settings do not take.
+        """
+        if self.settings_type is None:
+            for assignment in assignments:
+                self.check_setting(assignment)
+            return None
+        values = dict(self._setting(assignment) for assignment in assignments)
+        try:
+            return copy.deepcopy(self.settings_type(**values))  # Each call gets a copy, which has to be possible.
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"the settings of {self.path}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"the settings of {self.path}: {type(error).__name__}: {error}") from error
+
+    def check_call(self, name: str, function: Callable[..., Any], *arguments: str) -> None:
+        """Raise a UsageError unless a function of the file takes the arguments that it will get."""
+        expected = [*arguments, *(["settings"] if self.settings_type else [])]
+        try:
+            inspect.signature(function).bind(*expected)
+        except TypeError as error:
+            raise UsageError(f"{self.path}: {name} is called as {name}({', '.join(expected)}): {error}") from None
+        except ValueError:  # A builtin has no signature to look at.
+            return
+
+    def check_setting(self, assignment: str) -> None:
+        """Raise a UsageError unless the file's Settings can have this NAME=VALUE."""
+        if self.settings_type is None:
+            raise UsageError(f"--set {assignment}: {self.path} has no Settings to set")
+        self._setting(assignment)
+
+    def _setting(self, assignment: str) -> tuple[str, Any]:
+        name, equals, text = assignment.partition("=")
+        try:
+            types = typing.get_type_hints(self.settings_type)
+        except NameError as error:
+            raise UsageError(f"{self.path}: the types of Settings must be there at run time: {error}") from error
+        names = [field.name for field in dataclasses.fields(self.settings_type) if field.init]  # type: ignore[arg-type]
+        if not equals:
+            raise UsageError(f"--set {assignment}: write --set NAME=VALUE, e.g. --set {names[0] if names else 'x'}=3")
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise UsageError(
+                f"--set {assignment}: {self.path} has no setting {name!r}; {hint}it has {', '.join(names)}"
+            )
+        try:
+            return name, _parse(text, types[name])
+        except ValueError as error:
+            raise UsageError(f"--set {assignment}: {name} takes {error}, not {text!r}") from None
+
+
+@dataclass(frozen=True)
+class BoundSearch:
+    """A search file and its settings; each call of a function gets a copy of the settings."""
+
+    file: SearchFile
+    """The search file."""
+    settings: Any
+    """An instance of the file's `Settings`; None if the file has none."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values of the settings, as JSON can hold them."""
+        values = dataclasses.asdict(self.settings) if self.settings is not None else {}
+        return {n: v if isinstance(v, (bool, int, float, str, type(None))) else str(v) for n, v in values.items()}
+
+    def objective(self, params: dict[str, Any], worker: Any) -> Any:
+        """Call the objective."""
+        return self._call(self.file.objective, params, worker)
+
+    def test(self, params: dict[str, Any], weights: Mapping[str, Any]) -> Any:
+        """Call the file's `test`, which it must have."""
+        assert self.file.test is not None
+        return self._call(self.file.test, params, weights)
+
+    def prepared(self) -> Any:
+        """Return the result of the file's `prepare`, None without a `prepare`. Raises UsageError if it fails."""
+        file = self.file
+        if file.prepare is None:
+            return None
+        try:
+            return self._call(file.prepare)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{file.path}: {error}") from error
+        except SystemExit as error:
+            raise UsageError(f"{file.path}: prepare called sys.exit({error.code!r})") from error
+        except Exception as error:
+            raise UsageError(f"{file.path}: prepare failed:\n{traceback.format_exc().rstrip()}") from error
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self.file.settings_type is None:
+            return function(*arguments)
+        return function(*arguments, copy.deepcopy(self.settings))
+
+
+@dataclass(frozen=True)
+class SearchSource:
+    """A search file that is not imported yet: its path, its content, and the settings as NAME=VALUE texts."""
+
+    path: Path
+    source: bytes = field(repr=False)
+    assignments: list[str]
+
+    def load(self) -> BoundSearch:
+        """Import the file, and make its settings."""
+        return load_search_file(self.path, self.source).bound(self.assignments)
+
+
+@functools.cache
+def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
+    """Import a search file, and return it; `source` is its content, if it has been read before.
+
+    Raises UsageError if it is not a search file, or with the file's own traceback if the import fails.
+    """
+    location, source = path.absolute(), read_source(path) if source is None else source
+    module = import_source(path, location, source)
+    space, objective = getattr(module, "space", None), getattr(module, "objective", None)
+    settings_type, prepare, test = (getattr(module, name, None) for name in ("Settings", "prepare", "test"))
+    if not isinstance(space, SearchSpace):
+        raise UsageError(f"{path}: {_missing('space', space, 'a SearchSpace')}; {EXAMPLE}")
+    if not callable(objective):
+        raise UsageError(f"{path}: {_missing('objective', objective, 'a function')}; {EXAMPLE}")
+    if inspect.iscoroutinefunction(objective) or inspect.isasyncgenfunction(objective):
+        raise UsageError(f"{path}: `objective` must be a function without `async`: nothing awaits it")
+    if settings_type is not None and not (inspect.isclass(settings_type) and dataclasses.is_dataclass(settings_type)):
+        raise UsageError(f"{path}: Settings must be a dataclass, not {settings_type!r}")
+    for name, function in (("prepare", prepare), ("test", test)):
+        if function is not None and not callable(function):
+            raise UsageError(f"{path}: {name} must be a function, not {function!r}")
+    objectives = _objectives(path, getattr(module, "objectives", None))
+    search = SearchFile(path, location, source, space, objective, settings_type, prepare, test, objectives)
+    search.check_call("objective", objective, "params", "worker")
+    if prepare is not None:
+        search.check_call("prepare", prepare)
+    if test is not None:
+        search.check_call("test", test, "params", "weights")
+    return search
+
+
+def _objectives(path: Path, objectives: object) -> Objectives:
+    if objectives is None:
+        return ONLY_LOSS
+    try:
+        return declared(objectives)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _missing(name: str, value: object, kind: str) -> str:
+    return f"has no `{name}`" if value is None else f"`{name}` must be {kind}, not {value!r}"
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """Return a setting's text as a value of its type. Raises ValueError with the values that the type takes."""
+    if kind is bool:
+        if text.lower() not in _BOOLEANS:
+            raise ValueError("true or false")
+        return _BOOLEANS[text.lower()]
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise ValueError("a whole number" if kind is int else "a number") from None
+    if kind is not str:
+        raise ValueError(f"a {getattr(kind, '__name__', kind)}, which cannot be given on the command line")
+    return text

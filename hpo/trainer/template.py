@@ -1,0 +1,272 @@
+"""The template: a process that imports torch and the search file once, and from which trainers are forked.
+
+It is started by exec before its rank initialises MPI, and computes nothing: a process in which OpenMP, autograd or CUDA
+has run is not safe to fork. Several ranks of a host may use one template, each over a connection of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import faulthandler
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpo.errors import UsageError
+from hpo.process.channel import Channel, ChannelClosed, Message
+from hpo.process.linux import adopt_orphans, children_of, count_threads, die_with_parent
+from hpo.trainer.search_file import SearchFile, SearchSource, load_search_file
+
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # a scheduler sends them to all processes of a job
+_IDLE_SECONDS = 0.01
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True)
+class _Child:
+    process: int
+    owner: Channel
+
+
+class Template:
+    """Serves the ranks that connect to a listening socket.
+
+    If importing the search file made this process unsafe to fork, it replaces itself by a new one, in which trainers
+    import the file themselves (`is_cold`).
+    """
+
+    def __init__(self, listener: socket.socket, cold: SearchSource | None = None) -> None:
+        self._listener = listener
+        self._channels: list[Channel] = []
+        self._children: dict[int, _Child] = {}
+        self._file: SearchFile | None = None
+        self._cold = cold
+        self._assignments: list[str] = []
+        self._data = -1  # the descriptor of what `prepare` has returned
+        self._is_warm = False
+        self._others = set(children_of(os.getpid()))  # which the search file has started when it was imported
+        self._woken, self._wake = os.pipe()
+        for end in (self._woken, self._wake):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        self._answers: Mapping[str, Callable[[Message], dict[str, Any]]] = {
+            "load": self._load,
+            "check_setting": self._check_setting,
+            "bind": self._bind,
+            "keep_data": self._keep_data,
+        }
+
+    def serve(self) -> None:
+        """Answer requests for as long as the process lives."""
+        while True:
+            waiting: list[Any] = [self._listener, self._woken, *self._channels]
+            # While ranks begin their run, there is time to import what trainings use.
+            is_idle = self._file is not None and not self._is_warm
+            ready = select.select(waiting, [], [], _IDLE_SECONDS if is_idle else None)[0]
+            if not ready:
+                self._warm()
+            if self._woken in ready:
+                with suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+                self._reap()
+            if self._listener in ready:
+                self._accept()
+            for channel in [channel for channel in self._channels if channel in ready]:
+                try:
+                    while (message := channel.receive(0)) is not None:
+                        self._answer(channel, message)
+                except ChannelClosed:  # noqa: PERF203 - of one of them
+                    self._lose(channel)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(peer)[1] == os.getuid():
+            self._channels.append(Channel(connection))
+        else:
+            connection.close()
+
+    def _lose(self, channel: Channel) -> None:
+        """Kill the trainers of a rank that has gone."""
+        self._channels.remove(channel)
+        channel.close()
+        for child in self._children.values():
+            if child.owner is channel:
+                os.kill(child.process, signal.SIGKILL)
+
+    def _answer(self, channel: Channel, message: Message) -> None:
+        if message.kind == "spawn":
+            self._spawn(channel, message)
+        elif message.kind == "fetch_data":
+            channel.send("data", [self._data] if self._data >= 0 else [])
+        else:
+            try:
+                channel.send("answer", **self._answers[message.kind](message))
+            except UsageError as error:
+                channel.send("mistake", text=ValueError.__str__(error))
+            if message.kind == "bind" and self._cold is not None:
+                self._start_again()
+
+    # Requests
+
+    def _load(self, message: Message) -> dict[str, Any]:
+        source = base64.b64decode(message["source"]) if "source" in message.content else None
+        self._file = load_search_file(Path(message["path"]), source)
+        return self._file.describe()
+
+    def _check_setting(self, message: Message) -> dict[str, Any]:
+        assert self._file is not None
+        self._file.check_setting(message["assignment"])
+        return {}
+
+    def _bind(self, message: Message) -> dict[str, Any]:
+        """Make the settings; trainers that are forked from now on have them."""
+        import torch
+
+        assert self._file is not None
+        self._assignments = list(message["assignments"])
+        answer = self._file.bind(self._assignments)
+        self._others = set(children_of(os.getpid()))
+        unsafe = ""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            unsafe = "it initialises CUDA"
+        elif (threads := count_threads()) > 1:
+            unsafe = f"it starts {threads - 1} thread{'s' if threads > 2 else ''}"
+        if unsafe:
+            self._cold = SearchSource(self._file.path, self._file.source, self._assignments)
+        gc.freeze()
+        return {**answer, "unsafe": unsafe, "gpus": _count_gpus()}
+
+    def _keep_data(self, message: Message) -> dict[str, Any]:
+        (self._data,) = message.descriptors
+        return {}
+
+    def _start_again(self) -> None:
+        """Replace this process by one that has not imported the search file; connections stay."""
+        assert self._cold is not None
+        for number in (self._listener.fileno(), *(channel.fileno() for channel in self._channels)):
+            os.set_inheritable(number, True)
+        source = os.memfd_create("hpo-source", 0)
+        os.write(source, self._cold.source)
+        state = {
+            "listener": self._listener.fileno(),
+            "channels": [channel.fileno() for channel in self._channels],
+            "cold": [str(self._cold.path), source, self._cold.assignments],
+        }
+        from hpo.process.template_start import command_of
+
+        sys.stdout.flush()
+        os.execv(sys.executable, command_of(state))  # noqa: S606 - this program itself
+
+    def _warm(self) -> None:
+        from hpo.trainer.warm import import_compiler
+
+        self._is_warm = True
+        import_compiler()
+        gc.freeze()  # garbage collection in trainers is quick if it leaves out what stays
+
+    def _spawn(self, channel: Channel, message: Message) -> None:
+        if message["trains"] and not self._is_warm:
+            self._warm()
+        template = os.getpid()
+        try:
+            process = os.fork()
+        except OSError as error:
+            for number in message.descriptors:
+                os.close(number)
+            channel.send("mistake", text=f"a trainer cannot be forked: {error.strerror}")
+            return
+        if process == 0:
+            self._become_trainer(template, message)
+        for number in message.descriptors:
+            os.close(number)
+        self._children[process] = _Child(process, channel)
+        channel.send("spawned", process=process)
+
+    def _become_trainer(self, template: int, message: Message) -> None:
+        """Leave the template's connections, and serve a rank; does not return."""
+        status = 1
+        try:
+            die_with_parent(template)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(self._woken)
+            os.close(self._wake)
+            for channel in self._channels:
+                channel.close()
+            self._listener.close()
+            from hpo.trainer.serve import serve
+
+            serve(message, self._file, self._cold or self._assignments, self._data)
+            status = 0
+        except ChannelClosed:
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    # Children
+
+    def _reap(self) -> None:
+        """Report the trainers that have ended, and kill what they have left behind."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            child = self._children.pop(ended.si_pid, None)
+            if child is not None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.process, signal.SIGKILL)  # its number is taken until it is waited for
+            _, status = os.waitpid(ended.si_pid, 0)
+            for orphan in children_of(os.getpid()):  # those of a trainer, then those of such an orphan
+                if orphan not in self._children and orphan not in self._others:
+                    with suppress(ProcessLookupError):
+                        os.kill(orphan, signal.SIGKILL)
+            if child is not None:
+                with suppress(ChannelClosed):
+                    child.owner.send("ended", process=child.process, status=os.waitstatus_to_exitcode(status))
+
+
+def _count_gpus() -> int:
+    """Return the number of GPUs, without initialising CUDA."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def main(state: Mapping[str, Any]) -> None:
+    """Become a template; `state` is what `hpo.process.template_start` gives, or an earlier self of this process."""
+    if "parent" in state:
+        die_with_parent(state["parent"])
+    adopt_orphans()
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
+    gc.disable()  # imports make many objects that stay
+    from hpo.trainer.warm import import_torch
+
+    import_torch()
+    cold = None
+    if "cold" in state:
+        path, source, assignments = state["cold"]
+        cold = SearchSource(Path(path), os.pread(source, os.fstat(source).st_size, 0), assignments)
+    template = Template(socket.socket(fileno=state["listener"]), cold)
+    template._channels = [Channel(socket.socket(fileno=number)) for number in state.get("channels", ())]
+    template.serve()
