@@ -1,6 +1,7 @@
 # make search   the default search, on 8 MPI ranks; sets up what it needs
 # make test     all tests; sets up what it needs
 # make test-fast those that launch no MPI jobs and take no seconds each; half a minute on two cores
+# make test-gpu those that need a GPU
 # make soak     what make test does to runs, for longer: damages, kills, resumes, recovery times
 # make lint     style, types, and what may import what
 # make docs     the documentation, into site/
@@ -12,7 +13,7 @@ PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.10; do \
 	$$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$python && break; done)
 bin := $(VENV)/bin
 
-.PHONY: search test test-fast soak lint docs setup open-mpi
+.PHONY: search test test-fast test-gpu soak lint docs setup open-mpi
 
 search: setup
 	PATH="$(abspath $(bin)):$$PATH" mpirun -n 8 python run_islands.py
@@ -22,6 +23,9 @@ test: setup
 
 test-fast: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m pytest -m "not mpi and not slow" --numprocesses 2
+
+test-gpu: setup
+	PATH="$(abspath $(bin)):$$PATH" python -m pytest -m gpu
 
 soak: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m tests.soak

@@ -12,7 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.support.endurance import WAYS, Tally, recovery_times, slowdown, survive, suspend
+from tests.searches.dying import CRASHES
+from tests.support.endurance import WAYS, Tally, crash_times, recovery_times, slowdown, survive, suspend
 from tests.support.fuzz import fuzz
 from tests.support.launch import available_mpis
 from tests.support.saving import go_on
@@ -48,6 +49,8 @@ def main() -> None:
             f"{arguments.runs} runs, every other one with 5 ms more for each file operation: {total.kills} kills, "
             f"{total.resumes} resumes, {total.finished} evaluations finished, {total.repeated} of them repeated "
             f"after a kill, {total.lost} lost; the journal was read {total.readings} times meanwhile\n"
+            f"{total.trainers} trainers and {total.templates} templates were killed, too: {total.failed} evaluations "
+            f"failed for it\n"
         )
         survival = go_on(mpis[0], folder / "saving", random.Random(arguments.seed), kills=arguments.runs * 2)
         print(
@@ -72,6 +75,10 @@ def main() -> None:
         times = [recovery_times(mpis[0], size, folder / f"recovery{size}") for size in (1, 2, 3)]
         for way in WAYS:
             print(f"{way:28}" + "".join(f"{of_size[way]:9.2f}" if way in of_size else "        -" for of_size in times))
+        crashes = [crash_times(mpis[0], size, folder / f"crashes{size}") for size in (1, 2, 3)]
+        for way in CRASHES:
+            print(f"{'crash: ' + way:28}" + "".join(f"{of_size[way]:9.2f}" for of_size in crashes))
+        times += crashes
         for way in SHARED:
             shared = [worst_recovery(mpis[0], way, size, folder / f"{way}{size}") for size in (2, 3)]
             times.append({way: max(shared)})

@@ -15,7 +15,6 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.problem import load_search_file
 from hpo.report.page.write import render
 from hpo.report.tables import print_advice
 from hpo.results.advice.result import Advice, Result, listed, percent
@@ -24,6 +23,7 @@ from hpo.results.reader import RunReader
 from hpo.run.handover import hand_over
 from hpo.store.trials import Evaluation
 from tests.support.fuzz import VALUES
+from tests.support.in_process import problem_of
 from tests.support.launch import call_hpo
 from tests.support.runs import BEGAN, QUICK, add, make_run, manifest
 
@@ -495,7 +495,7 @@ def test_the_tables_and_the_page_say_what_follows(advised: Path, capsys: pytest.
 
 
 def test_a_run_ends_with_it_before_the_path_of_the_report(advised: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hand_over(advised, None, load_search_file(QUICK).bound([]), to_test=False)
+    hand_over(advised, None, problem_of(QUICK), None)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["", "What to do next"]
     assert lines[-2:] == ["", f"The report is {advised}/report.html"]
@@ -507,7 +507,7 @@ def test_where_nothing_follows_nothing_is_said(tmp_path: Path, capsys: pytest.Ca
         add(record, curve={1: loss + 1, 2: loss})
     add(record, TrialState.FAIL, failure="no")
     assert call_hpo("top", tmp_path / "run") == 0
-    hand_over(tmp_path / "run", None, load_search_file(QUICK).bound([]), to_test=False)
+    hand_over(tmp_path / "run", None, problem_of(QUICK), None)
     print_advice([])
     assert capsys.readouterr().out.endswith(f", of 64\nThe report is {tmp_path}/run/report.html\n")
     page = (tmp_path / "run" / "report.html").read_text("utf-8")

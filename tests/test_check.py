@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import math
+import os
+import pty
 import re
 import signal
+import subprocess
 import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,10 +23,22 @@ from torch.nn.modules import module
 from torch.optim import optimizer
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.check.probe import Probe
+from hpo.check.collectives import Mismatch, find_mismatch
 from hpo.check.start import middle
-from hpo.process.place import Places
-from tests.support.launch import FASHION_MNIST, PROGRAM, PROGRAMS, ROOT, SEARCHES, Mpi, finish, needs_fashion_mnist
+from hpo.process.seen import Seen
+from hpo.trainer.probe import Probe
+from tests.support.in_process import through_json
+from tests.support.launch import (
+    FASHION_MNIST,
+    PROGRAM,
+    PROGRAMS,
+    ROOT,
+    SEARCHES,
+    Mpi,
+    finish,
+    hpo_line,
+    needs_fashion_mnist,
+)
 from tests.test_docs import example
 
 CODE = "from hpo.cli import main; main()"
@@ -28,22 +47,23 @@ EVERYWHERE = "wrong  It fails on 2 ranks and on 1: "
 TOGETHER = "wrong  It fails on 2 ranks, and not on 1: "
 WAIT = "The ranks of a worker have to call the same collectives"
 EPOCHS = "The ranks have to train equally many epochs"
+LINE = r"mistaken\.py:\d+"
 
 # What docs/own-model.md lists as going wrong most often.
 TOLD = {
     "own loss": f"{TOGETHER}the ranks yielded different losses: rank 0 .* add up the sums over all ranks",
     "epochs": f"{TOGETHER}timeout: .* {EPOCHS}",
     "early stopping": f"{TOGETHER}timeout: .* {EPOCHS}",
-    "rank 0 alone": f"{TOGETHER}the ranks are in different collectives: rank 0 barrier at .* {WAIT}",
-    "unequal steps": f"{TOGETHER}the ranks are in different collectives: .* rank 1 allreduce .* {WAIT}",
-    "fork": r'wrong  mistaken\.py:\d+: a DataLoader forks .* multiprocessing_context="forkserver"',
-    "dataset in file": f"{EVERYWHERE}.* exited unexpectedly .* put the Dataset into a module beside it",
+    "rank 0 alone": f"{TOGETHER}the ranks are in different collectives: rank 0 barrier at {LINE}, rank 1 .* {WAIT}",
+    "unequal steps": (
+        rf"{TOGETHER}the ranks are in different collectives: rank 0 allreduce of float \[212\] at {LINE}, "
+        rf"rank 1 allreduce of float \[\] at {LINE} {WAIT}"
+    ),
+    "dataset in file": f"{EVERYWHERE}.* exited unexpectedly .* leave multiprocessing_context out, or put the Dataset",
     "unused": rf"{EVERYWHERE}.*Expected to have finished .* \(aside\.bias, aside\.weight\): freeze them",
     "returned": f"{EVERYWHERE}.* yielded no loss, but returned 0.5: .* Yield the validation loss after each epoch",
     "none elsewhere": f"{TOGETHER}.* not None Every rank has to yield the loss: .* dist.broadcast",
     "path": f"{EVERYWHERE}.*'data/train.csv' .* Let it be a setting",
-    "torchrun": f"{EVERYWHERE}.*KeyError: 'RANK' .* worker.rank of worker.size",
-    "init": f"{EVERYWHERE}.*default process group twice! .* process group is up",
     "nan": f"{EVERYWHERE}.*the validation loss is nan .* narrow the learning rate",
 }
 
@@ -77,6 +97,9 @@ DIFFERENT = {
     "unseeded": "look   The same seed .* from the same first weights .* without worker.seed",
     "idle": "look   2 parameters of the optimizer never had a gradient: aside.bias, aside.weight",
 }
+
+# Ways that a trainer can take though its rank could not.
+RIGHT = ["none", "fork", "torchrun", "init"]
 
 
 def check(mpi: Mpi, ranks: int, folder: Path, search: object, *settings: str) -> tuple[int, str]:
@@ -119,6 +142,12 @@ def test_what_is_only_different_is_to_be_looked_at(mpi: Mpi, tmp_path: Path) -> 
         assert re.search(told, printed), f"{way}: {printed}"
         assert status == 0, way
         assert "\nNothing is wrong, " in printed, f"{way}: {printed}"
+
+
+def test_code_for_torchrun_and_forking_loaders_are_right(mpi: Mpi, tmp_path: Path) -> None:
+    for way, (status, printed) in zip(RIGHT, checks(mpi, tmp_path, RIGHT), strict=True):
+        assert status == 0, f"{way}: {printed}"
+        assert printed.endswith("\nNothing is wrong\n"), f"{way}: {printed}"
 
 
 @pytest.mark.parametrize(("way", "ended"), [("own loss", 1), ("none", 0)])
@@ -223,6 +252,9 @@ def test_the_individual_is_the_first_of_a_file_and_nothing_stays(
     job = mpi.run(2, "-c", CODE, "check", MISTAKEN, "--start-with", "start.json", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.startswith(f"{MISTAKEN}: width=9  lr=0.5  act=relu\non 2 ranks, once again, and on 1 rank;")
+    torchs = tmp_path / "temporary" / f"torchinductor_{getpass.getuser()}"
+    if torchs.is_dir():
+        torchs.rmdir()  # torch._dynamo makes it when it is imported, and leaves it empty
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["start.json", "temporary"]
 
 
@@ -237,6 +269,90 @@ def test_a_check_stops_when_it_is_told_to(mpi: Mpi, tmp_path: Path) -> None:
     assert time.monotonic() - told < 15
     assert ended.returncode == 130
     assert ended.stdout.endswith("Stopped: SIGUSR1\n")
+
+
+ASKING = """
+from hpo import Float, SearchSpace
+space = SearchSpace(x=Float(0, 1))
+
+
+def objective(params, worker):
+    answer = 42
+    breakpoint()
+    print("went on")
+    return params["x"]
+"""
+
+
+@pytest.mark.mpi
+def test_breakpoint_on_one_rank_reads_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "asking.py").write_text(ASKING)
+    line = hpo_line("check", "asking.py")
+    ended = subprocess.run(
+        line, cwd=tmp_path, input="p answer\nc\nc\n", capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "(Pdb) 42\n" in ended.stdout
+    assert ended.stdout.count("(Pdb) went on\n") == 2
+    assert "ok     The same seed on 1 rank has the same losses twice" in ended.stdout
+
+
+@pytest.mark.mpi
+def test_breakpoint_on_one_rank_works_in_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "asking.py").write_text(ASKING)
+    terminal, end = pty.openpty()
+    job = subprocess.Popen(hpo_line("check", "asking.py"), cwd=tmp_path, stdin=end, stdout=end, stderr=end)
+    os.close(end)
+    shown = b""
+    try:
+        for command in (b"p answer + 1", b"c", b"c"):
+            while not shown.endswith(b"(Pdb) "):
+                shown += os.read(terminal, 4096)
+            os.write(terminal, command + b"\n")
+            shown += os.read(terminal, 4096)
+        with suppress(OSError):  # the other end is closed
+            while part := os.read(terminal, 4096):
+                shown += part
+        assert job.wait(30) == 0, shown
+    finally:
+        job.kill()
+        job.wait()
+        os.close(terminal)
+    assert b"\r\n43\r\n" in shown
+    assert shown.count(b"\nwent on\r\n") == 2
+    assert b"Nothing is wrong" in shown
+
+
+def mismatch(rank: int, called: str, peer: int) -> str:
+    """Return the message of torch's check; the collective of the peer in it is wrong."""
+    return (
+        f"Detected mismatch between collectives on ranks. Rank {rank} is running collective: CollectiveFingerPrint("
+        f"SequenceNumber=7{called}), but Rank {peer} is running collective: CollectiveFingerPrint(SequenceNumber=0"
+        "OpType=SCATTER).Collectives differ in the following aspects: Op type: ALLREDUCEvs SCATTER"
+    )
+
+
+def reduced(shape: str) -> str:
+    return f", OpType=ALLREDUCE, TensorShape=[{shape}], TensorDtypes=Float, TensorDeviceTypes=..."
+
+
+def test_find_mismatch_names_the_collective_of_each_rank() -> None:
+    barrier, reduce = mismatch(0, "OpType=BARRIER", 1), mismatch(1, reduced("2, 3"), 0)
+    seen = [
+        Seen(failures=[barrier], place="a.py:3"),
+        Seen(failures=["no message", reduce]),  # cancelled while it raised
+        Seen(place="a.py:9"),
+    ]
+    text = "the ranks are in different collectives: rank 0 barrier at a.py:3, rank 1 allreduce of float [2, 3]"
+    assert find_mismatch(f"rank 0, a.py:3: RuntimeError: {barrier}", seen) == Mismatch(text, is_right=False)
+    assert find_mismatch("timeout: rank 0 waited", seen) is None
+
+
+def test_find_mismatch_of_equal_sizes_is_right() -> None:
+    seen = [Seen(failures=[mismatch(rank, reduced(shape), 1 - rank)]) for rank, shape in enumerate(["6", "2, 3"])]
+    found = find_mismatch(seen[0].failures[0], seen)
+    assert found is not None
+    assert found.is_right
 
 
 def test_a_search_imports_nothing_of_it(mpi: Mpi, tmp_path: Path) -> None:
@@ -259,7 +375,7 @@ def test_the_middle_of_a_space_is_on_each_scale() -> None:
     assert middle(space) == {"layers": 3, "lr": 0.01, "gamma": 0.625, "act": "tanh"}
 
 
-def test_a_probe_sees_a_training_and_changes_nothing_of_it(tmp_path: Path) -> None:
+def test_a_probe_sees_a_training_and_changes_nothing_of_it() -> None:
     def train() -> torch.Tensor:
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
@@ -273,7 +389,7 @@ def test_a_probe_sees_a_training_and_changes_nothing_of_it(tmp_path: Path) -> No
 
     before = len(module._global_forward_pre_hooks), len(optimizer._global_optimizer_post_hooks)
     alone = train()
-    with Probe(Places(tmp_path / "search.py"), torch.device("cpu")) as probe:
+    with Probe(torch.device("cpu")) as probe:
         watched = train()
     assert watched.equal(alone)
     assert (len(module._global_forward_pre_hooks), len(optimizer._global_optimizer_post_hooks)) == before
@@ -284,3 +400,30 @@ def test_a_probe_sees_a_training_and_changes_nothing_of_it(tmp_path: Path) -> No
     assert [len(hashes) for _, hashes in seen.samples] == [6, 6, 6, 6, 6, 2]
     assert len({one for _, hashes in seen.samples for one in hashes}) == 31, "the last two samples are alike"
     assert seen.memory > 1 << 20
+    assert Seen.from_data(through_json(seen.as_data())) == seen
+
+
+def test_seen_from_data_returns_what_a_trainer_has_seen() -> None:
+    seen = Seen(
+        steps=3,
+        until=[2, 3],
+        weights={(0, 0): ((1.0, math.inf),), (1, 2): ()},
+        at_loss=[((0.5, -0.25), (1e-300, 2.0))],
+        gradients={0: ((1.0, 2.0),), 1: ()},
+        shapes=[(2, 3), ()],
+        sharded=True,
+        without_gradient=["idle"],
+        noisy=Counter({"Dropout": 2}),
+        normal=Counter({"BatchNorm1d": 1}),
+        shared=Counter({"SyncBatchNorm": 1}),
+        samples=[(0, [b"01234567", b"\0\xff234567"]), (1, [])],
+        seconds=1.5,
+        memory=1 << 40,
+        failures=["it failed"],
+        place="search.py:3",
+    )
+    assert vars(seen).keys() == vars(Seen()).keys()
+    assert all(value != vars(Seen())[name] for name, value in vars(seen).items()), "each field has a value to lose"
+    assert Seen.from_data(through_json(seen.as_data())) == seen
+    assert Seen.from_data(through_json(Seen().as_data())) == Seen()
+    assert Seen.from_data({}) == Seen(), "the trainer has crashed"

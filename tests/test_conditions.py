@@ -10,7 +10,7 @@ import random
 import re
 import time
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,15 @@ from hpo.breeding.names import OF_NUMBERS, PROPAGATORS
 from hpo.breeding.past import Past
 from hpo.breeding.surrogate import Surrogate
 from hpo.parameters import Parameter
+from hpo.problem import AskedConstraints, dump_space, load_space
 from hpo.report.page.importances import importances
 from hpo.store.trials import Evaluation
+from hpo.trainer.constraints import answer
 from tests.searches.conditional import space as CONDITIONAL
 from tests.support.evaluations import one
+from tests.support.in_process import through_json
 from tests.support.launch import PROGRAM, SEARCHES, Mpi, run_hpo
-from tests.support.outcome import trials_of
+from tests.support.outcome import finished, trials_of
 
 SPACE = SearchSpace(
     optimizer=Categorical("sgd", "adam"),
@@ -200,6 +203,115 @@ def test_everything_is_drawn_and_nothing_else() -> None:
             space.draw(rng, wrong)
 
 
+class Elsewhere:
+    """Answers for the rules of a space as a trainer does, through JSON; `batches` are the sizes of its answers."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self.batches: list[int] = []
+        self.checks = 0
+
+    def __call__(self, **content: Any) -> dict[str, Any]:
+        """Answer a request."""
+        file: Any = SimpleNamespace(space=self._space)
+        answered = dict(through_json(answer(file, through_json(content))))
+        if "violated" in answered:
+            self.batches.append(len(answered["violated"]))
+        self.checks += "problem" in answered
+        return answered
+
+
+def delegated(space: SearchSpace) -> tuple[SearchSpace, Elsewhere]:
+    """Return a space as a rank has it, and what answers for its rules."""
+    elsewhere = Elsewhere(space)
+    return load_space(through_json(dump_space(space)), AskedConstraints(elsewhere)), elsewhere
+
+
+@pytest.mark.parametrize("space", [SPACE, CONDITIONAL])
+def test_delegated_space_is_as_its_own(space: SearchSpace) -> None:
+    there, _ = delegated(space)
+    assert (there.describe(), there.conditions, there.rules) == (space.describe(), space.conditions, space.rules)
+    drawn = [space.draw(rng) for rng in map(random.Random, range(200))]
+    assert [there.draw(rng) for rng in map(random.Random, range(200))] == drawn
+    wrong = [{**params, "width": 16, "heads": 3, "nesterov_from": 7} for params in drawn]
+    assert there.find_mistakes([*drawn, *wrong]) == space.find_mistakes([*drawn, *wrong])
+    assert there.allowed(wrong) == space.allowed(wrong) == [there.allows(params) for params in wrong]
+    there.check_rules()
+    with pytest.raises(ValueError, match="unknown parameter 'e'"):
+        there.draw(random.Random(0), {"e": 3})
+
+
+def test_delegated_rules_are_asked_in_few_batches() -> None:
+    space, asked = delegated(CONDITIONAL)
+    space.check_rules()
+    assert (asked.checks, asked.batches) == (1, [])
+    space.draw(random.Random(0), {"width": 240, "heads": 15})
+    assert asked.batches == [1]
+    drawn = [params for _, params in zip(range(2500), space.draws(random.Random(0)), strict=False)]
+    asked.batches.clear()
+    assert set(space.find_mistakes(drawn)) == {""}
+    assert asked.batches == [1000, 1000, 500]
+    asked.batches.clear()
+    assert space.allowed([]) == []
+    assert space.find_mistakes([{}]) == ["parameter 'optimizer' is missing"]
+    assert asked.batches == []
+    rare, asked = delegated(ruled(lambda p: p["a"] > 5))
+    with pytest.raises(ValueError, match=r"the rule, but got \{'a': 3, "):
+        rare.draw(random.Random(0), {"a": 3})
+    assert max(asked.batches) == 64
+    assert 100_000 <= sum(asked.batches) < 100_064
+
+
+def test_space_without_rules_asks_nothing_and_draws_one_by_one() -> None:
+    def never(**_: Any) -> dict[str, Any]:
+        raise AssertionError
+
+    space = load_space(through_json(dump_space(SPACE)), AskedConstraints(never))
+    space.check_rules()
+    assert space.everything is None
+    past, rng, other = Past(space, list), random.Random(0), random.Random(0)
+    assert past.draw_new(rng) == SPACE._draw_any(other)
+    assert space.draw(rng, {"layers": 2}) == SPACE._draw_any(other, {"layers": 2})
+    assert rng.getstate() == other.getstate(), "no more is drawn than today"
+    genes = np.array([list(SPACE.encode(SPACE.draw(rng)).values()) for _ in range(9)])
+    assert list(past.allowed(genes, range(9))) == list(range(9))
+
+
+def test_delegated_space_lists_everything() -> None:
+    space = SearchSpace(a=Int(1, 60), b=Int(1, 60), c=Int(1, 3, when={"a": [1, 2]}))
+    space.require(lambda p: p["a"] <= p["b"], "a is at most b")
+    there, asked = delegated(space)
+    assert there.everything == space.everything
+    assert len(there.everything or []) == 60 * 61 // 2 + 2 * (60 + 59)
+    assert asked.batches == [*(2**n for n in range(10)), 1000, 1000, 58 * 60 + 2 * 60 * 3 - 3023]
+
+
+def test_space_without_constraints_cannot_be_asked() -> None:
+    space = load_space(dump_space(CONDITIONAL))
+    assert space.decode(space.encode(CONDITIONAL.draw(random.Random(0))))
+    for ask in (space.check_rules, lambda: space.draw(random.Random(0)), lambda: space.everything or space.allows({})):
+        with pytest.raises(RuntimeError, match="no process answers for the rules"):
+            ask()
+
+
+@pytest.mark.parametrize("name", ["ga", "tpe", "random"])
+def test_propagators_breed_the_same_if_rules_are_asked_elsewhere(name: str) -> None:
+    def breed(space: SearchSpace) -> list[dict[str, Any]]:
+        started = []
+
+        def evaluate(params: dict[str, Any]) -> tuple[float, float]:
+            started.append(params)
+            return abs(params["width"] - 96) + params["layers"], 1.0
+
+        simulate(SimulatedIslands(space, [name], 2, 0), evaluate, 40)
+        return started
+
+    space, asked = delegated(CONDITIONAL)
+    assert breed(space) == breed(CONDITIONAL)
+    assert max(asked.batches) <= 64
+    assert len(asked.batches) < 40 * 30
+
+
 def ruled(rule: Any, text: Any = "the rule") -> SearchSpace:
     space = SearchSpace(
         a=Int(1, 5), b=Int(1, 5), o=Categorical("x", "y"), c=Int(1, 3, when={"o": "x"}), d=Int(1, 3, when={"o": "y"})
@@ -232,6 +344,8 @@ def ruled(rule: Any, text: Any = "the rule") -> SearchSpace:
 def test_a_rule_that_cannot_be_is_named(rule: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ruled(rule).check_rules()
+    with pytest.raises(ValueError, match=message):
+        delegated(ruled(rule))[0].check_rules()
 
 
 def test_rules_that_leave_next_to_nothing_are_named_with_what_each_leaves() -> None:
@@ -411,3 +525,53 @@ def test_rules_that_leave_nothing_are_found_before_anything_starts(mpi: Mpi, tmp
     assert job.stderr.startswith("error: the rules of this space leave nothing: of 10000 individuals")
     assert "'width is small' 0" in job.stderr
     assert not (tmp_path / "run").exists()
+
+
+CRASHING = """
+import os
+from pathlib import Path
+from hpo import Int, SearchSpace
+
+space = SearchSpace(a=Int(1, 9), b=Int(1, 9))
+begun = Path("begun")
+
+
+def differ(params):
+    count = len(begun.read_text()) if begun.exists() else 0
+    if count >= 4 or (count == 2 and not Path("crashed").exists()):
+        Path("crashed").touch()
+        os.kill(os.getpid(), 11)
+    return params["a"] != params["b"]
+
+
+def objective(params, worker):
+    with begun.open("a") as file:
+        file.write("x")
+    return params["a"]
+
+
+space.require(differ, "a differs from b")
+"""
+
+
+def test_rule_that_crashes_at_the_start_is_a_mistake(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "begun").write_text("xxxx")
+    (tmp_path / "my_search.py").write_text(CRASHING)
+    job = mpi.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert job.stderr.startswith(
+        "error: the rules of the search space cannot be asked: the trainer was ended by SIGSEGV"
+    )
+    assert job.stderr.count("error:") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_rule_that_crashes_again_ends_the_run(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "my_search.py").write_text(CRASHING)
+    options = ["--ranks-per-worker", 1, "--run-dir", "run", "--evaluations", 9]
+    job = mpi.run(1, PROGRAM, "my_search.py", *options, cwd=tmp_path)
+    assert job.returncode == 1
+    assert re.findall("^error: .*", job.stderr, re.MULTILINE) == [
+        "error: the rules of the search space cannot be asked: the trainer was ended by SIGSEGV"
+    ]
+    assert len(finished(trials_of(tmp_path / "run"))) == 4, "it was asked again after its first crash"

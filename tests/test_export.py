@@ -22,8 +22,8 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo import Categorical, SearchSpace
-from hpo.problem import load_search_file
 from hpo.store.run_dir import RunDir
+from hpo.trainer.search_file import load_search_file
 from tests.support.launch import ROOT, SEARCHES, call_hpo, hpo_line
 from tests.support.outcome import trials_of
 from tests.support.runs import add, claim, complete, make_run, run_of_everything, start

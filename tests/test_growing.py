@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hpo.errors import UsageError
 from hpo.report.live.standing import standing
 from hpo.report.page.work import timeline
 from hpo.results.reader import RunReader
@@ -22,6 +23,7 @@ from tests.support.chaos import Victim
 from tests.support.evaluations import one
 from tests.support.launch import PROGRAM, PROGRAMS, SEARCHES, Mpi, run_hpo
 from tests.support.outcome import trials_of
+from tests.support.runs import start
 
 LONG, SHORT = 1.0, 0.05
 START = [{"x": LONG, "lr": 0.02}, {"x": SHORT, "lr": 0.03}]
@@ -51,8 +53,12 @@ def curves(run_dir: Path) -> dict[float, list[float]]:
     return found
 
 
-def expected(mpi: Mpi, folder: Path) -> dict[float, list[float]]:
-    job = mpi.run(1, *growing("alone", seconds=0), cwd=folder)
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Mapping[float, list[float]]:
+    """Return the losses of the individuals, each trained by one rank."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "start.json").write_text(json.dumps(START))
+    job = Mpi().run(1, *growing("alone", seconds=0), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     return curves(folder / "alone")
 
@@ -67,8 +73,8 @@ def teams_of(run_dir: Path) -> list[list[dict[str, Any]]]:
     return [trial.user_attrs.get("teams", []) for trial in trials_of(run_dir)]
 
 
-def test_offers_are_kept_and_nobody_waits_for_ever(each_mpi: Mpi, tmp_path: Path) -> None:
-    job = each_mpi.run(8, "-m", "mpi4py", PROGRAMS / "offering.py", 1, cwd=tmp_path)
+def test_offers_are_kept_and_nobody_waits_for_ever(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(8, "-m", "mpi4py", PROGRAMS / "offering.py", 1, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     lines = [json.loads(line) for line in job.stdout.splitlines()]
     wanted = sorted(what for line in lines for what, workers in line["led"] for _ in range(workers))
@@ -77,22 +83,19 @@ def test_offers_are_kept_and_nobody_waits_for_ever(each_mpi: Mpi, tmp_path: Path
     assert sorted(what for line in lines for what in line["helped"]) == wanted
 
 
-def test_a_state_is_handed_on_as_it_was(each_mpi: Mpi, tmp_path: Path) -> None:
-    job = each_mpi.run(3, "-m", "mpi4py", PROGRAMS / "handing.py", cwd=tmp_path)
-    assert (job.returncode, job.stderr) == (0, "")
-    lines = [json.loads(line) for line in job.stdout.splitlines()]
-    assert lines == [{"same": [True] * 13, "without": True}] * 3
-
-
-def test_a_worker_without_work_joins_another_and_losses_stay(each_mpi: Mpi, folder: Path) -> None:
+def test_a_worker_without_work_joins_another_and_losses_stay(
+    each_mpi: Mpi, folder: Path, expected: Mapping[float, list[float]]
+) -> None:
     job = each_mpi.run(4, *growing("run", "--ranks-per-worker", 2, "--grow", folder=folder), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
-    assert_same(curves(folder / "run"), expected(each_mpi, folder))
+    assert_same(curves(folder / "run"), expected)
     (trial, other) = trials_of(folder / "run")
     worker = trial.user_attrs["worker"]
     (team,) = trial.user_attrs["teams"]
     assert team["workers"] == [worker, other.user_attrs["worker"]]
     assert 2 <= team["after"] < EPOCHS
+    assert trial.user_attrs["saved_after"] >= team["after"], "it was handed on through a file"
+    assert not (folder / "run" / "states").exists()
     assert "2 complete, of 2; 1 with more than one worker\n" in job.stdout
     notes = [json.loads(line) for line in (folder / "epochs").read_text().splitlines()]
     for epoch in range(1, EPOCHS + 1):
@@ -149,7 +152,9 @@ def grown(mpi: Mpi, ranks: int, command: list[object], folder: Path) -> Victim:
         victim.sleep(0.05)
 
 
-def test_what_has_grown_goes_on_after_a_stop_and_a_death(mpi: Mpi, folder: Path) -> None:
+def test_what_has_grown_goes_on_after_a_stop_and_a_death(
+    mpi: Mpi, folder: Path, expected: Mapping[float, list[float]]
+) -> None:
     command = growing("run", "--ranks-per-worker", 1, "--grow", "--resume", "--save-every", "1s", folder=folder)
     victim = grown(mpi, 2, command, folder)
     victim.job.send_signal(signal.SIGUSR1)
@@ -160,7 +165,7 @@ def test_what_has_grown_goes_on_after_a_stop_and_a_death(mpi: Mpi, folder: Path)
     victim.wait(30)
     job = mpi.run(3, *command, cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
-    assert_same(curves(folder / "run"), expected(mpi, folder))
+    assert_same(curves(folder / "run"), expected)
     trials = trials_of(folder / "run")
     assert len(stopped[0].intermediate_values) == trials[2].user_attrs["went_on_after"]
     assert sum(map(bool, teams_of(folder / "run"))) > 1
@@ -170,30 +175,29 @@ def test_what_has_grown_goes_on_after_a_stop_and_a_death(mpi: Mpi, folder: Path)
     assert len(trained) <= EPOCHS + 4, f"at most what the kill has cost: {trained}"
 
 
-@pytest.mark.parametrize("fails_after", [0, 8], ids=["at once", "later"])
 def test_an_evaluation_that_cannot_have_more_ranks_goes_on_with_its_own(
-    mpi: Mpi, folder: Path, fails_after: int
+    mpi: Mpi, folder: Path, expected: Mapping[float, list[float]]
 ) -> None:
     options = ["--ranks-per-worker", 1, "--grow"]
-    job = mpi.run(2, *growing("run", *options, most_ranks=1, fails_after=fails_after, folder=folder), cwd=folder)
+    job = mpi.run(2, *growing("run", *options, most_ranks=1, fails_after=8, folder=folder), cwd=folder)
     assert job.returncode == 0, job.stderr
     said = r"warning: --grow: trial 0 goes on with 1 worker, since it could not with 2: rank \d, growing.py:\d+: "
     (line,) = job.stderr.splitlines()
     assert re.fullmatch(said + "ValueError: injected: no batch of 32 for 2 ranks", line), line
-    assert_same(curves(folder / "run"), expected(mpi, folder))
+    assert_same(curves(folder / "run"), expected)
     there, back = teams_of(folder / "run")[0]
     assert (len(there["workers"]), back["workers"]) == (2, there["workers"][:1])
-    assert back["after"] == max(there["after"], fails_after), "nothing is lost"
+    assert back["after"] == max(there["after"], 8), "nothing is lost"
     notes = [json.loads(line) for line in (folder / "epochs").read_text().splitlines()]
     trained = [epoch for _, rank, _, x, epoch in notes if rank == 0 and x == LONG]
     assert trained == list(range(1, EPOCHS + 1))
 
 
-def test_workers_that_gain_nothing_part_again(mpi: Mpi, folder: Path) -> None:
+def test_workers_that_gain_nothing_part_again(mpi: Mpi, folder: Path, expected: Mapping[float, list[float]]) -> None:
     options = ["--ranks-per-worker", 1, "--grow"]
     job = mpi.run(2, *growing("run", *options, scales=False, seconds=0.5), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
-    assert_same(curves(folder / "run"), expected(mpi, folder))
+    assert_same(curves(folder / "run"), expected)
     there, back = teams_of(folder / "run")[0]
     assert back["workers"] == there["workers"][:1]
     assert back["after"] == there["after"] + 2, "two losses tell"
@@ -206,13 +210,15 @@ def test_what_does_not_save_does_not_grow(mpi: Mpi, folder: Path) -> None:
     assert teams_of(folder / "run") == [[], []]
 
 
-def test_an_objective_that_begins_again_is_told_so_once(mpi: Mpi, folder: Path) -> None:
+def test_an_objective_that_begins_again_is_told_so_once(
+    mpi: Mpi, folder: Path, expected: Mapping[float, list[float]]
+) -> None:
     options = ["--ranks-per-worker", 1, "--grow"]
     job = mpi.run(2, *growing("run", *options, restores=False, seconds=0.6), cwd=folder)
     assert job.returncode == 0, job.stderr
     (line,) = job.stderr.splitlines()
     assert re.fullmatch(r"warning: --grow: trial 0 has begun again with 2 workers: .* worker\.restored", line), line
-    assert_same(curves(folder / "run"), expected(mpi, folder))
+    assert_same(curves(folder / "run"), expected)
 
 
 def test_what_confirms_the_best_grows(mpi: Mpi, folder: Path) -> None:
@@ -242,11 +248,11 @@ def test_what_is_promoted_has_more_workers_before_the_end(mpi: Mpi, folder: Path
         assert losses == pytest.approx(there[x][: len(losses)], rel=0, abs=1e-5)
 
 
-def test_nothing_can_grow_that_is_not_saved(mpi: Mpi, folder: Path) -> None:
-    job = mpi.run(2, *growing("run", "--grow", "--save-every", "off"), cwd=folder)
-    assert job.returncode == 2
-    assert job.stderr == "error: --grow and --save-every off: only what is saved can go on with more workers\n"
-    assert not (folder / "run").exists()
+def test_nothing_can_grow_that_is_not_saved(tmp_path: Path) -> None:
+    said = "^--grow and --save-every off: only what is saved can go on with more workers$"
+    with pytest.raises(UsageError, match=said):
+        start(tmp_path / "run", grow=True, save_every=math.inf)
+    assert not (tmp_path / "run").exists()
 
 
 def test_how_long_an_evaluation_still_goes_on() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import signal
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.chaos import Victim
 from tests.support.endurance import ENDLESS
-from tests.support.launch import ALONE, PROGRAM, ROOT, SEARCHES, Mpi, changed_program, hpo_line
-from tests.support.outcome import finished, trials_of
+from tests.support.launch import PROGRAM, ROOT, SEARCHES, Mpi, changed_program, hpo_line
+from tests.support.outcome import trials_of
 from tests.support.runs import QUICK
 
 KILLING = SEARCHES / "killing.py"
@@ -34,41 +34,23 @@ def test_any_process_group_costs_one_evaluation_and_is_gone_with_it(mpi: Mpi, tm
     ]
     for reason, trial in zip(reasons, trials[1::2], strict=True):
         assert re.match(reason, trial.user_attrs["failure"]), trial.user_attrs["failure"]
-    found = re.findall(r"worker 0 rank 0 \| \d+ none: (\d+) descriptors, (\d+) threads", job.stdout)
-    descriptors, threads = ([int(one[place]) for one in found] for place in (0, 1))
-    assert len(descriptors) == 8
-    assert descriptors[-1] <= descriptors[1] + 4, descriptors
-    assert threads[-1] <= threads[1], threads
-
-
-def test_objectives_that_use_up_all_descriptors_cost_their_own_evaluations(mpi: Mpi, tmp_path: Path) -> None:
-    program = changed_program(tmp_path, "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))\n")
-    options = ["--run-dir", "run", "--islands", 1, "--evaluations", 6, "--collective-timeout", 20]
-    job = mpi.run(2, program, SEARCHES / "hungry.py", *options, cwd=tmp_path)
-    assert (job.returncode, job.stderr) == (0, "")
-    states = [trial.state.name for trial in trials_of(tmp_path / "run")]
-    assert states[:2] == ["COMPLETE", "FAIL"]
-    assert states.count("COMPLETE") == 3
-    failures = [trial.user_attrs.get("failure", "") for trial in trials_of(tmp_path / "run")]
-    assert "OSError: [Errno 24] Too many open files" in failures[1]
+    found = re.findall(r"worker 0 rank 0 \| \d+ \S.*: process (\d+)$", job.stdout, re.MULTILINE)
+    assert len(set(found)) == len(found) == 15, "groups that an objective has left end with its process"
 
 
 def test_what_an_objective_changes_of_its_process_or_leaves_there_is_gone_after_it(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, SEARCHES / "messy.py", "--run-dir", "run", "--islands", 1, "--evaluations", 9999]
-    victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
-    victim.wait_for(" 4/9999 ")
-    victim.job.send_signal(signal.SIGUSR1)
-    status, errors = victim.wait(30)
-    assert status == 75, errors
-    assert "Stopped: SIGUSR1. To go on: the same command with --run-dir run --resume" in (tmp_path / "log").read_text()
-    assert re.fullmatch(
-        r"warning: threads or processes that objectives have left do not end \(blocked(, blocked)*\): the job ends "
-        "without them\n",
-        errors,
-    )
-    assert (tmp_path / "run" / "summary.json").exists()
-    failures = {trial.user_attrs.get("failure", "") for trial in trials_of(tmp_path / "run")}
-    assert failures <= {"", "interrupted"}
+    """Every second evaluation leaves what cannot be undone; the next one has another process."""
+    options = ["--run-dir", "run", "--islands", 1, "--evaluations", 6]
+    job = mpi.run(2, PROGRAM, SEARCHES / "messy.py", *options, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert {trial.user_attrs.get("failure") for trial in trials_of(tmp_path / "run")} == {None}
+    assert len(trials_of(tmp_path / "run")) == 6
+    for rank in (0, 1):
+        notes = [json.loads(line) for line in (tmp_path / f"0-{rank}").read_text().splitlines()]
+        processes = [note["process"] for note in notes]
+        assert processes[::2] == processes[1::2], "one in which all is as before is used again"
+        assert len(set(processes)) == 3
+        assert not any(Path(f"/proc/{process}").exists() for process in processes)
 
 
 def supervise(folder: Path, *command: object, restarts: int = 3) -> subprocess.CompletedProcess[str]:
@@ -77,30 +59,21 @@ def supervise(folder: Path, *command: object, restarts: int = 3) -> subprocess.C
 
 
 def test_an_individual_that_kills_the_job_is_given_up_and_no_other(mpi: Mpi, tmp_path: Path) -> None:
-    options = ["--run-dir", "run", "--ranks-per-worker", 1, "--islands", 1, "--evaluations", 18]
-    settings = ["--set", "kills=7", "--set", "seconds=0.02"]
+    """It kills a rank, as the kernel does when an objective has used up the memory of a host."""
+    options = ["--run-dir", "run", "--ranks-per-worker", 1, "--islands", 1, "--evaluations", 8]
+    settings = ["--set", "kills=5", "--set", "seconds=0.02"]
     job = supervise(tmp_path, "-n", 3, mpi.python, PROGRAM, KILLING, *options, *settings)
     assert job.returncode == 0, job.stderr
-    assert "17 complete, 1 failed, of 18" in job.stdout
+    assert "7 complete, 1 failed, of 8" in job.stdout
     assert re.search(r"going on after .*; \d that may have killed the job twice, alone at the end", job.stdout)
     failures = {trial.params["k"]: trial.user_attrs.get("failure") for trial in trials_of(tmp_path / "run")}
-    assert failures[7] == "the job died 3 times while this was evaluated, the last time while nothing else was"
-    assert [k for k, failure in failures.items() if failure] == [7]
+    assert failures[5] == "the job died 3 times while this was evaluated, the last time while nothing else was"
+    assert [k for k, failure in failures.items() if failure] == [5]
     crashes = re.findall(
         r"hpo run: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ", job.stdout
     )
     assert len(crashes) == 3
     assert ", " not in crashes[-1], "it was alone"
-
-
-def test_an_objective_that_leaves_python_fails_and_does_not_end_the_job_well(each_mpi: Mpi, tmp_path: Path) -> None:
-    leaves = ["--set", f"leaves={','.join(map(str, range(18)))}"]
-    job = each_mpi.run(2, PROGRAM, KILLING, "--run-dir", "run", "--islands", 1, *leaves, cwd=tmp_path)
-    assert job.returncode == 1
-    message = r"error: rank \d of worker 0 on \S+: os._exit\(0\) was called: return, or raise an exception; it was eval"
-    assert len(re.findall(message, job.stderr)) == 1, job.stderr
-    (trial,) = trials_of(tmp_path / "run")
-    assert re.match(r"rank \d, killing.py:\d+: os._exit\(0\) was called", trial.user_attrs["failure"])
 
 
 def test_what_an_objective_forks_is_no_rank_however_it_ends(mpi: Mpi, tmp_path: Path) -> None:
@@ -113,15 +86,23 @@ def test_what_an_objective_forks_is_no_rank_however_it_ends(mpi: Mpi, tmp_path: 
     assert "hpo/" not in job.stderr, "the frames of this program are none of theirs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [0, 75])
-def test_a_job_that_ends_with_a_status_that_is_not_its_own_is_started_again(
-    mpi: Mpi, tmp_path: Path, status: int
-) -> None:
-    options = ["--run-dir", "run", "--evaluations", 3, *ALONE, "--set", f"status={status}", "--set", "once=been"]
-    job = supervise(tmp_path, "-n", 1, mpi.python, PROGRAM, KILLING, *options, "--set", "seconds=0")
-    assert job.returncode == 0, job.stderr
-    assert f"the job ended with status {status}, after 0 evaluations, in trial 0; starting it again" in job.stdout
-    assert len(finished(trials_of(tmp_path / "run"))) == 3
+def test_a_job_that_ends_with_a_status_that_is_not_its_own_is_started_again(tmp_path: Path, status: int) -> None:
+    """Some launchers return 0 for a job whose ranks were killed: such a run has left its name in the lock."""
+    job = f"""
+case "$*" in
+  *--resume*) : > run/lock ;;
+  *) mkdir run && echo "process $$ on $HOSTNAME since 2026-11-25 12:00:00" > run/lock ;;
+esac
+exit {status}
+"""
+    line = hpo_line("run", "--restarts", 1, "bash", "-c", job, "--run-dir", "run")
+    ended = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (status, "")
+    without = "(1 of 1 without progress)"
+    again = f"hpo run: the job ended with status {status}, after 0 evaluations; starting it again {without}\n"
+    assert ended.stdout == again
 
 
 def changed_report(folder: Path, body: str) -> Path:
@@ -152,16 +133,18 @@ def test_a_mistake_that_one_rank_alone_meets_ends_the_job_at_once(each_mpi: Mpi,
 
 
 def test_a_suspended_job_goes_on_as_if_nothing_had_happened(mpi: Mpi, tmp_path: Path) -> None:
-    options = ["--run-dir", "run", "--islands", 1, "--evaluations", 5, "--collective-timeout", 3]
+    options = ["--run-dir", "run", "--islands", 1, "--evaluations", 3, "--collective-timeout", 3]
     arguments = [PROGRAM, ENDLESS, *options]
     victim = Victim(mpi, 4, arguments, tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
-    for _ in range(2):
-        victim.sleep(1.0)
-        assert victim.suspend(4.5)
+    while len(victim.processes()) < 1 + 4 + 1 + 4:  # mpirun, ranks, the template and trainers
+        assert victim.job.poll() is None
+        victim.sleep(0.1)
+    victim.sleep(0.5)
+    assert victim.suspend(4.5)
     assert victim.wait(60) == (0, "")
     trials = trials_of(tmp_path / "run")
-    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 5
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3
     assert all(list(trial.intermediate_values) == [1, 2, 3, 4] for trial in trials)
 
 
@@ -177,7 +160,7 @@ def test_a_database_that_is_away_costs_nothing(mpi: Mpi, tmp_path: Path) -> None
         "--storage",
         f"sqlite:///{database}?timeout=0",
     ]
-    arguments = [PROGRAM, ENDLESS, *options, "--evaluation-timeout", 4]
+    arguments = [PROGRAM, ENDLESS, *options, "--evaluation-timeout", 4, "--set", "seconds=0.8"]
     victim = Victim(mpi, 2, [*arguments, "--evaluations", 3], tmp_path, tmp_path / "log")
     victim.wait_for("1/3")
     with sqlite3.connect(database, isolation_level=None, timeout=20) as connection:
@@ -195,7 +178,7 @@ def test_a_database_that_is_away_costs_nothing(mpi: Mpi, tmp_path: Path) -> None
     assert "3 complete, of 3" in (tmp_path / "log").read_text()
     connection.execute("BEGIN EXCLUSIVE")
     again = Victim(mpi, 2, [*arguments, "--evaluations", 4, "--resume"], tmp_path, tmp_path / "again")
-    again.sleep(6.0)
+    again.sleep(4.0)
     assert again.job.poll() is None
     connection.execute("COMMIT")
     connection.close()

@@ -83,6 +83,22 @@ def test_a_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "run" / "run.json").read_text())["hosts"]) == 2
 
 
+def test_objective_for_torchrun_runs_on_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
+    """Each host has a template; all trainers reach the store that the leader's host serves."""
+    search = ROOT / "tests" / "searches" / "torchrun.py"
+    options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 2, "--set", f"folder={tmp_path}"]
+    job = two_hosts.run(4, ROOT / "run_islands.py", search, *options, "--run-dir", "run", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    found = sorted(tmp_path.glob("*-?.json"))
+    assert len(found) == 8
+    for path in found:
+        rank, environment = int(path.stem.partition("-")[2]), json.loads(path.read_text())["environment"]
+        expected = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank % 2, "LOCAL_WORLD_SIZE": 2}
+        expected |= {"GROUP_RANK": rank // 2, "GROUP_WORLD_SIZE": 2}
+        assert {name: int(environment[name]) for name in expected} == expected
+        assert (environment["MASTER_ADDR"], environment["GLOO_SOCKET_IFNAME"]) == (f"{NETWORK}2", "eth0")
+
+
 def test_workers_on_two_hosts_join(two_hosts: Mpi, tmp_path: Path) -> None:
     start = [{"x": 1.0, "lr": 0.02}, {"x": 0.05, "lr": 0.03}]
     (tmp_path / "start.json").write_text(json.dumps(start))
@@ -100,9 +116,8 @@ def test_a_rank_ends_the_job_on_all_hosts_though_the_first_one_cannot_hear_of_it
         tmp_path,
         "import time\nfrom mpi4py import MPI\n"
         "from hpo.errors import RunError\nfrom hpo.evaluation.group import Group\n\n\n"
-        "def connect(group, alone, *_):\n"
-        "    with alone:\n"
-        "        time.sleep(0 if MPI.COMM_WORLD.rank == 3 else 600)\n"
+        "def connect(group, *_):\n"
+        "    time.sleep(0 if MPI.COMM_WORLD.rank == 3 else 600)\n"
         "    raise RunError('injected')\n\n\n"
         "Group.connect = connect\n",
     )

@@ -1,7 +1,8 @@
-"""What keeps the house in order catches what breaks it: the contract between its rooms, and the markers of tests."""
+"""Checks of the repository itself: each import contract finds a wrong import, and tests that launch jobs are marked."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -13,17 +14,33 @@ import pytest
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, ROOT, Mpi, hpo_line
 
-WRONG = {
-    "hpo/store/run_dir.py": ("from hpo.run import options", "rooms import only what stands below them"),
-    "hpo/results/summary.py": ("import torch", "what reads and shows runs needs neither MPI nor torch"),
-    "hpo/run/stages.py": ("import propulate", "one module imports Propulate"),
-    "hpo/space.py": ("import mpi4py", "the ground needs nobody"),
-    "hpo/store/lock.py": ("from hpo.store import journal", "no circles"),
-    "hpo/training/fit.py": (
-        "from hpo.evaluation import group",
-        "training knows Worker alone",
-    ),
-}
+LAYERS, CYCLES, ONE = "packages import only packages below them", "no import cycles", "one module imports Propulate"
+RANKS, TRAINERS = "ranks import no torch", "trainers import no MPI"
+READERS, BASE = "readers of runs import neither MPI nor torch", "base modules import no framework"
+WORKER = "training imports only Worker"
+WRONG = [
+    ("store/run_dir.py", "from hpo.run import options", LAYERS),
+    ("evaluation/group.py", "from hpo.trainer import group as other", LAYERS),
+    ("trainer/serve.py", "from hpo.training import fit", LAYERS),
+    ("store/lock.py", "from hpo.store import journal", CYCLES),
+    ("trainer/importing.py", "from hpo.trainer import search_file", CYCLES),
+    ("evaluation/trainer.py", "import torch", RANKS),
+    ("ranks/peers.py", "import torch", RANKS),
+    ("run/stages.py", "def late():\n    import torch.distributed", RANKS),
+    ("cli/entry.py", "from hpo.trainer import template", RANKS),
+    ("check/start.py", "from hpo.training import fit", RANKS),
+    ("breeding/parzen.py", "import torchvision", RANKS),
+    ("trainer/keeper.py", "import mpi4py", TRAINERS),
+    ("store/weights.py", "from hpo.ranks import communicator", TRAINERS),
+    ("trainer/comm.py", "from hpo.evaluation import network", TRAINERS),
+    ("results/summary.py", "import torch", READERS),
+    ("report/progress.py", "import mpi4py", READERS),
+    ("space.py", "import mpi4py", BASE),
+    ("problem.py", "import torch", BASE),
+    ("run/stages.py", "import propulate", ONE),
+    ("training/fit.py", "from hpo.evaluation import group", WORKER),
+    ("training/fit.py", "from hpo.trainer import comm", WORKER),
+]
 
 
 def check(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -32,16 +49,20 @@ def check(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, "--no-cache"], cwd=folder, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("module", WRONG)
-def test_a_wrong_import_fails_the_contract(tmp_path: Path, module: str) -> None:
+@pytest.mark.parametrize(("module", "line", "rule"), WRONG)
+def test_a_wrong_import_fails_the_contract(tmp_path: Path, module: str, line: str, rule: str) -> None:
     shutil.copytree(ROOT / "hpo", tmp_path / "hpo", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    line, rule = WRONG[module]
-    path = tmp_path / module
+    path = tmp_path / "hpo" / module
     path.write_text(f"{path.read_text()}\n{line}\n")
     checked = check(tmp_path)
     assert checked.returncode == 1, checked.stdout
     assert f"{rule} BROKEN" in checked.stdout
+
+
+def test_every_contract_has_a_wrong_import() -> None:
+    contracts = re.findall(r'^name = "(.*)"\ntype = ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert sorted(contracts) == sorted({rule for *_, rule in WRONG})
 
 
 def test_the_package_keeps_the_contract() -> None:
@@ -57,6 +78,22 @@ def test_a_search_space_alone_needs_no_torch() -> None:
         "assert hpo.Worker.__name__ == 'Worker' and 'torch' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_rank_modules_when_imported_import_no_torch() -> None:
+    program = (
+        "import sys, pkgutil, importlib\n"
+        "for name in sys.argv[1:]:\n"
+        "    package = importlib.import_module(name)\n"
+        "    for found in pkgutil.walk_packages(package.__path__, f'{name}.'):\n"
+        "        importlib.import_module(found.name)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    packages = [
+        f"hpo.{name}" for name in ("run", "check", "cli", "evaluation", "breeding", "ranks", "store", "process")
+    ]
+    subprocess.run([sys.executable, "-c", program, *packages], check=True, timeout=60)
 
 
 def test_no_module_has_more_than_300_lines() -> None:

@@ -19,10 +19,10 @@ import pytest
 
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS
-from hpo.problem import load_search_file
 from hpo.results.confirmation import Plan, compare, seed_noise
 from hpo.run.takeover import read_takeover
 from hpo.store.trials import Evaluation
+from hpo.trainer.search_file import load_search_file
 from tests.support.evaluations import one
 from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, finish
 from tests.support.outcome import finished, lines_of, trials_of
@@ -95,9 +95,7 @@ def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) 
     assert len(trials_of(tmp_path / "from_storage")) == 6
 
 
-def test_a_source_that_is_none_is_named_before_anything_starts(
-    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_is_none_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     storage = f"sqlite:///{tmp_path}/study.db"
     directions = optuna.study.StudyDirection
@@ -124,8 +122,8 @@ def test_a_source_that_is_none_is_named_before_anything_starts(
             read_takeover(source, load_search_file(TINY).space, ONLY_LOSS)
         assert str(raised.value).startswith(f"--start-from {source}: {message}")
         assert len(str(raised.value).splitlines()) == 1
-    job = mpi.run(1, PROGRAM, TINY, *ALONE, "--start-from", source, cwd=tmp_path)
-    assert (job.returncode, job.stdout, job.stderr) == (2, "", f"error: {raised.value}\n")
+    with pytest.raises(UsageError, match=f"^{re.escape(str(raised.value))}$"):
+        start(tmp_path / "run", TINY, start_from=source)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "study.db"]
 
 

@@ -13,42 +13,95 @@ from optuna.pruners import ThresholdPruner
 from hpo.errors import Exit, Stop
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.leader import Leader, Limits
-from hpo.evaluation.verdict import Verdict
-from hpo.ranks.watched import Details, Watched
+from hpo.evaluation.saver import Saver
+from hpo.evaluation.verdict import Step, Verdict
+from hpo.process.channel import Message
 from hpo.store.pruning import Pruner, Stopping
 from hpo.store.record import Record
-from hpo.store.states import About, State
+from hpo.store.states import About, States, read_about
 from hpo.store.weights import read_weights
+from hpo.trainer.checkpoint import State
+from hpo.trainer.keeper import Keeper
+from tests.support.in_process import through_json
 from tests.support.runs import make_run
 from tests.support.writing import Leading, writer_of
 
 PARAMS = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
 
 
+class Holder:
+    """The leader's trainer and its slot, in this process: it keeps what an evaluation offers and saves."""
+
+    is_ready = True
+
+    def __init__(self) -> None:
+        self.keeper = Keeper({}, True, None, None)
+
+    @property
+    def trainer(self) -> Holder:
+        """The trainer is this object."""
+        return self
+
+    def begin(self, params: dict[str, Any], restored: State | None) -> None:
+        """Begin an evaluation."""
+        self.keeper = Keeper(params, True, restored, None)
+
+    def ask(self, kind: str, answer: str, /, **content: Any) -> Message:
+        """Answer a request of the leader."""
+        done = getattr(self.keeper, kind)(**through_json(content))
+        return Message(answer, through_json(done))
+
+
 class Led:
     """A leader whose record nobody else writes to, and the evaluations that it leads."""
 
-    def __init__(self, folder: Path, limits: Limits, pruner: Pruner | None = None) -> None:
+    def __init__(self, folder: Path, limits: Limits, pruner: Pruner | None = None, saver: Saver | None = None) -> None:
         self.record: Record = make_run(folder / "run")
         self.stops: list[Stop] = []
         self.own = Leading(writer_of(self.record, folder / "run", pruner=pruner))
+        self.holder = Holder()
         limits = replace(limits, prunes=pruner is not None)
-        self.leader = Leader(self.own.recorder, limits, self.stops.append, self.own.keeper)
+        slot: Any = self.holder
+        self.leader = Leader(self.own.recorder, slot, limits, self.stops.append, self.own.keeper, saver)
         self.begun = 0
 
-    def begin(self) -> Attempt:
+    def begin(self, restored: About | None = None, weights: dict[str, torch.Tensor] | None = None) -> Attempt:
         self.begun += 1
-        return Attempt(self.own.begin({**PARAMS, "lr": self.begun / 10}))
+        assignment = self.own.begin({**PARAMS, "lr": self.begun / 10})
+        known = None if restored is None else replace(restored, params=assignment.params)
+        self.holder.begin(assignment.params, None if known is None else State(known, {}, weights))
+        return Attempt(assignment, known)
 
-    def step(self, attempt: Attempt, loss: float | None, **said: Any) -> Verdict:
-        """Let the ranks agree on a loss, and the leader decide."""
-        watched = Watched(1, Details(lambda: None, 60.0, "a trial"), 60.0, lambda *_: None)
-        attempt.offer({"w": torch.full((1,), loss or 0.0)})
-        verdict = self.leader.decide(attempt, watched, Verdict("going", loss, **said), "rank 0 | hello\n")
+    def step(self, attempt: Attempt, loss: float | None, saved: Any = None, **said: Any) -> Verdict:
+        """Let the ranks agree on a loss, the leader decide, and its trainer keep what it wants."""
+        keeper, since = self.holder.keeper, attempt.began
+        keeper.offer({"w": torch.full((1,), loss or 0.0)})
+        if saved is not None:
+            keeper.save(saved)
+        attempt.take_step(Step(0, loss, **keeper.flags()))
+        verdict = self.leader.decide(attempt, Verdict("going", loss, **said), "rank 0 | hello\n")
+        is_best = loss is not None and loss < attempt.loss
         attempt.take(verdict)
-        if verdict.keep:
-            self.leader.copy_weights(attempt)
+        saves = verdict.save and verdict.state in ("going", "paused", "regrouped")
+        told = {
+            "has_loss": loss is not None,
+            "is_best": is_best,
+            "keep": verdict.keep,
+            "save": saves,
+            "about": self.leader.about(attempt) if saves else None,
+            "draft": self.leader.draft(attempt) if saves else "",
+        }
+        kept = keeper.settle(Message("verdict", through_json(told)))
+        if kept is not None:
+            self.leader.take_kept(attempt, verdict, through_json(kept), since)
+        keeper.let_go()
         return verdict
+
+    def go_on(self, attempt: Attempt) -> Any:
+        """Let the objective ask for what it continues from."""
+        state, _ = self.holder.keeper.restore(attempt.has_loss)
+        attempt.take_step(Step(0, **self.holder.keeper.flags()))
+        return state
 
     def curve(self, attempt: Attempt) -> dict[int, float]:
         return dict(self.record.evaluations()[attempt.assignment.number].curve)
@@ -116,10 +169,12 @@ def test_only_weights_that_are_the_best_of_the_run_are_to_be_kept(tmp_path: Path
     led = Led(tmp_path, Limits())
     first = led.begin()
     assert [led.step(first, loss).keep for loss in (0.5, 0.6, 0.4)] == [True, False, True]
-    assert first.weights is not None
-    assert first.weights["w"].item() == pytest.approx(0.4)
     first.take(Verdict("complete"))
     led.leader.finish(first, 1.0)
+    weights = read_weights(tmp_path / "run" / "best.safetensors")
+    assert weights is not None
+    assert weights.state["w"].item() == pytest.approx(0.4)
+    assert (weights.trial, weights.params) == (0, first.assignment.params)
     second = led.begin()
     assert [led.step(second, loss).keep for loss in (0.45, 0.41, 0.3)] == [False, False, True]
     nothing = led.begin()
@@ -138,15 +193,13 @@ def test_failures_alone_stop_the_run(tmp_path: Path) -> None:
 
 def test_an_evaluation_that_goes_on_has_its_losses_and_its_seconds(tmp_path: Path) -> None:
     led = Led(tmp_path, Limits(evaluation_timeout=100.0))
-    attempt = led.begin()
-    about = About(attempt.assignment.params, [0.5, 0.25, 0.75], {"accuracy": 0.5}, 99.0, {"dict": [["epoch", 3]]})
-    attempt.restored = State(about, {}, {"w": torch.full((1,), 0.25)})
-    assert attempt.go_on() == {"epoch": 3}
+    about = About({}, [0.5, 0.25, 0.75], {"accuracy": 0.5}, 99.0, {"dict": [["epoch", 3]]}, has_weights=True)
+    attempt = led.begin(about, {"w": torch.full((1,), 0.25)})
+    assert led.go_on(attempt) == {"epoch": 3}
     assert not led.curve(attempt), "it has said so once it has a loss of its own"
     assert led.step(attempt, 0.5).state == "going"
     assert led.curve(attempt) == {1: 0.5, 2: 0.25, 3: 0.75, 4: 0.5}
-    with pytest.raises(RuntimeError, match="before the first loss"):
-        attempt.go_on()
+    assert led.go_on(attempt) is None
     attempt.verdict = Verdict("complete")
     led.leader.finish(attempt, 101.0)
     (evaluation,) = led.record.evaluations()
@@ -159,19 +212,68 @@ def test_an_evaluation_that_goes_on_has_its_losses_and_its_seconds(tmp_path: Pat
 
 def test_the_seconds_before_an_interruption_count_for_the_timeout(tmp_path: Path) -> None:
     led = Led(tmp_path, Limits(evaluation_timeout=100.0))
-    attempt = led.begin()
-    attempt.restored = State(About(attempt.assignment.params, [0.5], {}, 100.0, None), {})
-    attempt.go_on()
+    attempt = led.begin(About({}, [0.5], {}, 100.0))
+    led.go_on(attempt)
     verdict = led.step(attempt, 0.25)
     assert verdict.failure == "timeout: still going on after 100 s (--evaluation-timeout)"
 
 
 def test_an_evaluation_that_has_nothing_left_to_do_ends_with_what_it_had(tmp_path: Path) -> None:
     led = Led(tmp_path, Limits())
-    attempt = led.begin()
-    attempt.restored = State(About(attempt.assignment.params, [0.5, 0.25], {}, 9.0, None), {})
-    attempt.go_on()
+    attempt = led.begin(About({}, [0.5, 0.25], {}, 9.0))
+    led.go_on(attempt)
     attempt.verdict = Verdict("complete")
     led.leader.finish(attempt, 9.5)
     (evaluation,) = led.record.evaluations()
     assert (evaluation.state, evaluation.loss, evaluation.curve) == ("complete", 0.25, {1: 0.5, 2: 0.25})
+
+
+def test_attempt_that_does_not_ask_for_its_state_begins_again(tmp_path: Path) -> None:
+    led = Led(tmp_path, Limits())
+    attempt = led.begin(About({}, [0.5, 0.25], {}, 9.0))
+    assert led.step(attempt, 0.75).state == "going"
+    assert (attempt.losses, attempt.taken_over, attempt.seconds_before) == ([0.75], 0, 0.0)
+    assert led.curve(attempt) == {1: 0.75}
+
+
+def test_leader_that_stops_records_the_state_that_is_written(tmp_path: Path) -> None:
+    """The first state is written since it is due, the next one when the run stops."""
+    states = States(tmp_path / "run" / "states")
+    saver = Saver(states, every=0.0)
+    led = Led(tmp_path, Limits(), saver=saver)
+    attempt = led.begin()
+    assert led.step(attempt, 0.5, saved={"epoch": 1}).save
+    path = states.path(attempt.assignment.root)
+    assert read_about(path, attempt.assignment.params).losses == [0.5]
+    saver._every, saver._seconds_to_copy = 1e9, 0.0
+    led.step(attempt, 0.25, saved={"epoch": 2})
+    assert read_about(path).losses == [0.5]
+    attempt.take(Verdict("stopped"))
+    led.leader.finish(attempt, 1.0)
+    about = read_about(path)
+    assert (about.losses, about.tree, about.has_weights) == ([0.5, 0.25], {"dict": [["epoch", 2]]}, True)
+    assert led.own.recorder.saved_after(attempt.assignment.number) == 2
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_leader_at_the_end_of_an_evaluation_removes_its_state(tmp_path: Path) -> None:
+    states = States(tmp_path / "run" / "states")
+    led = Led(tmp_path, Limits(), saver=Saver(states, every=0.0))
+    attempt = led.begin()
+    led.step(attempt, 0.5, saved={"epoch": 1})
+    assert states.has(attempt.assignment)
+    attempt.take(Verdict("complete"))
+    led.leader.finish(attempt, 1.0)
+    assert list((tmp_path / "run" / "states").iterdir()) == []
+
+
+def test_leader_warns_once_if_states_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run" / "states"
+    led = Led(tmp_path, Limits(), saver=Saver(States(folder), every=0.0))
+    folder.write_text("in the way")
+    attempt = led.begin()
+    for loss in (0.5, 0.25):
+        assert led.step(attempt, loss, saved={"epoch": 1}).state == "going"
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: the state of trial 0 cannot be saved: ")
+    assert warning.count("\n") == 1

@@ -29,13 +29,15 @@ def notes_of(folder: Path, rank: int) -> list[list[str]]:
     return [line.split() for line in (folder / f"0-{rank}").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("size", "way"), [(1, "none"), (3, "none"), (2, "sharded")])
+@pytest.mark.parametrize(("size", "way"), [(1, "none"), (3, "none"), (2, "sharded"), (2, "plain")])
 def test_a_trainer_reports_after_each_validation_of_a_fit_and_leaves_nothing_behind(
     mpi: Mpi, tmp_path: Path, size: int, way: str
 ) -> None:
     job = mpi.run(size, *lit(tmp_path, way, "--evaluations", 4, "--ranks-per-worker", size), cwd=tmp_path)
-    assert (job.returncode, job.stderr) == (0, ""), "no tips, no warnings, no progress bars"
-    assert " | " not in job.stdout
+    assert job.returncode == 0, job.stderr
+    if way != "plain":
+        assert job.stderr == "", "no tips, no warnings, no progress bars"
+        assert " | " not in job.stdout
     trials = trials_of(tmp_path / "run")
     assert len(finished(trials)) == 4
     for trial in trials:
@@ -46,8 +48,12 @@ def test_a_trainer_reports_after_each_validation_of_a_fit_and_leaves_nothing_beh
     assert weights is not None
     assert weights.state["layer.weight"].item() == pytest.approx(min(finished(trials).values()), rel=1e-5)
     for rank in range(size):
-        assert [note[1:3] for note in notes_of(tmp_path, rank)] == [["4", "nothing"]] * 4, "the last one validates"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"0-{rank}" for rank in range(size)), "run"]
+        notes = notes_of(tmp_path, rank)
+        assert [note[1:3] for note in notes] == [["4", "nothing"]] * 4, "the last one validates"
+        # A trainer in which something is left is replaced, here for the process groups of Lightning's device mesh.
+        assert len({note[4] for note in notes}) == (4 if way == "sharded" else 1)
+    names = [*(f"0-{rank}" for rank in range(size)), "0-numbers", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_what_fails_in_a_fit_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
@@ -79,24 +85,23 @@ def test_a_fit_that_is_pruned_ends_on_all_ranks(mpi: Mpi, tmp_path: Path) -> Non
     assert 4 <= states.count("PRUNED") < 24
     assert set(states) == {"PRUNED", "COMPLETE"}
     for rank in range(2):
-        for trial, (x, seen, ended_by, _) in zip(trials, notes_of(tmp_path, rank), strict=True):
+        for trial, (x, seen, ended_by, *_) in zip(trials, notes_of(tmp_path, rank), strict=True):
             assert float(x) == trial.params["x"]
             epochs = len(trial.intermediate_values)
             if trial.state.name == "PRUNED":
-                assert (int(seen), ended_by) == (epochs - 1, "CalledOff"), "what comes behind the report is left out"
+                assert (int(seen), ended_by) == (epochs - 1, "Cancelled"), "what comes behind the report is left out"
             else:
                 assert (int(seen), ended_by) == (5, "nothing")
 
 
-@pytest.mark.parametrize("name", ["TERM", "USR1"])
-def test_a_run_whose_networks_lightning_trains_stops_well(mpi: Mpi, tmp_path: Path, name: str) -> None:
+def test_a_run_whose_networks_lightning_trains_stops_well(mpi: Mpi, tmp_path: Path) -> None:
     arguments = lit(tmp_path, "none", "--evaluations", 40, "--set", "epochs=100000")
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
     while not any(trial.intermediate_values for trial in trials_of(tmp_path / "run")):
         victim.sleep(0.2)
     asked = time.monotonic()
-    victim.job.send_signal(getattr(signal, f"SIG{name}"))
+    victim.job.send_signal(signal.SIGTERM)  # of which Lightning has a handler of its own
     assert victim.wait(30) == (75, "")
     assert time.monotonic() - asked < 10
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["waiting"] == 1
@@ -105,7 +110,7 @@ def test_a_run_whose_networks_lightning_trains_stops_well(mpi: Mpi, tmp_path: Pa
 @pytest.mark.slow
 def test_without_lightning_a_message_says_what_to_install_and_nobody_else_needs_it() -> None:
     program = (
-        "import sys, hpo.training, hpo.cli, hpo.evaluation.evaluator\n"
+        "import sys, hpo.training, hpo.cli, hpo.trainer.serve\n"
         "assert 'lightning' not in sys.modules\n"
         "sys.modules['lightning'] = None\n"
         "import hpo.training.lightning\n"

@@ -22,7 +22,6 @@ from hpo.breeding.upstream import Individual
 from hpo.dominance import hypervolume
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives, declared
-from hpo.problem import load_search_file
 from hpo.results.hypervolume import box_of, described, over_time
 from hpo.results.winner import winner_of
 from hpo.run.request import check_objectives
@@ -33,6 +32,7 @@ from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import Assignment, Evaluation
 from hpo.store.weights import read_weights, weights_of
+from hpo.trainer.search_file import load_search_file
 from tests.support.evaluations import one
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 from tests.support.outcome import trials_of
@@ -402,16 +402,17 @@ def test_a_run_with_several_objectives_is_resumed_and_ends_with_its_front(mpi: M
 
 
 def test_an_objective_that_is_not_reported_fails_the_evaluation_with_what_to_do(mpi: Mpi, tmp_path: Path) -> None:
-    for lacks, there in (("width", "'speed'"), ("speed", "'width'")):
-        options = ["--run-dir", lacks, "--evaluations", 2, "--set", f"lacks={lacks}"]
-        job = mpi.run(2, PROGRAM, TRADING, *options, cwd=tmp_path)
-        assert (job.returncode, job.stderr) == (3, "")
-        reason = (
-            f"the first rank has not reported {lacks!r} as a finite number with the loss, which the objectives need, "
-            f"but {there}: report it each time, as in yield loss, {{{lacks!r}: ...}}"
-        )
-        assert [trial.user_attrs["failure"] for trial in trials_of(tmp_path / lacks)] == [reason] * 2
-        assert reason[:60] in job.stdout
+    (tmp_path / "given.json").write_text('[{"width": 2}, {"width": 3}]')
+    options = ["--run-dir", "run", "--evaluations", 2, "--set", "lacks=width,speed", "--start-with", "given.json"]
+    job = mpi.run(2, PROGRAM, TRADING, *options, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (3, "")
+    reasons = [
+        f"the first rank has not reported {lacks!r} as a finite number with the loss, which the objectives need, "
+        f"but {there!r}: report it each time, as in yield loss, {{{lacks!r}: ...}}"
+        for lacks, there in (("width", "speed"), ("speed", "width"))
+    ]
+    assert [trial.user_attrs["failure"] for trial in trials_of(tmp_path / "run")] == reasons
+    assert all(reason[:60] in job.stdout for reason in reasons)
 
 
 def test_mistakes_with_objectives_are_told_before_anything_starts(
@@ -422,13 +423,12 @@ def test_mistakes_with_objectives_are_told_before_anything_starts(
     start(tmp_path / "run", tmp_path / "mine.py")
     text = TRADING.read_text()
     (tmp_path / "mine.py").write_text(text.replace('("loss", "width", maximize("speed"))', '("loss", "width")'))
-    for options, message in (
-        (["--run-dir", "run", "--resume"], "they were loss, width, speed (maximised), and are loss, width in mine.py"),
-        (["--run-dir", "new", "--propagators", "pso"], "--propagators pso: it minimises one loss, and this search has"),
-        (["--run-dir", "new", "--inherit"], "--inherit: it keeps what the individuals with the lowest losses have"),
-    ):
-        job = mpi.run(2, PROGRAM, "mine.py", *options, cwd=tmp_path)
-        assert (job.returncode, job.stdout) == (2, "")
-        assert message in job.stderr
-        assert len(job.stderr.splitlines()) == 1
+    job = mpi.run(2, PROGRAM, "mine.py", "--run-dir", "run", "--resume", cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert "they were loss, width, speed (maximised), and are loss, width in mine.py" in job.stderr
+    assert len(job.stderr.splitlines()) == 1
+    with pytest.raises(UsageError, match="--propagators pso: it minimises one loss, and this search has"):
+        start(tmp_path / "new", TRADING, propagators=("pso",))
+    with pytest.raises(UsageError, match="--inherit: it keeps what the individuals with the lowest losses have"):
+        start(tmp_path / "new", TRADING, inherit=True)
     assert not (tmp_path / "new").exists()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from subprocess import PIPE
 
-import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
@@ -16,18 +17,18 @@ from tests.support.outcome import finished, trials_of
 
 BUSY = SEARCHES / "busy.py"
 
-# Notes which rank has opened, renamed or removed what in the run directory, and whether it was by then a rank.
+# Notes which rank has opened, renamed or removed what in the run directory; templates and trainers are -1.
 WATCHED = """
 import json, os, sys, time
 
-ran = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
+ran = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", -1))
 folder = os.environ["WATCHED_FOLDER"]
 
 def note(event, arguments):
     if event in ("open", "os.rename", "os.remove", "os.symlink", "os.link", "os.mkdir", "os.listdir", "os.scandir"):
         paths = [os.fsdecode(one) for one in arguments if isinstance(one, (str, bytes, os.PathLike))]
         touched = [path for path in paths if os.path.abspath(path).startswith(folder + "/")]
-        if touched and ran is not None:
+        if touched:
             line = json.dumps([int(ran), event, os.path.relpath(touched[0], folder), time.time()]) + chr(10)
             os.write(noted, line.encode())
 
@@ -63,22 +64,31 @@ def test_the_first_rank_alone_touches_the_run_directory(each_mpi: Mpi, tmp_path:
         *(path for _, _, path in done if path.startswith("study.log.lock.")),
     }
     assert Counter(path for _, event, path in done if event == "open")["study.log"] == 0, "it is kept open"
+    assert not list((tmp_path / "run").glob("*.lock*"))
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "run" / "study.log")))
+    study = storage.get_study_id_from_name("run")
+    storage.set_study_user_attr(study, "note", "by another program")  # it would wait for a lock
+    assert storage.get_study_user_attrs(study)["note"] == "by another program"
 
 
-def test_other_ranks_write_weights_and_states_alone_and_put_nothing_in_its_place(mpi: Mpi, tmp_path: Path) -> None:
-    search = PROGRAM.parent / "search_spaces" / "digits_cnn.py"
-    settings = ["--set", "epochs=4", "--evaluations", 8, "--save-every", "1s"]
-    done = touched(tmp_path, mpi, search, "--ranks-per-worker", 2, *settings)
-    others = {path for rank, _, path in done if rank != 0}
-    assert others, "nobody had the best, or saved"
-    assert {Path(path).parts[0] for path in others} <= {"states"} | {
-        path for path in others if path.startswith(".best.safetensors.")
-    }
+def test_trainers_write_drafts_and_leaders_put_states_in_their_place(mpi: Mpi, tmp_path: Path) -> None:
+    settings = ["--set", "epochs=4", "--set", "seconds=0.4", "--evaluations", 6, "--save-every", "1s"]
+    done = touched(tmp_path, mpi, SEARCHES / "saving.py", "--ranks-per-worker", 2, *settings)
+    by_rank = {rank: {(event, path) for other, event, path in done if other == rank} for rank in range(-1, 4)}
+    drafts = {path for _, path in by_rank[-1]}
+    assert any(path.startswith("states/.") for path in drafts), "nothing was saved"
+    assert any(path.startswith(".best.safetensors.") for path in drafts), "nobody had the best"
+    assert all(path.startswith(("states/.", ".best.safetensors.")) for path in drafts), drafts
+    assert by_rank[1] == by_rank[3] == set(), "no leaders"
+    assert by_rank[2], "the other leader has put nothing in its place"
+    assert {Path(path).parts[0] for _, path in by_rank[2]} == {"states"}
+    renamed = {path for rank in (0, 2) for event, path in by_rank[rank] if event == "os.rename"}
+    assert renamed >= {path for path in drafts if path.startswith("states/.")}
+    assert {path for path in renamed if path.startswith(".best")} <= {path for _, path in by_rank[0]}
 
 
-@pytest.mark.parametrize("way", ["python", "native"])
-def test_others_go_on_while_the_first_rank_is_busy(mpi: Mpi, way: str, tmp_path: Path) -> None:
-    arguments = [BUSY, *ALONE, "--evaluations", 12, "--set", f"way={way}", "--propagators", "random"]
+def test_others_go_on_while_the_trainer_of_the_first_rank_is_busy(mpi: Mpi, tmp_path: Path) -> None:
+    arguments = [BUSY, *ALONE, "--evaluations", 12, "--set", "way=native", "--propagators", "random"]
     job = mpi.run(2, PROGRAM, *arguments, "--run-dir", "run", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     trials = trials_of(tmp_path / "run")
@@ -92,17 +102,7 @@ def test_others_go_on_while_the_first_rank_is_busy(mpi: Mpi, way: str, tmp_path:
         if busy.datetime_start < trial.datetime_start and trial.datetime_complete < busy.datetime_complete
     ]
     assert len(during) >= 5, "the other worker waited for the first rank"
+    starts = [trial.datetime_start.timestamp() for trial in during if trial.datetime_start]
+    assert statistics.median(later - earlier for earlier, later in pairwise(starts)) < 0.3, "each takes 0.05 s"
     assert len(finished(trials)) == 12
     assert {(tmp_path / "run" / "printed" / f"{trial.number}.txt").exists() for trial in trials} == {True}
-
-
-def test_the_lock_of_the_journal_is_gone_when_a_run_has_ended(mpi: Mpi, tmp_path: Path) -> None:
-    job = mpi.run(
-        2, PROGRAM, BUSY, *ALONE, "--evaluations", 4, "--run-dir", "run", "--set", "seconds=0.1", cwd=tmp_path
-    )
-    assert job.returncode == 0, job.stderr
-    assert not list((tmp_path / "run").glob("*.lock*"))
-    storage = JournalStorage(JournalFileBackend(str(tmp_path / "run" / "study.log")))
-    study = storage.get_study_id_from_name("run")
-    storage.set_study_user_attr(study, "note", "by another program")  # it would wait for a lock
-    assert storage.get_study_user_attrs(study)["note"] == "by another program"

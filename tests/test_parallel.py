@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -19,43 +20,46 @@ from hpo.training.parallel.modules import channels_last, units_of
 from hpo.training.parallel.stages import blocks_of, stages_of
 from hpo.training.parallel.way import each
 from hpo.training.recipe import optimizer_of, schedule_of
-from tests.support.launch import PROGRAMS, Mpi
+from tests.support.launch import PROGRAMS
 
 
-def told_by(mpi: Mpi, ranks: int, cases: str, folder: Path) -> dict[str, list[float]]:
-    job = mpi.run(ranks, "-m", "mpi4py", PROGRAMS / "parallel.py", cases, cwd=folder, timeout=200)
+def told_by(ranks: int, cases: str) -> dict[str, list[float]]:
+    command = [sys.executable, str(PROGRAMS / "parallel.py"), str(ranks), cases]
+    job = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert (job.returncode, job.stderr) == (0, "")
     told: dict[str, list[float]] = json.loads(job.stdout)
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_way_computes_what_one_process_would_step_for_step(mpi: Mpi, tmp_path: Path, ranks: int) -> None:
+def test_every_way_computes_what_one_process_would_step_for_step(ranks: int) -> None:
     """Batches that do not divide, with and without batch normalisation, dropout, clipping, and parts of a batch."""
-    told = told_by(mpi, ranks, "plain", tmp_path)
+    told = told_by(ranks, "plain")
     assert len(told) == 33
     wrong = {case: differences for case, differences in told.items() if not max(differences) < 1e-5}
     assert wrong == {}
 
 
-def test_a_resnet_is_computed_exactly(mpi: Mpi, tmp_path: Path) -> None:
-    told = told_by(mpi, 2, "exact", tmp_path)
+@pytest.mark.slow
+def test_a_resnet_is_computed_exactly() -> None:
+    told = told_by(2, "exact")
     assert sorted(told) == ["pipeline", "replicate", "shard"]
     assert max(map(max, told.values())) < 1e-9, told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_mixed_precision_is_close_to_float32(mpi: Mpi, tmp_path: Path, ranks: int) -> None:
-    told = told_by(mpi, ranks, "mixed", tmp_path)
+def test_mixed_precision_is_close_to_float32(ranks: int) -> None:
+    told = told_by(ranks, "mixed")
     assert len(told) == 12
     assert all(1e-7 < steps < 0.02 and validated < 0.02 for steps, validated in told.values()), told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_whole_states_are_given_and_loaded_in_every_way_and_a_rank_has_its_part(
-    mpi: Mpi, tmp_path: Path, ranks: int
-) -> None:
-    told = told_by(mpi, ranks, "state", tmp_path)
+def test_whole_states_are_given_and_loaded_in_every_way_and_a_rank_has_its_part(ranks: int) -> None:
+    told = told_by(ranks, "state")
     for case, numbers in told.items():
         if case.startswith("size"):
             largest, whole, block = numbers
@@ -67,10 +71,11 @@ def test_whole_states_are_given_and_loaded_in_every_way_and_a_rank_has_its_part(
             assert loaded == pytest.approx(trained, rel=1e-9), case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_rank_has_a_stage_on_each_of_its_devices(mpi: Mpi, tmp_path: Path, ranks: int) -> None:
+def test_a_rank_has_a_stage_on_each_of_its_devices(ranks: int) -> None:
     """Without GPUs, both devices are the CPU: what is computed where, and sent from where to where, is as with them."""
-    told = told_by(mpi, ranks, "several", tmp_path)
+    told = told_by(ranks, "several")
     assert told.pop("parts") == [2] * ranks
     given, whole = told.pop("whole")
     assert given == whole
@@ -78,8 +83,9 @@ def test_a_rank_has_a_stage_on_each_of_its_devices(mpi: Mpi, tmp_path: Path, ran
     assert max(map(max, told.values())) < 1e-5, told
 
 
-def test_ranks_leave_out_the_same_steps_where_one_of_them_overflows(mpi: Mpi, tmp_path: Path) -> None:
-    told = told_by(mpi, 2, "scaler", tmp_path)
+@pytest.mark.slow
+def test_ranks_leave_out_the_same_steps_where_one_of_them_overflows() -> None:
+    told = told_by(2, "scaler")
     assert told == {"after 0": [1.0, 1.0], "after 1": [0.0, 0.0]}
 
 

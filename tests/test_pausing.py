@@ -6,41 +6,52 @@ import json
 import random
 import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import optuna
 import pytest
+import torch
 
 from hpo.store.trials import is_paused
 from hpo.store.weights import read_weights
+from tests.searches.saving import Settings, Training, prepare
 from tests.support.chaos import Victim
 from tests.support.launch import Mpi
 from tests.support.outcome import trials_of
 from tests.support.saving import epochs_of, losses_by_x, saving
 
 XS = [0.31, 0.03, 0.93, 0.11, 0.52, 0.67, 0.98, 0.21, 0.77, 0.42, 0.06, 0.85]
+WAYS = ["state", "function", "report"]
 EPOCHS = 9
 OPTIONS = ["--evaluations", len(XS), "--pruner", "asha"]
 
 
+def start_with(folder: Path, xs: Iterable[float]) -> None:
+    """Let runs in a folder begin with these individuals."""
+    (folder / "start.json").write_text(json.dumps([{"x": x} for x in xs]))
+
+
+@pytest.fixture(scope="module")
+def curves(tmp_path_factory: pytest.TempPathFactory) -> Mapping[float, list[float]]:
+    """Return the losses of all individuals, trained to the end."""
+    folder = tmp_path_factory.mktemp("whole")
+    start_with(folder, XS)
+    job = Mpi().run(2, *saving("whole", "--evaluations", len(XS), epochs=EPOCHS, seconds=0), cwd=folder)
+    assert (job.returncode, job.stderr) == (0, "")
+    return losses_by_x(folder / "whole")
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "start.json").write_text(json.dumps([{"x": x} for x in XS]))
-    return tmp_path
-
-
-def whole(mpi: Mpi, folder: Path, **settings: object) -> Mapping[float, list[float]]:
-    """Return the losses of all individuals, trained to the end; later runs begin with the best after one epoch.
+def folder(tmp_path: Path, curves: Mapping[float, list[float]]) -> Path:
+    """Return a folder in which runs begin with the best after one epoch.
 
     The next best ones are paused then, since a third of few is one, and are to be promoted when others are worse.
     """
-    options = ["--evaluations", len(XS)]
-    job = mpi.run(2, *saving("whole", *options, epochs=EPOCHS, seconds=0, **settings), cwd=folder)
-    assert (job.returncode, job.stderr) == (0, "")
-    curves = losses_by_x(folder / "whole")
-    (folder / "start.json").write_text(json.dumps([{"x": x} for x in sorted(XS, key=lambda x: curves[x][0])]))
-    return curves
+    start_with(tmp_path, sorted(XS, key=lambda x: curves[x][0]))
+    return tmp_path
 
 
 def assert_halved(run_dir: Path, curves: Mapping[float, list[float]]) -> list[optuna.trial.FrozenTrial]:
@@ -63,15 +74,15 @@ def assert_halved(run_dir: Path, curves: Mapping[float, list[float]]) -> list[op
     return trials
 
 
-@pytest.mark.parametrize("saves", ["state", "function", "report"])
-def test_the_best_of_each_rung_go_on_where_they_were_paused(mpi: Mpi, folder: Path, saves: str) -> None:
-    curves = whole(mpi, folder, saves=saves)
-    command = saving("run", *OPTIONS, saves=saves, epochs=EPOCHS, seconds=0, folder=folder)
+def test_the_best_of_each_rung_go_on_where_they_were_paused(
+    mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
+) -> None:
+    command = saving("run", *OPTIONS, saves=",".join(WAYS), epochs=EPOCHS, seconds=0, folder=folder)
     job = mpi.run(4, *command, cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     trials = assert_halved(folder / "run", curves)
     promoted = [trial for trial in trials if "repeats" in trial.user_attrs]
-    assert promoted
+    assert {int(trial.params["x"] * 10) % len(WAYS) for trial in promoted} == {0, 1, 2}, "each way of saving"
     for trial in promoted:
         paused = trials[trial.user_attrs["repeats"]]
         assert paused.state.name == "PRUNED"
@@ -91,12 +102,42 @@ def test_the_best_of_each_rung_go_on_where_they_were_paused(mpi: Mpi, folder: Pa
     assert best.params == summary["best"]["params"]
 
 
+def test_a_promoted_evaluation_keeps_the_weights_of_its_best_loss(mpi: Mpi, tmp_path: Path) -> None:
+    """Only where another one, that was better at the rung, has failed can the best loss be from before a pause."""
+    xs = [0.85, 0.15, 0.14, 0.13, 0.12, 0.11]  # the best is first
+    start_with(tmp_path, xs)
+    options = ["--evaluations", len(xs), "--pruner", "asha", "--ranks-per-worker", 1]
+    settings = {"saves": "first,second", "epochs": EPOCHS, "best": 1, "seconds": 0, "folder": tmp_path}
+    victim = Victim(mpi, 2, saving("run", *options, **settings), tmp_path, tmp_path / "log")
+    victim.wait_for("done  island")
+    while not any(map(is_paused, trials_of(tmp_path / "run"))):
+        assert victim.job.poll() is None, victim.log.read_text()
+        victim.sleep(0.05)
+    (tmp_path / "paused").touch()
+    assert victim.wait(60) == (0, "")
+    failed, paused, *others = trials_of(tmp_path / "run")
+    (promoted,) = [trial for trial in others if trial.user_attrs.get("repeats") == paused.number]
+    assert "ValueError: injected" in failed.user_attrs["failure"]
+    assert promoted.params == paused.params == {"x": xs[1]}
+    assert (promoted.user_attrs["went_on_after"], len(promoted.intermediate_values)) == (1, EPOCHS)
+    weights = read_weights(tmp_path / "run" / "best.safetensors")
+    assert weights is not None
+    assert weights.trial == promoted.number
+    torch.manual_seed(0)
+    data = prepare(Settings())  # type: ignore[no-untyped-call]
+    training: Any = Training(promoted.params, SimpleNamespace(data=data, seed=0))  # type: ignore[no-untyped-call]
+    assert training.epoch() == pytest.approx(promoted.values[0], rel=1e-5)
+    for name, tensor in training.network.state_dict().items():
+        assert tensor.numpy() == pytest.approx(weights.state[name].numpy(), abs=1e-6)
+
+
 @pytest.mark.parametrize(("saves", "options"), [("nothing", []), ("state", ["--save-every", "off"])])
-def test_what_cannot_go_on_is_stopped(mpi: Mpi, folder: Path, saves: str, options: list[object]) -> None:
+def test_what_cannot_go_on_is_stopped(mpi: Mpi, tmp_path: Path, saves: str, options: list[object]) -> None:
+    start_with(tmp_path, XS)
     command = saving("run", *OPTIONS, *options, saves=saves, epochs=EPOCHS, seconds=0)
-    job = mpi.run(2, *command, "--ranks-per-worker", 1, cwd=folder)
+    job = mpi.run(2, *command, "--ranks-per-worker", 1, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(folder / "run")
+    trials = trials_of(tmp_path / "run")
     assert len(trials) == len(XS)
     pruned = [trial for trial in trials if trial.state.name == "PRUNED"]
     assert 0 < len(pruned) < len(XS)
@@ -106,8 +147,9 @@ def test_what_cannot_go_on_is_stopped(mpi: Mpi, folder: Path, saves: str, option
     assert ends[EPOCHS] <= 1, "of two workers, one may come to the end before anybody knows that it is one"
 
 
-def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ranks(mpi: Mpi, folder: Path) -> None:
-    curves = whole(mpi, folder)
+def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ranks(
+    mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
+) -> None:
     command = saving("run", *OPTIONS, "--resume", "--save-every", "1s", epochs=EPOCHS, seconds=0.3)
     for ranks, end in ((4, signal.SIGUSR1), (2, signal.SIGKILL), (1, signal.SIGKILL)):
         victim = Victim(mpi, ranks, command, folder, folder / f"log{ranks}")
@@ -129,8 +171,9 @@ def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ran
     assert not (folder / "run" / "states").exists()
 
 
-def test_a_promoted_evaluation_whose_state_is_gone_begins_again(mpi: Mpi, folder: Path) -> None:
-    curves = whole(mpi, folder)
+def test_a_promoted_evaluation_whose_state_is_gone_begins_again(
+    mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
+) -> None:
     some = ["--evaluations", 5, "--pruner", "asha"]  # of which only the first goes on
     job = mpi.run(1, *saving("run", *some, epochs=EPOCHS, seconds=0), cwd=folder)
     assert job.returncode == 0, job.stderr

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -16,6 +14,11 @@ from pathlib import Path
 import optuna
 import pytest
 
+from hpo.cli.command_line import call
+from hpo.cli.search import search_app
+from hpo.errors import UsageError
+from hpo.run.options import Options
+from tests.support.chaos import Victim, ended
 from tests.support.launch import (
     ALONE,
     FASHION_MNIST,
@@ -30,7 +33,7 @@ from tests.support.launch import (
     run_hpo,
 )
 from tests.support.outcome import finished, lines_of, trials_of
-from tests.support.runs import QUICK
+from tests.support.runs import QUICK, start
 
 
 def test_hpo_search_is_the_same_command(mpi: Mpi, tmp_path: Path) -> None:
@@ -40,20 +43,26 @@ def test_hpo_search_is_the_same_command(mpi: Mpi, tmp_path: Path) -> None:
     assert len(trials_of(tmp_path / "run")) == 3
     command = json.loads((tmp_path / "run" / "run.json").read_text())["command"]
     assert command == f"hpo search {SEARCHES / 'tiny.py'} --evaluations 3 --run-dir run"
-    nothing = mpi.run(4, *hpo, cwd=tmp_path)
-    assert (nothing.returncode, nothing.stdout) == (2, "")
-    assert nothing.stderr == "error: Missing argument 'SEARCH_SPACE' (see hpo search --help)\n"
     listed = run_hpo("--help").stdout
     assert "search" in listed.split("Commands:")[1]
 
 
 def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
-    job = mpi.run(8, PROGRAM, "--evaluations", 13, "--set", "epochs=2", "--seed", 3, "--top-n", 2, cwd=tmp_path)
-    assert (job.returncode, job.stderr) == (0, "")
+    options = ["--evaluations", 13, "--set", "epochs=2", "--seed", 3, "--top-n", 2]
+    with ended(Victim(mpi, 8, [PROGRAM, *options], tmp_path, tmp_path / "log")) as victim:
+        assert victim.wait_for(" 2/13 ")
+        ranks = victim.rank_processes()
+        assert (len(ranks), len(victim.templates())) == (8, 1)
+        for rank in ranks:
+            memory = re.findall(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{rank}/status").read_text(), re.MULTILINE)
+            assert int(memory[0]) < 120 * 1024, "ranks import no torch"
+            assert "libtorch" not in Path(f"/proc/{rank}/maps").read_text()
+        assert victim.wait(100) == (0, "")
+    printed = (tmp_path / "log").read_text()
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert run_dir.name.startswith("digits_cnn-")
 
-    lines = lines_of(job.stdout)
+    lines = lines_of(printed)
     assert [(line["done"], line["budget"]) for line in lines] == [(str(n), "13") for n in range(1, 14)]
     assert {line["worker"] for line in lines} == set("0123")
     assert all((line["island"] == "0") == (line["worker"] in "01") for line in lines)
@@ -78,8 +87,8 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     assert [island["island"] for island in summary["islands"]] == [0, 1]
     assert all(len(island["top"]) == 2 for island in summary["islands"])
     assert 0.3 < summary["worker_busy_fraction"] <= 1
-    assert f"{summary['best']['loss']:.4g}" in job.stdout.split("All islands")[1]
-    assert job.stdout.splitlines()[-1] == f"The report is {run_dir.relative_to(tmp_path)}/report.html"
+    assert f"{summary['best']['loss']:.4g}" in printed.split("All islands")[1]
+    assert printed.splitlines()[-1] == f"The report is {run_dir.relative_to(tmp_path)}/report.html"
     assert f"<title>{run_dir.name}: loss {best:.4g}</title>" in (run_dir / "report.html").read_text("utf-8")
     run = json.loads((run_dir / "run.json").read_text())
     assert (run["budget"], run["seed"], run["settings"]["epochs"], len(run["hosts"])) == (13, 3, 2, 1)
@@ -112,7 +121,7 @@ def test_nothing_is_evaluated_twice_whatever_the_islands_breed_by_and_on_resumin
     assert {entry["propagator"] for entry in summary["propagators"]} == {"ga", "tpe"}
 
 
-def test_a_run_starts_with_what_a_person_gives(mpi: Mpi, tmp_path: Path) -> None:
+def test_a_run_starts_with_what_a_person_gives(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = [{"depth": 3, "act": "tanh"}, {"act": "relu"}, {"depth": 3, "act": "tanh"}]
     (tmp_path / "given.json").write_text(json.dumps(given))
     arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--start-with", "given.json"]
@@ -123,12 +132,12 @@ def test_a_run_starts_with_what_a_person_gives(mpi: Mpi, tmp_path: Path) -> None
         assert len({tuple(trial.params.values()) for trial in trials}) == len(trials) == evaluations
         assert (trials[0].params, trials[1].params["act"]) == (given[0], "relu")
         assert [trial.user_attrs["propagator"] for trial in trials] == ["--start-with"] * 2 + ["ga"] * (evaluations - 2)
-    (tmp_path / "given.json").write_text('[{"depth": 3}, {"depth": 4}]')
-    job = mpi.run(1, *arguments, *ALONE, "--resume", cwd=tmp_path)
-    assert job.returncode == 2
-    assert job.stderr.splitlines()[0] == (
-        "error: --start-with given.json: entry 2: parameter 'depth': 4 is not in Int(1, 3)"
-    )
+    monkeypatch.chdir(tmp_path)
+    Path("given.json").write_text('[{"depth": 3}, {"depth": 4}]')
+    with pytest.raises(
+        UsageError, match=r"^--start-with given\.json: entry 2: parameter 'depth': 4 is not in Int\(1, 3\)"
+    ):
+        start(Path("run"), SEARCHES / "tiny.py", resume=True, start_with=Path("given.json"))
 
 
 def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Path) -> None:
@@ -158,10 +167,8 @@ def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Pa
         (3, ["--generations", 4, "--migration"], 12, {0: {0, 1}, 1: {2}}),
         (2, ["--ranks-per-worker", 1, "--migration-probability", 1, "--evaluations", 40], 40, {0: {0}, 1: {1}}),
         (3, ["--propagators", "ga,tpe,random", "--evaluations", 40], 40, {0: {0}, 1: {1}, 2: {2}}),
-        (2, ["--evaluations", 1], 1, {0: {0}}),
-        (1, ["--evaluations", 2], 2, {0: {0}}),
     ],
-    ids=["workers-of-3", "3-ranks", "islands-of-1", "island-for-each-propagator", "2-ranks", "1-rank"],
+    ids=["workers-of-3", "3-ranks", "islands-of-1", "island-for-each-propagator"],
 )
 def test_any_layout_spends_its_budget_and_no_more(
     mpi: Mpi, tmp_path: Path, ranks: int, options: list[object], budget: int, workers_of_island: dict[int, set[int]]
@@ -244,43 +251,6 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     assert len(finished(trials_of(run_dir, "run"))) == 21
 
 
-def test_a_run_that_goes_on_with_another_objective_says_so(mpi: Mpi, tmp_path: Path) -> None:
-    search, text = tmp_path / "my_search.py", QUICK.read_text()
-    for evaluations, now in ((2, text), (3, text.replace("1 / (epoch + 1)", "2 / (epoch + 1)"))):
-        search.write_text(now)
-        job = mpi.run(
-            1, PROGRAM, "my_search.py", "--run-dir", "run", "--resume", "--evaluations", evaluations, cwd=tmp_path
-        )
-        assert (job.returncode, job.stderr) == (0, "")
-        assert ("is not what ran before" in job.stdout) == (evaluations == 3)
-    lines = job.stdout.splitlines()
-    assert lines[1:3] == [
-        "in run: going on after 2 evaluations",
-        "my_search.py is not what ran before: 1 line added, 1 removed; evaluations from before were made by "
-        "search_space-1.py in run: losses may not compare",
-    ]
-    assert lines[4:6] == [
-        '  -        yield params["depth"] + params["lr"] + 1 / (epoch + 1)',
-        '  +        yield params["depth"] + params["lr"] + 2 / (epoch + 1)',
-    ]
-    assert (tmp_path / "run" / "search_space-1.py").read_text() == text
-    assert (tmp_path / "run" / "search_space-2.py").read_text() == now
-
-
-@pytest.mark.mpi
-def test_a_file_that_is_saved_while_ranks_read_it_is_a_mistake(tmp_path: Path) -> None:
-    if not shutil.which("taskset"):
-        pytest.skip("no taskset: ranks that share one core take turns")
-    text = (SEARCHES / "tiny.py").read_text() + "\nwith open(__file__, 'a') as file:\n    file.write('# saved')\n"
-    (tmp_path / "my_search.py").write_text(text)
-    on_one_core = Mpi("taskset", flags=("-c", str(min(os.sched_getaffinity(0))), "mpirun"))
-    job = on_one_core.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
-    assert (job.returncode, job.stdout) == (2, "")
-    read, then = (hashlib.sha256(content.encode()).hexdigest()[:12] for content in (text, text + "# saved"))
-    assert f"error: my_search.py was not the same on all ranks (sha256 {read} and {then}): it was saved" in job.stderr
-    assert not (tmp_path / "run").exists()
-
-
 @needs_fashion_mnist
 def test_the_published_problem_on_fashion_mnist(mpi: Mpi, tmp_path: Path) -> None:
     settings = ["dataset=fashion-mnist", f"data_dir={FASHION_MNIST}", "epochs=1", "train_samples=300"]
@@ -313,23 +283,11 @@ def test_data_that_is_nowhere_is_one_message_before_anything_starts(
     ("ranks", "arguments", "message"),
     [
         (3, ["--evalutions", "3"], "No such option: --evalutions"),
-        (1, ["--evaluations", "many"], "'--evaluations': 'many' is not a whole number"),
-        (1, ["--evaluations", "0"], "--evaluations must be at least 1 and less than 2**63, not 0"),
-        (1, ["--evaluations", "3", "--generations", "2"], "--evaluations 3 and --generations 2"),
-        (1, ["--migration-probability", "often"], "'--migration-probability': 'often' is not a number"),
         (1, ["--set", "epoch=3"], "no setting 'epoch'; did you mean epochs?"),
-        (1, ["--set", "epochs=few"], "epochs takes a whole number, not 'few'"),
-        (1, ["nowhere.py"], "nowhere.py: no such file"),
-        (1, ["empty.py"], "empty.py: has no `space`"),
         (2, ["raising.py"], "ZeroDivisionError: division by zero"),
         (1, ["opening.py"], "what prepare returned cannot be copied for each evaluation (TypeError: cannot pickle"),
-        (3, ["--ranks-per-worker", "2"], "3 ranks cannot be split into workers of 2"),
         (3, ["--islands", "4"], "--islands 4 is more than the 3 workers"),
         (2, ["--run-dir", "used"], "used already holds a run: add --resume to go on with it, or name another"),
-        (1, ["--run-dir", "empty.py/run"], "empty.py is a file, not a directory"),
-        (1, ["--resume"], "--resume needs the run to go on with"),
-        (1, ["--resume", "--run-dir", "used"], "used/study.log is not the study of a run: name another --run-dir"),
-        (1, ["--storage", "nosql://host/db"], "the storage nosql://host/db: "),
         (2, ["--storage", "sqlite:////nowhere/study.db", "--run-dir", "new"], "the storage sqlite:////nowhere/stu"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -337,7 +295,6 @@ def test_data_that_is_nowhere_is_one_message_before_anything_starts(
 def test_a_mistake_is_one_message_from_one_rank(
     mpi: Mpi, tmp_path: Path, ranks: int, arguments: list[str], message: str
 ) -> None:
-    (tmp_path / "empty.py").write_text("")
     (tmp_path / "raising.py").write_text("1 / 0\n")
     opening = f"{(SEARCHES / 'smooth.py').read_text()}\n\ndef prepare(*_):\n    return open(__file__)\n"
     (tmp_path / "opening.py").write_text(opening)
@@ -354,13 +311,39 @@ def test_a_mistake_is_one_message_from_one_rank(
     assert (tmp_path / "used" / "study.log").read_text() == "mine"
 
 
-def test_propagators_without_a_worker_each_are_refused(mpi: Mpi, tmp_path: Path) -> None:
-    job = mpi.run(4, PROGRAM, QUICK, "--propagators", "ga,tpe,random", cwd=tmp_path)
-    assert (job.returncode, job.stdout) == (2, "")
-    assert (
-        "error: --propagators ga,tpe,random: each is for an island of its own, and 3 is more than the 2" in job.stderr
-    )
-    assert not (tmp_path / "runs").exists()
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Missing argument 'SEARCH_SPACE' (see hpo search --help)"),
+        ([QUICK, "--evaluations", "many"], "'--evaluations': 'many' is not a whole number (see hpo search --help)"),
+        ([QUICK, "--evaluations", "0"], "--evaluations must be at least 1 and less than 2**63, not 0"),
+        ([QUICK, "--evaluations", "3", "--generations", "2"], "--evaluations 3 and --generations 2"),
+        (
+            [QUICK, "--migration-probability", "often"],
+            "'--migration-probability': 'often' is not a number (see hpo search --help)",
+        ),
+    ],
+    ids=lambda value: " ".join(map(str, value[1:])) if isinstance(value, list) else "",
+)
+def test_command_line_with_a_mistake_is_one_message(
+    capsys: pytest.CaptureFixture[str], arguments: list[object], message: str
+) -> None:
+    chosen: list[Options] = []
+    assert call(search_app(None, chosen.append), "hpo search", list(map(str, arguments))) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, chosen) == ("", [])
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_resume_in_a_directory_with_a_foreign_study_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("used").mkdir()
+    Path("used", "study.log").write_text("mine")
+    with pytest.raises(UsageError, match=r"^used/study\.log is not the study of a run: name another --run-dir"):
+        start(Path("used"), resume=True)
+    assert Path("used", "study.log").read_text() == "mine"
 
 
 @pytest.mark.mpi
@@ -375,7 +358,7 @@ def test_ranks_that_a_launcher_of_another_mpi_has_started_make_no_runs_of_their_
 
 
 def test_help_names_every_option(mpi: Mpi, tmp_path: Path) -> None:
-    job = mpi.run(2, PROGRAM, "--help", cwd=tmp_path)
+    job = mpi.run(1, PROGRAM, "--help", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     options = """SEARCH_SPACE --evaluations --generations --islands --ranks-per-worker --migration-probability
     --pollination --migration --seed --run-dir --resume --top-n --set --storage --log-level --help"""

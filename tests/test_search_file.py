@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import py_compile
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 
 from hpo.errors import UsageError
-from hpo.problem import load_search_file
+from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.problem import Description, Problem
+from hpo.trainer.search_file import load_search_file
+from tests.support.in_process import InProcess, describe, problem_of, through_json
 from tests.support.launch import ROOT
 
 GOOD = """
@@ -67,6 +71,9 @@ def test_a_bad_setting_is_shown_with_what_would_work(tmp_path: Path, assignment:
     with pytest.raises(UsageError) as raised:
         search.settings([assignment])
     assert message in str(raised.value)
+    with pytest.raises(UsageError) as of_rank:
+        describe(search.path).bound([assignment])
+    assert str(of_rank.value) == str(raised.value)
 
 
 def test_a_file_without_settings_takes_none(tmp_path: Path) -> None:
@@ -74,6 +81,7 @@ def test_a_file_without_settings_takes_none(tmp_path: Path) -> None:
     search = load_search_file(write(tmp_path, text))
     assert search.settings([]) is None
     assert search.bound([]).objective({}, None) == 1.0
+    assert describe(search.path).bound([]).values == {}
     with pytest.raises(UsageError, match="has no Settings"):
         search.settings(["epochs=3"])
 
@@ -214,3 +222,55 @@ def test_a_prepare_that_exits_is_one_message(tmp_path: Path, code: str, message:
     with pytest.raises(UsageError) as raised:
         search.bound([]).prepared()
     assert str(raised.value) == f"{search.path}: prepare called sys.exit({message})"
+
+
+def test_description_has_all_that_a_rank_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"{GOOD}\nfrom hpo import maximize\nobjectives = ('loss', 'size', maximize('speed'))\ntest = print\n"
+    text += "def prepare(settings): ...\n# \N{PILE OF POO}\n"
+    (tmp_path / "a\udcff.py").write_text(text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    here = InProcess()
+    file = here.load(Path("a\udcff.py"))
+    assert (file.path, file.location) == (Path("a\udcff.py"), tmp_path / "a\udcff.py")
+    assert (file.source, file.sha256) == (text.encode(), hashlib.sha256(text.encode()).hexdigest())
+    assert file.space.describe() == {"x": "Float(0.0, 1.0)"}
+    assert file.objectives == Objectives(("loss", "size", "speed"), ("speed",))
+    assert (file.has_settings, file.has_prepare, file.has_test) == (True, True, True)
+    file.check_setting("epochs=5")
+    with pytest.raises(UsageError, match="no setting 'epoch'"):
+        file.check_setting("epoch=5")
+    problem = file.bound(["epochs=5", "fast=yes"])
+    assert problem.values == {"epochs": 5, "rate": 0.5, "fast": True, "name": "n", "sizes": "()"}
+    assert problem.assignments == ("epochs=5", "fast=yes")
+    assert here.requests == ["load", "check_setting", "check_setting", "bind"]
+
+
+def test_description_and_problem_survive_their_data(tmp_path: Path) -> None:
+    file = describe(write(tmp_path, GOOD))
+    assert (file.objectives, file.has_settings, file.has_prepare, file.has_test) == (ONLY_LOSS, True, False, False)
+    again = Description.from_data(through_json(file.data))
+    assert again.data == file.data
+    assert again.space.describe() == file.space.describe()
+    assert repr(again) == repr(file)
+    problem = file.bound(["rate=2"])
+    copied = Problem.from_data(through_json(problem.data))
+    assert (copied.data, copied.space.describe()) == (problem.data, problem.space.describe())
+    assert (copied.values, copied.assignments) == (problem.values, ("rate=2",))
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "mnist_cnn", "cifar10_resnet", "text_transformer"])
+def test_description_of_a_shipped_search_space_is_that_of_the_file(name: str) -> None:
+    path = ROOT / "search_spaces" / f"{name}.py"
+    search, problem = load_search_file(path), problem_of(path)
+    assert problem.space.describe() == search.space.describe()
+    assert problem.space.fixed == search.space.fixed
+    assert problem.space.rules == search.space.rules
+    assert problem.file.has_test == (search.test is not None)
+    assert problem.values == search.bound([]).values
+
+
+def test_load_if_the_file_fails_gives_the_rank_its_traceback(tmp_path: Path) -> None:
+    path = write(tmp_path, "def broken():\n    return 1 / 0\n\nbroken()\n")
+    with pytest.raises(UsageError, match="ZeroDivisionError: division by zero") as raised:
+        describe(path)
+    assert str(raised.value).startswith(f"{path} could not be imported:\nTraceback (most recent call last):\n")

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from hpo.errors import UsageError
+from hpo.trainer.search_file import load_search_file
 from tests.support.cifar import write_cifar10
 from tests.support.launch import PROGRAM, ROOT, Mpi
 from tests.support.outcome import finished, trials_of
@@ -55,26 +57,41 @@ def test_a_resnet_is_trained_on_the_files_of_cifar10(mpi: Mpi, tmp_path: Path) -
     assert len(told["predictions"]) > 10
 
 
-@pytest.mark.parametrize(
-    ("search", "setting", "message"),
-    [
-        (TRANSFORMER, "parallel=ddp", "parallel must be one of replicate, shard, pipeline, not ddp"),
-        (TRANSFORMER, "microbatches=2", "microbatches=2 is for parallel=pipeline, not for replicate"),
-        (TRANSFORMER, "train_samples=99999999", "train_samples=99999999: the text has 9"),
-        (RESNET, "dataset=imagenet", "dataset must be one of cifar10, fashion-mnist, digits, not imagenet"),
-        (RESNET, "precision=fp16", "precision must be one of float32, bfloat16, float16, not fp16"),
-        (RESNET, "batch_size=0", "batch_size must be at least 1, not 0"),
-        (RESNET, "data_dir=/nowhere", "CIFAR10 (binary version) is not there and could not be downloaded"),
-        (RESNET, "dataset=digits,train_samples=99999999", "train_samples=99999999: digits has 1078 such samples"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_one_message(
-    mpi: Mpi, tmp_path: Path, search: Path, setting: str, message: str
-) -> None:
-    options = [word for one in setting.split(",") for word in ("--set", one)]
-    job = mpi.run(2, PROGRAM, search, *options, cwd=tmp_path)
+PARALLEL = "parallel must be one of replicate, shard, pipeline, not ddp"
+SAMPLES = "train_samples=99999999: the text has 9"
+
+
+@pytest.mark.parametrize(("setting", "message"), [("parallel=ddp", PARALLEL), ("train_samples=99999999", SAMPLES)])
+def test_a_setting_that_cannot_be_is_one_message(mpi: Mpi, tmp_path: Path, setting: str, message: str) -> None:
+    job = mpi.run(2, PROGRAM, TRANSFORMER, "--set", setting, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
     assert job.stderr.startswith("error: ")
     assert job.stderr.count("\n") == 1, "one message, of one rank"
     assert message in job.stderr
     assert list(tmp_path.iterdir()) == [], "nothing was started"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("search", "settings", "message"),
+    [
+        (TRANSFORMER, ["microbatches=2"], "microbatches=2 is for parallel=pipeline, not for replicate"),
+        (RESNET, ["dataset=imagenet"], "dataset must be one of cifar10, fashion-mnist, digits, not imagenet"),
+        (RESNET, ["precision=fp16"], "precision must be one of float32, bfloat16, float16, not fp16"),
+        (RESNET, ["batch_size=0"], "batch_size must be at least 1, not 0"),
+        (RESNET, ["data_dir=nowhere"], "CIFAR10 (binary version) is not there and could not be downloaded"),
+        (RESNET, ["dataset=digits", "train_samples=99999999"], "train_samples=99999999: digits has 1078 such samples"),
+    ],
+)
+def test_prepared_with_wrong_settings_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: Path, settings: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no network, wherever this runs
+    with pytest.raises(UsageError) as raised:
+        load_search_file(search).bound(settings).prepared()
+    assert str(raised.value).removeprefix("the settings of ").startswith(f"{search}: ")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,6 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from hpo.errors import UsageError
-from hpo.problem import load_search_file
 from hpo.results.reader import RunReader
 from hpo.run.git import Commit, commit_of
 from hpo.run.options import Options
@@ -29,6 +28,7 @@ from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.storage import open_storage
 from hpo.store.url import without_password
+from hpo.trainer.search_file import load_search_file
 from tests.support.runs import QUICK, claim, complete, start
 
 

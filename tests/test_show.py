@@ -20,7 +20,6 @@ from optuna.trial import TrialState
 from rich.cells import cell_len
 
 from hpo import Categorical, Float, SearchSpace
-from hpo.problem import load_search_file
 from hpo.report.live.lines import Pen
 from hpo.report.live.listing import Listing
 from hpo.report.live.standing import standing
@@ -29,6 +28,7 @@ from hpo.results.reader import Look, RunReader
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import rank
+from hpo.trainer.search_file import load_search_file
 from tests.support.endurance import FAULTY
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, hpo_line
 from tests.support.runs import (

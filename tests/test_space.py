@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import random
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
 from hpo.breeding.upstream import Individual
 from hpo.parameters import Parameter
+from hpo.problem import dump_space, load_space
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(
     lambda name: not __import__("keyword").iskeyword(name)
@@ -86,6 +88,19 @@ def test_hyperparameters_survive_optunas_distributions(data: st.DataObject) -> N
         assert distribution._contains(internal)
         back = distribution.to_external_repr(internal)
         assert (back, type(back)) == (params[name], type(params[name]))
+
+
+@given(spaces, st.booleans())
+def test_space_survives_its_data(space: SearchSpace, tunable: bool) -> None:
+    space = SearchSpace(**space.parameters, last=Float(0, 1, tunable=tunable))
+    data = dump_space(space)
+    again = load_space(json.loads(json.dumps(data)))
+    assert dump_space(again) == data
+    assert again.parameters == space.parameters
+    assert again.describe() == space.describe()
+    assert again.limits() == space.limits()
+    assert again.fixed == space.fixed
+    assert again.draw(random.Random(0)) == space.draw(random.Random(0))
 
 
 @given(spaces, st.floats(-1e308, 1e308))
@@ -263,3 +278,20 @@ def test_foreign_hyperparameters_are_refused(params: dict[str, Any], message: st
     with pytest.raises(ValueError, match="parameter") as raised:
         space.encode(params)
     assert message in str(raised.value)
+
+
+def test_find_mistakes_names_the_wrong_parameter_of_each() -> None:
+    space = SearchSpace(lr=Float(0.1, 1.0, log=True), act=Categorical("relu", "tanh"))
+    space.require(lambda p: p["lr"] < 0.5 or p["act"] == "relu", "tanh is slow")
+    batch: list[dict[str, object]] = [
+        {"lr": 0.9, "act": "tanh"},
+        {"lr": 0.2, "act": "tanh"},
+        {"lr": 0.9},
+        {"lr": 0.9, "act": "relu"},
+    ]
+    assert space.find_mistakes(batch) == [
+        "tanh is slow, but got {'lr': 0.9, 'act': 'tanh'}",
+        "",
+        "parameter 'act' is missing",
+        "",
+    ]

@@ -11,7 +11,6 @@ from hpo import Int, SearchSpace
 from hpo.store.claims import Claims
 from hpo.store.record import Record
 from hpo.store.trials import Assignment, Evaluation
-from tests.support.runs import claim
 
 SPACE = SearchSpace(k=Int(0, 999))
 
@@ -81,20 +80,6 @@ def test_deaths_that_no_individual_has_caused_cost_none(tmp_path: Path) -> None:
         assert job.session(killed_after=9)
     assert not job.session()
     assert [evaluation.state for evaluation in job.ended()] == ["complete"] * 40
-
-
-def test_who_was_in_flight_when_something_else_is_known_to_have_killed_the_job_is_not_suspected(tmp_path: Path) -> None:
-    Record.create(tmp_path / "study.log", "run", SPACE.describe())
-    record = Record(tmp_path / "study.log", "run")
-    guilty, innocent = (
-        claim(record, {"k": k}, SPACE.distributions(), 9, island=0, worker=k, generation=0) for k in (0, 1)
-    )
-    assert guilty is not None
-    assert innocent is not None
-    record.fail(guilty, "rank 0: the process died of SIGSEGV", "", 1.0, killed=True)
-    record.requeue_interrupted()
-    (waiting,) = [evaluation for evaluation in record.evaluations() if evaluation.state == "waiting"]
-    assert (waiting.repeats, waiting.deaths) == (1, 0)
 
 
 def test_who_was_in_flight_when_a_run_was_stopped_is_not_suspected(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from hpo.errors import UsageError
-from hpo.problem import load_search_file
 from hpo.run.options import Options
 from hpo.run.session import Session
 from hpo.store.record import Record
@@ -25,6 +24,7 @@ from hpo.trackers import TRACKERS
 from hpo.trackers.tracker import without_secrets
 from hpo.trackers.tracking import Tracking, track
 from hpo.trackers.written import Written
+from hpo.trainer.search_file import load_search_file
 from tests.support.chaos import command_lines
 from tests.support.launch import ROOT, Mpi
 from tests.support.outcome import trials_of

@@ -1,3 +1,5 @@
+"""What the ranks of a worker make of their steps together."""
+
 from __future__ import annotations
 
 import pytest
@@ -56,14 +58,24 @@ def test_equal_losses_go_on_and_a_common_end_is_complete() -> None:
             [fails(0, "waited", 1.0, timeout=True, place="x.py:3"), Step(1, 0.5, place="x.py:9"), Step(2)],
             "timeout: rank 0 waited at x.py:3 for rank 1, which had yielded at x.py:9, rank 2, which had ended",
         ),
+        ([fails(0, "timeout: no loss", 1.0, own=False, place="x.py:3")], "timeout: no loss; rank 0 was at x.py:3"),
         (
             [
-                fails(0, "Detected", 2.0, collective="barrier", place="x.py:3"),
-                fails(1, "Detected", 1.0, collective="allreduce of float [3]", place="x.py:9"),
+                fails(0, "timeout: no loss", 1.0, own=False),
+                fails(1, "timeout: no loss", 2.0, own=False, place="x.py:3"),
             ],
-            "the ranks are in different collectives: rank 0 barrier at x.py:3, rank 1 allreduce of float [3] at x.py:9",
+            "timeout: no loss; rank 0 was at an unknown place, rank 1 was at x.py:3",
         ),
-        ([fails(0, "timeout: no loss", 1.0, own=False, place="x.py:3")], "timeout: no loss; rank 0 was at x.py:3"),
+        ([fails(0, "Broken pipe", 1.0, echo=True)], "rank 0: Broken pipe"),  # of one rank, it is not a peer's
+        (
+            [Step(0, 1.0, gathers=True, place="x.py:3"), Step(1, 1.0)],
+            "not all ranks offered a function, which all of them have to call: rank 0 did at x.py:3, rank 1 did not",
+        ),
+        (
+            [Step(0, 0.5, saves=True, place="x.py:3"), Step(1, 0.5, place="x.py:5")],
+            "not all ranks saved a function, or sharded tensors, which all of them have to gather: "
+            "rank 0 did at x.py:3, rank 1 did not at x.py:5",
+        ),
     ],
 )
 def test_a_failure_names_its_cause(steps: list[Step], reason: str) -> None:
@@ -80,10 +92,6 @@ def test_a_failure_names_its_cause(steps: list[Step], reason: str) -> None:
             [fails(0, "waited", 1.0, timeout=True), fails(1, "closed", 2.0, own=False), Step(2)],
             "Rank 1:\nof rank 1\n\nRank 0:\nof rank 0",
         ),
-        (
-            [fails(rank, "Detected", 1.0, collective=name) for rank, name in enumerate(["barrier", "broadcast"])],
-            "Rank 0:\nof rank 0\n\nRank 1:\nof rank 1",
-        ),
         ([fails(0, "timeout: no loss", 1.0, own=False), Step(1)], "Rank 0:\nof rank 0"),
     ],
 )
@@ -91,11 +99,43 @@ def test_a_failure_has_the_tracebacks_of_those_whom_it_names(steps: list[Step], 
     assert judge(steps).traceback == traceback
 
 
-def test_ranks_in_the_same_collective_are_asked_again() -> None:
-    steps = [fails(rank, "Detected", 1.0, collective="allreduce of float [1]") for rank in range(3)]
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [fails(0, "Connection closed by peer", 1.0, echo=True), fails(1, "Broken pipe", 2.0, echo=True)],
+        [fails(0, "Connection closed by peer", 1.0, echo=True), Step(1, 0.5)],
+        [fails(0, "Broken pipe", 1.0, echo=True), fails(1, "a peer failed", 2.0, own=False)],
+        [fails(0, "the trainer was ended by SIGKILL", 1.0, orphaned=True)],
+        [fails(0, "the trainer was ended by SIGKILL", 1.0, orphaned=True), fails(1, "cause", 2.0)],
+    ],
+)
+def test_judge_without_a_cause_in_the_objective_repeats(steps: list[Step]) -> None:
     assert judge(steps).state == "again"
-    assert judge([*steps[:2], fails(2, "Connection closed by peer", 2.0, echo=True)]).state == "failed"
+
+
+def test_judge_after_a_suspension_repeats() -> None:
+    waited = fails(0, "waited", 1.0, timeout=True, suspended=True)
+    assert judge([waited, fails(1, "a peer waited", 2.0, own=False)]).state == "suspended"
+    assert judge([waited, fails(1, "cause", 0.5)]).failure == "rank 1: cause"
+
+
+def test_judge_of_a_last_loss_says_so_if_all_ranks_ended() -> None:
+    ended = [Step(rank, 0.5, ended=True) for rank in range(2)]
+    assert judge(ended) == Verdict("going", 0.5, is_last=True)
+    assert not judge([ended[0], Step(1, 0.5)]).is_last
+
+
+def test_judge_with_one_rank_that_has_inherited_says_so() -> None:
+    assert judge([Step(0, 0.5), Step(1, 0.5, inherited=True)]).inherited
+    assert judge([Step(0, 0.5), fails(1, "cause", 1.0, inherited=True)]).inherited
+
+
+def test_judge_of_a_loss_that_is_not_finite_says_diverged() -> None:
+    verdict = judge([fails(0, "ValueError: the validation loss is nan", 1.0, diverged=True), Step(1, 0.5)])
+    assert (verdict.state, verdict.diverged) == ("failed", True)
 
 
 def test_a_run_that_stops_fails_nothing() -> None:
-    assert judge([fails(0, "echo", 1.0), fails(1, "the run stops", 2.0, own=False, stopped=True)]).state == "stopped"
+    stops = fails(1, "the run stops", 2.0, own=False, stopped=True)
+    assert judge([fails(0, "echo", 1.0), stops]).state == "stopped"
+    assert judge([fails(0, "SIGKILL", 1.0, orphaned=True), stops]).state == "stopped"

@@ -23,7 +23,6 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from hpo.problem import load_search_file
 from hpo.report.live.lines import Pen
 from hpo.report.live.plot import Steps
 from hpo.report.live.standing import standing
@@ -35,6 +34,7 @@ from hpo.run.session import Session
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import Evaluation
 from hpo.text import clock
+from hpo.trainer.search_file import load_search_file
 from tests.support.evaluations import one
 from tests.support.launch import PROGRAM, ROOT, Mpi, finish
 from tests.support.outcome import lines_of

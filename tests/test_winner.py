@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,18 @@ from optuna.trial import TrialState
 
 from hpo import Prediction, TextSample
 from hpo.errors import UsageError
-from hpo.problem import load_search_file
 from hpo.results.reader import RunReader
-from hpo.results.winner import examine, examined, winner_of
+from hpo.results.winner import FailedTestError, RunTest, examine, examined, winner_of
 from hpo.run.handover import hand_over
 from hpo.store.record import Record
 from hpo.store.trials import Assignment, rank
 from hpo.store.weights import read_weights
+from hpo.trainer.search_file import load_search_file
 from hpo.training import Net, load_data, load_test, test_net
+from tests.support.in_process import problem_of, run_test_of
 from tests.support.launch import PROGRAM, SEARCHES, Mpi, run_hpo
 from tests.support.runs import add, make_run
-from tests.support.writing import Leading, writer_of
+from tests.support.writing import Leading, holding, writer_of
 
 WEIGHING = SEARCHES / "weighing.py"
 
@@ -44,6 +46,12 @@ def leader_of(folder: Path) -> Leading:
     return leader
 
 
+def run_by(test: Callable[..., Any]) -> RunTest:
+    """Return what tests a network as a trainer does, by this function instead of the search file's."""
+    search = load_search_file(WEIGHING).bound([])
+    return run_test_of(replace(search, file=replace(search.file, test=test)))
+
+
 def kept(folder: Path) -> tuple[int, float]:
     weights = read_weights(folder / "best.safetensors")
     assert weights is not None
@@ -60,7 +68,7 @@ def test_only_the_weights_of_the_best_of_all_leaders_are_kept(tmp_path: Path) ->
     assert kept(folder) == (2, 1.0)
     # Both are better than what there is; another one completes between the copy of the first and its end.
     assert one.wants(assignments[0], 0.4)
-    better = one.keeper.copy({"w": torch.tensor([3.0])})
+    better = holding({"w": torch.tensor([3.0])})
     other.complete(assignments[1], 0.3, {"w": torch.tensor([4.0])})
     one.recorder.complete(assignments[0], 0.4, 1.0, {})
     one.keeper.keep(assignments[0], better)
@@ -81,14 +89,15 @@ def test_of_equal_losses_the_weights_are_of_the_trial_that_is_the_best(tmp_path:
 
 
 def test_what_is_copied_are_the_weights_of_that_moment(tmp_path: Path) -> None:
-    make_run(tmp_path / "run")
-    leader = leader_of(tmp_path / "run")
     weights = torch.ones(2, 3).t()
-    copied = leader.keeper.copy({"w": weights})
+    trainer = holding({"w": weights})
     weights += 1  # the network trains on
-    assert copied is not None
-    assert copied["w"].tolist() == [[1.0, 1.0]] * 3
-    assert copied["w"].is_contiguous()
+    about = {"trial": "0", "params": "{}", "settings": "{}"}
+    path = tmp_path / "best.safetensors"
+    assert trainer.ask("write_weights", "written", path=str(path), about=about) == {"error": ""}
+    written = read_weights(path)
+    assert written is not None
+    assert written.state["w"].tolist() == [[1.0, 1.0]] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])
@@ -208,25 +217,23 @@ def test_results_that_somebody_has_edited_are_as_if_there_were_none(tmp_path: Pa
 def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trained_with(tmp_path: Path) -> None:
     params = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
     make_run(tmp_path / "run")
-    leader, problem = leader_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
+    leader, problem = leader_of(tmp_path / "run"), problem_of(WEIGHING)
     leader.complete(begin(leader, 0.1), 0.5, {"epoch": torch.tensor([3.0])})
     run = RunReader(tmp_path / "run")
     (winner,) = run.evaluations()
     assert winner.params == params
-    testable = replace(
-        problem, file=replace(problem.file, test=lambda _, weights, __: {"epoch": weights["epoch"].item()})
-    )
+    run_test = run_by(lambda _, weights, __: {"epoch": weights["epoch"].item()})
     run_json = json.loads(run.run_dir.run_json.read_text())
     run.run_dir.run_json.write_text(json.dumps({**run_json, "settings": {"epochs": 5}}))
-    assert examine(run.run_dir, testable, winner) is None, "it was trained with other settings"
+    assert examine(run.run_dir, problem, winner, run_test) is None, "it was trained with other settings"
     run.run_dir.run_json.write_text(json.dumps(run_json))
-    assert examine(run.run_dir, testable, replace(winner, trial=7)) is None, "these weights are another's"
+    assert examine(run.run_dir, problem, replace(winner, trial=7), run_test) is None, "these weights are another's"
     tested = {"trial": 0, "times": 1, "metrics": {"epoch": 3.0}, "predictions": [], "texts": []}
-    assert examine(run.run_dir, testable, winner) == examined(run.run_dir, winner) == tested
-    assert examine(run.run_dir, testable, winner) is None, "once"
+    assert examine(run.run_dir, problem, winner, run_test) == examined(run.run_dir, winner) == tested
+    assert examine(run.run_dir, problem, winner, run_test) is None, "once"
     leader.complete(begin(leader, 0.2), 0.4, {"epoch": torch.tensor([4.0])})
     better = rank(run.evaluations(), 1)[0]
-    again = examine(run.run_dir, testable, better)
+    again = examine(run.run_dir, problem, better, run_test)
     assert again is not None
     assert (again["trial"], again["times"]) == (1, 2)
 
@@ -241,19 +248,100 @@ def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trai
 )
 def test_a_test_must_give_numbers_and_predictions(tmp_path: Path, result: Any, message: str) -> None:
     make_run(tmp_path / "run")
-    leader, problem = leader_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
+    leader, problem = leader_of(tmp_path / "run"), problem_of(WEIGHING)
     leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
-    wrong = replace(problem, file=replace(problem.file, test=lambda *_: result))
-    with pytest.raises(ValueError, match=message):
-        examine(run.run_dir, wrong, run.evaluations()[0])
+    with pytest.raises(FailedTestError, match=message):
+        examine(run.run_dir, problem, run.evaluations()[0], run_by(lambda *_: result))
+
+
+@pytest.mark.parametrize(
+    ("assignment", "reason"),
+    [
+        ("tests=badly", "weighing.py:32: ValueError: no test data today"),
+        ("tests=well", "weighing.py:39: KeyError: 'epoch'"),
+    ],
+)
+def test_hand_over_if_test_fails_warns_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], assignment: str, reason: str
+) -> None:
+    make_run(tmp_path / "run")
+    leader = leader_of(tmp_path / "run")
+    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
+    run_test = run_test_of(load_search_file(WEIGHING).bound([assignment]))
+    hand_over(tmp_path / "run", None, problem_of(WEIGHING, assignment), run_test)
+    printed = capsys.readouterr()
+    assert printed.err == f"warning: the best network could not be tested ({reason})\n"
+    assert "The report is " in printed.out
+    assert not (tmp_path / "run" / "test.json").exists()
+
+
+METRICS = {"kind": "metrics", "metrics": {"loss": 0.25}}
+
+
+def leave(*_: Any) -> None:
+    raise SystemExit(3)
+
+
+def raise_after_metrics(*_: Any) -> tuple[dict[str, float], Iterator[Any]]:
+    return {"loss": 0.25}, (1 / 0 for _ in range(3))
+
+
+def crash(parts: list[Mapping[str, Any]]) -> Callable[..., Iterator[Mapping[str, Any]]]:
+    return lambda *_: iter(parts)
+
+
+@pytest.mark.parametrize(
+    ("run_test", "message", "is_tested"),
+    [
+        (run_by(leave), r"^test_winner.py:\d+: SystemExit: 3$", False),
+        (run_by(raise_after_metrics), r"^test_winner.py:\d+: ZeroDivisionError: division by zero$", True),
+        (crash([]), "it gave no metrics", False),
+        (crash([{"kind": "failure", "text": "killed by SIGSEGV"}]), "^killed by SIGSEGV$", False),
+        (
+            crash([{"kind": "metrics", "metrics": {"loss": 0.25}}, {"kind": "failure", "text": "killed"}]),
+            "killed",
+            True,
+        ),
+    ],
+)
+def test_examine_if_test_fails_keeps_metrics_that_it_has(
+    tmp_path: Path, run_test: Any, message: str, is_tested: bool
+) -> None:
+    make_run(tmp_path / "run")
+    leader = leader_of(tmp_path / "run")
+    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
+    run = RunReader(tmp_path / "run")
+    (winner,) = run.evaluations()
+    with pytest.raises(FailedTestError, match=message):
+        examine(run.run_dir, problem_of(WEIGHING), winner, run_test)
+    metrics = {"trial": 0, "times": 1, "metrics": {"loss": 0.25}, "predictions": [], "texts": []}
+    assert examined(run.run_dir, winner) == (metrics if is_tested else None)
+
+
+def test_examine_if_weights_are_missing_or_damaged(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    leader, run_test = leader_of(tmp_path / "run"), run_by(lambda *_: {})
+    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
+    run = RunReader(tmp_path / "run")
+    (winner,) = run.evaluations()
+    assert examine(run.run_dir, problem_of(SEARCHES / "quick.py"), winner, run_test) is None, "it has no test"
+    (missing,) = run_test({}, tmp_path / "missing.safetensors")
+    assert missing == {
+        "kind": "failure",
+        "text": f"FileNotFoundError: the weights {tmp_path}/missing.safetensors are missing",
+    }
+    run.run_dir.weights.write_bytes(b"\x00" * 9)
+    (damaged,) = run_test({}, run.run_dir.weights)
+    assert damaged["text"].startswith(f"UsageError: {run.run_dir.weights} cannot be read: ")
+    assert examine(run.run_dir, problem_of(WEIGHING), winner, run_test) is None
 
 
 def test_of_many_samples_the_first_of_each_kind_are_kept_and_of_long_texts_what_is_around_the_prompts_end(
     tmp_path: Path,
 ) -> None:
     make_run(tmp_path / "run")
-    leader, problem = leader_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
+    leader, problem = leader_of(tmp_path / "run"), problem_of(WEIGHING)
     leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run, image = RunReader(tmp_path / "run"), np.zeros((4, 4), np.uint8)
     (winner,) = run.evaluations()
@@ -264,8 +352,7 @@ def test_of_many_samples_the_first_of_each_kind_are_kept_and_of_long_texts_what_
         TextSample("p" * 1_000_000 + "!", "t" * 1_000_000),
         *(TextSample("", str(number)) for number in range(100)),
     ]
-    testable = replace(problem, file=replace(problem.file, test=lambda *_: ({}, samples)))
-    made = examine(run.run_dir, testable, winner)
+    made = examine(run.run_dir, problem, winner, run_by(lambda *_: ({}, samples)))
     assert made is not None
     assert made == examined(run.run_dir, winner)
     assert [one["label"] for one in made["predictions"]] == [str(number) for number in range(60)]
@@ -294,10 +381,9 @@ def test_what_is_said_of_a_test_is_one_line_whatever_its_metrics_are_called(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path / "run")
-    leader, problem = leader_of(tmp_path / "run"), load_search_file(WEIGHING).bound([])
+    leader, problem = leader_of(tmp_path / "run"), problem_of(WEIGHING)
     leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
-    testable = replace(problem, file=replace(problem.file, test=lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25}))
-    hand_over(tmp_path / "run", None, testable, to_test=True)
+    hand_over(tmp_path / "run", None, problem, run_by(lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25}))
     said = capsys.readouterr().out.splitlines()[0]
     assert said.endswith(r"the network of trial 0 has \x1b[31m loss 3, loss 0.25")
 

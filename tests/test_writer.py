@@ -36,7 +36,7 @@ from hpo.store.weights import read_weights
 from hpo.store.writer import TOLD, Writer
 from tests.support.launch import ROOT
 from tests.support.runs import SPACE, make_run
-from tests.support.writing import Leading, Posted, mirrored, writer_of
+from tests.support.writing import Leading, Posted, holding, mirrored, writer_of
 
 TWO = Objectives(("loss", "parameters"))
 PLACE = {"island": 0, "worker": 0, "generation": 0}
@@ -303,7 +303,7 @@ class Anything:
             lambda: leader.prune(assignment, loss, 1.25, metrics),
             lambda: leader.prune(assignment, loss, 1.25, {}, paused_after=1),
             lambda: leader.fail(assignment, "rank 0: '\"\n", "Traceback \N{PILE OF POO}", 0.5),
-            lambda: leader.fail(assignment, "rank 0", "", 0.5, killed=True),
+            lambda: leader.fail(assignment, "rank 0", "", 0.5),
             lambda: leader.interrupt(assignment),
         ]
         self.chance.choice(ways)()
@@ -830,7 +830,7 @@ def test_a_leader_that_has_not_heard_of_a_better_one_writes_no_weights(tmp_path:
     before = best.stat()
     assert late.keeper.wants(begun[0], 0.4, {}), "as far as it knows"
     late.recorder.complete(begun[0], 0.4, 1.0, {})
-    late.keeper.keep(begun[0], {"w": torch.tensor([4.0])})
+    late.keeper.keep(begun[0], holding({"w": torch.tensor([4.0])}))
     assert (best.stat().st_ino, best.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert not list((tmp_path / "run").rglob(".*"))
     assert not late.wants(begun[0], 0.4)

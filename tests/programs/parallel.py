@@ -1,6 +1,6 @@
-"""Trains networks in each way on a worker of all ranks, and by a textbook's loop; prints a line of JSON from rank 0.
+"""Trains networks in each way on a worker, and by a textbook's loop; prints a line of JSON from rank 0.
 
-The first argument is the function below whose cases are run.
+The first argument is the number of ranks, the second the function below whose cases are run.
 """
 
 import itertools
@@ -14,19 +14,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.training import size_of
-from hpo.evaluation.group import Group
-from hpo.evaluation.host import Host
-from hpo.ranks.communicator import same_host, world
+from hpo.trainer.worker import Worker
 from hpo.training import ParallelSettings, Recipe, resnet18
 from hpo.training.augment import augmented
 from hpo.training.fit import Training, evaluate
 from hpo.training.parallel import share
 from hpo.training.parallel.dropout import Draws
 from hpo.training.parallel.precision import scaler_of
+from tests.programs.ranks import run_ranks
 from tests.programs.tell import tell
 
 # Nothing divides by 2, 3 or 4; the last batch of an epoch has one sample more than none.
 EPOCHS, BATCH, TRAIN, VALIDATION, SEED = 3, 21, 64, 45, 5
+worker: Worker  # of this rank
+told: dict[str, list[float]] = {}
 
 
 class Numbers:
@@ -250,7 +251,7 @@ def several() -> None:
         got, also, training = trained(name, settings)
         told[f"{name} {settings}"] = [difference(got, expected), difference(also, validated)]
     told["whole"] = [len(training.way.state_dict()), len(NETWORKS[name](False).state_dict())]  # on the leader
-    told["parts"] = comm.allgather(len(vars(training.way)["_stage"]._parts))
+    told["parts"] = worker.comm.allgather(len(vars(training.way)["_stage"]._parts))
 
 
 def exact() -> None:
@@ -284,7 +285,7 @@ def state() -> None:
     for name, parallel in itertools.product(("conv-norm", "transformer"), ("replicate", "shard", "pipeline")):
         settings = ParallelSettings(parallel)
         _, validated, training = trained(name, settings)
-        whole = comm.bcast(dict(training.way.state_dict()))
+        whole = worker.comm.bcast(dict(training.way.state_dict()))
         plain, validation = NETWORKS[name](False), data_of(name)[1]
         plain.load_state_dict(whole)
         inputs, targets = validation.batch(torch.arange(VALIDATION))
@@ -293,7 +294,7 @@ def state() -> None:
         again = share(NETWORKS[name](False), worker, settings)
         again.load_state_dict(whole)
         told[f"{name} {parallel}"] = [loss, evaluate(again, validation, RECIPES[name])[0], validated[-1]]
-        ours = comm.allgather(size_of(training))
+        ours = worker.comm.allgather(size_of(training))
         blocks = [sum(p.numel() for p in block.parameters()) for block in plain]
         # Parameters, gradients and AdamW's or momentum's state, of four bytes each.
         each = 4 if name == "transformer" else 3
@@ -304,19 +305,20 @@ def scaler() -> None:
     """Tell all parameters after a step in which the last rank's gradient is infinite, and one in which none is."""
     parameter = nn.Parameter(torch.ones(3))
     optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), scaler_of("float16", torch.device("cpu"))
-    for gradient in (math.inf if comm.rank == comm.size - 1 else 512.0, 512.0):
+    for gradient in (math.inf if worker.rank == worker.size - 1 else 512.0, 512.0):
         parameter.grad = torch.full((3,), gradient)
         scaler.step(optimizer)
         scaler.update()
-        told[f"after {len(told)}"] = comm.allgather(parameter[0].item())
+        told[f"after {len(told)}"] = worker.comm.allgather(parameter[0].item())
 
 
-with Host(same_host(comm := world())) as host, Group(comm, host, index=0, collective_timeout=60.0) as group:
-    group.connect()
-    group.trust()
-    torch.set_num_threads(1)  # networks this small are computed faster so
-    worker = group.worker(SEED)
-    told: dict[str, list[float]] = {}
-    globals()[sys.argv[1]]()
-    if comm.rank == 0:
+def run(joined: Worker) -> None:
+    """Run the chosen cases as one rank of a worker."""
+    global worker
+    worker = joined
+    globals()[sys.argv[2]]()
+    if worker.rank == 0:
         tell(**told)
+
+
+run_ranks(int(sys.argv[1]), run, SEED)

@@ -1,22 +1,19 @@
 """Trains the same networks on workers of 1, 2 and 3 ranks, and by a loop of its own; prints a line of JSON per rank."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from hpo.evaluation.group import Group
-from hpo.evaluation.host import Host
-from hpo.ranks.communicator import SleepingComm, same_host, world
+from hpo.trainer.worker import Worker
 from hpo.training import Dataset, Net, Recipe, Split, fit, load_data
+from tests.programs.ranks import run_ranks
 from tests.programs.tell import tell
 
 # Nothing divides by 2 or 3. 193 samples in batches of 32 leave one of a single sample: an empty share on most ranks.
 EPOCHS, BATCH, TRAIN, VALIDATION, SEED, LR, GAMMA = 3, 32, 193, 101, 7, 0.3, 0.8
 
-comm = world()
-size_of_worker = [1, 2, 2, 3, 3, 3][comm.rank]
-subcommunicator = SleepingComm(comm.Split(size_of_worker, comm.rank))
-torch.set_num_threads(1 + torch.get_num_threads())  # which the group is to change
 data = load_data("digits", train_samples=TRAIN, validation_samples=VALIDATION)
 
 
@@ -50,11 +47,9 @@ def by_the_book(data: Dataset) -> list[float]:
     return losses
 
 
-with Host(same_host(comm)) as host, Group(subcommunicator, host, index=0, collective_timeout=60.0) as group:
-    group.connect()
-    group.connect()  # it is up already
-    worker = group.worker(SEED)
-    total = torch.tensor([float(comm.rank)])
+def train(first: int, worker: Worker) -> None:
+    """Train as a rank of a worker; `first` is the number of the worker's first rank among all ranks."""
+    total = torch.tensor([float(first + worker.rank)])
     dist.all_reduce(total)
     runs = []
     for _run in range(2):
@@ -66,17 +61,19 @@ with Host(same_host(comm)) as host, Group(subcommunicator, host, index=0, collec
         output = network(normalised(data.validation))
     labels = torch.from_numpy(data.validation.labels)
     still = list(fit(net(), data, worker, Recipe(epochs=20, batch_size=BATCH, lr=0.0, patience=4)))
-    result = {
-        "rank": comm.rank,
-        "size": worker.size,
-        "group": [dist.get_world_size(), dist.get_rank(), dist.get_backend(), total.item()],
-        "losses": [loss for loss, _metrics in runs[0]],
-        "again": [loss for loss, _metrics in runs[1]],
-        "accuracy": runs[0][-1][1]["accuracy"],
-        "own_loss": F.nll_loss(output, labels).item(),
-        "own_accuracy": (output.argmax(1) == labels).float().mean().item(),
-        "epochs_without_progress": len(still),
-        "by_the_book": by_the_book(data),
-        "threads": torch.get_num_threads(),
-    }
-tell(**result)
+    tell(
+        rank=first + worker.rank,
+        size=worker.size,
+        group=[dist.get_world_size(), dist.get_rank(), dist.get_backend(), total.item()],
+        losses=[loss for loss, _metrics in runs[0]],
+        again=[loss for loss, _metrics in runs[1]],
+        accuracy=runs[0][-1][1]["accuracy"],
+        own_loss=F.nll_loss(output, labels).item(),
+        own_accuracy=(output.argmax(1) == labels).float().mean().item(),
+        epochs_without_progress=len(still),
+        by_the_book=by_the_book(data),
+    )
+
+
+for first, size in ((0, 1), (1, 2), (3, 3)):
+    run_ranks(size, partial(train, first), SEED)

@@ -1,11 +1,28 @@
-"""A search whose objective forks processes that come out of it: by sys.exit, by an exception, or by yielding a loss."""
+"""A search whose objective forks processes that come out of it: by sys.exit, by an exception, or by yielding a loss.
+
+Others, and programs that it starts, are ended by the signal that a trainer itself ignores.
+"""
 
 import os
+import signal
+import subprocess
 import sys
+import time
 
 from hpo import Float, SearchSpace
 
 space = SearchSpace(x=Float(0.0, 1.0))
+
+
+def terminated(delay):
+    """Return the status of a process that is terminated so soon after it was forked."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(3)
+        os._exit(0)
+    time.sleep(delay)  # at first, it has hardly begun
+    os.kill(child, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def objective(params, _):
@@ -23,4 +40,9 @@ def objective(params, _):
         else:
             yield -1.0
     assert statuses == [7, 1, 0, 1], statuses
+    assert [terminated(delay) for delay in (0.0, 0.01, 0.05)] == [-signal.SIGTERM] * 3
+    with subprocess.Popen(["sleep", "60"]) as program:
+        program.terminate()
+    assert program.returncode == -signal.SIGTERM
+    os.kill(os.getpid(), signal.SIGTERM)
     yield params["x"]

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -17,9 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hpo import Float, Int, SearchSpace
+from tests.searches.counting import count
 
 space = SearchSpace(lr=Float(1e-4, 1.0, log=True), width=Int(8, 512))
-numbers = {"evaluations": 0}
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Model(nn.Module):
 
 
 def prepare(settings):
-    settings.epochs = 99  # on one rank of the host
+    settings.epochs = 99  # in the process that prepares the data
     return {"array": np.ones((100, 4), np.float32), "tensor": torch.ones(5, dtype=torch.bfloat16), "names": ["a"]}
 
 
@@ -48,7 +49,7 @@ def change(params, worker, settings):
     settings.epochs = worker.seed = worker.mine = 1
     os.chdir("/")
     worker.comm.barrier()
-    worker.comm.Free()
+    worker.comm = worker.devices = None
     worker.data["names"].append("b")
     array, tensor = torch.from_numpy(worker.data["array"]), worker.data["tensor"]
     array.sub_(0.1)
@@ -71,10 +72,6 @@ def mistake(way, model, worker):
     elif way == "sharded":
         fully_shard(model, mesh=init_device_mesh("cpu", (worker.size,)))
         worker.offer(model.state_dict())
-    elif way == "torchrun":
-        int(os.environ["RANK"])
-    elif way == "init":
-        dist.init_process_group("gloo")
     elif way == "cuda":
         model.cuda()
     elif way == "path":
@@ -94,10 +91,6 @@ def disagree(way, worker):
         dist.all_reduce(torch.ones(2))
     elif way == "barrier" and worker.rank == 0:
         dist.barrier()
-    elif way == "stages" and worker.rank < 2:  # which is right, and others send less
-        dist.send(torch.ones(2), 1) if worker.rank == 0 else dist.recv(torch.ones(2), 0)
-    elif way == "shapes":  # which is right too
-        dist.broadcast(torch.ones(1) if worker.rank else torch.tensor(1.0), 0)
     elif way == "sleep" and worker.rank == 0:
         time.sleep(3600)
 
@@ -106,9 +99,12 @@ def say(worker):
     """Print from all ranks in all ways."""
     print(f"rank {worker.rank} says", "hello")
     print("and complains", file=sys.stderr)
+    os.write(1, b"native code\n")
+    subprocess.run(["echo", "a child"], check=True)
     for percent in range(0, 101, 10):
         print(f"\r{percent}%", end="")
     print()
+    print(repr(sys.stdin.read()))  # which is empty, and does not wait
     logging.getLogger("mine").warning("be warned")
     talkative = logging.getLogger("talkative")  # as Lightning's
     talkative.setLevel(logging.INFO)
@@ -116,10 +112,19 @@ def say(worker):
     print("without an end", end="")
 
 
+def compiled(model):
+    """Compile a model that has been trained, and train it; its outputs are compared with those before."""
+    fast, inputs = torch.compile(model, backend="eager"), torch.ones(3, 4)
+    difference = (fast(inputs) - model(inputs)).abs().max().item()
+    optimizer = torch.optim.AdamW(model.parameters())
+    fast(inputs).sum().backward()
+    optimizer.step()
+    return {"difference": difference, "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
+
+
 def objective(params, worker, settings):
     ways = settings.ways.split(",")
-    way = ways[numbers["evaluations"] % len(ways)]
-    numbers["evaluations"] += 1
+    way = ways[count(params, worker, ".") % len(ways)]
     lr = change(params, worker, settings)
     model = Model(**params)
     if way == "say":
@@ -141,6 +146,7 @@ def objective(params, worker, settings):
         yield lr, {"alone": 1}
     shared = DistributedDataParallel(model)
     shared(torch.ones(3, 4)).sum().backward()
-    yield lr, {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    metrics = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    yield lr, metrics | (compiled(model) if way == "compile" else {})
     if way == "late" and worker.rank == 1:
         dist.all_reduce(torch.ones(9))

@@ -1,11 +1,9 @@
 """A search that fails on request: in one way, on one rank, at chosen evaluations; it writes down when it does what.
 
 The evaluation number counts those of one worker. `way` may name several, which are taken in turn. An evaluation that is
-called off before it has begun on a rank is not called there at all: where there is a folder, ranks count together.
+called off before it has begun on a rank is not called there at all: ranks count together, in a file.
 """
 
-import fcntl
-import json
 import math
 import os
 import signal
@@ -19,10 +17,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hpo import Float, SearchSpace
+from tests.searches.counting import count
+from tests.searches.counting import note as write_note
 
 space = SearchSpace(x=Float(0.0, 1.0))
 kept: list[object] = []
-counts = {"evaluations": 0}
 
 
 @dataclass(frozen=True)
@@ -32,28 +31,21 @@ class Settings:
     every: int = 1  # which evaluations of a worker: 1 all, 3 every third, beginning with the first
     seconds: float = 0.0  # that each epoch takes
     epochs: int = 2
-    cleanup: float = 0.0  # seconds that it takes to close
+    cleanup: str = "0"  # seconds that it takes to close, of a worker's evaluations in turn
     folder: str = ""
 
 
 def note(folder, worker, **event):
     if folder:
-        with Path(folder, f"{worker.index}-{worker.rank}").open("a") as file:
-            file.write(json.dumps({"at": time.time(), **event}) + "\n")
+        write_note(folder, worker, **event)
 
 
-def number_of(params, worker, folder):
-    """Return the number of this evaluation on its worker, from 0."""
-    if not folder:
-        counts["evaluations"] += 1
-        return counts["evaluations"] - 1
-    with Path(folder, f"{worker.index}-numbers").open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        known, this = file.read().split(), repr(params["x"])
-        if this not in known:
-            file.write(f"{this}\n")
-        return [*known, this].index(this)
+def count_descriptors(process):
+    return sum(1 for _ in Path(f"/proc/{process}/fd").iterdir())
+
+
+def parent_of(process):
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class Wrong(torch.autograd.Function):
@@ -109,6 +101,7 @@ DONE = {
     "swallow": ignore_everything,
     "stuck": never_return,
     "frozen": vanish,
+    "rest": lambda: time.sleep(3600),  # on all ranks
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
 
@@ -127,19 +120,22 @@ def act(way, place, worker, folder):
 
 
 def objective(params, worker, settings):
+    number, cleanups = count(params, worker, settings.folder), settings.cleanup.split(",")
     try:
-        yield from train(params, worker, settings)
+        yield from train(params, worker, settings, number)
     finally:
-        time.sleep(settings.cleanup)
+        time.sleep(float(cleanups[number % len(cleanups)]))
+        note(settings.folder, worker, event="closed", number=number)
 
 
-def train(params, worker, settings):
-    number, ways = number_of(params, worker, settings.folder), settings.way.split(",")
+def train(params, worker, settings, number):
     turn, due = divmod(number, settings.every)
+    ways = settings.way.split(",")
     way = ways[turn % len(ways)] if due == 0 else "none"
-    mine = worker.rank == settings.rank % worker.size and way != "none"
+    mine = way == "rest" or (worker.rank == settings.rank % worker.size and way != "none")
     folder = settings.folder
-    descriptors = sum(1 for _ in Path("/dev/fd").iterdir())
+    template = os.getppid()
+    descriptors = {"template": count_descriptors(template), "first_rank": count_descriptors(parent_of(template))}
     note(folder, worker, event="starts", number=number, way=way, descriptors=descriptors)
     if mine:
         act(way, "start", worker, folder)

@@ -1,6 +1,6 @@
 """A search whose objective makes process groups, and fails in one of several ways while its peers wait in them.
 
-Evaluations take the ways in turn, and go well in between. Each says how many descriptors and threads it has found.
+Evaluations take the ways in turn, and go well in between. Each prints its process.
 """
 
 import os
@@ -11,19 +11,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from hpo import Float, SearchSpace
+from tests.searches.counting import count
 
 space = SearchSpace(x=Float(0.0, 1.0))
-WAYS = ["making", "group", "mesh", "late making", "late group", "comm", "copy"]
-count = {"evaluations": 0}
+WAYS = ["making", "group", "mesh", "late making", "late group", "comm", "any"]
 
 
 def objective(params, worker):
-    number = count["evaluations"]
-    count["evaluations"] += 1
+    number = count(params, worker, ".")
     turn, fails = divmod(number, 2)
     way = WAYS[turn % len(WAYS)] if fails else "none"
-    descriptors, threads = len(os.listdir("/dev/fd")), len(os.listdir("/proc/self/task"))  # noqa: PTH208
-    print(f"{number} {way}: {descriptors} descriptors, {threads} threads")
+    print(f"{number} {way}: process {os.getpid()}")
     last = worker.rank == worker.size - 1
     tell_apart(way, "making", last)
     group = dist.new_group(list(range(worker.size)))
@@ -36,10 +34,9 @@ def objective(params, worker):
         dist.all_reduce(value, group=mesh.get_group(name))
     if way == "comm" and last:
         worker.comm.recv(source=0)
+    if way == "any" and last:
+        worker.comm.recv()
     worker.comm.barrier()
-    if way == "copy" and last:
-        worker.comm.Dup().recv(source=0)
-    worker.comm.Dup().barrier()
     yield params["x"]
 
 

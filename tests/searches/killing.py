@@ -1,6 +1,5 @@
-"""A search in which some individuals end the process that evaluates them, in native code or by a signal."""
+"""A search in which some individuals kill a rank of the job: the one that has started the template."""
 
-import ctypes
 import os
 import signal
 import time
@@ -9,26 +8,20 @@ from pathlib import Path
 
 from hpo import Int, SearchSpace
 
-space = SearchSpace(k=Int(0, 17))
+space = SearchSpace(k=Int(0, 7))
 
 
 @dataclass(frozen=True)
 class Settings:
     kills: str = ""  # individuals, as in "3,7"
-    leaves: str = ""  # the same, by os._exit
-    status: int = 0  # with which they do
-    once: str = ""  # a file: the first evaluation that does not find it calls C's _exit
     seconds: float = 0.3
 
 
 def objective(params, _, settings):
     time.sleep(settings.seconds)
     if str(params["k"]) in settings.kills.split(","):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if str(params["k"]) in settings.leaves.split(","):
-        os._exit(settings.status)
-    if settings.once and not Path(settings.once).exists():
-        Path(settings.once).touch()
-        ctypes.CDLL(None)._exit(settings.status)
+        template = Path(f"/proc/{os.getppid()}/stat").read_text()
+        os.kill(int(template.rpartition(")")[2].split()[1]), signal.SIGKILL)
+        time.sleep(60)
     time.sleep(settings.seconds)
     yield params["k"]

@@ -1,4 +1,7 @@
-"""A search of networks that Lightning trains, in one way after the other; the loss begins at x and falls."""
+"""A search of networks that Lightning trains, in one way after the other; the loss begins at x and falls.
+
+In the way "plain", a Trainer of Lightning's own finds the ranks, as under torchrun.
+"""
 
 import os
 import signal
@@ -16,16 +19,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hpo import Float, SearchSpace
 from hpo.training.lightning import fabric_of, trainer_of
+from tests.searches.counting import count
 
 space = SearchSpace(x=Float(0.1, 1.0))
-counts = {"evaluations": 0}
 
 
 @dataclass(frozen=True)
 class Settings:
     ways: str = "none"
     epochs: int = 3
-    folder: str = ""
+    folder: str = "."
 
 
 class Line(lightning.LightningModule):
@@ -39,7 +42,8 @@ class Line(lightning.LightningModule):
         self.on_sigterm = signal.getsignal(signal.SIGTERM)
 
     def training_step(self, batch, _):
-        assert signal.getsignal(signal.SIGTERM) is self.on_sigterm, "Lightning's calls a collective"
+        if self.way != "plain":
+            assert signal.getsignal(signal.SIGTERM) is self.on_sigterm, "Lightning's calls a collective"
         if self.way == "raises" and self.is_last and self.current_epoch == 1:
             raise ValueError("injected")
         if self.way == "sleeps":
@@ -77,6 +81,34 @@ class Ended(lightning.Callback):
         pl_module.ended_by = type(exception).__name__
 
 
+class Report(lightning.Callback):
+    """Reports each validation loss, as users of a plain Trainer do."""
+
+    def __init__(self, worker):
+        self.worker = worker
+
+    def on_validation_end(self, trainer, pl_module):
+        if trainer.state.fn == "fit":
+            metrics = dict(trainer.callback_metrics)
+            self.worker.offer(pl_module.state_dict())
+            self.worker.report(metrics.pop("val_loss"), **metrics)
+
+
+def plain_trainer(worker, callbacks, **options):
+    return lightning.Trainer(
+        accelerator="cpu",
+        devices=worker.size,
+        strategy="ddp",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[Report(worker), callbacks],
+        **options,
+    )
+
+
 def loader(worker):
     data = torch.ones(12, 1)
     return DataLoader(TensorDataset(data, torch.zeros_like(data)), 12 // worker.size)
@@ -84,8 +116,7 @@ def loader(worker):
 
 def objective(params, worker, settings):
     ways = settings.ways.split(",")
-    way = ways[counts["evaluations"] % len(ways)]
-    counts["evaluations"] += 1
+    way = ways[count(params, worker, settings.folder) % len(ways)]
     module, ended = (Sharded if way == "sharded" else Line)(params["x"], way, worker), Ended()
     options = {"max_epochs": settings.epochs, "callbacks": ended}
     if way == "devices":
@@ -94,13 +125,15 @@ def objective(params, worker, settings):
         options["strategy"] = ModelParallelStrategy(worker.size, tensor_parallel_size=1)
     if way == "fabric":
         fabric_of(worker, num_nodes=2)
-    trainer = trainer_of(worker, "loss" if way == "monitor" else "val_loss", **options)
+    if way == "plain":
+        trainer = plain_trainer(worker, **options)
+    else:
+        trainer = trainer_of(worker, "loss" if way == "monitor" else "val_loss", **options)
     try:
         trainer.fit(module, loader(worker), loader(worker))
         trainer.validate(module, loader(worker), verbose=False)  # is no epoch
     finally:
-        if settings.folder:
-            left = getattr(module, "ended_by", "nothing")
-            threads = os.environ["OMP_NUM_THREADS"]
-            with Path(settings.folder, f"{worker.index}-{worker.rank}").open("a") as file:
-                file.write(f"{params['x']!r} {ended.seen} {left} {threads}\n")
+        left = getattr(module, "ended_by", "nothing")
+        threads = os.environ.get("OMP_NUM_THREADS")
+        with Path(settings.folder, f"{worker.index}-{worker.rank}").open("a") as file:
+            file.write(f"{params['x']!r} {ended.seen} {left} {threads} {os.getpid()}\n")

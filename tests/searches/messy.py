@@ -1,6 +1,12 @@
-"""A search whose objective changes whatever it can of its process, and fails where it does not find it as it was."""
+"""A search whose objective changes whatever it can of its process, and fails where it does not find it as it was.
+
+Every second evaluation leaves a thread or a closed stream, too. Each notes its process; what the first one has found is
+kept in a file.
+"""
 
 import gc
+import io
+import json
 import os
 import signal
 import socket
@@ -15,9 +21,15 @@ import numpy as np
 import torch
 
 from hpo import Float, SearchSpace
+from tests.searches.counting import count, note
 
 space = SearchSpace(x=Float(0.0, 1.0))
-kept: dict[str, dict[str, object]] = {}
+SIGNALS = (signal.SIGALRM, signal.SIGTERM, signal.SIGUSR2, signal.SIGURG)
+
+
+def name_of(handler):
+    """Return what is the same of a signal's handler in all processes."""
+    return getattr(handler, "__qualname__", str(handler))
 
 
 def surroundings():
@@ -26,9 +38,9 @@ def surroundings():
     return {
         "folder": Path.cwd(),
         "umask": mask,
-        "environment": dict(os.environ),
+        "environment": sorted(os.environ.items()),
         "path": list(sys.path),
-        "signals": [signal.getsignal(n) for n in (signal.SIGALRM, signal.SIGTERM, signal.SIGUSR2, signal.SIGURG)],
+        "signals": [name_of(signal.getsignal(number)) for number in SIGNALS],
         "timer": signal.getitimer(signal.ITIMER_REAL),
         "filters": list(warnings.filters),
         "garbage": gc.isenabled(),
@@ -41,13 +53,17 @@ def surroundings():
         "precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cudnn": torch.backends.cudnn.benchmark,
-        "out": sys.stdout,
+        "streams": [(str(stream), stream.closed) for stream in (sys.stdin, sys.stdout, sys.stderr)],
     }
 
 
-def objective(params, _):
-    now = surroundings()
-    before = kept.setdefault("before", now)
+def objective(params, worker):
+    number = count(params, worker, ".")
+    note(".", worker, process=os.getpid())
+    now, known = {name: str(value) for name, value in surroundings().items()}, Path(f"before-{worker.rank}.json")
+    if number == 0:
+        known.write_text(json.dumps(now))
+    before = json.loads(known.read_text())
     changed = [name for name in now if now[name] != before[name]]
     if changed:
         raise ValueError(f"not as it was: {changed}")
@@ -56,8 +72,8 @@ def objective(params, _):
     os.environ["MESSY"] = "1"
     del os.environ["PATH"]
     sys.path = ["/nowhere", *sys.path]
-    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGURG):
-        signal.signal(number, signal.SIG_IGN)
+    for ignored in (signal.SIGTERM, signal.SIGUSR2, signal.SIGURG):
+        signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, print)
     signal.setitimer(signal.ITIMER_REAL, 60)
     warnings.catch_warnings().__enter__()  # which puts another list in the place of the filters
@@ -74,6 +90,9 @@ def objective(params, _):
     torch.set_float32_matmul_precision("medium")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = True
-    threading.Thread(target=time.sleep, args=(3600,), name="blocked").start()
-    sys.stdout.close()
+    if number % 4 == 1:
+        threading.Thread(target=time.sleep, args=(3600,), name="blocked").start()
+    if number % 4 == 3:
+        sys.stdout.close()
+    sys.stdout = sys.stderr = io.StringIO()
     yield params["x"]

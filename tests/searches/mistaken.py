@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from hpo import Categorical, Float, Int, SearchSpace
 
@@ -31,7 +31,7 @@ class Settings:
 
 
 class Samples(Dataset[object]):
-    """Defined in the search space file, where loader processes cannot find it."""
+    """Defined in the search space file, which loader processes that are not forked cannot import."""
 
     def __init__(self, count):
         self.count = count
@@ -70,8 +70,7 @@ def prepare(settings):
 def load(way):
     """Load one batch in a process of its own."""
     context = None if way == "fork" else "forkserver"
-    data = Samples(40) if way == "dataset in file" else TensorDataset(torch.arange(40))
-    return next(iter(DataLoader(data, 4, num_workers=1, multiprocessing_context=context)))
+    return next(iter(DataLoader(Samples(40), 4, num_workers=1, multiprocessing_context=context)))
 
 
 def early(way, worker):

@@ -1,6 +1,7 @@
 """A search of networks that are trained by all ranks of a worker; each rank writes down what it did."""
 
 import json
+import os
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,7 @@ def train(params, worker, settings):
         note = {
             "x": params["x"],
             "epochs": epochs,
+            "process": os.getpid(),
             "descriptors": sum(1 for _ in Path("/dev/fd").iterdir()),
             "tasks": sum(1 for _ in Path("/proc/self/task").iterdir()),
             "memory": memory(),

@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 
 from hpo import Float, SearchSpace
+from tests.searches.counting import count
 
 space = SearchSpace(x=Float(0.0, 1.0))
-counts = {"evaluations": 0}
-workers: list[Any] = []  # those of the evaluations before
+workers: list[Any] = []  # those of the evaluations of this process
 
 
 @dataclass(frozen=True)
 class Settings:
     ways: str = "reports"
-    folder: str = ""
+    folder: str = "."
     seconds: float = 0.0  # that the last rank takes for an epoch
 
 
@@ -34,9 +34,8 @@ class Loop:
         self.epoch = 0
 
     def note(self, event):
-        if self.settings.folder:
-            with Path(self.settings.folder, f"{self.worker.index}-{self.worker.rank}").open("a") as file:
-                file.write(json.dumps([event, self.x, self.epoch]) + "\n")
+        with Path(self.settings.folder, f"{self.worker.index}-{self.worker.rank}").open("a") as file:
+            file.write(json.dumps([event, self.x, self.epoch]) + "\n")
 
     def losses(self):
         for epoch, more in enumerate((3.0, 1.0, 2.0), 1):
@@ -165,8 +164,7 @@ def yields(loop):
 
 def objective(params, worker, settings):
     ways = settings.ways.split(",")
-    way = ways[counts["evaluations"] % len(ways)]
-    counts["evaluations"] += 1
+    way = ways[count(params, worker, settings.folder) % len(ways)]
     workers.append(worker)
     loop = Loop(params, worker, settings, way)
     loop.note("starts")

@@ -4,11 +4,14 @@ Each loss depends on all of the state: weights, momentum, the schedule, and what
 """
 
 import json
+import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,8 +24,9 @@ space = SearchSpace(x=Float(0.0, 1.0))
 
 @dataclass(frozen=True)
 class Settings:
-    saves: str = "state"
+    saves: str = "state"  # ways, divided by commas: the first for x < 0.1, the second for x < 0.2, and so on in turn
     epochs: int = 6
+    best: int = 99  # epochs after which losses rise
     seconds: float = 0.1  # that an epoch takes
     width: int = 5
     folder: str = ""
@@ -82,8 +86,21 @@ def failing(worker):
     return {}
 
 
+def kill_while_writing():
+    """Let this process be killed when it has written half of its next file of tensors."""
+
+    def write_half(tensors, path, about):
+        content = safetensors.torch.save(tensors, about)
+        Path(path).write_bytes(content[: len(content) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    safetensors.torch.save_file = write_half  # type: ignore[assignment]
+
+
 def save(way, training, worker):
-    if way in ("state", "report") or (way == "leader" and worker.rank == 0):
+    if way == "killed" and len(training.history) == 3:
+        kill_while_writing()
+    if way in ("state", "report", "killed", "first", "second") or (way == "leader" and worker.rank == 0):
         worker.save(training.state())
     elif way == "function" or (way == "one function" and worker.rank == 1):
         worker.save(training.state)
@@ -97,31 +114,43 @@ def save(way, training, worker):
         worker.save(lambda: failing(worker))
 
 
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.02)
+
+
 def objective(params, worker, settings):
-    losses = trained(params, worker, settings)
-    if settings.saves != "report":
+    ways = settings.saves.split(",")
+    way = ways[int(params["x"] * 10) % len(ways)]
+    losses = trained(params, worker, settings, way)
+    if way != "report":
         return losses
     for loss in losses:
         worker.report(loss)
     return None
 
 
-def trained(params, worker, settings):
-    way = settings.saves.split(",")[int(params["x"] * 10) % len(settings.saves.split(","))]
-    training = Training(params, worker)
+def trained(params, worker, settings, way):
+    training, folder = Training(params, worker), Path(settings.folder)
     if state := worker.restored:
         training.load(state)
     while len(training.history) < settings.epochs:
+        if way == "second":
+            wait_for(folder / "first")
         time.sleep(settings.seconds)
-        loss = training.epoch()
+        loss, epoch = training.epoch(), len(training.history)
         if settings.folder and worker.rank == 0:
-            with Path(settings.folder, "epochs").open("a") as file:
-                file.write(json.dumps([worker.index, params["x"], len(training.history)]) + "\n")
+            with Path(folder, "epochs").open("a") as file:
+                file.write(json.dumps([worker.index, params["x"], epoch]) + "\n")
         worker.offer(training.network.state_dict())
         save(way, training, worker)
-        yield loss
+        yield loss + 10 * max(0, epoch - settings.best)
         if way == "late" and worker.restored:
             return
+        if way == "first":  # it fails after the second one was paused
+            Path(folder, "first").touch()
+            wait_for(folder / "paused")
+            raise ValueError("injected")
         for parameter in training.network.parameters():  # what was saved is what it was before the yield
             with torch.no_grad():
                 parameter.mul_(1.0)

@@ -6,7 +6,6 @@ for `slope` times the number of the evaluation: with -1, each is the best so far
 rank writes down what it finds at its start, and when it fails.
 """
 
-import json
 import os
 import re
 import time
@@ -19,9 +18,10 @@ from torch import nn
 
 from hpo import Float, SearchSpace
 from hpo.training import ParallelSettings, Recipe, accuracy, cross_entropy, fit
+from tests.searches.counting import count
+from tests.searches.counting import note as append_note
 
 space = SearchSpace(x=Float(0.0, 1.0))
-numbers: dict[float, int] = {}  # of evaluations, by their hyperparameters
 networks: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 kept: list[object] = []
 
@@ -121,13 +121,11 @@ def share_of_memory():
 
 def note(settings, worker, **event):
     if settings.folder:
-        with Path(settings.folder, f"{worker.index}-{worker.rank}").open("a") as file:
-            file.write(json.dumps({"at": time.time(), **event}) + "\n")
+        append_note(settings.folder, worker, **event)
 
 
 def objective(params, worker, settings):
-    number = numbers.setdefault(params["x"], len(numbers))
-    worker.comm.barrier()  # all ranks have counted this evaluation before one of them fails
+    number = count(params, worker, settings.folder or ".")
     turn, due = divmod(number, settings.every)
     ways = settings.fails.split(",")
     way = ways[turn % len(ways)] if due == 0 else "none"
@@ -136,6 +134,7 @@ def objective(params, worker, settings):
         worker,
         event="starts",
         number=number,
+        process=os.getpid(),
         way=way,
         descriptors=len(os.listdir("/dev/fd")),  # noqa: PTH208
         threads=len(os.listdir("/proc/self/task")),  # noqa: PTH208

@@ -1,4 +1,7 @@
-"""A search that trades a loss for the width of a network, and for how fast it is, of which more is better."""
+"""A search that trades a loss for the width of a network, and for how fast it is, of which more is better.
+
+`lacks` names what is not reported: one objective, or one for each remainder of the width, such as "width,speed".
+"""
 
 from dataclasses import dataclass
 
@@ -17,14 +20,16 @@ class Settings:
 
 
 def objective(params, worker, settings):
+    names = settings.lacks.split(",")
+    lacks = names[params["width"] % len(names)]
     for epoch in range(1, settings.epochs + 1):
         loss = params["width"] ** -0.5 + params["lr"] + abs(epoch - 2)
         worker.offer({"width": torch.tensor(params["width"])})
         reported = {"width": params["width"], "speed": 10 * epoch / params["width"]}
         if worker.rank > 0:
             reported = {"width": 7}  # only the first rank's count
-        elif settings.lacks == "width":
+        elif lacks == "width":
             del reported["width"]
-        elif settings.lacks:
+        elif lacks:
             reported["speed"] = float("nan")
         yield loss, reported

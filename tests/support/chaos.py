@@ -8,8 +8,8 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,12 +48,25 @@ class Victim:
         ]
         return [pid for pid in pythons if _parent(pid) not in pythons]
 
+    def templates(self) -> list[int]:
+        """Return the processes from which trainers are forked: the Python processes that ranks have started."""
+        ranks = self.rank_processes()
+        return [pid for pid, command in self.processes().items() if "python" in command and _parent(pid) in ranks]
+
+    def trainers(self) -> list[int]:
+        """Return the processes that were forked from templates, and not those that they have started."""
+        templates = self.templates()
+        return [pid for pid in self.processes() if _parent(pid) in templates]
+
     def kill(self, whom: str, chance: random.Random) -> str:
-        """Kill a rank, mpirun, or everything at once, and say what was killed."""
+        """Kill a rank, mpirun, or everything at once, or a trainer or a template, and say what was killed."""
         everyone = self.processes()
-        chosen = {"mpirun": [self.job.pid], "all": list(everyone), "rank": self.rank_processes()}[whom]
+        choices = {"rank": self.rank_processes, "trainer": self.trainers, "template": self.templates}
+        chosen = {"mpirun": [self.job.pid], "all": list(everyone)}.get(whom) or choices[whom]()
+        if whom in choices:
+            chosen = [chance.choice(sorted(chosen))] if chosen else []
         if whom == "rank":
-            chosen = [chance.choice(sorted(chosen))] if chosen else [self.job.pid]
+            chosen = chosen or [self.job.pid]
         for pid in chosen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -87,14 +100,25 @@ class Victim:
         while self.job.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
 
-    def wait(self, seconds: float = 60) -> tuple[int, str]:
+    def wait(self, seconds: float = 60, seconds_to_end: float = 10) -> tuple[int, str]:
         """Wait for mpirun and for every process of the job, and give mpirun's status and what it wrote to stderr."""
         _, errors = self.job.communicate(timeout=seconds)
-        end = time.monotonic() + 10
+        end = time.monotonic() + seconds_to_end
         while self.processes():
             assert time.monotonic() < end, f"left behind: {self.processes()}"
             time.sleep(0.05)
         return self.job.returncode, errors
+
+
+@contextmanager
+def ended(victim: Victim) -> Iterator[Victim]:
+    """Kill what is left of a job at the end of ``with``, so that a test that fails leaves no process."""
+    try:
+        yield victim
+    finally:
+        for pid in victim.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:

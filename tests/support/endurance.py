@@ -17,7 +17,10 @@ from pathlib import Path
 import optuna
 
 from benchmarks.slow import slow_files
+from tests.searches.dying import CRASHES
+from tests.support import crashes
 from tests.support.chaos import Victim
+from tests.support.crashes import dying, kill_on_request
 from tests.support.launch import PROGRAM, ROOT, SEARCHES, Mpi
 from tests.support.outcome import lines_of, trials_of
 
@@ -35,9 +38,15 @@ Key = tuple[int, int, int, str, str]
 
 @dataclass
 class Tally:
-    """What happened to a run: kills and resumes, evaluations that were printed as finished, and those of them lost."""
+    """What happened to a run: kills and resumes, evaluations that were printed as finished, and those of them lost.
+
+    `trainers` and `templates` were killed, too, of jobs that have survived it; `failed` evaluations were in the former.
+    """
 
     kills: int = 0
+    trainers: int = 0
+    templates: int = 0
+    failed: int = 0
     resumes: int = 0
     finished: int = 0
     repeated: int = 0
@@ -66,7 +75,7 @@ def survive(
 ) -> Tally:
     """Kill a run and resume it, up to `most_kills` times, then let it end; assert that nothing was lost.
 
-    Each operation on a file takes so many seconds more.
+    In each session, a trainer or the template is killed before. Each operation on a file takes so many seconds more.
     """
     run_dir, tally, reported = folder / "run", Tally(), Counter[Key]()
     run_dir.mkdir(parents=True)
@@ -77,7 +86,7 @@ def survive(
     reader.start()
     try:
         for session in range(1, 100):
-            status, killed, lines = _session(mpi, folder, chance, budget, session <= most_kills, slow)
+            status, killed, lines = _session(mpi, folder, chance, budget, session <= most_kills, slow, tally)
             reported += lines
             assert killed or status == 0
             if status == 0:
@@ -97,11 +106,16 @@ def survive(
     assert tally.lost == 0, f"printed, and not in the study: {reported - ended}"
     assert {trial.state.name for trial in trials} <= {"COMPLETE", "FAIL"}
     assert len(trials) == budget
+    failures = [trial.user_attrs["failure"] for trial in trials if trial.state.name == "FAIL"]
+    others = [failure for failure in failures if not failure.endswith("ValueError: injected")]
+    tally.failed = len(others)
+    assert all("the trainer was ended by SIGKILL" in failure for failure in others), others
+    assert tally.failed <= tally.trainers
     return tally
 
 
 def _session(
-    mpi: Mpi, folder: Path, chance: random.Random, budget: int, kill: bool, variables: Mapping[str, str]
+    mpi: Mpi, folder: Path, chance: random.Random, budget: int, kill: bool, variables: Mapping[str, str], tally: Tally
 ) -> tuple[int, bool, Counter[Key]]:
     ranks, ranks_per_worker, islands = chance.choice(LAYOUTS)
     log = folder / f"log-{time.monotonic_ns()}"
@@ -109,19 +123,25 @@ def _session(
     settings = ["--set", "seconds=0.1", "--set", "way=none,raise,none,none", "--set", "every=1"]
     command: list[object] = [PROGRAM, FAULTY, "--run-dir", folder / "run", "--resume", *layout, *settings]
     victim = Victim(mpi, ranks, command, folder, log, variables)
-    what, killed = "left alone", False
+    what, killed = list[str](), False
+    began = not kill or chance.random() < 0.8  # some die before it begins
+    if began and victim.wait_for(f"/{budget} "):  # the line of an evaluation
+        victim.sleep(chance.uniform(0.0, 1.0))
+        part = chance.choice(["trainer", "template"])
+        killed_part = victim.kill(part, chance)
+        if not killed_part.startswith(f"{part} (0"):
+            setattr(tally, f"{part}s", getattr(tally, f"{part}s") + 1)
+            what.append(killed_part)
     if kill:
-        began = victim.wait_for("done  island") if chance.random() < 0.8 else None  # some die before it begins
-        after, whom = chance.uniform(0.0, 2.5), chance.choice(["rank", "mpirun", "all"])
+        after, whom = chance.uniform(0.0, 1.5 if began else 4.0), chance.choice(["rank", "mpirun", "all"])
         victim.sleep(after)
-        what = "ended before it was killed"
         if victim.job.poll() is None:
-            when = f"{after:.2f} s after its {'start' if began is None else 'first evaluation began'}"
             killed = True
-            what = f"killed {when}: {victim.kill(whom, chance)}"
+            what.append(f"{victim.kill(whom, chance)} after {after:.2f} s")
     status, errors = victim.wait(120)
     lines = Counter(_key_of_line(line) for line in lines_of(log.read_text()))
-    print(f"    {ranks} ranks, {what}: status {status}, {lines.total()} evaluations printed", flush=True)
+    shown = ", ".join(what) or "nothing"
+    print(f"    {ranks} ranks, killed: {shown}: status {status}, {lines.total()} evaluations printed", flush=True)
     assert "Traceback" not in errors, errors
     assert "error:" not in errors, errors
     return status, killed, lines
@@ -170,14 +190,29 @@ def recovery_times(mpi: Mpi, size: int, folder: Path, rounds: int = 2) -> dict[s
     return worst
 
 
+def crash_times(mpi: Mpi, size: int, folder: Path) -> dict[str, float]:
+    """Let the trainers of a worker of `size` ranks crash in all ways; seconds from a crash to the next start."""
+    folder.mkdir()
+    options = ["--ranks-per-worker", size, "--evaluations", 2 * len(CRASHES), "--collective-timeout", 60]
+    victim = Victim(mpi, size, dying(*options, ways=",".join(CRASHES), every=2), folder, folder / "log")
+    kill_on_request(victim)
+    status, errors = victim.wait(200)
+    assert status == 0, errors
+    states = Counter(trial.state.name for trial in trials_of(folder / "run"))
+    assert states == {"FAIL": len(CRASHES), "COMPLETE": len(CRASHES)}
+    return crashes.recovery_times(folder)
+
+
 def slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]]:
     """Time 60 evaluations on 8 ranks, every third of which fails, and without failures: seconds of both, and states."""
     folder.mkdir()
     seconds = []
     for name, way in (("well", "none"), ("ill", f"{','.join(WAYS)}")):
-        start = time.monotonic()
+        start, run_dir = time.monotonic(), folder / name
         settings = ["--set", f"way={way}", "--set", "every=3", "--set", "seconds=0.2", "--evaluations", 60]
-        job = mpi.run(8, PROGRAM, FAULTY, *settings, "--run-dir", folder / name, cwd=folder)
+        notes = folder / f"notes-{name}"
+        notes.mkdir()
+        job = mpi.run(8, PROGRAM, FAULTY, *settings, "--set", f"folder={notes}", "--run-dir", run_dir, cwd=folder)
         seconds.append(time.monotonic() - start)
         assert job.returncode == 0, job.stderr
     summary = json.loads((folder / "ill" / "summary.json").read_text())

@@ -25,7 +25,6 @@ import typer
 from hpo import SearchSpace
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS
-from hpo.problem import load_search_file
 from hpo.report.live.lines import Pen
 from hpo.report.live.standing import standing
 from hpo.report.live.view import View
@@ -37,6 +36,7 @@ from hpo.store.trials import Evaluation
 from hpo.store.weights import read_weights
 from hpo.trackers.follower import Follower
 from hpo.trackers.written import Written
+from hpo.trainer.search_file import load_search_file
 from tests.support.launch import call_hpo
 from tests.support.runs import QUICK, claim, complete, run_of_everything, start, started
 

@@ -18,7 +18,6 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.layout import Layout
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.problem import load_search_file
 from hpo.run.options import Options
 from hpo.run.request import resolve
 from hpo.run.session import Session, begin, enter
@@ -27,6 +26,8 @@ from hpo.store.manifest import Manifest, manifest_of
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import Assignment, rank
+from hpo.trainer.search_file import load_search_file
+from tests.support.in_process import InProcess
 from tests.support.launch import SEARCHES
 
 QUICK = SEARCHES / "quick.py"
@@ -78,7 +79,8 @@ def claim(
 def start(run_dir: Path, search_file: Path = QUICK, **options: Any) -> Session:
     """Begin or resume a session as run_islands.py does, on two workers of two ranks."""
     given = Options(search_file, run_dir=run_dir, **options)
-    request = resolve(given, Layout(4, 2, 2))
+    here = InProcess()
+    request = resolve(given, Layout(4, 2, 2), here.ask, here.constraints)
     with ExitStack() as held:
         return begin(enter(given.run_dir, search_file.stem, given.resume, held), request, ["host"])
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
 from hpo import SearchSpace
 from hpo.evaluation.keeper import WeightsKeeper
+from hpo.process.channel import Message
 from hpo.store.claims import Claims
 from hpo.store.log import Log
 from hpo.store.mirror import Mirror
@@ -24,6 +26,7 @@ from hpo.store.storage import open_storage
 from hpo.store.trials import Assignment
 from hpo.store.weights import BestWeights
 from hpo.store.writer import Writer
+from hpo.trainer.keeper import Keeper
 from tests.support.runs import SPACE
 
 
@@ -75,6 +78,21 @@ class Posted:
             self._writer(name, *arguments, **options)
 
 
+def holding(weights: Mapping[str, Tensor]) -> Any:
+    """Return what stands for a trainer that has copied these weights, and writes them when it is asked to."""
+    keeper = Keeper({}, True, None, None)
+    keeper.offer(weights)
+    kept = keeper.settle(Message("verdict", {"has_loss": True, "is_best": True, "keep": True, "save": False}))
+    assert kept is not None
+    assert kept["has_weights"]
+
+    def ask(kind: str, answer: str, *, path: str, about: Mapping[str, str]) -> dict[str, Any]:
+        assert (kind, answer) == ("write_weights", "written")
+        return keeper.write_weights(path, about)
+
+    return SimpleNamespace(ask=ask)
+
+
 class Leading:
     """What the leader of a worker does but for decisions: it claims, records, and keeps the weights of the best."""
 
@@ -103,7 +121,8 @@ class Leading:
     ) -> bool:
         """Complete an evaluation whose last loss is its lowest, and return whether its weights were wanted then."""
         is_wanted = self.wants(assignment, loss, metrics)
-        copied = self.keeper.copy(weights) if is_wanted else None
+        trainer = holding(weights) if is_wanted else None
         self.recorder.complete(assignment, loss, 1.0, metrics or {})
-        self.keeper.keep(assignment, copied)
+        if trainer is not None:
+            self.keeper.keep(assignment, trainer)
         return is_wanted

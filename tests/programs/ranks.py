@@ -1,0 +1,46 @@
+"""Ranks of a worker without a rank's supervisor: forked, as trainers are, from a process that has computed nothing."""
+
+import os
+import tempfile
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hpo.process.linux import die_with_parent
+from hpo.trainer.group import Group
+from hpo.trainer.worker import Calls
+
+SECONDS = 60.0  # for which ranks wait for each other
+
+
+def run_ranks(size, run, seed=0):
+    """Call `run(worker)` in forked processes, the ranks of one worker, and exit with status 1 if one of them fails."""
+    children, parent = [], os.getpid()
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(size):
+            child = os.fork()
+            if child == 0:
+                die_with_parent(parent)
+                _become_rank(rank, size, Path(folder, "store"), run, seed)
+            children.append(child)
+        statuses = [os.waitpid(child, 0)[1] for child in children]
+    if any(statuses):
+        raise SystemExit(1)
+
+
+def _become_rank(rank, size, store, run, seed):
+    status = 1
+    try:
+        torch.set_num_threads(1)  # networks this small are computed faster so
+        group = Group()
+        ticket = {"rank": rank, "size": size, "index": 0, "backend": "gloo", "devices": [], "file": str(store)}
+        group.join({**ticket, "timeout": SECONDS, "environment": {"GLOO_SOCKET_IFNAME": "lo"}})
+        run(group.worker(seed, Calls()))
+        dist.destroy_process_group()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)

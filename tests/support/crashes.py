@@ -1,0 +1,129 @@
+"""Runs of tests/searches/dying.py, whose trainers crash and hang, and what the ranks of its workers have noted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.support.chaos import Victim, ended
+from tests.support.launch import PROGRAM, SEARCHES, Mpi
+
+
+@dataclass
+class Noted:
+    """An evaluation as the ranks of its worker have noted it: its starts by rank, and the moments before crashes."""
+
+    x: float
+    way: str
+    rank: int
+    starts: dict[int, list[float]] = field(default_factory=dict)
+    crashes: list[float] = field(default_factory=list)
+
+
+def dying(*options: object, **settings: object) -> list[object]:
+    """Return the arguments of a run that notes in the current directory what its trainers do."""
+    chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
+    return [PROGRAM, SEARCHES / "dying.py", "--run-dir", "run", "--islands", 1, *options, *chosen]
+
+
+def notes_of(folder: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield worker, rank and content of all notes."""
+    for path in folder.glob("[0-9]-[0-9]"):
+        worker, rank = map(int, path.name.split("-"))
+        for line in path.read_text().splitlines():
+            yield worker, rank, json.loads(line)
+
+
+def all_noted(folder: Path) -> list[Noted]:
+    """Return the evaluations of all workers."""
+    return [evaluation for of_worker in evaluations_of(folder).values() for evaluation in of_worker]
+
+
+def evaluations_of(folder: Path) -> Mapping[int, Sequence[Noted]]:
+    """Return the evaluations of each worker, in the order in which they started."""
+    found: dict[int, dict[float, Noted]] = {}
+    for worker, rank, note in sorted(notes_of(folder), key=lambda one: float(one[2]["at"])):
+        evaluation = found.setdefault(worker, {}).setdefault(note["x"], Noted(note["x"], note["way"], note["rank"]))
+        if note["event"] == "starts":
+            evaluation.starts.setdefault(rank, []).append(note["at"])
+        else:
+            evaluation.crashes.append(note["at"])
+    return {worker: list(evaluations.values()) for worker, evaluations in found.items()}
+
+
+def recovery_times(folder: Path) -> dict[str, float]:
+    """Return the most seconds, by way, from a crash to the start of the worker's next evaluation on all ranks."""
+    times: dict[str, float] = {}
+    for evaluations in evaluations_of(folder).values():
+        for crashed, following in pairwise(evaluations):
+            if crashed.way:
+                seconds = max(starts[0] for starts in following.starts.values()) - min(crashed.crashes)
+                times[crashed.way] = max(seconds, times.get(crashed.way, 0.0))
+    return times
+
+
+def mapped_by(victim: Victim) -> set[tuple[str, int]]:
+    """Return the names and inodes of files in shared memory that the processes of a job have mapped."""
+    found = set[tuple[str, int]]()
+    for process in victim.processes():
+        with suppress(OSError):
+            for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+                *_, inode, path = [*line.split(maxsplit=5), ""][:6]
+                if path.startswith("/dev/shm/"):
+                    found.add((path.removesuffix(" (deleted)"), int(inode)))
+    return found
+
+
+@contextmanager
+def started(mpi: Mpi, ranks: int, folder: Path, arguments: list[object]) -> Iterator[Victim]:
+    """Start a job with its own folder for temporary files, and kill what is left of it at the end of ``with``.
+
+    Asserts that no temporary files are left, and nothing in shared memory.
+    """
+    temporary, shared = folder / "temporary", set[tuple[str, int]]()
+    temporary.mkdir()
+
+    def look() -> None:
+        while victim.job.poll() is None:
+            shared.update(mapped_by(victim))
+            time.sleep(0.3)
+
+    with ended(Victim(mpi, ranks, arguments, folder, folder / "log", {"TMPDIR": str(temporary)})) as victim:
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        yield victim
+        looking.join(10)
+    # torch makes the folder of its compiler's cache when it is imported, and keeps it.
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
+    assert [path for path, inode in shared if Path(path).exists() and Path(path).stat().st_ino == inode] == []
+
+
+def kill_on_request(victim: Victim) -> threading.Thread:
+    """Start a thread that kills trainers of the way "outside" from this process, as long as the job lives."""
+
+    def kill() -> None:
+        killed = set[int]()
+        while victim.job.poll() is None:
+            wanted = {
+                note["process"]
+                for _, _, note in notes_of(victim.folder)
+                if (note["event"], note["way"]) == ("crashes", "outside")
+            }
+            for process in wanted - killed:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            killed |= wanted
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    return thread

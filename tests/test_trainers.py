@@ -1,0 +1,178 @@
+"""What an objective finds in its trainer, when a trainer is replaced, and what of it is shown and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpo.process.template_start import is_first_on_host, plain_environment
+from tests.support.launch import PROGRAM, SEARCHES, Mpi
+from tests.support.outcome import finished, trials_of
+
+TORCHRUN = SEARCHES / "torchrun.py"
+LEAVING = SEARCHES / "leaving.py"
+START = "space = SearchSpace(k=Int(0, 9))\n\n\ndef objective(params, worker):\n    return params['k']\n"
+
+
+def seen_by(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rank, and what it has written down, of each evaluation."""
+    for path in sorted(folder.glob("*-?.json")):
+        yield int(path.stem.partition("-")[2]), json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_objective_for_torchrun_runs_unchanged(each_mpi: Mpi, tmp_path: Path, size: int) -> None:
+    if each_mpi.flags and size == 3:
+        pytest.skip("one size is enough for another MPI")
+    options = ["--ranks-per-worker", size, "--islands", 1, "--evaluations", 3, "--set", f"folder={tmp_path}"]
+    job = each_mpi.run(size, PROGRAM, TORCHRUN, *options, "--run-dir", "run", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, ""), job.stdout
+    found = list(seen_by(tmp_path))
+    assert len(found) == 3 * size
+    for rank, seen in found:
+        environment, comm = seen["environment"], seen["comm"]
+        expected: dict[str, object] = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            "GROUP_RANK": 0,
+        }
+        expected |= {"GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
+        expected |= {"ROLE_NAME": "default", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
+        expected |= {"TORCHELASTIC_RUN_ID": "hpo", "TORCHELASTIC_USE_AGENT_STORE": True}
+        assert {name: environment[name] for name in expected} == {name: str(one) for name, one in expected.items()}
+        launchers = ("PMI", "MPI", "HYD", "OMPI", "PRTE", "SLURM_PROCID", "SLURM_NTASKS")
+        assert [name for name in environment if name.startswith(launchers)] == []
+        before, ranks = (rank - 1) % size, list(range(size))
+        assert comm == {
+            "received": [[before], {"from": before}],
+            "bcast": 1,
+            "gather": ranks if rank == 1 else None,
+            "allgather": list(map(str, ranks)),
+            "allreduce": sum(ranks),
+            "reduce": size if rank == 0 else None,
+            "sizes": [rank, size, rank, size],
+        }
+        assert seen["samples"] == list(range(8))
+        assert seen["met"] <= size
+
+
+def test_trainer_is_replaced_if_something_is_left_in_it(mpi: Mpi, tmp_path: Path) -> None:
+    given = [{"k": k} for k in (0, 4, 1, 2, 3, 5)]
+    (tmp_path / "given.json").write_text(json.dumps([*given]))
+    options = ["--ranks-per-worker", 1, "--islands", 1, "--evaluations", 6, "--start-with", "given.json"]
+    job = mpi.run(1, PROGRAM, LEAVING, *options, "--run-dir", "run", cwd=tmp_path)
+    assert (job.returncode, job.stderr.replace("worker 0 rank 0 | 99%\n", "")) == (0, "")
+    found = re.findall(r"^worker 0 rank 0 \| way (\w+) process (\d+) folder (.*)$", job.stdout, re.MULTILINE)
+    assert [way for way, _, _ in found] == ["nothing", "settings", "thread", "child", "group", "daemon"]
+    processes = [process for _, process, _ in found]
+    assert len(set(processes[:3])) == 1, "nothing is left by the first two"
+    assert len(set(processes[2:])) == 4, "each of these leaves something"
+    assert {folder for _, _, folder in found} == {str(tmp_path)}
+    for trial in range(6):
+        kept = (tmp_path / "run" / "printed" / f"{trial}.txt").read_text()
+        assert kept.count("rank 0 | native code\n") == kept.count("rank 0 | a child\n") == 1
+        assert "rank 0 | 99%\n" in kept
+        assert "10%" not in kept
+    assert job.stdout.count("worker 0 rank 0 | native code\n") == 6
+    time.sleep(0.5)
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"sleep\x003607" in _read(path)]
+    fresh = mpi.run(
+        1, PROGRAM, LEAVING, *options[:-3], 2, *options[-2:], "--fresh-trainers", "--run-dir", "fresh", cwd=tmp_path
+    )
+    assert len(set(re.findall(r"process (\d+)", fresh.stdout))) == 2, "each evaluation has a process of its own"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_search_file_that_is_not_safe_to_fork_is_imported_by_trainers(mpi: Mpi, tmp_path: Path) -> None:
+    text = "import threading, time\nfrom hpo import Int, SearchSpace\n"
+    text += "threading.Thread(target=time.sleep, args=(999,), daemon=True).start()\n" + START
+    text += "\nspace.require(lambda p: p['k'] != 3, 'not three')\n\ndef prepare():\n    return 5\n"
+    (tmp_path / "my_search.py").write_text(
+        text + "\n\nwith open(__file__, 'a') as file:\n    file.write('# saved\\n')\n"
+    )
+    before = (tmp_path / "my_search.py").read_text()
+    options = ["--ranks-per-worker", 1, "--islands", 1, "--evaluations", 20]
+    job = mpi.run(2, PROGRAM, "my_search.py", *options, "--run-dir", "run", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert job.stdout.count("my_search.py: when it is imported, it starts 1 thread: each trainer imports it\n") == 1
+    losses = sorted(finished(trials_of(tmp_path / "run")).values())
+    assert losses == [0, 1, 2, 4, 5, 6, 7, 8, 9], "all that the rule allows"
+    assert (tmp_path / "run" / "search_space-1.py").read_text() == before, "what was read first is what runs"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("import ctypes; ctypes.string_at(0)", "my_search.py: the process that imports it was ended by SIGSEGV"),
+        ("import os; os._exit(7)", "my_search.py: the process that imports it ended with status 7"),
+        ("import missing_module", "my_search.py could not be imported:\nTraceback"),
+    ],
+)
+def test_search_file_that_ends_its_process_is_a_mistake(mpi: Mpi, tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "my_search.py").write_text(f"print('begun')\n{line}\nfrom hpo import Int, SearchSpace\n{START}")
+    job = mpi.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "begun\n")
+    assert f"error: {message}" in job.stderr
+    assert len(re.findall("^error:", job.stderr, re.MULTILINE)) == 1
+    assert ("Fatal Python error: Segmentation fault" in job.stderr) is ("SIGSEGV" in message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_prepare_that_crashes_is_a_mistake(mpi: Mpi, tmp_path: Path) -> None:
+    text = f"import os\nfrom hpo import Int, SearchSpace\n{START}\n\ndef prepare():\n    os.kill(os.getpid(), 11)\n"
+    (tmp_path / "my_search.py").write_text(text)
+    job = mpi.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert job.stderr.startswith("error: my_search.py: prepare: the trainer was ended by SIGSEGV")
+
+
+def test_test_that_crashes_costs_only_its_metrics(mpi: Mpi, tmp_path: Path) -> None:
+    text = "import os\nimport torch\nfrom hpo import Int, SearchSpace\n" + START.replace(
+        "    return", "    worker.offer({'weight': torch.ones(1)})\n    return"
+    )
+    text += "\n\ndef test(params, weights):\n    os.abort()\n"
+    (tmp_path / "my_search.py").write_text(text)
+    options = ["--islands", 1, "--evaluations", 2, "--run-dir", "run"]
+    job = mpi.run(2, PROGRAM, "my_search.py", *options, cwd=tmp_path)
+    assert job.returncode == 0
+    assert "warning: the best network could not be tested (the trainer was ended by SIGABRT" in job.stderr
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_environment_of_trainers_has_no_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a,b", "PATH": "/bin", "MPICH_ASYNC": "0"}
+    gone = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID", "HYDI_X"]
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in {**kept, **dict.fromkeys(gone, "1")}.items():
+        monkeypatch.setenv(name, value)
+    assert plain_environment() == kept
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, True),
+        ({"MPI_LOCALRANKID": "0"}, True),
+        ({"MPI_LOCALRANKID": "1", "SLURM_LOCALID": "0"}, False),  # mpirun in a batch script
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}, False),
+        ({"SLURM_LOCALID": "0"}, True),
+    ],
+)
+def test_first_rank_of_host_is_known_by_launcher(environment: dict[str, str], expected: bool) -> None:
+    assert is_first_on_host(environment) is expected
