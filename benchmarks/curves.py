@@ -25,8 +25,8 @@ import numpy.typing as npt
 import pyarrow
 import pyarrow.parquet
 
-from hpo.problem import load_search_file
 from hpo.results.reader import RunReader
+from hpo.trainer.search_file import load_search_file
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = Path(__file__).with_name("curves.parquet")

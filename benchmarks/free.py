@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.evaluation.worker import Worker
+from hpo.trainer.worker import Worker
 
 space = SearchSpace(
     layers=Int(1, 20),

@@ -115,7 +115,6 @@ class Leader:
 
 def simulate(folder: Path, leaders: int, seconds: float, each: int, beside: str) -> None:
     """Be one process of the simulation; the first one prints what came of it."""
-    from hpo.process.printed import Printed
     from hpo.ranks.communicator import world
     from hpo.ranks.job import Job
     from hpo.ranks.watch import Watch
@@ -123,7 +122,7 @@ def simulate(folder: Path, leaders: int, seconds: float, each: int, beside: str)
 
     comm = world()
     with Watch(comm) as watch:
-        job = Job(comm, watch, Printed(""))
+        job = Job(comm, watch)
         with recording(job, lambda: _writer(folder, leaders * comm.size * each)) as (calls, _):
             first = comm.rank * leaders
             several = [Leader(calls, first + number, seconds, each) for number in range(leaders)]

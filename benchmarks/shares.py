@@ -24,8 +24,8 @@ from hpo import Float, SearchSpace
 from hpo.results.reader import RunReader
 
 if TYPE_CHECKING:
-    from hpo.evaluation.worker import Worker
     from hpo.store.trials import Evaluation
+    from hpo.trainer.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[1]
 LOSSES = 10

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpo import Float, SearchSpace
 
 if TYPE_CHECKING:
-    from hpo.evaluation.worker import Worker
+    from hpo.trainer.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -111,11 +111,13 @@ def seconds_of_search(settings: list[str]) -> float:
     from hpo.run.options import Options
     from hpo.run.request import resolve
     from hpo.run.session import begin, enter
+    from tests.support.in_process import InProcess
 
+    here = InProcess()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "run")
         options = Options(SEARCH, evaluations=len(NETWORKS), run_dir=path, settings=tuple(settings))
-        request = resolve(options, Layout(8, 2, 2))
+        request = resolve(options, Layout(8, 2, 2), here.ask, here.constraints)
         with ExitStack() as held:
             session = begin(enter(path, "", resume=False, held=held), request, hosts=["here"])
         record = session.open_record()
@@ -158,14 +160,14 @@ def train_share(stage: Stage, process: int, folder: str, settings: list[str]) ->
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import Adadelta
 
-    import hpo.evaluation.group  # noqa: F401 - keeps torch from importing its compiler
-    from hpo.evaluation.host import keep_freed_memory
-    from hpo.problem import load_search_file
+    from hpo.trainer.search_file import load_search_file
+    from hpo.trainer.warm import import_compiler, keep_freed_memory
     from hpo.training import Net
 
     training, rank = divmod(process, stage.ranks)
     torch.set_num_threads(1)
     keep_freed_memory()
+    import_compiler()  # as a template does before its trainers begin
     data = load_search_file(SEARCH).bound(settings).prepared()
     train, validation = data.on(torch.device("cpu"))
     if stage.averages:

@@ -29,16 +29,14 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
 
-from hpo.evaluation.group import Group
-from hpo.evaluation.host import Host
-from hpo.evaluation.worker import Worker
-from hpo.ranks.communicator import same_host, world
+from hpo.trainer.worker import Worker
 from hpo.training import Net, ParallelSettings, Recipe, fit, load_data, resnet18, share, transformer
 from hpo.training.data import Dataset, Split
 from hpo.training.fit import Training
 from hpo.training.parallel.way import split
 from hpo.training.samples import Data
 from hpo.training.text import Text
+from tests.programs.ranks import run_ranks
 
 SEED = 1
 PIPELINE = ParallelSettings("pipeline", microbatches=16)
@@ -227,21 +225,20 @@ def size_of(training: Training) -> int:
 PARTS = {"by-hand": beside_by_hand, "together": together, "memory": memory}
 
 
-def measure(part: str, name: str, rounds: int) -> None:
-    """Measure a part of a case as a rank of a worker of all ranks; the leader prints a line of JSON."""
-    with Host(same_host(comm := world())) as host, Group(comm, host, index=0, collective_timeout=120.0) as group:
-        group.connect()
-        group.trust()
-        torch.set_num_threads(1)
-        found = PARTS[part](CASES[name], group.worker(SEED), rounds)
-        if comm.rank == 0:
+def measure(part: str, name: str, rounds: int, ranks: int) -> None:
+    """Measure a part of a case on a worker of so many ranks, forked from this process; its leader prints JSON."""
+
+    def run(worker: Worker) -> None:
+        found = PARTS[part](CASES[name], worker, rounds)
+        if worker.rank == 0:
             print(json.dumps(found), flush=True)
+
+    run_ranks(ranks, run, SEED)  # type: ignore[no-untyped-call]
 
 
 def measured(ranks: int, part: str, name: str, rounds: int) -> Times:
     """Return what `measure` measures on so many ranks."""
-    command = ["mpirun", "-n", str(ranks), sys.executable, "-m", "mpi4py", __file__, "--worker", part, name]
-    command += ["--rounds", str(rounds)]
+    command = [sys.executable, __file__, "--worker", part, name, "--rounds", str(rounds), "--ranks", str(ranks)]
     job = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1800)
     found: Times = json.loads(job.stdout)
     return found
@@ -281,12 +278,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="how often all that is compared is measured, in turn")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--ranks", type=int, default=1, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {arguments.rounds}")
     if arguments.worker:
         part, name = arguments.worker
-        measure(part, name, arguments.rounds)
+        measure(part, name, arguments.rounds, arguments.ranks)
     else:
         compare(arguments.rounds)
 
