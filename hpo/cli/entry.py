@@ -125,6 +125,9 @@ def _enter(parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job]
 
 
 def _run(job: Job, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> int:
+    from hpo.ranks.communicator import leave_no_segments, same_host
+
+    leave_no_segments(same_host(job.world))  # before anything else: a job that is killed now leaves no file
     options, layout, status = job.world.bcast(parse(job.world.size) if job.is_first else None)
     if status is not None:
         return int(status)

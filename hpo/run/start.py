@@ -14,7 +14,7 @@ from hpo.errors import RunError, UsageError
 from hpo.layout import Layout
 from hpo.problem import AskedConstraints, Problem
 from hpo.ranks.agreement import on_first, together
-from hpo.ranks.communicator import SleepingComm, leave_no_segments, same_host
+from hpo.ranks.communicator import SleepingComm, same_host
 from hpo.ranks.job import Job
 from hpo.ranks.watch import Watch
 from hpo.run.options import Options
@@ -91,7 +91,6 @@ def prepare(options: Options, layout: Layout, job: Job, is_attended: bool = Fals
     from hpo.evaluation.trainer import Terms, TrainerSlot
 
     world, comm = job.world, same_host(job.world)
-    leave_no_segments(comm)
     with ExitStack() as held:
         template, is_first_of_template = share_template(job.template, comm)
         held.callback(template.close)
