@@ -24,10 +24,6 @@ _SECONDS_FOR_A_STATUS = 3.0  # the template may import something just then
 _MOST_SHOWN = 4000  # characters of what a template has printed
 
 
-class TemplateDied(Exception):  # noqa: N818 - the rank starts another one
-    """The template does not answer any more."""
-
-
 class _Printed:
     """What a process prints, in a file without a name, which never makes it wait."""
 

@@ -22,11 +22,10 @@ from hpo.process.linux import count_memory_kills
 from hpo.process.stacks import INTERRUPT, WRITE_STACKS, find_frames
 from hpo.process.template_start import plain_environment
 
-_SECONDS_TO_DIE = 0.5  # from closing its connection, or from its being killed
 _SECONDS_TO_WRITE_STACKS = 0.5
 _MOST_SECONDS_TO_DIE = 15.0  # of a process that is killed; the driver of a GPU may keep it
 _PAUSE = 0.01
-_PLACE_OF_SIGNALS = "/torch/distributed/"
+COLLECTIVES = "/torch/distributed/"  # in the paths of frames
 
 
 class Waker(Protocol):
@@ -170,8 +169,8 @@ class Trainer:
 
     def read_output(self) -> None:
         """Take in what was printed so far."""
+        self._read_output()
         for pipe in self._pipes:
-            pipe.read()
             pipe.end_line()
 
     @property
@@ -206,7 +205,7 @@ class Trainer:
         if status == -signal.SIGKILL and not self.is_killed:
             sure = count_memory_kills() > self._memory_kills
             what += ", by the kernel for want of memory" if sure else ", perhaps by the kernel for want of memory"
-        elif status == -signal.SIGABRT and any(_PLACE_OF_SIGNALS in frame.filename for frame in frames):
+        elif status == -signal.SIGABRT and any(COLLECTIVES in frame.filename for frame in frames):
             what += (
                 ", most likely because the ranks of its worker were in collectives of different sizes, or in different "
                 "numbers of them (hpo check compares them)"

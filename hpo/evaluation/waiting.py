@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from traceback import FrameSummary
 
-from hpo.evaluation.trainer import Trainer
+from hpo.evaluation.trainer import COLLECTIVES, Trainer
 from hpo.process import clock
 
 _LOOKS_PER_WAIT = 4
-_COLLECTIVES = "/torch/distributed/"
 _TICKS_OF_A_WAIT = 2  # hundredths of a second of CPU time, which it takes to write stacks
 
 
@@ -34,7 +33,7 @@ class Waiting:
         self.next_look = now + self._interval
         frames, ticks = trainer.find_stack(), trainer.count_ticks()
         used, self._ticks = ticks - self._ticks, ticks
-        is_inside = bool(frames) and _COLLECTIVES in frames[-1].filename  # and not in code of the user that torch calls
+        is_inside = bool(frames) and COLLECTIVES in frames[-1].filename  # and not in code of the user that torch calls
         waits = used <= _TICKS_OF_A_WAIT and is_inside
         if not waits or _key(frames) != _key(self.frames):
             self.frames, self._since = frames, now

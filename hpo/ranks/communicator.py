@@ -193,11 +193,6 @@ class SleepingComm(MPI.Intracomm):
         sleep_until(silent)
         self._unreceived = []
 
-    @property
-    def has_unreceived(self) -> bool:
-        """Whether this rank has sent a message that has not been received."""
-        return not all(request.Test() for request in self._pending())
-
     def _pending(self) -> list[MPI.Request]:
         return getattr(self, "_unreceived", [])
 

@@ -10,6 +10,9 @@ from contextlib import suppress
 
 from hpo.process.failure import traceback_of
 
+# A scheduler sends them to all processes of a job; the supervisor decides what they mean.
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
 _own = os.getpid()
 
 

@@ -36,11 +36,6 @@ class Group:
         self._check: Check | None = None
 
     @property
-    def is_leader(self) -> bool:
-        """Whether this is the worker's first rank."""
-        return self.rank == 0
-
-    @property
     def is_clean(self) -> bool:
         """Whether nothing was changed in the process group, and all messages were received."""
         return own_group.is_whole and not self.comm.has_unreceived

@@ -23,14 +23,13 @@ from hpo.process.stacks import WRITE_STACKS, header_of
 from hpo.text import message as message_of
 from hpo.trainer.data import SharedData, pack_data
 from hpo.trainer.evaluation import Evaluation
-from hpo.trainer.forks import remember_process
+from hpo.trainer.forks import IGNORED, remember_process
 from hpo.trainer.group import Group, find_gpus, serve_store
 from hpo.trainer.interrupts import Interrupts
 from hpo.trainer.keeper import Keeper, read_known
 from hpo.trainer.objective import Objective
 from hpo.trainer.search_file import BoundSearch, SearchFile, SearchSource
 
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the supervisor decides what they mean
 _SECONDS_TO_LEAVE = 5
 _HARMLESS_THREADS = ("TMonitor",)  # tqdm's, which looks at progress bars
 
@@ -188,7 +187,7 @@ def serve(
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        remember_process(_IGNORED)
+        remember_process(IGNORED)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])

@@ -24,9 +24,9 @@ from typing import Any
 from hpo.errors import UsageError
 from hpo.process.channel import Channel, ChannelClosed, Message
 from hpo.process.linux import adopt_orphans, children_of, count_threads, die_with_parent
+from hpo.trainer.forks import IGNORED
 from hpo.trainer.search_file import SearchFile, SearchSource, load_search_file
 
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # a scheduler sends them to all processes of a job
 _IDLE_SECONDS = 0.01
 _CREDENTIALS = struct.Struct("3i")
 
@@ -256,7 +256,7 @@ def main(state: Mapping[str, Any]) -> None:
     if "parent" in state:
         die_with_parent(state["parent"])
     adopt_orphans()
-    for number in _IGNORED:
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     gc.disable()  # imports make many objects that stay
