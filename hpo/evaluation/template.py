@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
 from hpo.errors import RunError, UsageError
 from hpo.process.channel import Channel, ChannelClosed, Message, channel_pair
@@ -36,6 +36,11 @@ class _Printed:
         data = os.pread(self.descriptor, os.fstat(self.descriptor).st_size - self._seen, self._seen)
         self._seen += len(data)
         return data.decode(errors="replace")
+
+
+def _print(text: str, stream: TextIO) -> None:
+    with suppress(OSError, ValueError):
+        print(text, end="", file=stream, flush=True)
 
 
 class TemplateProcess:
@@ -63,14 +68,14 @@ class TemplateProcess:
 
     def show(self) -> None:
         """Print what the template has printed since the last call."""
-        for printed, stream in zip(self._printed, (sys.stdout, sys.stderr), strict=True):
-            with suppress(OSError, ValueError):
-                print(printed.read(), end="", file=stream, flush=True)
+        _print(self._printed[0].read(), sys.stdout)
+        _print(self._printed[1].read(), sys.stderr)
 
     def describe_death(self) -> str:
-        """Return how the template has ended, and the last of what it has printed on standard error."""
+        """Print the rest of standard output; return how the template has ended, and the last of standard error."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_FOR_A_STATUS)
+        _print(self._printed[0].read(), sys.stdout)
         text = self._printed[1].read()[-_MOST_SHOWN:].strip()
         return f"{describe_status(self._process.returncode)}{f':{chr(10)}{text}' if text else ''}"
 
