@@ -18,7 +18,7 @@ from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
 from hpo.breeding.upstream import Individual
 from hpo.parameters import Parameter
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 
 WORKERS = 8
 SUGGESTIONS = 24  # of one worker, that are timed

@@ -21,7 +21,7 @@ from benchmarks import tables
 from benchmarks.simulation import SimulatedIslands, simulate
 from hpo.results.expected import expected_losses
 from hpo.space import SearchSpace
-from hpo.store.trials import Evaluation, rank
+from hpo.store.evaluations import Evaluation, rank
 
 AFTER = (32, 64, 128)
 LABELS = (

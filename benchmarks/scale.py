@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,8 @@ def simulate(folder: Path, leaders: int, seconds: float, each: int, beside: str)
     comm = world()
     with Watch(comm) as watch:
         job = Job(comm, watch)
-        with recording(job, lambda: _writer(folder, leaders * comm.size * each)) as (calls, _):
+        make_writer = partial(_writer, folder, leaders * comm.size * each) if job.is_first else None
+        with recording(job, make_writer) as (calls, _):
             first = comm.rank * leaders
             several = [Leader(calls, first + number, seconds, each) for number in range(leaders)]
             threads = [threading.Thread(target=leader.run) for leader in several]

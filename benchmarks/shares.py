@@ -24,7 +24,7 @@ from hpo import Float, SearchSpace
 from hpo.results.reader import RunReader
 
 if TYPE_CHECKING:
-    from hpo.store.trials import Evaluation
+    from hpo.store.evaluations import Evaluation
     from hpo.trainer.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[1]

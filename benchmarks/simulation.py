@@ -18,7 +18,7 @@ from hpo.breeding.selection import Emigrants, Replaced
 from hpo.breeding.upstream import Individual
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.space import SearchSpace
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 
 WORKERS = 8
 Values = Union[float, tuple[float, ...]]  # a loss, or the values of several objectives

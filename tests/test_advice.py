@@ -21,7 +21,7 @@ from hpo.results.advice.result import Advice, Result, listed, percent
 from hpo.results.advice.rules import advice_on
 from hpo.results.reader import RunReader
 from hpo.run.handover import hand_over
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from tests.support.fuzz import VALUES
 from tests.support.in_process import problem_of
 from tests.support.launch import call_hpo

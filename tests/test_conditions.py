@@ -27,7 +27,7 @@ from hpo.breeding.surrogate import Surrogate
 from hpo.parameters import Parameter
 from hpo.problem import AskedConstraints, dump_space, load_space
 from hpo.report.page.importances import importances
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.trainer.constraints import answer
 from tests.searches.conditional import space as CONDITIONAL
 from tests.support.evaluations import one

@@ -29,10 +29,10 @@ from hpo.results.history import joined
 from hpo.results.hypervolume import box_of, over_time
 from hpo.results.reader import RunReader
 from hpo.results.summary import summarize
+from hpo.store.evaluations import Evaluation
 from hpo.store.front import Archive, costs_of, front
 from hpo.store.run_dir import RunDir
 from hpo.store.tensors import write_tensors
-from hpo.store.trials import Evaluation
 from hpo.store.weights import weights_of
 from tests.support.evaluations import one
 from tests.support.launch import Hpo

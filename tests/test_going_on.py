@@ -21,7 +21,7 @@ from hpo.evaluation.verdict import Step, Verdict
 from hpo.process import clock
 from hpo.process.channel import Message
 from hpo.process.place import Places
-from hpo.store.trials import Assignment
+from hpo.store.evaluations import Assignment
 from hpo.store.weights import read_weights
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, SEARCHES, Mpi

@@ -17,8 +17,8 @@ import pytest
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.errors import UsageError
 from hpo.results.summary import lineage
+from hpo.store.evaluations import Evaluation
 from hpo.store.lineage import KEPT, can_be_inherited, disinherited, line_of, parent_of, ranked
-from hpo.store.trials import Evaluation
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 from tests.support.outcome import trials_of

@@ -21,7 +21,7 @@ from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS
 from hpo.results.confirmation import Plan, compare, seed_noise
 from hpo.run.takeover import read_takeover
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.trainer.search_file import load_search_file
 from tests.support.evaluations import one
 from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, finish

@@ -26,11 +26,11 @@ from hpo.results.hypervolume import box_of, described, over_time
 from hpo.results.winner import winner_of
 from hpo.run.request import check_objectives
 from hpo.run.takeover import read_takeover
+from hpo.store.evaluations import Assignment, Evaluation
 from hpo.store.front import MOST_WEIGHTS, front, spread, top
 from hpo.store.pruning import Stopping, make_pruner
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
-from hpo.store.trials import Assignment, Evaluation
 from hpo.store.weights import read_weights, weights_of
 from hpo.trainer.search_file import load_search_file
 from tests.support.evaluations import one

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from hpo.report import progress
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from tests.support.evaluations import one
 from tests.support.outcome import lines_of
 

@@ -16,9 +16,9 @@ from hpo import Categorical, Float, Int, SearchSpace
 from hpo.errors import KnownError
 from hpo.results.summary import busy_fraction, summarize
 from hpo.store.claims import Claims
+from hpo.store.evaluations import Assignment, rank
 from hpo.store.record import Record
 from hpo.store.recorder import Direct, Recorder
-from hpo.store.trials import Assignment, rank
 from hpo.store.url import without_password
 from tests.support.evaluations import one
 from tests.support.runs import claim, manifest

@@ -25,9 +25,9 @@ from hpo.report.live.listing import Listing
 from hpo.report.live.standing import standing
 from hpo.report.live.view import View
 from hpo.results.reader import Look, RunReader
+from hpo.store.evaluations import rank
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
-from hpo.store.trials import rank
 from hpo.trainer.search_file import load_search_file
 from tests.support.endurance import FAULTY
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, hpo_line

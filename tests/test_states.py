@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from hpo.process.channel import Message
+from hpo.store.evaluations import Assignment
 from hpo.store.states import About, States, read_about
-from hpo.store.trials import Assignment
 from hpo.trainer.checkpoint import State, read_state, write_state
 from hpo.trainer.keeper import Keeper
 from hpo.trainer.state import Parts, copied, is_function, parts_of, put_together

@@ -21,7 +21,7 @@ from hpo.breeding.surrogate import Surrogate
 from hpo.breeding.upstream import Individual
 from hpo.dominance import hypervolume
 from hpo.parameters import Value
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from tests.support.evaluations import one
 
 FIVE = SearchSpace(**{f"x{place}": Float(-1.0, 1.0) for place in range(5)})

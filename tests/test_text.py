@@ -14,7 +14,7 @@ from hpo.report.progress import Lines
 from hpo.report.tables import print_tables
 from hpo.results.reader import Look
 from hpo.results.summary import summarize
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.text import number
 from tests.support.evaluations import one
 from tests.support.runs import manifest

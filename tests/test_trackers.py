@@ -18,8 +18,8 @@ import pytest
 from hpo.errors import UsageError
 from hpo.run.options import Options
 from hpo.run.session import Session
+from hpo.store.evaluations import INTERRUPTED, Assignment
 from hpo.store.record import Record
-from hpo.store.trials import INTERRUPTED, Assignment
 from hpo.trackers import TRACKERS
 from hpo.trackers.tracker import without_secrets
 from hpo.trackers.tracking import Tracking, track

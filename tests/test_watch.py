@@ -31,8 +31,8 @@ from hpo.report.working_time import WorkingTime
 from hpo.results.confirmation import plan_of
 from hpo.results.reader import Look, RunReader
 from hpo.run.session import Session
+from hpo.store.evaluations import Evaluation
 from hpo.store.run_dir import RunDir
-from hpo.store.trials import Evaluation
 from hpo.text import clock
 from hpo.trainer.search_file import load_search_file
 from tests.support.evaluations import one

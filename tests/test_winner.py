@@ -18,8 +18,8 @@ from hpo.errors import UsageError
 from hpo.results.reader import RunReader
 from hpo.results.winner import FailedTestError, RunTest, examine, examined, winner_of
 from hpo.run.handover import hand_over
+from hpo.store.evaluations import Assignment, rank
 from hpo.store.record import Record
-from hpo.store.trials import Assignment, rank
 from hpo.store.weights import read_weights
 from hpo.trainer.search_file import load_search_file
 from hpo.training import Net, load_data, load_test, test_net

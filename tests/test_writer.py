@@ -27,13 +27,13 @@ from sqlalchemy import event
 
 from hpo.errors import KnownError, RunError
 from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.store.evaluations import TOLD, Assignment, Evaluation
 from hpo.store.journal import Journal
 from hpo.store.record import Record
 from hpo.store.recorder import Direct, Recorder
 from hpo.store.rungs import HALVINGS, Halving
-from hpo.store.trials import Assignment, Evaluation
 from hpo.store.weights import read_weights
-from hpo.store.writer import TOLD, Writer
+from hpo.store.writer import Writer
 from tests.support.launch import ROOT
 from tests.support.runs import SPACE, make_run
 from tests.support.writing import Leading, Posted, holding, mirrored, writer_of

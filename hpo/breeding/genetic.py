@@ -6,16 +6,20 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from hpo.breeding.past import Past, Vector
 from hpo.breeding.selection import costs_of
-from hpo.breeding.surrogate import Surrogate
 from hpo.breeding.upstream import Individual, Propagator
 from hpo.dominance import best_first
 from hpo.parameters import Gene
+
+if TYPE_CHECKING:
+    from hpo.breeding.surrogate import Surrogate
 
 _PARENTS = 10
 _OFFSPRING = 100
@@ -48,8 +52,6 @@ class Genetic(Propagator):  # type: ignore[misc]
         self._log_steps: Vector = np.log(np.where(self._grid, self._width + 1, _FINEST_STEP))
         self._finest: Vector = self._width / _FINEST_STEP
         self._draws = np.random.default_rng(rng.getrandbits(64))
-        self._surrogate = Surrogate(past, self._draws)
-        self._threads = ThreadpoolController()
 
     def __call__(self, population: list[Individual]) -> Individual:
         """Breed one individual."""
@@ -59,14 +61,27 @@ class Genetic(Propagator):  # type: ignore[misc]
             genes = space.encode(self._past.draw_new(self.rng) or space.draw(self.rng))
         return Individual(genes, self._limits)
 
+    @cached_property
+    def _surrogate(self) -> Surrogate:
+        """The surrogate, from when enough is known: scipy, which it needs, would make each start later by 0.15 s."""
+        from hpo.breeding.surrogate import Surrogate
+
+        return Surrogate(self._past, self._draws)
+
+    @cached_property
+    def _threads(self) -> ThreadpoolController:
+        """The threads of the libraries that are loaded when this is first asked for."""
+        return ThreadpoolController()
+
     def _choose(self, population: list[Individual]) -> dict[str, Gene] | None:
         """Return the genes of the best candidate that is new; None where too little is known, or no candidate is."""
         parents = self._parents(population)
         if len(self._past.costs) <= len(self._width) or not len(parents):
             return None
+        surrogate = self._surrogate
         # The matrices are small: if all ranks of a host used a thread per core, this would take ten times longer.
         with self._threads.limit(limits=1, user_api="blas"):
-            candidates = self._bred_on(parents)
+            candidates = self._bred_on(surrogate, parents)
         past = self._past
         new = (index for index, genes in enumerate(candidates) if not past.knows(past.params_of(genes)))
         chosen = next(past.allowed(candidates, new), None)
@@ -74,9 +89,9 @@ class Genetic(Propagator):  # type: ignore[misc]
             return None
         return past.space.rounded(dict(zip(self._limits, candidates[chosen].tolist(), strict=True)))
 
-    def _bred_on(self, parents: Vector) -> Vector:
+    def _bred_on(self, surrogate: Surrogate, parents: Vector) -> Vector:
         """Return offspring, newcomers, and what some generations bred of the most promising of them, the best first."""
-        merits_of, chances = self._surrogate.learn(), self._chances(1 + _GENERATIONS)
+        merits_of, chances = surrogate.learn(), self._chances(1 + _GENERATIONS)
         bred = [np.vstack([self._offspring(parents, next(chances)), self._newcomers()])]
         merits = [merits_of(bred[0], precision=np.float32)]
         promising, hopes = self._most_promising(bred[0], merits[0])

@@ -1,20 +1,21 @@
-"""Propulate's islands over the workers: built, filled with what the record knows, run until the budget is spent."""
+"""Propulate's islands, of the leaders of workers: filled with what the record knows, run until the budget is spent."""
 
 from __future__ import annotations
 
-import io
 import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpi4py import MPI
+import numpy as np
 
-from hpo.breeding.upstream import Individual, Islands
+from hpo.breeding.past import Past
+from hpo.breeding.propagators import New, make
+from hpo.breeding.upstream import Individual, Migrator, Pollinator
 from hpo.errors import KnownError
 from hpo.layout import Layout
 from hpo.objectives import ONLY_LOSS, Objectives
@@ -23,17 +24,15 @@ from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
     from hpo.breeding.propagators import New
+    from hpo.store.evaluations import Assignment, Evaluation
     from hpo.store.recorder import Recorder
-    from hpo.store.trials import Assignment, Evaluation
 
-# Evaluates on all ranks of a worker what its leader claims: returns hyperparameters, loss and metrics; None at the end.
-Evaluate = Callable[
-    ["Callable[[], Assignment | None] | None"], "tuple[dict[str, Any], float, Mapping[str, float]] | None"
-]
+# Claims an individual and evaluates it: returns hyperparameters, loss and metrics; None if nothing was to be claimed.
+Evaluate = Callable[["Callable[[], Assignment | None]"], "tuple[dict[str, Any], float, Mapping[str, float]] | None"]
 
 
 class _BudgetSpent(Exception):  # noqa: N818 - the end, and no error
-    """Ends Propulate's loop on all ranks of a worker; by itself, it ends only after a number of generations."""
+    """Ends Propulate's loop; by itself, it ends only after a number of generations."""
 
 
 @dataclass(frozen=True)
@@ -51,25 +50,24 @@ class Archipelago:
     seed: int = 0
     objectives: Objectives = ONLY_LOSS
 
-    def evolve(self, world: SleepingComm, worker: int, recorder: Recorder | None, evaluate: Evaluate) -> None:
-        """Breed, claim and evaluate individuals on all islands until there is nothing more to claim; collective.
+    def evolve(self, leaders: SleepingComm, recorder: Recorder, evaluate: Evaluate) -> None:
+        """Breed, claim and evaluate individuals until there is nothing more to claim; collective among all leaders.
 
-        `worker` is the number of this rank's worker; `recorder` is None on all ranks but leaders. The individuals of
-        the evaluations that the record already holds are put back on their islands. Returns on all ranks at the same
-        time, when all is durable.
+        The rank of a leader is the number of its worker. The individuals of the evaluations that the record already
+        holds are put back on their islands. Returns on all leaders at the same time, when all is durable.
         """
+        worker = leaders.rank
         island = self.layout.island_of(worker)
-        past = recorder.news() if recorder else []
+        past = recorder.news()
         rng = random.Random(f"{self.seed}/{worker}/{len(past)}")
-        breeder = Breeder(self, worker, recorder, rng, past) if recorder else None
+        breeder = Breeder(self, worker, recorder, rng, past)
 
-        def loss_of(individual: Individual, _: Any = None) -> float:
-            evaluated = evaluate(partial(breeder.claim, individual, propulator) if breeder else None)
+        def loss_of(individual: Individual) -> float:
+            evaluated = evaluate(partial(breeder.claim, individual, propulator))
             if evaluated is None:
                 raise _BudgetSpent
-            if breeder:
-                # Replaced individuals breed no more; Propulate would look through them several times a generation.
-                propulator.population = [one for one in propulator.population if one.active]
+            # Replaced individuals breed no more; Propulate would look through them several times a generation.
+            propulator.population = [one for one in propulator.population if one.active]
             params, loss, metrics = evaluated
             genes = self.space.encode(params)
             individual.costs = self.objectives.costs((loss, *self.objectives.of(metrics)))
@@ -77,32 +75,49 @@ class Archipelago:
                 individual[name] = genes[name]
             return loss
 
-        propulator = _build(
-            loss_fn=loss_of,
-            propagator=breeder.propagator if breeder else None,
-            rng=rng,
-            generations=-1,
-            num_islands=self.layout.islands,
-            migration_probability=self.migration_probability,
-            pollination=self.pollination,
-            ranks_per_worker=self.layout.ranks_per_worker,
-            **self._exchange(rng),
-        )
-        is_leader = propulator.propulate_comm is not None
-        if is_leader:
-            _restore(propulator, self, past, island)
-        world.barrier()
-        if is_leader:
-            with suppress(_BudgetSpent):
-                propulator.propulate(logging_interval=1000, debug=0)
-            propulator.propulate_comm.drain()
-            propulator.island_comm.drain()
-        else:
-            while evaluate(None) is not None:
-                pass
-        if recorder:
-            recorder.settle()
-        world.barrier()
+        propulator = self._join(leaders, island, loss_of, breeder.propagator, rng)
+        _restore(propulator, self, past, island)
+        leaders.barrier()
+        with suppress(_BudgetSpent):
+            propulator.propulate(logging_interval=1000, debug=0)
+        leaders.drain()
+        propulator.island_comm.drain()
+        recorder.settle()
+        leaders.barrier()
+
+    def _join(
+        self,
+        leaders: SleepingComm,
+        island: int,
+        loss_of: Callable[[Individual], float],
+        propagator: New,
+        rng: random.Random,
+    ) -> Any:
+        """Return this leader's part in an island, which exchanges with all others; it writes no checkpoints."""
+        sizes = [self.layout.island_size(each) for each in range(self.layout.islands)]
+        kind = Pollinator if self.pollination else Migrator
+        # Propulate unpickles what it finds at its checkpoint path, and finds nothing in a new folder.
+        with tempfile.TemporaryDirectory() as empty:
+            propulator = kind(
+                loss_fn=loss_of,
+                propagator=propagator,
+                rng=rng,
+                island_idx=island,
+                island_comm=leaders.split(island, leaders.rank),
+                propulate_comm=leaders,
+                generations=-1,
+                checkpoint_path=empty,
+                migration_topology=1 - np.eye(len(sizes), dtype=int),
+                migration_prob=self.migration_probability / sizes[island],
+                island_displs=np.array([self.layout.first_worker(each) for each in range(len(sizes))]),
+                island_counts=np.array(sizes),
+                **self._exchange(rng),
+            )
+        propulator._dump_checkpoint = lambda: None
+        # Propulate asks six times a generation, five of them for its log. The propagator leaves out what is not active,
+        # and so does `loss_of`.
+        propulator._get_active_individuals = lambda: (propulator.population, len(propulator.population))
+        return propulator
 
     def _exchange(self, rng: random.Random) -> dict[str, Any]:
         """Return who leaves an island, and who makes room there, where losses alone do not say it."""
@@ -110,7 +125,8 @@ class Archipelago:
             return {}
         from hpo.breeding.selection import Emigrants, Replaced
 
-        return {"emigration_propagator": partial(Emigrants, rng=rng), "immigration_propagator": Replaced}
+        replaced = {"immigration_propagator": Replaced} if self.pollination else {}
+        return {"emigration_propagator": partial(Emigrants, rng=rng), **replaced}
 
 
 class Breeder:
@@ -124,9 +140,6 @@ class Breeder:
         rng: random.Random,
         known: Sequence[Evaluation],
     ) -> None:
-        from hpo.breeding.past import Past  # not needed on ranks that are no leaders
-        from hpo.breeding.propagators import New, make
-
         layout = islands.layout
         self._space = islands.space
         self._worker = worker
@@ -161,21 +174,6 @@ class Breeder:
         own = self._island
         islands = Counter([one.island for one in propulator.population if one.island != own and one.active])
         return {str(island): count for island, count in islands.items()}
-
-
-def _build(**arguments: Any) -> Any:
-    """Make Propulate's islands and return this rank's part in them; waits sleep, and there are no checkpoints."""
-    # Propulate unpickles what it finds at its checkpoint path, and finds nothing in a new folder.
-    with tempfile.TemporaryDirectory() as empty, redirect_stdout(io.StringIO()):
-        propulator = Islands(**arguments, checkpoint_path=empty).propulator
-    propulator._dump_checkpoint = lambda: None
-    # Propulate asks six times a generation, five of them for its log; propagator and `loss_of` leave out the others.
-    propulator._get_active_individuals = lambda: (propulator.population, len(propulator.population))
-    propulator.worker_sub_comm = MPI.COMM_SELF  # the other ranks of a worker have no part in breeding
-    for name in ("island_comm", "propulate_comm"):
-        if getattr(propulator, name) is not None:
-            setattr(propulator, name, SleepingComm(getattr(propulator, name)))
-    return propulator
 
 
 def _restore(propulator: Any, islands: Archipelago, past: Sequence[Evaluation], island: int) -> None:

@@ -16,8 +16,8 @@ from hpo.breeding.upstream import Individual, Propagator
 from hpo.dominance import best_first
 from hpo.parameters import Gene, Ordinal, Parameter
 from hpo.store.directions import directions
+from hpo.store.evaluations import Evaluation
 from hpo.store.front import costs_of
-from hpo.store.trials import Evaluation
 
 _MOST_TRIALS = 512  # that the sampler knows: its time grows with their number (10,000: 0.2 s an individual)
 

@@ -16,7 +16,7 @@ from hpo.rules import batches
 from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
-    from hpo.store.trials import Evaluation
+    from hpo.store.evaluations import Evaluation
 
 Vector = npt.NDArray[np.float64]
 

@@ -8,8 +8,9 @@ __all__ = [
     "ActiveCMA",
     "CMAPropagator",
     "Individual",
-    "Islands",
+    "Migrator",
     "ParallelNelderMead",
+    "Pollinator",
     "Propagator",
     "StatelessPSO",
     "get_default_propagator",
@@ -21,7 +22,7 @@ __all__ = [
 defer("GPy")
 defer("deepdiff")
 
-from propulate import Individual, Islands, get_default_propagator  # noqa: E402
+from propulate import Individual, Migrator, Pollinator, get_default_propagator  # noqa: E402
 from propulate.propagators import (  # noqa: E402
     ActiveCMA,
     CMAPropagator,

@@ -22,12 +22,12 @@ from hpo.process.seen import Seen
 from hpo.ranks.watch import Watch
 from hpo.run.ready import Ready
 from hpo.store.claims import Claims
+from hpo.store.evaluations import Assignment, Evaluation
 from hpo.store.log import Log
 from hpo.store.record import Record
 from hpo.store.recorder import Direct, Recorder
 from hpo.store.run_dir import RunDir
 from hpo.store.states import States
-from hpo.store.trials import Assignment, Evaluation
 from hpo.store.weights import BestWeights, read_about
 from hpo.store.writer import Writer
 

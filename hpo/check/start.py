@@ -54,7 +54,7 @@ def check(options: Options, layout: Layout, job: Job) -> int:
             outcomes = _evaluate_on_all(bench, group)
             continued = _continue(bench, group, outcomes[-1]) if len(outcomes) > 1 else None
         if world.size > 1 and not _is_over(job):
-            alone = SleepingComm(world.Split(world.rank))
+            alone = world.split(world.rank, 0)
             if job.is_first:
                 with group_of(alone) as group:
                     outcomes.append(bench.evaluate(group))

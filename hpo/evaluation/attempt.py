@@ -12,8 +12,8 @@ from hpo.process import clock
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpo.store.evaluations import Assignment
     from hpo.store.states import About
-    from hpo.store.trials import Assignment
 
 
 class Attempt:

@@ -21,8 +21,8 @@ from hpo.evaluation.verdict import TIMEOUT, Verdict
 from hpo.process import clock
 from hpo.process.place import Places
 from hpo.ranks.watch import Watch
+from hpo.store.evaluations import Assignment
 from hpo.store.states import About, read_about
-from hpo.store.trials import Assignment
 
 _MOST_SUSPENSIONS = 20  # of the job in one evaluation, each of which made a rank wait in vain
 

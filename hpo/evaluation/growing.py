@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from hpo.evaluation.meeting import Decide
     from hpo.evaluation.verdict import Verdict
     from hpo.ranks.offers import Offers
+    from hpo.store.evaluations import Assignment
     from hpo.store.recorder import Recorder
-    from hpo.store.trials import Assignment
 
 _IDEAL = 0.5  # of the time that a loss takes, with twice the ranks
 

@@ -14,8 +14,8 @@ from hpo.store.weights import draft_of, warn_of_weights
 
 if TYPE_CHECKING:
     from hpo.evaluation.trainer import Trainer
+    from hpo.store.evaluations import Assignment, Evaluation
     from hpo.store.recorder import Recorder
-    from hpo.store.trials import Assignment, Evaluation
 
 
 class WeightsKeeper:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from hpo.evaluation.keeper import WeightsKeeper
     from hpo.evaluation.saver import Saver
     from hpo.evaluation.trainer import TrainerSlot
+    from hpo.store.evaluations import Assignment
     from hpo.store.recorder import Recorder
-    from hpo.store.trials import Assignment
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hpo.evaluation.attempt import Attempt
     from hpo.evaluation.trainer import Trainer
-    from hpo.store.trials import Assignment
+    from hpo.store.evaluations import Assignment
 
 # Copying takes a hundredth of the time that training takes, and so does copying and writing together.
 _SHARE = 100.0

@@ -16,8 +16,7 @@ class Teams:
 
     `own` is the group of this rank's worker, `host` this rank's host, and `world` the communicator of all ranks, which
     the layout deals to workers; `join` lets this rank's watch know the group that it is in. A rank has one trainer, in
-    whichever group it is. ``leaders`` is the
-    communicator of the workers' leaders, None on other ranks.
+    whichever group it is.
     """
 
     def __init__(
@@ -28,8 +27,6 @@ class Teams:
         self._world = world
         self._layout = layout
         self._join = join
-        leaders = SleepingComm(world.Split(int(own.rank == 0), own.index))
-        self.leaders = leaders if own.rank == 0 else None
 
     @contextmanager
     def of(self, workers: Sequence[int]) -> Iterator[Group]:

@@ -78,6 +78,11 @@ class SleepingComm(MPI.Intracomm):
         self._complete(request)
         return SleepingComm(comm)
 
+    def split(self, color: int, key: int) -> SleepingComm:
+        """Return a communicator of the ranks with this rank's color, in the order of their keys; collective."""
+        self.barrier()  # MPI's call polls while it waits
+        return SleepingComm(self.Split(color, key))
+
     def arrive(self) -> Callable[[], bool]:
         """Enter a barrier without waiting, and return a function that tells whether all ranks have entered it."""
         return self.Ibarrier().Test
@@ -265,6 +270,7 @@ def threads_may_communicate() -> bool:
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
-def same_host(comm: MPI.Intracomm) -> SleepingComm:
+def same_host(comm: SleepingComm) -> SleepingComm:
     """Return a communicator of those ranks of `comm` that are on this rank's host; collective."""
+    comm.barrier()  # MPI's call polls while it waits
     return SleepingComm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))

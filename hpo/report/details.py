@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from hpo.store.evaluations import Evaluation
 from hpo.store.log import LogEnd
-from hpo.store.trials import Evaluation
 from hpo.text import showable
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpo.report.details import Details
+from hpo.store.evaluations import Evaluation
 from hpo.store.log import LogEnd
-from hpo.store.trials import Evaluation
 from hpo.text import counted, day, duration, number, printable, printable_lines
 
 _LABEL = 14  # columns

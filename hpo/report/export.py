@@ -16,8 +16,8 @@ from typing import Any
 from hpo.errors import UsageError
 from hpo.results.names import METRIC, PARAM
 from hpo.results.reader import RunReader
+from hpo.store.evaluations import Evaluation
 from hpo.store.front import front
-from hpo.store.trials import Evaluation
 from hpo.text import escaped, showable
 
 FORMATS = ("csv", "json", "parquet")

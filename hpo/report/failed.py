@@ -15,7 +15,7 @@ from hpo.report.individuals import MOST_SHOWN
 from hpo.report.live.lines import Pen
 from hpo.results.names import all_names, params_shown
 from hpo.results.summary import reason_of
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.text import printable, short, show_command, tenths, value
 
 _NARROWEST = 40  # columns that a failure gets at least, however little room the others leave

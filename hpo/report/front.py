@@ -10,7 +10,7 @@ import numpy as np
 
 from hpo.dominance import Costs
 from hpo.objectives import Objectives
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.text import counted, named, number
 
 

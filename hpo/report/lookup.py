@@ -11,9 +11,9 @@ from hpo.errors import UsageError
 from hpo.report.details import Details
 from hpo.results.reader import RunReader
 from hpo.results.winner import winner_of
+from hpo.store.evaluations import Evaluation
 from hpo.store.front import front
 from hpo.store.log import read_log
-from hpo.store.trials import Evaluation
 
 
 class Lookup:

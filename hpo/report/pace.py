@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 
 _RECENT = 20  # evaluations from which the pace is computed, or twice as many as are running
 

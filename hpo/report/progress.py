@@ -14,8 +14,8 @@ from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.report.front import so_far
 from hpo.report.pace import pace
 from hpo.results.names import together
+from hpo.store.evaluations import Evaluation, best
 from hpo.store.front import Archive
-from hpo.store.trials import Evaluation, best
 from hpo.text import duration, number, printable, short, tenths, value
 
 _POLL_SECONDS = 0.5

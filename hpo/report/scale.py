@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 
 _WIDEST = 20.0  # the highest over the lowest: where losses are further apart, their scale is logarithmic
 _FAR = 100  # times the usual loss

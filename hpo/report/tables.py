@@ -20,9 +20,9 @@ from hpo.results.names import all_names, metrics_shown
 from hpo.results.reader import RunReader
 from hpo.results.summary import COUNTED
 from hpo.results.winner import examined
+from hpo.store.evaluations import Evaluation, label
 from hpo.store.front import far_apart
 from hpo.store.run_dir import RunDir
-from hpo.store.trials import Evaluation, label
 from hpo.store.weights import kept_weights, trial_of_weights
 from hpo.text import counted, duration, named, number, printable, short, show_command, tenths, value
 

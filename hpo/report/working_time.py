@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 
 
 def ended(evaluation: Evaluation, now: float | None) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpo.store.trials import INTERRUPTED, Evaluation
+from hpo.store.evaluations import INTERRUPTED, Evaluation
 
 if TYPE_CHECKING:
     from hpo.space import SearchSpace

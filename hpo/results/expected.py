@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hpo.breeding.cube import Cube
 from hpo.breeding.gaussian import GaussianProcess, Vector
 from hpo.breeding.scores import learned_from, power_transformed
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 
 _LEAST = 20  # evaluations, and two for each parameter
 _NOISE = 0.05  # of the variance; the fit finds what it really is

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from hpo.objectives import Objectives
+from hpo.store.evaluations import Evaluation
 from hpo.store.front import Archive
-from hpo.store.trials import Evaluation
 
 
 def in_order(evaluations: Sequence[Evaluation]) -> list[Evaluation]:

@@ -11,8 +11,8 @@ import numpy as np
 from hpo.dominance import Costs, hypervolume
 from hpo.objectives import Objectives
 from hpo.results.history import in_order
+from hpo.store.evaluations import Evaluation
 from hpo.store.front import Archive, costs_of, front
-from hpo.store.trials import Evaluation
 
 _FAR = 100
 _MARGIN = 1.1

@@ -16,11 +16,11 @@ from hpo.parameters import is_conditional
 from hpo.results.confirmation import plan_of
 from hpo.results.summary import summarize
 from hpo.results.winner import best_by, winner_of
+from hpo.store.evaluations import Evaluation
 from hpo.store.front import front
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
 from hpo.store.study import check_objectives, confirmations_of, existing_study, mistakes
-from hpo.store.trials import Evaluation
 from hpo.store.url import without_password
 from hpo.text import short
 

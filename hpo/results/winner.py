@@ -13,9 +13,9 @@ from hpo.objectives import LOSS, ONLY_LOSS, Objectives
 from hpo.prediction import MOST_PREDICTIONS, MOST_TEXTS, shorten_text
 from hpo.problem import Problem
 from hpo.results.confirmation import compare
+from hpo.store.evaluations import Evaluation
 from hpo.store.front import front
 from hpo.store.run_dir import RunDir, write_json
-from hpo.store.trials import Evaluation
 from hpo.store.weights import kept_weights, read_about
 from hpo.text import printable
 

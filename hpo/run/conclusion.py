@@ -14,9 +14,9 @@ from hpo.evaluation.leader import target_reached
 from hpo.results.summary import busy_fraction, summarize
 from hpo.run.session import Session
 from hpo.space import SearchSpace
+from hpo.store.evaluations import Evaluation, best
 from hpo.store.run_dir import write_json
 from hpo.store.rungs import is_over
-from hpo.store.trials import Evaluation, best
 from hpo.store.url import without_password
 from hpo.text import counted
 

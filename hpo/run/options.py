@@ -52,6 +52,11 @@ class Options:
     trackers: tuple[str, ...] = ()
     log_level: str = "warning"
 
+    @property
+    def target(self) -> float:
+        """The loss at which a search ends; minus infinity for none."""
+        return -math.inf if self.target_loss is None else self.target_loss
+
     def __post_init__(self) -> None:
         if self.evaluations is not None and self.generations is not None:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""What a rank has once its search file is loaded and its host is known."""
+"""What a rank has before a run begins: its search file is loaded, its host is known, and so is the run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from hpo.problem import Problem
 from hpo.process.place import Places
+from hpo.run.options import Options
+from hpo.store.manifest import Manifest
+from hpo.store.run_dir import RunDir
 
 if TYPE_CHECKING:
     from hpo.evaluation.host import Host
@@ -27,3 +30,12 @@ class Ready:
     def places(self) -> Places:
         """What finds the user's lines in stacks."""
         return Places(self.problem.file.location)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all ranks know of a run: what was asked for in this session, what is kept of it, and where."""
+
+    options: Options
+    manifest: Manifest
+    files: RunDir

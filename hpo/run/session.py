@@ -22,6 +22,7 @@ from hpo.run.request import Request
 from hpo.run.source import changes, keep
 from hpo.run.takeover import differences, find_misfits, take_over
 from hpo.space import SearchSpace
+from hpo.store.evaluations import CONFIRMING, Evaluation
 from hpo.store.front import top
 from hpo.store.journal import is_begun
 from hpo.store.lineage import KEPT, to_keep
@@ -34,7 +35,6 @@ from hpo.store.rungs import HALVINGS
 from hpo.store.states import States
 from hpo.store.storage import open_storage, studies
 from hpo.store.study import check_objectives, confirmations_of, existing_study, is_missing, mistakes, open_study
-from hpo.store.trials import CONFIRMING, Evaluation
 from hpo.store.url import is_hidden, is_remote, without_password
 from hpo.text import counted
 

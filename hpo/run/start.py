@@ -6,24 +6,25 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from hpo.errors import RunError, UsageError
 from hpo.layout import Layout
 from hpo.problem import AskedConstraints, Problem
-from hpo.ranks.agreement import on_first, together
-from hpo.ranks.communicator import SleepingComm, same_host
+from hpo.ranks.agreement import together
+from hpo.ranks.communicator import same_host
 from hpo.ranks.job import Job
 from hpo.ranks.watch import Watch
 from hpo.run.options import Options
-from hpo.run.ready import Ready
+from hpo.run.ready import Ready, Run
 from hpo.text import duration
 
 if TYPE_CHECKING:
     from hpo.evaluation.template import Template
     from hpo.evaluation.trainer import TrainerSlot
+    from hpo.run.first_rank import FirstRank
     from hpo.run.request import Request
 
 _SECONDS_BEFORE_JOB_ENDS = 60.0
@@ -34,37 +35,41 @@ def run(options: Options, layout: Layout, job: Job) -> int:
 
     Raises UsageError, on all ranks alike, before anything starts where a person has to mend something first.
     """
-    from hpo.breeding import islands  # noqa: F401 - Propulate, while the template imports torch
-    from hpo.evaluation.group import Group
-    from hpo.evaluation.teams import Teams
-    from hpo.run import session
-    from hpo.run.stages import Stages
-    from hpo.store.storage import opened_once
-
     world = job.world
+    index, patience = layout.worker_of(world.rank), options.collective_timeout
+    leads = world.rank == layout.ranks_of(index)[0]
+    if leads:
+        from hpo.run import leading  # noqa: F401 - Propulate and numpy, while the template imports torch
     if job.is_first:
+        from hpo.run import first_rank  # noqa: F401 - Optuna, too
+
         _limit_time(options, job.watch)
+    from hpo.evaluation.group import Group
+    from hpo.run.stages import Stages
+
     with prepare(options, layout, job) as ready, ExitStack() as held:
-        problem, request = ready.problem, ready.request
         hosts = world.allgather((ready.host.number, socket.gethostname()))
         names = list(dict(hosts).values())
-        held.enter_context(opened_once())
-        run_dir = on_first(world, lambda: session.enter(options.run_dir, problem.file.path.stem, options.resume, held))
-        this = on_first(world, lambda: session.begin(run_dir, request, names) if request else None)
-        assert this is not None
-        index, patience = layout.worker_of(world.rank), options.collective_timeout
-        worker = SleepingComm(world.Split(index, world.rank))
-        group = held.enter_context(Group(worker, ready.host, index, patience, ready.slot))
-
-        def join(group: Group) -> None:
-            job.watch.join(group.own_comm, group.index, group.patience)
-
-        join(group)
-        teams = Teams(group, ready.host, world, layout, join) if options.grow else None
-        stages = Stages(options, job, this, ready, group, teams)
+        first = together(world, lambda: _begin(options, job, ready, names, held) if job.is_first else None)
+        run = Run(options, *world.bcast((first.manifest, first.files) if first else None))
+        group = held.enter_context(Group(world.split(index, world.rank), ready.host, index, patience, ready.slot))
+        leaders = world.split(int(leads), index)
+        stages = Stages(run, job, ready, group, leaders if leads else None, first)
         stages.search()
         stages.confirm()
-        return int(world.bcast(stages.end() if job.is_first else None))
+        return stages.conclude()
+
+
+def _begin(options: Options, job: Job, ready: Ready, hosts: Sequence[str], held: ExitStack) -> FirstRank:
+    """Begin this session of the run, on the first rank; the run directory is kept for as long as `held` is open."""
+    from hpo.run.first_rank import FirstRank
+    from hpo.run.session import begin, enter
+    from hpo.store.storage import opened_once
+
+    assert ready.request is not None
+    held.enter_context(opened_once())
+    run_dir = enter(options.run_dir, ready.problem.file.path.stem, options.resume, held)
+    return FirstRank(options, job, begin(run_dir, ready.request, hosts), ready)
 
 
 def _limit_time(options: Options, watch: Watch) -> None:

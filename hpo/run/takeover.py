@@ -18,12 +18,12 @@ from hpo.objectives import LOSS, ONLY_LOSS, Objectives
 from hpo.run.given import LONGEST_MISTAKE, meant
 from hpo.space import SearchSpace
 from hpo.store.directions import directions
+from hpo.store.evaluations import Evaluation, rank
 from hpo.store.manifest import confirming
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.storage import check_readable, studies
 from hpo.store.study import existing_study, mistakes
-from hpo.store.trials import Evaluation, rank
 from hpo.store.url import is_hidden, is_remote, without_password
 from hpo.text import counted, number, printable, short
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import KnownError
+from hpo.store.evaluations import Assignment
 from hpo.store.record import Record
 from hpo.store.rungs import Halving, Ladder
 from hpo.store.suspects import next_of
-from hpo.store.trials import Assignment, is_interrupted, is_paused, repeated_by
+from hpo.store.trials import is_interrupted, is_paused, repeated_by
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpo.dominance import Costs, crowding, layers, non_dominated
 from hpo.objectives import Objectives
-from hpo.store.trials import Evaluation, rank
+from hpo.store.evaluations import Evaluation, rank
 
 _APART = 1e300  # more than any distance
 MOST_WEIGHTS = 10  # individuals of the front whose weights are kept

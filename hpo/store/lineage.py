@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpo.space import SearchSpace
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 
 KEPT = 10  # of the best of each island, from which `ga` breeds, too
 

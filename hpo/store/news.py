@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.store.trials import Evaluation, evaluation_of, is_paused, repeated_by
+from hpo.store.evaluations import Evaluation
+from hpo.store.trials import evaluation_of, is_paused, repeated_by
 
 
 class News:

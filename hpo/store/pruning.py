@@ -14,8 +14,8 @@ from hpo.errors import UsageError
 from hpo.store.rungs import HALVINGS, Halving, Ladder
 
 if TYPE_CHECKING:
+    from hpo.store.evaluations import Assignment
     from hpo.store.record import Record
-    from hpo.store.trials import Assignment
 
 _MANY = 16  # more than can fall out at once
 

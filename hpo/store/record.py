@@ -16,13 +16,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.store.directions import OfLosses, make_study, objectives_of
+from hpo.store.evaluations import INTERRUPTED, Assignment, Evaluation
 from hpo.store.news import News
 from hpo.store.storage import open_storage
 from hpo.store.suspects import MOST_DEATHS, deaths_of, has_gone_on
 from hpo.store.trials import (
-    INTERRUPTED,
-    Assignment,
-    Evaluation,
     assignment_of,
     evaluation_of,
     kept,

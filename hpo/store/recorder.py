@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.store.trials import Evaluation
-from hpo.store.writer import TOLD, Writer
+from hpo.store.evaluations import TOLD, Assignment, Evaluation
 
 if TYPE_CHECKING:
     from hpo.store.growth import Promising
     from hpo.store.pruning import Judgement
-    from hpo.store.trials import Assignment
+    from hpo.store.writer import Writer
 
 
 class Line(Protocol):
@@ -53,7 +52,7 @@ class Recorder:
     """Records the evaluations of one worker; `objectives` are the run's.
 
     Nothing new is claimed once `is_stopping()` is true. ``listeners`` are called with each evaluation that has started
-    or ended, when its news are asked for. Of these, only what breeding needs is known (`hpo.store.writer.TOLD`).
+    or ended, when its news are asked for. Of these, only what breeding needs is known (`hpo.store.evaluations.TOLD`).
     """
 
     def __init__(

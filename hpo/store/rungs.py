@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 
 
 @dataclass(frozen=True)

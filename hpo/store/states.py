@@ -15,7 +15,7 @@ from hpo.store.values import are, is_mapping, is_number
 from hpo.text import message
 
 if TYPE_CHECKING:
-    from hpo.store.trials import Assignment
+    from hpo.store.evaluations import Assignment
 
 WEIGHTS = "weights/"  # in front of the names of weights
 _LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it

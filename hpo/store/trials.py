@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from hpo.store.evaluations import INTERRUPTED, Assignment, Evaluation
 from hpo.store.values import is_mapping, is_number, is_text, is_whole
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-
-INTERRUPTED = "interrupted"
-CONFIRMING = "confirm-"  # before the numbers of trials of the study that confirms the best
 
 _REPEATED = ("propagator", "confirms", "seed", "inherits")
 
@@ -50,113 +47,6 @@ _KINDS: dict[str, Callable[[object], bool]] = {
     "teams": lambda value: type(value) is list and all(map(_is_team, value)),
     **dict.fromkeys(("seconds", "seconds_before"), lambda value: is_number(value) and float(value) >= 0),  # type: ignore[arg-type]
 }
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One evaluation as the record knows it.
-
-    `state` is running, waiting (to be repeated), complete, pruned, paused, failed, or one of two after which another
-    trial repeats it: interrupted, and promoted, which it was from being paused. `loss` is infinite unless the
-    evaluation is complete, pruned, paused or promoted; `seconds` is how long one that has ended took, NaN where that is
-    not known; `started` and `ended` are seconds since the epoch, by clocks that may have been set in between; `curve`
-    holds the loss after each epoch, counted from 1. `origin` says where it was taken over from, if another run has made
-    it; `confirms` and `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island
-    that bred them, the individuals of other islands that lived on its own island when it began. `repeats` is the
-    interrupted or paused trial that it evaluates again, or goes on with, and `deaths` how often in a row the job has
-    died while one of them was evaluated.
-    `went_on_after` is the number of losses that it took over from that trial, whose state it went on from, and
-    `saved_after` that of its own last state; `seconds_before` are those of its `seconds` that were that trial's.
-    `others` are the values of the objectives behind the loss, empty where there are none or it has no loss.
-    `paused_after` is the number of losses with which it was paused. `inherits` is the trial whose state it began with.
-    `teams` are the workers that it went on with, the first of which is its own: each a dict of `workers`, `after` how
-    many losses, and `at` what time.
-    """
-
-    trial: int
-    state: str
-    loss: float
-    params: dict[str, Any]
-    island: int
-    worker: int
-    generation: int
-    seconds: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-    failure: str | None = None
-    traceback: str = ""
-    propagator: str = ""
-    started: float = math.nan
-    ended: float = math.nan
-    curve: Mapping[int, float] = field(default_factory=dict)
-    origin: str = ""
-    confirms: int | None = None
-    seed: int | None = None
-    immigrants: Mapping[str, int] = field(default_factory=dict)
-    repeats: int | None = None
-    deaths: int = 0
-    went_on_after: int = 0
-    saved_after: int = 0
-    seconds_before: float = 0.0
-    paused_after: int = 0
-    inherits: int | None = None
-    teams: Sequence[Mapping[str, Any]] = ()
-    others: tuple[float, ...] = ()
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """The values of all objectives, of which the loss is the first."""
-        return (self.loss, *self.others)
-
-    @property
-    def workers(self) -> Sequence[int]:
-        """The workers that are at it now, or were at its end."""
-        return self.teams[-1]["workers"] if self.teams else [self.worker]
-
-    @property
-    def label(self) -> str:
-        """The name of its trial, where evaluations of the search and those that confirm the best are shown together."""
-        return label(self.trial, self.confirms is not None)
-
-    @property
-    def finished(self) -> bool:
-        """Whether it ended by itself, and this is the last that is known of its individual."""
-        return self.state in ("complete", "pruned", "paused", "failed")
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it ended by itself, also where its individual has gone on since."""
-        return self.finished or self.state == "promoted"
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether it ended by itself, with a loss."""
-        return self.has_ended and self.state != "failed"
-
-    @property
-    def counts(self) -> bool:
-        """Whether it is finished, and counts for the run's budget."""
-        return self.finished and not self.origin
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A trial that has been started: its number in the study, its hyperparameters, its seed if it is not the run's.
-
-    `root` is the first of the trials that repeat each other, of which this may be one, and `parent` that of the
-    individual whose state it begins with, if there is one.
-    """
-
-    trial_id: int
-    number: int
-    params: dict[str, Any]
-    root: int
-    seed: int | None = None
-    parent: int | None = None
-
-
-def label(trial: int, confirms: bool) -> str:
-    """Return the name of a trial of the search, or of the study that confirms the best, which has its own numbers."""
-    return f"{CONFIRMING}{trial}" if confirms else str(trial)
 
 
 def is_interrupted(trial: FrozenTrial) -> bool:
@@ -280,13 +170,3 @@ def _known(seconds: float) -> dict[str, float]:
 def kept(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Return the trial attribute that holds metrics; none for no metrics."""
     return {"metrics": dict(metrics)} if metrics else {}
-
-
-def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
-    """Return the n complete evaluations with the lowest losses, the lowest first."""
-    return sorted((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial))[:n]
-
-
-def best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
-    """Return the complete evaluation with the lowest loss; None while none is complete."""
-    return min((one for one in evaluations if one.state == "complete"), key=lambda e: (e.loss, e.trial), default=None)

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from hpo.errors import UsageError
 from hpo.process.printed import warn
+from hpo.store.evaluations import Evaluation, best
 from hpo.store.front import Archive, spread
-from hpo.store.trials import Evaluation, best
 from hpo.text import message
 
 if TYPE_CHECKING:

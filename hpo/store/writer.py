@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpo.process import clock
+from hpo.store.evaluations import TOLD
 from hpo.store.growth import Promising, losses_left, promising
 from hpo.store.news import News
 
 if TYPE_CHECKING:
     from hpo.store.claims import Claims
+    from hpo.store.evaluations import Assignment, Evaluation
     from hpo.store.heirs import Heirs
     from hpo.store.log import Log
     from hpo.store.mirror import Mirror
@@ -23,14 +25,7 @@ if TYPE_CHECKING:
     from hpo.store.record import Record
     from hpo.store.rungs import Halving
     from hpo.store.states import States
-    from hpo.store.trials import Assignment, Evaluation
     from hpo.store.weights import BestWeights
-
-# What leaders are told of an evaluation: what breeding needs, and no more, since there may be many of both.
-TOLD = (
-    *("trial", "state", "loss", "others", "params", "island", "worker", "generation"),
-    *("seconds", "ended", "origin", "repeats"),
-)
 
 _OF_RECORD = frozenset(
     (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hpo.store.evaluations import Evaluation
 from hpo.store.record import Record
 from hpo.store.rungs import is_over
-from hpo.store.trials import Evaluation
 from hpo.trackers.tracker import Tracker
 from hpo.trackers.written import Written
 

@@ -16,7 +16,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from hpo.errors import UsageError
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.store.url import without_password
 from hpo.trackers.tracker import CURVE, ShownRun, circumstances, moment, name_of, params, results, text, title
 

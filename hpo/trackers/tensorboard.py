@@ -15,7 +15,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.trackers.tracker import CURVE, ShownRun, moment, params, results, text, title
 
 

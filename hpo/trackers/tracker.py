@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpo.results.names import METRIC, PARAM, distinct
+from hpo.store.evaluations import Evaluation
 from hpo.store.manifest import Manifest
-from hpo.store.trials import Evaluation
 from hpo.text import escaped, short, showable
 
 CURVE = "loss"  # after each epoch

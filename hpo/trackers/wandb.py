@@ -10,7 +10,7 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would call its mak
 
 import wandb
 
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.trackers.tracker import CURVE, ShownRun, circumstances, params, results, text, title
 
 # What wandb collects by itself in each run, 0.15 s each time, would be of this process and not of those that train.

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from hpo.errors import UsageError
+from hpo.store.evaluations import Evaluation
 from hpo.store.system_lock import try_system_lock
-from hpo.store.trials import Evaluation
 
 _SECONDS_FOR_OTHERS = 20.0  # for the processes of an earlier job to end
 _POLL_SECONDS = 0.2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 
 
 def one(trial: int, state: str = "complete", **values: Any) -> Evaluation:

@@ -32,7 +32,7 @@ from hpo.report.page import write
 from hpo.results.reader import RunReader
 from hpo.run.given import read_given
 from hpo.run.takeover import read_takeover
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.store.weights import read_weights
 from hpo.trackers.follower import Follower
 from hpo.trackers.written import Written

@@ -22,10 +22,10 @@ from hpo.run.options import Options
 from hpo.run.request import resolve
 from hpo.run.session import Session, begin, enter
 from hpo.store.claims import Claims
+from hpo.store.evaluations import Assignment, rank
 from hpo.store.manifest import Manifest, manifest_of
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
-from hpo.store.trials import Assignment, rank
 from hpo.trainer.search_file import load_search_file
 from tests.support.in_process import InProcess
 from tests.support.launch import SEARCHES

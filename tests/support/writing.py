@@ -14,6 +14,7 @@ from hpo import SearchSpace
 from hpo.evaluation.keeper import WeightsKeeper
 from hpo.process.channel import Message
 from hpo.store.claims import Claims
+from hpo.store.evaluations import Assignment
 from hpo.store.log import Log
 from hpo.store.mirror import Mirror
 from hpo.store.pruning import Pruner
@@ -23,7 +24,6 @@ from hpo.store.run_dir import RunDir
 from hpo.store.rungs import Halving
 from hpo.store.states import States
 from hpo.store.storage import open_storage
-from hpo.store.trials import Assignment
 from hpo.store.weights import BestWeights
 from hpo.store.writer import Writer
 from hpo.trainer.keeper import Keeper

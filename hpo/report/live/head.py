@@ -13,7 +13,7 @@ from hpo.report.individuals import MOST_SHOWN
 from hpo.report.live.lines import Pen
 from hpo.report.live.standing import Standing
 from hpo.results.names import together
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.text import clock, duration, number, printable, show_command, value
 
 _PHASES = {

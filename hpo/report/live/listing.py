@@ -13,7 +13,7 @@ from hpo.report.live.lines import Pen
 from hpo.report.live.standing import Standing
 from hpo.report.progress import SECONDS_BETWEEN_ESTIMATES, Lines
 from hpo.results.reader import Look
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.text import show_command
 
 

@@ -16,9 +16,9 @@ from hpo.results.confirmation import compare
 from hpo.results.history import improvements
 from hpo.results.reader import Look, session_start
 from hpo.results.summary import rungs
+from hpo.store.evaluations import Evaluation, best
 from hpo.store.front import front
 from hpo.store.rungs import is_over
-from hpo.store.trials import Evaluation, best
 
 _LATEST = 50
 

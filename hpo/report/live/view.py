@@ -16,7 +16,7 @@ from hpo.report.live.plot import Steps
 from hpo.report.live.standing import Island, Standing
 from hpo.report.rungs import rung_columns
 from hpo.results.summary import reason_of
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.text import clock, number, show_command, tenths
 
 _OF_RUNNING = ("worker", "island", "trial", "epochs", "loss", "for")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpo.report.page.axes import plain, short_number
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 from hpo.text import number, value
 
 Trace = dict[str, Any]

@@ -15,8 +15,8 @@ from hpo.report.page.figure import Figure, Trace, drawn, label, points
 from hpo.report.scale import Scale, scale_of
 from hpo.results.history import in_order
 from hpo.results.hypervolume import Box, box_of, over_time
+from hpo.store.evaluations import Evaluation
 from hpo.store.front import costs_of, front
-from hpo.store.trials import Evaluation
 from hpo.text import counted, number
 
 _FEWEST = 8  # evaluations: before, there is no earlier front to see

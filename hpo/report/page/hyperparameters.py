@@ -11,7 +11,7 @@ from hpo.report.page.edge import EDGE, TRIANGLE, TRIANGLE_SIZE, loss_layout, mar
 from hpo.report.page.figure import MOST_POINTS, Figure, Trace, drawn, joined, points, shortened, spread
 from hpo.report.scale import Scale, complete_losses, scale_of
 from hpo.results.names import params_shown
-from hpo.store.trials import Evaluation, rank
+from hpo.store.evaluations import Evaluation, rank
 from hpo.text import value
 
 _LEAST_POINTS, _MOST_IN_ALL = 200, 40_000  # of slices

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 
 _LEAST = 20  # complete evaluations
 

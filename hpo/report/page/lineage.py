@@ -11,8 +11,8 @@ from hpo.report.page.edge import loss_layout, marked, placed, told
 from hpo.report.page.figure import Figure, Trace, drawn, island_colour, island_symbol, joined, points
 from hpo.report.scale import complete_losses, scale_of
 from hpo.results.names import all_names
+from hpo.store.evaluations import Evaluation
 from hpo.store.lineage import line_of
-from hpo.store.trials import Evaluation
 from hpo.text import number, value
 
 _MOST_ROWS = 8

@@ -11,8 +11,8 @@ from hpo.report.page.edge import loss_layout, marked, placed, said, told
 from hpo.report.page.figure import STATES, Figure, Trace, drawn, island_colour, island_symbol, joined, points
 from hpo.report.scale import Scale, complete_losses, scale_of
 from hpo.results.history import improvements, in_order
-from hpo.store.trials import Evaluation, rank
-from hpo.store.trials import best as best_of
+from hpo.store.evaluations import Evaluation, rank
+from hpo.store.evaluations import best as best_of
 from hpo.text import number
 
 

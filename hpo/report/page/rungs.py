@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from hpo.report.page.edge import loss_layout, marked, said, told
 from hpo.report.page.figure import MOST_POINTS, Figure, Trace, points, spread
 from hpo.report.scale import scale_of
+from hpo.store.evaluations import Evaluation
 from hpo.store.rungs import HALVINGS, Rung, individuals, rungs_of
-from hpo.store.trials import Evaluation
 from hpo.text import counted, number
 
 # What became of individuals at a rung, with colours and symbols.

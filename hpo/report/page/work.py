@@ -11,8 +11,8 @@ from typing import Any
 from hpo.report.page.axes import axis
 from hpo.report.page.figure import STATES, Figure, Trace, island_colour, joined
 from hpo.report.working_time import WorkingTime, ended
+from hpo.store.evaluations import Evaluation
 from hpo.store.growth import help_with
-from hpo.store.trials import Evaluation
 from hpo.text import counted, duration, number
 
 _LEAST_HEIGHT = 220  # holds five rows of the legend, in a narrow window: Plotly never makes axes lower than 64 for it

@@ -28,11 +28,11 @@ from hpo.results.names import all_names, metrics_shown, params_shown
 from hpo.results.reader import RunReader
 from hpo.results.summary import by_reason, summarize
 from hpo.results.winner import examined, winner_of
+from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import best as best_of
 from hpo.store.front import far_apart
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import write_whole
-from hpo.store.trials import Evaluation
-from hpo.store.trials import best as best_of
 from hpo.store.weights import kept_weights, trial_of_weights
 from hpo.text import day, duration, escaped, number, tenths, value
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpo.store.trials import Evaluation
+from hpo.store.evaluations import Evaluation
 
 if TYPE_CHECKING:
     import numpy as np

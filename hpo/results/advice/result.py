@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpo.store.evaluations import Evaluation, rank
 from hpo.store.manifest import Manifest
 from hpo.store.rungs import is_over
-from hpo.store.trials import Evaluation, rank
 
 _LONGEST = 1000  # characters of a command: nobody types more
 _MOST_NAMED = 5  # things in a list

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from hpo.layout import Layout
 from hpo.results.advice.result import Advice, Result, listed, percent
+from hpo.store.evaluations import Evaluation
 from hpo.store.growth import help_with
-from hpo.store.trials import Evaluation
 from hpo.store.values import is_number
 from hpo.text import duration, show_command
 

@@ -1,0 +1,94 @@
+"""What the leader of a worker does in a run: it breeds individuals, claims them, and records their evaluations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from hpo.breeding.islands import Archipelago
+from hpo.evaluation.evaluator import Evaluator
+from hpo.evaluation.growing import Growing
+from hpo.evaluation.keeper import WeightsKeeper
+from hpo.evaluation.leader import Leader, Limits
+from hpo.evaluation.saver import Saver
+from hpo.evaluation.trainer import TrainerSlot
+from hpo.ranks.communicator import SleepingComm
+from hpo.ranks.offers import Offers
+from hpo.ranks.watch import Watch
+from hpo.run.ready import Run
+from hpo.space import SearchSpace
+from hpo.store.evaluations import CONFIRMING
+from hpo.store.recorder import Line, Recorder
+from hpo.store.states import States
+
+MakeEvaluator = Callable[[Leader, "Growing | None"], Evaluator]
+
+
+class Leading:
+    """A leader's part in the stages of a run, each to be gone through by all leaders together.
+
+    `leaders` is their communicator, in which a leader's rank is the number of its worker. `make_evaluator` returns what
+    evaluates individuals with this worker's other ranks.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        watch: Watch,
+        leaders: SleepingComm,
+        slot: TrainerSlot,
+        make_evaluator: MakeEvaluator,
+    ) -> None:
+        self._options = run.options
+        self._manifest = run.manifest
+        self._files = run.files
+        self._watch = watch
+        self._leaders = leaders
+        self._slot = slot
+        self._make_evaluator = make_evaluator
+        self._timeout = run.options.evaluation_timeout or math.inf
+
+    def search(self, line: Line, space: SearchSpace) -> None:
+        """Breed, claim and evaluate individuals until the search is over."""
+        options, run = self._options, self._manifest
+        recorder = self._recorder(line)
+        limits = Limits(self._timeout, options.max_failures, options.target, run.pruner != "none")
+        saver = Saver(States(self._files.states), options.save_every, run.layout.islands if run.inherit else 0)
+        keeper = WeightsKeeper(recorder, run.settings)
+        leader = Leader(recorder, self._slot, limits, self._watch.stop, keeper, saver)
+        exchange = (options.migration_probability, options.pollination)
+        islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.objectives)
+        growing = self._growing(recorder)
+        islands.evolve(self._leaders, recorder, self._make_evaluator(leader, growing))
+        if growing:
+            growing.close()
+
+    def confirm(self, line: Line) -> None:
+        """Evaluate what waits in the record, until nothing does."""
+        recorder = self._recorder(line)
+        saver = Saver(States(self._files.states, CONFIRMING), self._options.save_every)
+        leader = Leader(recorder, self._slot, Limits(self._timeout), self._watch.stop, saver=saver)
+        growing = self._growing(recorder)
+        evaluate = self._make_evaluator(leader, growing)
+        worker = self._leaders.rank
+        claim = partial(recorder.claim_waiting, island=self._manifest.layout.island_of(worker), worker=worker)
+        self._leaders.barrier()  # what ends before the first rank shows progress would not be shown
+        while evaluate(claim) is not None:
+            pass
+        recorder.settle()
+        self._leaders.barrier()
+        if growing:
+            growing.close()
+
+    def _recorder(self, line: Line) -> Recorder:
+        return Recorder(line, self._manifest.objectives, self._is_stopping)
+
+    def _growing(self, recorder: Recorder) -> Growing | None:
+        """Return what lets workers help each other, if the run asks for it."""
+        if not self._options.grow:
+            return None
+        return Growing(Offers(self._leaders.copy(), self._is_stopping), recorder)
+
+    def _is_stopping(self) -> bool:
+        return self._watch.stopping is not None
