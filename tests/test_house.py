@@ -16,6 +16,7 @@ from tests.support.launch import PROGRAM, ROOT, Mpi, hpo_line
 
 LAYERS, CYCLES, ONE = "packages import only packages below them", "no import cycles", "one module imports Propulate"
 RANKS, TRAINERS = "ranks import no torch", "trainers import no MPI"
+OTHERS = "ranks that lead no worker import neither numpy nor Optuna nor Propulate"
 READERS, BASE = "readers of runs import neither MPI nor torch", "base modules import no framework"
 WORKER = "training imports only Worker"
 WRONG = [
@@ -28,6 +29,8 @@ WRONG = [
     ("ranks/peers.py", "import torch", RANKS),
     ("run/stages.py", "def late():\n    import torch.distributed", RANKS),
     ("cli/entry.py", "from hpo.trainer import template", RANKS),
+    ("evaluation/supervision.py", "import numpy", OTHERS),
+    ("run/stages.py", "from hpo.store import claims", OTHERS),
     ("check/start.py", "from hpo.training import fit", RANKS),
     ("breeding/parzen.py", "import torchvision", RANKS),
     ("trainer/keeper.py", "import mpi4py", TRAINERS),
