@@ -255,6 +255,10 @@ class TrainerSlot:
         assert self._trainer is not None
         return self._trainer
 
+    def fork_ahead(self) -> None:
+        """Fork the trainer now, so that the first evaluation does not wait for it."""
+        assert self.trainer
+
     def fork(self, output: Output | None = None) -> Trainer:
         """Return another trainer, which belongs to the caller, and what it prints to an output of its own."""
         return Trainer(self._template, output or Output(), replace(self._terms, is_attended=False))

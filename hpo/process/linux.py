@@ -42,6 +42,15 @@ def children_of(process: int) -> list[int]:
     return found
 
 
+def has_children() -> bool:
+    """Tell whether this process has children; one that has ended counts until it is waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def count_threads() -> int:
     """Return the number of this process's threads, those of native code too."""
     return len(list(Path("/proc/self/task").iterdir()))

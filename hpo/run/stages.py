@@ -61,6 +61,7 @@ class Stages:
         first, leading = self._first, self._leading
         if on_first(self._job.world, lambda: first.is_search_over() if first else None):
             return
+        self._ready.slot.fork_ahead()
         with self._recording(first.search_writer if first else None, self._manifest.budget) as line:
             if leading:
                 leading.search(line, self._ready.problem.space)

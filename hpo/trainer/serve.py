@@ -18,7 +18,7 @@ import torch
 from torch import distributed as dist
 
 from hpo.process.channel import Channel, ChannelClosed, Message
-from hpo.process.linux import adopt_orphans, children_of, prefer_to_kill
+from hpo.process.linux import adopt_orphans, has_children, prefer_to_kill
 from hpo.process.stacks import WRITE_STACKS, header_of
 from hpo.text import message as message_of
 from hpo.trainer.data import SharedData, pack_data
@@ -111,7 +111,7 @@ class Trainer:
             return False
         if sys.stdout.closed or sys.stderr.closed:
             return False
-        return self._group.is_clean and not children_of(os.getpid())
+        return self._group.is_clean and not has_children()
 
     def _on_write_state(self, message: Message) -> None:
         assert self._keeper is not None

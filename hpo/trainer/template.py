@@ -52,7 +52,7 @@ class Template:
         self._cold = cold
         self._assignments: list[str] = []
         self._data = -1  # the descriptor of what `prepare` has returned
-        self._is_warm = False
+        self._is_warm = self._has_forked = False
         self._others = set(children_of(os.getpid()))  # which the search file has started when it was imported
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
@@ -70,9 +70,7 @@ class Template:
         """Answer requests for as long as the process lives."""
         while True:
             waiting: list[Any] = [self._listener, self._woken, *self._channels]
-            # While ranks begin their run, there is time to import what trainings use.
-            is_idle = self._file is not None and not self._is_warm
-            ready = select.select(waiting, [], [], _IDLE_SECONDS if is_idle else None)[0]
+            ready = select.select(waiting, [], [], _IDLE_SECONDS if self._may_warm else None)[0]
             if not ready:
                 self._warm()
             if self._woken in ready:
@@ -87,6 +85,12 @@ class Template:
                         self._answer(channel, message)
                 except ChannelClosed:  # noqa: PERF203 - of one of them
                     self._lose(channel)
+
+    @property
+    def _may_warm(self) -> bool:
+        """Whether to import what trainings use as soon as there is time: while `prepare` runs, and ranks begin."""
+        has_prepare = self._file is not None and self._file.prepare is not None
+        return self._file is not None and not self._is_warm and (self._has_forked or not has_prepare)
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -191,6 +195,7 @@ class Template:
         for number in message.descriptors:
             os.close(number)
         self._children[process] = _Child(process, channel)
+        self._has_forked = True
         channel.send("spawned", process=process)
 
     def _become_trainer(self, template: int, message: Message) -> None:
