@@ -157,8 +157,11 @@ class Leader:
         if self._saver is not None and verdict.save and (losses := self._saver.take_kept(attempt, kept, since)):
             self._recorder.saved(attempt.assignment, losses)
 
-    def drop_draft(self, attempt: Attempt) -> None:
-        """Remove the draft of a state, since the trainer has ended that was to write it."""
+    def lose_kept(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
+        """Warn of what the trainer has not kept of a loss, since it has ended, and remove what it has begun."""
+        if verdict.keep:
+            attempt.has_weights = False
+            warn(f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}")
         if self._saver is not None:
             self._saver.drop_draft(attempt)
 

@@ -284,4 +284,4 @@ class Supervision:
         if isinstance(found, Message):
             self._leader.take_kept(self._attempt, verdict, found.content, since)
         else:
-            self._leader.drop_draft(self._attempt)
+            self._leader.lose_kept(self._attempt, verdict, found.text)

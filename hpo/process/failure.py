@@ -28,6 +28,12 @@ _HINTS = {
 
 def with_hint(error: BaseException) -> str:
     """Return an exception's message and, where it is one of the usual mistakes in an objective, what would work."""
+    text, hint = message(error), find_hint(error)
+    return f"{short(text, 90)} ({hint})" if hint else text
+
+
+def find_hint(error: BaseException) -> str:
+    """Return what would work in place of one of the usual mistakes; empty for other exceptions."""
     text = message(error)
     hint = next((hint for part, hint in _HINTS.items() if part in text), "")
     if isinstance(error, KeyError) and text.strip("'") in _OF_TORCHRUN:
@@ -36,7 +42,7 @@ def with_hint(error: BaseException) -> str:
         with suppress(OSError):  # there is no such directory any more
             relative = not Path(error.filename).is_absolute()
             hint = f"a relative path, looked for in {printable(str(Path.cwd()))}" if relative else hint
-    return f"{short(text, 90)} ({hint})" if hint else text
+    return hint
 
 
 def traceback_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from hpo.errors import UsageError
+from hpo.process.failure import find_hint
 
 EXAMPLE = "a search space is a Python file with a `space` and an `objective`, such as search_spaces/digits_cnn.py"
 
@@ -49,7 +50,8 @@ def import_source(path: Path, location: Path, source: bytes) -> ModuleType:
         own = [frame for frame in frames if "importlib._bootstrap" not in frame.filename and frame.filename != __file__]
         lines = ["Traceback (most recent call last):\n", *traceback.format_list(own)]
         lines += traceback.format_exception_only(type(error), error)
-        raise UsageError(f"{path} could not be imported:\n{''.join(lines).rstrip()}") from error
+        hint = f" ({found})" if (found := find_hint(error)) else ""
+        raise UsageError(f"{path} could not be imported:\n{''.join(lines).rstrip()}{hint}") from error
     return module
 
 
