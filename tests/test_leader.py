@@ -117,6 +117,21 @@ def test_a_loss_is_in_the_record_when_it_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "printed" / "0.txt").read_text() == "rank 0 | hello\n" * 3
 
 
+def test_weights_that_die_with_their_trainer_are_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    led = Led(tmp_path, Limits())
+    attempt = led.begin()
+    led.step(attempt, 0.5)
+    assert attempt.has_weights
+    led.leader.lose_kept(attempt, Verdict("going", 0.25, keep=True), "the trainer was ended by SIGKILL")
+    assert capsys.readouterr().err == (
+        "warning: trial 0 keeps no weights of its best loss: the trainer was ended by SIGKILL\n"
+    )
+    attempt.take(Verdict("complete"))
+    led.leader.finish(attempt, 1.0)
+    assert led.record.evaluations()[0].state == "complete"
+    assert not (tmp_path / "run" / "best.safetensors").exists()
+
+
 def test_the_target_ends_an_evaluation_and_then_the_run(tmp_path: Path) -> None:
     led = Led(tmp_path, Limits(target_loss=0.3))
     attempt = led.begin()
