@@ -16,6 +16,7 @@ from typing import Any
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
 from hpo.rules import Constraints
+from hpo.script import Script
 from hpo.space import SearchSpace
 
 Ask = Callable[..., dict[str, Any]]
@@ -45,6 +46,8 @@ class Description:
     """Whether the file has a function `prepare`."""
     has_test: bool = False
     """Whether the file has a function `test`."""
+    script: Script | None = None
+    """The program that is the objective, if it is not a function."""
     ask: Ask | None = field(default=None, repr=False, compare=False)
     """Asks the template that has imported the file; None if no template is available."""
 
@@ -66,6 +69,7 @@ class Description:
             has_settings=data["has_settings"],
             has_prepare=data["has_prepare"],
             has_test=data["has_test"],
+            script=Script.from_data(data["script"]) if data["script"] is not None else None,
             ask=ask,
         )
 
@@ -82,6 +86,7 @@ class Description:
             "has_settings": self.has_settings,
             "has_prepare": self.has_prepare,
             "has_test": self.has_test,
+            "script": self.script.data if self.script is not None else None,
         }
 
     @property
@@ -158,12 +163,17 @@ class _NoConstraints:
         raise RuntimeError("no process answers for the rules")
 
 
-def load_description(path: Path, ask: Ask, constraints: Constraints | None = None) -> Description:
+def load_description(
+    path: Path, ask: Ask, constraints: Constraints | None = None, source: bytes | None = None
+) -> Description:
     """Let the template import a search file, and return its description; the arguments are as for `from_data`.
+
+    With a `source`, that is imported in the place of what the file holds.
 
     Raises UsageError if it is not a search file, or with the file's own traceback if the import fails.
     """
-    return Description.from_data(ask("load", path=str(path)), ask, constraints)
+    given = {} if source is None else {"source": base64.b64encode(source).decode("ascii")}
+    return Description.from_data(ask("load", path=str(path), **given), ask, constraints)
 
 
 def dump_space(space: SearchSpace) -> dict[str, Any]:

@@ -15,13 +15,13 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.report.page.write import render
-from hpo.report.tables import print_advice
 from hpo.results.advice.result import Advice, Result, listed, percent
 from hpo.results.advice.rules import advice_on
 from hpo.results.reader import RunReader
 from hpo.run.handover import hand_over
 from hpo.store.evaluations import Evaluation
+from hpo.views.page.write import render
+from hpo.views.tables import print_advice
 from tests.support.fuzz import VALUES
 from tests.support.in_process import problem_of
 from tests.support.launch import call_hpo

@@ -9,21 +9,21 @@ from pathlib import Path
 import optuna
 import pytest
 
-from hpo.report.details import as_json
-from hpo.report.evaluation import evaluation_lines
-from hpo.report.export import table_of
-from hpo.report.live.lines import Pen
-from hpo.report.live.standing import standing
-from hpo.report.live.view import View
-from hpo.report.lookup import Lookup
-from hpo.report.page.write import render
-from hpo.report.progress import Lines
-from hpo.report.tables import print_tables, print_times
-from hpo.report.working_time import WorkingTime
 from hpo.results.reader import RunReader
 from hpo.results.summary import busy_fraction
 from hpo.text import duration
 from hpo.trackers.tracker import moment, results
+from hpo.views.details import as_json
+from hpo.views.evaluation import evaluation_lines
+from hpo.views.export import table_of
+from hpo.views.live.lines import Pen
+from hpo.views.live.standing import standing
+from hpo.views.live.view import View
+from hpo.views.lookup import Lookup
+from hpo.views.page.write import render
+from hpo.views.progress import Lines
+from hpo.views.tables import print_tables, print_times
+from hpo.views.working_time import WorkingTime
 from tests.support.runs import BEGAN, add, make_run, start
 
 BACK = -7184.1  # seconds from the beginning of an evaluation to its end

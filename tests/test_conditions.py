@@ -26,9 +26,9 @@ from hpo.breeding.past import Past
 from hpo.breeding.surrogate import Surrogate
 from hpo.parameters import Parameter
 from hpo.problem import AskedConstraints, dump_space, load_space
-from hpo.report.page.importances import importances
 from hpo.store.evaluations import Evaluation
 from hpo.trainer.constraints import answer
+from hpo.views.page.importances import importances
 from tests.searches.conditional import space as CONDITIONAL
 from tests.support.evaluations import one
 from tests.support.in_process import through_json

@@ -13,9 +13,9 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 
 from hpo.errors import RunError, UsageError
-from hpo.report.page.write import render
 from hpo.results.reader import RunReader
 from hpo.store.run_dir import RunDir
+from hpo.views.page.write import render
 from tests.support import fuzz
 from tests.support.runs import BEGAN, add, complete, make_run, start, started
 

@@ -16,15 +16,6 @@ import torch
 from optuna.trial import TrialState
 
 from hpo.objectives import Objectives
-from hpo.report.export import table_of, writer
-from hpo.report.live.lines import Pen
-from hpo.report.live.listing import Listing
-from hpo.report.live.standing import standing
-from hpo.report.live.view import View
-from hpo.report.page.front import fronts, hypervolume
-from hpo.report.page.write import render
-from hpo.report.progress import Lines
-from hpo.report.tables import print_tables
 from hpo.results.history import joined
 from hpo.results.hypervolume import box_of, over_time
 from hpo.results.reader import RunReader
@@ -34,6 +25,15 @@ from hpo.store.front import Archive, costs_of, front
 from hpo.store.run_dir import RunDir
 from hpo.store.tensors import write_tensors
 from hpo.store.weights import weights_of
+from hpo.views.export import table_of, writer
+from hpo.views.live.lines import Pen
+from hpo.views.live.listing import Listing
+from hpo.views.live.standing import standing
+from hpo.views.live.view import View
+from hpo.views.page.front import fronts, hypervolume
+from hpo.views.page.write import render
+from hpo.views.progress import Lines
+from hpo.views.tables import print_tables
 from tests.support.evaluations import one
 from tests.support.launch import Hpo
 from tests.support.outcome import LINE
@@ -229,7 +229,7 @@ def test_the_view_has_the_front_in_the_place_of_the_best(
     assert seen[place].startswith("front 5  lowest loss 0.25  trial 1, found ")
     assert seen[place + 2] == "loss 0.25 to 1000, parameters 50 to 300, speed 1 to 9"
     assert any(re.search(r"0 +7 +0\.25 +1$", line) for line in seen), "the best of an island is its lowest loss"
-    monkeypatch.setattr("hpo.report.live.listing.SECONDS_BETWEEN_ESTIMATES", -1.0)
+    monkeypatch.setattr("hpo.views.live.listing.SECONDS_BETWEEN_ESTIMATES", -1.0)
     Listing(look, Pen(120), Path("run")).tell(look, standing(look))
     assert capsys.readouterr().out.startswith("-- front of 5, lowest loss 0.25 (trial 1: layers=1  ")
 

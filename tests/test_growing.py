@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from hpo.errors import UsageError
-from hpo.report.live.standing import standing
-from hpo.report.page.work import timeline
 from hpo.results.reader import RunReader
 from hpo.store.growth import help_with, losses_left, promising
 from hpo.store.rungs import HALVINGS
+from hpo.views.live.standing import standing
+from hpo.views.page.work import timeline
 from tests.support.chaos import Victim
 from tests.support.evaluations import one
 from tests.support.launch import PROGRAM, PROGRAMS, SEARCHES, Mpi, run_hpo

@@ -37,7 +37,7 @@ WRONG = [
     ("store/weights.py", "from hpo.ranks import communicator", TRAINERS),
     ("trainer/comm.py", "from hpo.evaluation import network", TRAINERS),
     ("results/summary.py", "import torch", READERS),
-    ("report/progress.py", "import mpi4py", READERS),
+    ("views/progress.py", "import mpi4py", READERS),
     ("space.py", "import mpi4py", BASE),
     ("problem.py", "import torch", BASE),
     ("run/stages.py", "import propulate", ONE),

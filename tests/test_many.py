@@ -10,11 +10,11 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo import Float, SearchSpace
-from hpo.report.failed import failed_lines
-from hpo.report.lookup import Lookup
-from hpo.report.page.write import render
-from hpo.report.tables import print_tables
 from hpo.results.reader import RunReader
+from hpo.views.failed import failed_lines
+from hpo.views.lookup import Lookup
+from hpo.views.page.write import render
+from hpo.views.tables import print_tables
 from tests.support.runs import BEGAN, add, make_run
 
 SPACE = SearchSpace(**{f"parameter_{n}": Float(0.0, 1.0) for n in range(150)})

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from hpo import Categorical, Float, SearchSpace
-from hpo.report.live.lines import Pen
-from hpo.report.live.standing import standing
-from hpo.report.live.view import View
-from hpo.report.page.write import render
-from hpo.report.progress import Lines
-from hpo.report.tables import print_tables, print_winner
 from hpo.results.names import metrics_shown
 from hpo.results.reader import RunReader
 from hpo.trackers.tracker import params, results
+from hpo.views.live.lines import Pen
+from hpo.views.live.standing import standing
+from hpo.views.live.view import View
+from hpo.views.page.write import render
+from hpo.views.progress import Lines
+from hpo.views.tables import print_tables, print_winner
 from tests.support.runs import BEGAN, add, make_run
 
 SPACE = SearchSpace(lr=Float(0, 1), trial=Float(0, 1), search=Categorical("a"))

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from hpo.report import progress
 from hpo.store.evaluations import Evaluation
+from hpo.views import progress
 from tests.support.evaluations import one
 from tests.support.outcome import lines_of
 

@@ -23,12 +23,12 @@ from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from hpo import Categorical, Float, SearchSpace
 from hpo.objectives import Objectives
-from hpo.report.page.write import render, write_report
 from hpo.results.confirmation import plan_of
 from hpo.results.reader import RunReader
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.text import number
+from hpo.views.page.write import render, write_report
 from tests.support.launch import run_hpo
 from tests.support.runs import BEGAN, SPACE, add, add_search, claim, make_run, manifest
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpo.report.scale import Scale, scale_of
+from hpo.views.scale import Scale, scale_of
 
 LOSSES = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=60)
 

@@ -207,8 +207,9 @@ def test_a_file_may_have_the_name_of_a_module_that_it_imports(tmp_path: Path, mo
     write(tmp_path, "width = 3\n", "neighbour_of_tabnanny.py")
     text = f"import tabnanny, neighbour_of_tabnanny\n{GOOD}\nwidth = neighbour_of_tabnanny.width\n"
     search = load_search_file(write(tmp_path, text, "tabnanny.py"))
-    assert (search.objective.__globals__["width"], search.objective({"x": 0.5}, None, None)) == (3, 0.5)
-    assert search.objective.__globals__["tabnanny"].check, "the standard library's"
+    objective: Any = search.objective
+    assert (objective.__globals__["width"], objective({"x": 0.5}, None, None)) == (3, 0.5)
+    assert objective.__globals__["tabnanny"].check, "the standard library's"
 
 
 def test_a_file_is_found_by_its_name_where_no_module_has_it(tmp_path: Path) -> None:

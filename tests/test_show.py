@@ -20,15 +20,15 @@ from optuna.trial import TrialState
 from rich.cells import cell_len
 
 from hpo import Categorical, Float, SearchSpace
-from hpo.report.live.lines import Pen
-from hpo.report.live.listing import Listing
-from hpo.report.live.standing import standing
-from hpo.report.live.view import View
 from hpo.results.reader import Look, RunReader
 from hpo.store.evaluations import rank
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.trainer.search_file import load_search_file
+from hpo.views.live.lines import Pen
+from hpo.views.live.listing import Listing
+from hpo.views.live.standing import standing
+from hpo.views.live.view import View
 from tests.support.endurance import FAULTY
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, hpo_line
 from tests.support.runs import (

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hpo.report.live.lines import Pen
-from hpo.report.live.standing import standing
-from hpo.report.live.view import View
-from hpo.report.progress import Lines
-from hpo.report.tables import print_tables
 from hpo.results.reader import Look
 from hpo.results.summary import summarize
 from hpo.store.evaluations import Evaluation
 from hpo.text import number
+from hpo.views.live.lines import Pen
+from hpo.views.live.standing import standing
+from hpo.views.live.view import View
+from hpo.views.progress import Lines
+from hpo.views.tables import print_tables
 from tests.support.evaluations import one
 from tests.support.runs import manifest
 

@@ -23,11 +23,6 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from hpo.report.live.lines import Pen
-from hpo.report.live.plot import Steps
-from hpo.report.live.standing import standing
-from hpo.report.live.view import View, shares
-from hpo.report.working_time import WorkingTime
 from hpo.results.confirmation import plan_of
 from hpo.results.reader import Look, RunReader
 from hpo.run.session import Session
@@ -35,6 +30,11 @@ from hpo.store.evaluations import Evaluation
 from hpo.store.run_dir import RunDir
 from hpo.text import clock
 from hpo.trainer.search_file import load_search_file
+from hpo.views.live.lines import Pen
+from hpo.views.live.plot import Steps
+from hpo.views.live.standing import standing
+from hpo.views.live.view import View, shares
+from hpo.views.working_time import WorkingTime
 from tests.support.evaluations import one
 from tests.support.launch import PROGRAM, ROOT, Mpi, finish
 from tests.support.outcome import lines_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpo.check.collectives import find_mismatch
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.evaluator import Evaluator
+from hpo.evaluation.evaluator import Evaluator, Terms
 from hpo.evaluation.group import Group
 from hpo.evaluation.keeper import WeightsKeeper
 from hpo.evaluation.leader import Leader, Limits
@@ -118,17 +118,17 @@ class _Brief(Leader):
 class Bench:
     """Evaluates one individual on a worker, whose leader is the job's first rank.
 
-    Only that rank has `folder`, in which weights that are offered are kept once, and `params`, the hyperparameters.
+    Only that rank has `params`, the hyperparameters; in `folder`, weights that are offered are kept once.
     """
 
     ready: Ready
     watch: Watch
-    folder: Path | None
+    folder: Path
     params: Mapping[str, Any] | None
     _record: Record | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if self.folder is not None:
+        if self.params is not None:
             self._files = RunDir(self.folder)
             problem = self.ready.problem
             self._record = Record.create(
@@ -151,7 +151,9 @@ class Bench:
             assignment = self._record.start(self.params, problem.space.distributions(), place)
             if went_before is not None:
                 assignment = replace(assignment, root=went_before.evaluation.trial)
-        evaluator = Evaluator(self.ready.places, 0, group, self.watch, leader, is_watched=True)
+        evaluator = Evaluator(
+            Terms(self.ready.places, 0, self.folder / "trials"), group, self.watch, leader, is_watched=True
+        )
         evaluator(None if leader is None else lambda: assignment)
         seen = group.own_comm.gather(Seen.from_data(evaluator.seen))
         if leader is None or self._record is None or seen is None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from hpo.check.bench import MOST_LOSSES, Outcome
 from hpo.check.point import Point
-from hpo.report.grid import filled_table, table_text
 from hpo.text import counted, named, number, printable, tenths
+from hpo.views.grid import filled_table, table_text
 
 _WIDTH = 100  # of sentences
 _MEBIBYTE = 1 << 20

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpo.check.collectives import DEBUG
-from hpo.errors import Exit
+from hpo.errors import AgreedError, Exit
 from hpo.layout import Layout
 from hpo.parameters import Categorical, Value
 from hpo.ranks.communicator import SleepingComm
@@ -37,6 +37,8 @@ def check(options: Options, layout: Layout, job: Job) -> int:
     world, patience = job.world, options.collective_timeout
     with ExitStack() as held:
         ready = held.enter_context(prepare(options, layout, job, is_attended=world.size == 1))
+        if ready.problem.file.script is not None:
+            raise AgreedError(f"{ready.problem.file.path}: hpo check takes an objective that is a function, no program")
         params, folder = None, None
         if ready.request is not None:
             job.watch.speak_for_the_run(lambda: None, lambda: Exit.CUT_SHORT)
@@ -44,7 +46,7 @@ def check(options: Options, layout: Layout, job: Job) -> int:
             given = ready.request.given
             params = given[0] if given else middle(ready.problem.space)
             print_headline(ready.problem.file.path, params, world.size)
-        bench = Bench(ready, job.watch, folder, params)
+        bench = Bench(ready, job.watch, world.bcast(folder), params)
 
         def group_of(comm: SleepingComm) -> Group:
             job.watch.join(comm, 0, patience)

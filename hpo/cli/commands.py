@@ -65,7 +65,7 @@ def top(
     elif as_json:
         print(json.dumps(run.summary(n), indent=2))
     else:
-        from hpo.report.tables import print_advice, print_tables
+        from hpo.views.tables import print_advice, print_tables
 
         print_tables(run.summary(n), run_dir, run.manifest.objectives)
         print_advice(run.advice())
@@ -86,10 +86,10 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, with all losses.")] = False,
 ) -> None:
     """Print everything about one evaluation: how it ended, its losses, what it printed, its traceback."""
-    from hpo.report.details import as_json as content
-    from hpo.report.evaluation import evaluation_lines
-    from hpo.report.lookup import Lookup
     from hpo.results.reader import RunReader
+    from hpo.views.details import as_json as content
+    from hpo.views.evaluation import evaluation_lines
+    from hpo.views.lookup import Lookup
 
     lookup = Lookup(RunReader(run_dir, storage))
     evaluation, why = (lookup.named(trial), "") if trial is not None else lookup.chosen()
@@ -113,8 +113,8 @@ def best(
     storage: Storage = None,
 ) -> None:
     """Print the hyperparameters of the best individual, as JSON; and on stderr, how good it is."""
-    from hpo.report.tables import print_winner
     from hpo.results.reader import RunReader
+    from hpo.views.tables import print_winner
 
     run = RunReader(run_dir, storage)
     chosen = run.winner() if by is None else run.best_by(by)
@@ -136,8 +136,8 @@ def report(
     storage: Storage = None,
 ) -> None:
     """Write a report that opens in any browser: one HTML file that needs no network."""
-    from hpo.report.page.write import report_of
     from hpo.results.reader import RunReader
+    from hpo.views.page.write import report_of
 
     if n < 1:
         raise UsageError(f"-n must be at least 1, not {n}")
@@ -163,8 +163,8 @@ def export(
     storage: Storage = None,
 ) -> None:
     """Write all evaluations of a run as a table, one row each."""
-    from hpo.report.export import table_of, writer
     from hpo.results.reader import RunReader
+    from hpo.views.export import table_of, writer
 
     written = writer(to)
     if output is None and to == "parquet":
@@ -187,7 +187,7 @@ def watch(
     storage: Storage = None,
 ) -> None:
     """Watch a run: how far it is, what is best, what its workers do. q or Ctrl-C leaves it alone."""
-    from hpo.report.live.watch import watch
+    from hpo.views.live.watch import watch
 
     context.exit(watch(run_dir, storage))
 
@@ -227,9 +227,9 @@ def run(
 
 
 def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
-    from hpo.report.details import as_json as content
-    from hpo.report.failed import failed_lines
-    from hpo.report.lookup import Lookup
+    from hpo.views.details import as_json as content
+    from hpo.views.failed import failed_lines
+    from hpo.views.lookup import Lookup
 
     lookup = Lookup(run)
     failed = lookup.failed()

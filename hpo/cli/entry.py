@@ -47,15 +47,19 @@ def main() -> None:
 
 def search(program: str, arguments: Sequence[str], default: Path | None = None) -> NoReturn:
     """Run run_islands.py, or hpo search, on a rank of an MPI job, and exit; `default` is the default search space."""
+    from hpo.cli.script import split_command
+
+    arguments, command = split_command(arguments)
 
     def app(chosen: Callable[[Options], None]) -> typer.Typer:
         from hpo.cli.search import search_app
 
-        return search_app(default, chosen)
+        return search_app(default, chosen, command)
 
     def layout(options: Options, ranks: int) -> Layout:
         found = Layout.fitting(ranks, options.ranks_per_worker, options.islands, options.propagators)
-        _check_there(options.search_space)
+        if options.source is None:
+            _check_there(options.search_space)
         RunDir(options.run_dir or RUNS / options.search_space.stem).check(options.resume)
         return found
 

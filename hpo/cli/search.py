@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -12,6 +12,8 @@ import typer
 
 from hpo.breeding.names import DEFAULT_PROPAGATORS, PROPAGATORS
 from hpo.cli.command_line import duration, duration_or_off, new_app, number, whole
+from hpo.cli.script import make_script, parse_space
+from hpo.errors import UsageError
 from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, LOG_LEVELS, Options
 from hpo.trackers import TRACKERS
 
@@ -183,38 +185,71 @@ _OPTIONS: dict[str, Any] = {
             help=f"Show the run to {', '.join(TRACKERS)}, each its extra; may be given many times.",
         ),
     ],
+    "space": Annotated[
+        Optional[list[str]],
+        typer.Option(
+            metavar="NAME=PARAMETER",
+            help="A hyperparameter of the program behind --, such as 'lr=Float(1e-4, 1e-1, log=True)'; may be given "
+            "many times.",
+        ),
+    ],
+    "loss": Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="REGEX",
+            help="Where the program prints its validation loss: a regular expression with one group, such as "
+            "'val_loss=(\\S+)'.  [default: the program calls hpo.report]",
+        ),
+    ],
+    "metrics": Annotated[
+        Optional[list[str]],
+        typer.Option("--metric", metavar="NAME=REGEX", help="Where it prints a metric; may be given many times."),
+    ],
+    "flags": Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--flag",
+            metavar="NAME",
+            help="A hyperparameter that is given as --NAME where it is true, and not at all where it is false.",
+        ),
+    ],
     "log_level": Annotated[str, typer.Option(metavar="LEVEL", help=f"What goes to stderr: {', '.join(LOG_LEVELS)}.")],
 }
 
 
-def search_app(default: Path | None, chosen: Callable[[Options], None]) -> typer.Typer:
+def search_app(
+    default: Path | None, chosen: Callable[[Options], None], command: Sequence[str] | None = None
+) -> typer.Typer:
     """Make the command line of a search, which calls `chosen` with its options.
 
-    Without a `default`, a search space has to be named.
+    Without a `default`, a search space has to be named, or a `command` given, which stands behind ``--``.
     """
     app = new_app()
-    app.command("search")(search_command(default, chosen))
+    app.command("search")(search_command(default, chosen, command))
     return app
 
 
-def search_command(default: Path | None, chosen: Callable[[Options], None]) -> Callable[..., None]:
+def search_command(
+    default: Path | None, chosen: Callable[[Options], None], command: Sequence[str] | None = None
+) -> Callable[..., None]:
     """Make the function that typer calls with what is on the command line, a parameter for each option."""
 
     def search(**given: Any) -> None:
         """Search the hyperparameters of a network with islands of multi-rank workers.
 
-        Start it under MPI: mpirun -n 8 python run_islands.py, or mpirun -n 8 hpo search SEARCH_SPACE
+        Start it under MPI: mpirun -n 8 python run_islands.py, or mpirun -n 8 hpo search SEARCH_SPACE, or, for a program
+        that is written for torchrun, mpirun -n 8 hpo search --space NAME=PARAMETER --loss REGEX -- train.py --epochs 3
         """
         propagators = given.pop("propagators")
         given["propagators"] = tuple(name.strip() for name in propagators.split(",")) if propagators is not None else ()
         given["settings"] = tuple(given["settings"] or ())
         given["trackers"] = tuple(dict.fromkeys(given["trackers"] or ()))
-        chosen(Options(**given))
+        chosen(Options(**_of_program(given, default, command)))
 
     defaults = {field.name: field.default for field in dataclasses.fields(Options)}
     defaults |= {
-        "search_space": default or inspect.Parameter.empty,
-        "propagators": None,
+        "search_space": default or (inspect.Parameter.empty if command is None else None),
+        **dict.fromkeys(("propagators", "space", "loss", "metrics", "flags")),
         "settings": None,
         "trackers": None,
     }
@@ -225,3 +260,20 @@ def search_command(default: Path | None, chosen: Callable[[Options], None]) -> C
     search.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     search.__annotations__ = dict(_OPTIONS)
     return search
+
+
+def _of_program(given: dict[str, Any], default: Path | None, command: Sequence[str] | None) -> dict[str, Any]:
+    """Return what was given, with a search file made of the options for programs, if there is a command."""
+    names = {"space": "--space", "loss": "--loss", "metrics": "--metric", "flags": "--flag"}
+    of_program = {name: given.pop(name) for name in names}
+    if command is None:
+        for name, option in names.items():
+            if of_program[name]:
+                raise UsageError(f"{option} is for a program, which stands behind --, as in -- train.py --epochs 3")
+        return given
+    if given["search_space"] not in (None, default):
+        raise UsageError(f"{given['search_space']} and a program behind --: give one of them")
+    lists = {name: of_program[name] or [] for name in ("metrics", "flags")}
+    script = make_script(command, of_program["loss"], **lists)
+    source = script.source(parse_space(of_program["space"] or []))
+    return {**given, "search_space": Path(script.name), "source": source.encode()}

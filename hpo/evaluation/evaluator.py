@@ -15,12 +15,14 @@ from hpo.evaluation.group import Group
 from hpo.evaluation.growing import Claim, Growing, Invitation, Told
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.meeting import Decide, Meeting
+from hpo.evaluation.program import Program, ProgramSupervision
 from hpo.evaluation.supervision import Supervision
 from hpo.evaluation.teams import Teams
 from hpo.evaluation.verdict import TIMEOUT, Verdict
 from hpo.process import clock
 from hpo.process.place import Places
 from hpo.ranks.watch import Watch
+from hpo.ranks.watched import Watched
 from hpo.store.evaluations import Assignment
 from hpo.store.states import About, read_about
 
@@ -36,6 +38,25 @@ def _may_be_its_ranks(attempt: Attempt) -> bool:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """What all evaluations of a run have in common, on all ranks.
+
+    `places` finds the user's lines in stacks; `seed` is for individuals without one. `trials` is the directory in which
+    evaluations may have folders of their own, whose names begin with `prefix`. `program` is set if a program is run.
+    """
+
+    places: Places
+    seed: int
+    trials: Path
+    prefix: str = ""
+    program: Program | None = None
+
+    def folder(self, assignment: Assignment) -> Path:
+        """Return the folder of an evaluation, which is that of the first trial of its individual."""
+        return self.trials.absolute() / f"{self.prefix}{assignment.root}"
+
+
+@dataclass(frozen=True)
 class Found:
     """In which file the state is that an evaluation may begin with, and whether it is its own."""
 
@@ -46,15 +67,13 @@ class Found:
 class Evaluator:
     """Evaluates individuals on one worker; called by all of the worker's ranks at the same time.
 
-    `places` finds the user's lines in stacks, and `seed` is for individuals without one. `leader` is None on all ranks
-    but the worker's leader. With `teams`, workers help each other, which `growing` says on leaders. If evaluations are
-    `watched`, trainers say what they have seen: see ``seen``.
+    `leader` is None on all ranks but the worker's leader. With `teams`, workers help each other, and leaders know how
+    by `growing`. If evaluations are `watched`, trainers say what they have seen: see ``seen``.
     """
 
     def __init__(  # noqa: PLR0913 - all of it is bound once, before an evaluation starts
         self,
-        places: Places,
-        seed: int,
+        terms: Terms,
         group: Group,
         watch: Watch,
         leader: Leader | None = None,
@@ -62,8 +81,7 @@ class Evaluator:
         growing: Growing | None = None,
         is_watched: bool = False,
     ) -> None:
-        self._places = places
-        self._seed = seed
+        self._terms = terms
         self._own = self._group = group
         self._watch = watch
         self._worker_leader = leader
@@ -166,13 +184,10 @@ class Evaluator:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
         ticket, found = self._group.connect(Found(*self._leader.find(assignment)) if self._leader else None)
         attempt = Attempt(assignment, *self._known(assignment, found), found.path, earlier)
-        seed = self._seed if assignment.seed is None else assignment.seed
+        seed = self._terms.seed if assignment.seed is None else assignment.seed
         overdue_after = self._leader.limits.evaluation_timeout + self._group.patience if self._leader else math.inf
         with self._watch.evaluation() as watched:
-            meeting = Meeting(self._group, self._watch, watched, self._decider(attempt))
-            known = (self._leader, self._places, overdue_after, self._group is not self._own)
-            supervision = Supervision(self._group, watched, meeting, attempt, *known)
-            supervision.begin(ticket, seed, self._is_watched)
+            supervision = self._begin(watched, attempt, overdue_after, ticket, seed)
             while attempt.goes_on:
                 supervision.step()
             supervision.end()
@@ -180,6 +195,23 @@ class Evaluator:
             attempt.loss = math.inf
         self._is_clean, self.seen = supervision.is_clean, supervision.seen
         return attempt
+
+    def _begin(
+        self, watched: Watched, attempt: Attempt, overdue_after: float, ticket: dict[str, Any] | None, seed: int
+    ) -> Supervision:
+        """Let this rank's trainer begin, and return what supervises it."""
+        self._group.slot.output.forget_errors()
+        group, folder, program = self._group, self._terms.folder(attempt.assignment), self._terms.program
+        if program is not None:
+            known = (attempt, self._leader, program, overdue_after)
+            running = ProgramSupervision(group, self._watch, watched, *known)
+            running.start(ticket, seed, folder)
+            return running
+        meeting = Meeting(group, self._watch, watched, self._decider(attempt))
+        places, is_team = self._terms.places, group is not self._own
+        supervision = Supervision(group, watched, meeting, attempt, self._leader, places, overdue_after, is_team)
+        supervision.begin(ticket, seed, folder, self._is_watched)
+        return supervision
 
     def _decider(self, attempt: Attempt) -> Decide | None:
         leader = self._leader

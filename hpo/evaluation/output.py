@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
@@ -25,16 +26,24 @@ class Output:
         self._lines: deque[str] = deque()
         self._kept = self._left_out = 0
         self.last_errors: deque[str] = deque(maxlen=_LAST_ERRORS)
+        self.listener: Callable[[str], object] | None = None  # gets each line
 
     def begin(self, worker: int, rank: int) -> None:
         """Label lines as those of this worker and rank."""
         self.label, self.rank = f"worker {worker} rank {rank}", rank
+
+    def forget_errors(self) -> None:
+        """Forget the last lines on standard error, before another evaluation begins."""
+        self.last_errors.clear()
 
     def add(self, lines: list[str], is_error: bool) -> None:
         """Show and keep lines."""
         shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
         if is_error:
             self.last_errors.extend(line for line in shown if line.strip())
+        if self.listener is not None:
+            for line in shown:
+                self.listener(line)
         for line in shown if self.label else ():
             self._lines.append(line[-_MOST_KEPT:])
             self._kept += len(self._lines[-1])

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from traceback import FrameSummary
 from typing import Any
 
@@ -25,7 +26,7 @@ from hpo.ranks.watched import Watched
 
 _SECONDS_TO_ACKNOWLEDGE = 1.0  # a cancellation, which native code does not
 _SECONDS_TO_CLEAN_UP = 5.0  # `finally` blocks of an objective that was cancelled
-_SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_LOOKS = 0.5
 _FIELDS = tuple(Step.__dataclass_fields__)
 
 
@@ -34,6 +35,8 @@ class Supervision:
 
     The ranks are of several workers if they are a team: an evaluation that fails there continues on its own worker.
     """
+
+    _interval = SECONDS_BETWEEN_LOOKS
 
     def __init__(  # noqa: PLR0913 - all of it is bound once, before an evaluation starts
         self,
@@ -63,14 +66,16 @@ class Supervision:
         self._lost = clock.lost()
         self.seen: dict[str, Any] = {}
 
-    def begin(self, ticket: dict[str, Any] | None, seed: int, is_watched: bool) -> None:
-        """Let the trainer begin."""
+    def begin(self, ticket: dict[str, Any] | None, seed: int, folder: Path, is_watched: bool) -> None:
+        """Let the trainer begin; the objective may make the evaluation's folder."""
         attempt, path = self._attempt, str(self._attempt.path) if self._attempt.path else None
         self._has_joined = ticket is None
         self._trainer.send(
             "evaluate",
             params=attempt.assignment.params,
             seed=seed,
+            trial=attempt.assignment.root,
+            folder=str(folder),
             ticket=ticket,
             restored=path if attempt.restored is not None else None,
             inherited=path if attempt.inherited is not None else None,
@@ -129,11 +134,12 @@ class Supervision:
         waiting = Waiting(self._group.patience + _SECONDS_TO_ACKNOWLEDGE)
         while True:
             self._limit()
+            self._look()
             now = clock.now()
             if self._watched.cause is None and waiting.is_in_vain(self._trainer, now):
                 return self._give_up(waiting.frames)
             until = min(self._kill_at, self._overdue_at, waiting.next_look) - now
-            seconds = min(max(until, 0.01), _SECONDS_BETWEEN_LOOKS)
+            seconds = min(max(until, 0.01), self._interval)
             found = self._trainer.wait(seconds, self._watched, *self._group.listeners)
             self._group.serve_visitors()
             if isinstance(found, Ended):
@@ -143,6 +149,9 @@ class Supervision:
                 return found
             if found is not None:
                 self._take_note(found)
+
+    def _look(self) -> None:
+        """Do what is to be done now and then while the trainer is waited for."""
 
     @property
     def _overdue_at(self) -> float:
@@ -158,7 +167,7 @@ class Supervision:
         if clock.now() > self._kill_at:
             self._trainer.kill()
         elif clock.now() >= self._interrupt_at:
-            self._interrupt_at = clock.now() + _SECONDS_BETWEEN_LOOKS
+            self._interrupt_at = clock.now() + SECONDS_BETWEEN_LOOKS
             self._trainer.interrupt()
 
     def _take_note(self, message: Message) -> None:
@@ -198,6 +207,8 @@ class Supervision:
         if "is_clean" in content:  # the objective has returned with this step
             self._has_ended, self.is_clean = True, bool(content["is_clean"])
         known = {name: value for name, value in content.items() if name in _FIELDS}
+        if content.get("is_status"):
+            known["failure"] += self._trainer.last_error()
         step = Step(**{**known, "rank": self._group.rank})
         if step.failure is None:
             return step
@@ -246,7 +257,7 @@ class Supervision:
         while not self._has_ended:
             if clock.now() > self._kill_at:
                 self._trainer.kill()
-            found = self._trainer.wait(min(max(self._kill_at - clock.now(), 0.01), _SECONDS_BETWEEN_LOOKS))
+            found = self._trainer.wait(min(max(self._kill_at - clock.now(), 0.01), SECONDS_BETWEEN_LOOKS))
             if isinstance(found, Ended):
                 self._has_ended = True
             elif found is not None and found.kind == "ended":

@@ -212,9 +212,12 @@ class Trainer:
             )
         elif status is not None and status >= 0:
             what += ": return, or raise an exception" if status == 0 else ""
-        if errors := [line for line in self._output.last_errors if not line.startswith("Fatal Python error")]:
-            what += f"; its last line on stderr: {errors[-1].strip()}"
-        return Ended(what, frames)
+        return Ended(what + self.last_error(), frames)
+
+    def last_error(self) -> str:
+        """Return the last line on standard error, as the end of a sentence; empty without one."""
+        errors = [line for line in self._output.last_errors if not line.startswith("Fatal Python error")]
+        return f"; its last line on stderr: {errors[-1].strip()}" if errors else ""
 
     def _frames_since(self, start: int) -> Sequence[FrameSummary]:
         size = os.fstat(self._stacks).st_size

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from hpo.evaluation.reports import Report
+
 # Losses of one network differ a little between devices; those of different shards of a validation set differ by more
 # than this unless there are millions of samples in each.
 _TOLERANCE = 1e-3
@@ -28,6 +30,7 @@ class Step:
     `suspended` says that the process was stopped while it waited, `stopped` that the whole run stops, `orphaned` that
     the template has died, and its trainer with it. `printed` is what the objective has printed in this step;
     `called_off` says that the evaluation had been called off when the rank came: another one may have waited in vain.
+    `reports` are all that a program has reported on this rank.
     """
 
     rank: int
@@ -53,6 +56,7 @@ class Step:
     inherited: bool = False
     called_off: bool = False
     ended: bool = False
+    reports: tuple[Report, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from types import CodeType
 from typing import Any
 
 _PROGRAM = Path(__file__).parents[1]
-_CALLER = str(_PROGRAM / "trainer" / "objective.py")
+_CALLERS = [str(_PROGRAM / "trainer" / name) for name in ("objective.py", "program.py")]
 _FOR_OBJECTIVES = _PROGRAM / "training"
 _STANDARD_LIBRARY = Path(traceback.__file__).parent
 _LIBRARIES = ("site-packages", "dist-packages")
@@ -71,7 +71,7 @@ def frames_of_generator(generator: Generator[Any, Any, Any]) -> list[traceback.F
 
 def in_objective(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """Return those of the frames that are an objective's; none where no objective runs."""
-    return without_program(frames) if any(frame.filename == _CALLER for frame in frames) else []
+    return without_program(frames) if any(frame.filename in _CALLERS for frame in frames) else []
 
 
 def without_program(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
@@ -79,7 +79,7 @@ def without_program(frames: Sequence[traceback.FrameSummary]) -> list[traceback.
 
     The frames of `hpo.training`, which objectives call, stay, and so do all frames between the objective's.
     """
-    called = next((place + 1 for place, frame in enumerate(frames) if frame.filename == _CALLER), 0)
+    called = next((place + 1 for place, frame in enumerate(frames) if frame.filename in _CALLERS), 0)
     inside = list(frames[called:])
     while inside and _is_around(inside[0].filename):
         del inside[0]

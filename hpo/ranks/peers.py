@@ -13,10 +13,11 @@ from hpo.ranks.messages import Post
 class Peers:
     """A worker as one of its ranks knows it.
 
-    `others`, which are all ranks but this one, are numbers in the job; `names` names them for a person. Ranks wait for
-    each other for `patience` seconds.
+    `leader`, and `others`, which are all ranks but this one, are numbers in the job; `names` names the others for a
+    person. Ranks wait for each other for `patience` seconds.
     """
 
+    leader: int
     others: Sequence[int]
     names: str
     patience: float
@@ -26,4 +27,4 @@ def peers_of(worker: SleepingComm, post: Post, patience: float) -> Peers:
     """Return the peers of this rank in its worker; collective over the worker's ranks."""
     names = dict(worker.allgather((post.rank, post.name)))
     others = [rank for rank in names if rank != post.rank]
-    return Peers(others, ", ".join(names[rank] for rank in others), patience)
+    return Peers(next(iter(names)), others, ", ".join(names[rank] for rank in others), patience)

@@ -60,6 +60,7 @@ class Watch:
         self._begun = 0  # evaluations of the worker
         self._evaluation: Watched | None = None
         self._early: tuple[int, str] = (-1, "")  # a call-off that came before this rank has begun the evaluation
+        self._early_reports: list[tuple[int, Any]] = []
         self._beginning = threading.Lock()
         self._wakeup = WakeupPipe(_STOPS)
         self._event = os.eventfd(0, os.EFD_NONBLOCK)
@@ -118,8 +119,12 @@ class Watch:
         """Watch over an evaluation, which all ranks of the worker begin and end together."""
         with self._beginning:
             self._begun += 1
-            watched = Watched(self._begun, self._event, self._tell_peers)
+            watched = Watched(self._begun, self._event, self._tell_peers, self._tell_leader)
             self._evaluation = watched
+            for number, content in self._early_reports:
+                if number == watched.number:
+                    watched.add_report(content)
+            self._early_reports.clear()
             if self._early[0] == watched.number:
                 watched.be_called_off(self._early[1])
         if self.stopping:
@@ -175,6 +180,8 @@ class Watch:
     def _on_message(self, kind: str, *rest: Any) -> None:
         if kind == "call off":
             self._on_call_off(*rest)
+        elif kind == "report":
+            self._on_report(*rest)
         elif kind == "stop":
             self.stop(*rest)
         elif kind == "die":
@@ -186,6 +193,13 @@ class Watch:
                 self._evaluation.be_called_off(cause)
             elif number > max(self._begun, self._early[0]):
                 self._early = (number, cause)
+
+    def _on_report(self, number: int, content: Any) -> None:
+        with self._beginning:
+            if self._evaluation and self._evaluation.number == number:
+                self._evaluation.add_report(content)
+            elif number > self._begun:
+                self._early_reports.append((number, content))
 
     def _look_at_the_clock(self) -> None:
         clock.now()  # which has to be asked often
@@ -219,6 +233,10 @@ class Watch:
         for peer in self._peers.others if self._peers else ():
             self._send(peer, "call off", number, cause)
         self._wakeup.wake()
+
+    def _tell_leader(self, number: int, content: Any) -> None:
+        if self._peers:
+            self._send(self._peers.leader, "report", number, content)
 
     def _send(self, rank: int, *message: Any) -> None:
         self.post.send(rank, *message)

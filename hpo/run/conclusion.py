@@ -54,7 +54,7 @@ class Conclusion:
 
     def say(self) -> int:
         """Print and write the summary as the record has it, and return the exit status that goes with it."""
-        from hpo.report.tables import print_tables, print_times  # take 0.1 s, on the first rank only
+        from hpo.views.tables import print_tables, print_times  # take 0.1 s, on the first rank only
 
         session, run_dir = self._session, self._session.run_dir
         evaluations, confirmations = session.open_record().evaluations(), self._confirmations()

@@ -9,7 +9,6 @@ from functools import partial
 from hpo.evaluation.testing import test_in_trainer
 from hpo.process.printed import warn
 from hpo.ranks.job import Job
-from hpo.report.progress import Progress
 from hpo.run.conclusion import Conclusion
 from hpo.run.handover import hand_over
 from hpo.run.options import Options
@@ -28,6 +27,7 @@ from hpo.store.weights import BestWeights
 from hpo.store.writer import Writer
 from hpo.text import counted
 from hpo.trackers.tracking import Tracking
+from hpo.views.progress import Progress
 
 _NICENESS_OF_TRACKERS = 5  # ranks come first: one of them may have the same core
 _SECONDS_FOR_TRACKERS = 10.0

@@ -28,7 +28,7 @@ def hand_over(run_dir: Path, storage: str | None, problem: Problem, run_test: Ru
         _test(run, problem, run_test)
     advised = _advise(run)
     try:
-        from hpo.report.page.write import write_report
+        from hpo.views.page.write import write_report
 
         write_report(run, run.run_dir.report_html)
         print("\n" * advised + printable(f"The report is {run.run_dir.report_html}"), flush=True)
@@ -41,7 +41,7 @@ def hand_over(run_dir: Path, storage: str | None, problem: Problem, run_test: Ru
 def _advise(run: RunReader) -> bool:
     """Print what follows from the run, and return whether anything does."""
     try:
-        from hpo.report.tables import print_advice
+        from hpo.views.tables import print_advice
 
         advice = run.advice()
         print_advice(advice)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpo.breeding.names import PROPAGATORS
@@ -51,6 +51,8 @@ class Options:
     pruner: str | None = None
     trackers: tuple[str, ...] = ()
     log_level: str = "warning"
+    source: bytes | None = field(default=None, repr=False)
+    """A search file that takes the place of what `search_space` holds, which is a program then."""
 
     @property
     def target(self) -> float:

@@ -65,7 +65,8 @@ def resolve(options: Options, layout: Layout, ask: Ask, constraints: Constraints
     """
     from hpo.store.pruning import make_pruner  # Optuna, which takes 0.3 s
 
-    file = load_description(options.search_space, ask, constraints)
+    file = load_description(options.search_space, ask, constraints, options.source)
+    check_script(options, file)
     before = _before(options, file)
     for assignment in options.settings:
         file.check_setting(assignment)
@@ -152,6 +153,13 @@ def _check_settings(manifest: Manifest, options: Options, file: Description, run
             f"--resume: {error}; an earlier session was given it: change it in 'set' of {run_dir.run_json}, or what "
             f"{file.path} takes"
         ) from error
+
+
+def check_script(options: Options, file: Description) -> None:
+    """Raise a UsageError for options that a program cannot follow: it keeps its weights and states itself."""
+    for option, is_given in (("--grow", options.grow), ("--inherit", options.inherit)):
+        if file.script is not None and is_given:
+            raise UsageError(f"{option}: {file.script.name} is a program, which does not save what others go on from")
 
 
 def check_inherit(file: Description, pruner: str, confirm: int, save_every: float | None) -> None:

@@ -7,15 +7,17 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hpo.evaluation.evaluator import Evaluator
+from hpo.evaluation.evaluator import Evaluator, Terms
 from hpo.evaluation.group import Group
 from hpo.evaluation.leader import target_reached
+from hpo.evaluation.program import Program
 from hpo.evaluation.teams import Teams
 from hpo.ranks.agreement import on_first
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.job import Job
 from hpo.run.ready import Ready, Run
 from hpo.run.recording import recording
+from hpo.store.evaluations import CONFIRMING
 
 if TYPE_CHECKING:
     from hpo.evaluation.growing import Growing
@@ -45,10 +47,12 @@ class Stages:
         self._job = job
         self._options = run.options
         self._manifest = run.manifest
+        self._trials = run.files.trials
         self._ready = ready
         self._group = group
         self._first = first
         self._teams = Teams(group, ready.host, job.world, run.manifest.layout, self._join) if run.options.grow else None
+        self._prefix = ""  # of the names of evaluations
         self._leading: Leading | None = None
         self._join(group)
         if leaders is not None:
@@ -78,6 +82,7 @@ class Stages:
         total = on_first(self._job.world, lambda: first.begin_confirmations() if first else 0)
         if not total:
             return
+        self._prefix = CONFIRMING
         with self._recording(partial(first.confirmations_writer, total) if first else None, total) as line:
             if leading:
                 leading.confirm(line)
@@ -104,8 +109,13 @@ class Stages:
             pass
 
     def _make_evaluator(self, leader: Leader | None = None, growing: Growing | None = None) -> Evaluator:
-        seed, watch = self._manifest.seed, self._job.watch
-        return Evaluator(self._ready.places, seed, self._group, watch, leader, self._teams, growing)
+        terms = Terms(self._ready.places, self._manifest.seed, self._trials, self._prefix, self._program())
+        return Evaluator(terms, self._group, self._job.watch, leader, self._teams, growing)
+
+    def _program(self) -> Program | None:
+        problem = self._ready.problem
+        script = problem.file.script
+        return Program(script, problem.values, list(problem.space.parameters)) if script is not None else None
 
     def _join(self, group: Group) -> None:
         self._job.watch.join(group.own_comm, group.index, group.patience)

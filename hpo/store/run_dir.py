@@ -35,6 +35,7 @@ class RunDir:
         self.weights = path / "best.safetensors"
         self.front = path / "front"
         self.states = path / "states"
+        self.trials = path / "trials"  # folders of evaluations
         self.test_json = path / "test.json"
         self.report_html = path / "report.html"
         self.lock = path / "lock"

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hpo.process.channel import Channel, ChannelClosed, Message
@@ -26,10 +27,10 @@ from hpo.trainer.surroundings import as_before
 from hpo.trainer.worker import Calls, Worker
 
 # What gloo says if a peer has ended the connection, or has crashed.
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 # What it says if a rank has waited in vain, in a collective or in the check of torch's own before it.
 _CLOSED_BY_TIMEOUT = "Application timeout caused pair closure"  # also if an earlier collective has timed out
-_TIMEOUTS = ("Timed out waiting", _CLOSED_BY_TIMEOUT, "failed to pass monitoredBarrier")
+TIMEOUTS = ("Timed out waiting", _CLOSED_BY_TIMEOUT, "failed to pass monitoredBarrier")
 
 _MOST_MESSAGES = 10
 
@@ -59,6 +60,7 @@ class Evaluation:
         self.on_loss: Callable[[], object] = lambda: None
         self.failures: list[str] = []
         self.place = ""
+        self.trial, self.folder = 0, Path()
 
     def run(
         self, seed: int, data: Callable[[], Any], ticket: Mapping[str, Any] | None, is_compared: bool = False
@@ -77,6 +79,7 @@ class Evaluation:
             self._send("joined")
         calls = Calls(data, self._keeper.offer, self._report, self._keeper.save, self._restored, self._inherited)
         worker = self._group.worker(seed, calls)
+        worker.trial, worker._folder = self.trial, self.folder
         with as_before():
             while not self._is_over:
                 self._advance(worker)
@@ -176,9 +179,9 @@ class Evaluation:
             "failure": reason,
             "is_cancelled": is_cancelled,
             "diverged": has_diverged(error),
-            "echo": any(text in reason for text in _ECHOES)
+            "echo": any(text in reason for text in ECHOES)
             or (_CLOSED_BY_TIMEOUT in reason and seconds < own_group.timeout.total_seconds()),
-            "gave_up": isinstance(error, RuntimeError) and any(text in reason for text in _TIMEOUTS),
+            "gave_up": isinstance(error, RuntimeError) and any(text in reason for text in TIMEOUTS),
             "seconds": seconds,
             "at": time.time(),
             "place": self.place,

@@ -17,6 +17,7 @@ from typing import Any
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives, declared
 from hpo.problem import Description
+from hpo.script import Script, find_program
 from hpo.space import SearchSpace
 from hpo.trainer.importing import EXAMPLE, import_source, read_source
 
@@ -35,8 +36,8 @@ class SearchFile:
     """The content that was imported, even if the file has changed since."""
     space: SearchSpace
     """The search space."""
-    objective: Callable[..., Any]
-    """The function that trains and yields losses."""
+    objective: Callable[..., Any] | Script
+    """The function that trains and yields losses, or the program that does."""
     settings_type: type | None = None
     """The dataclass `Settings`, if the file has one."""
     prepare: Callable[..., Any] | None = None
@@ -45,6 +46,11 @@ class SearchFile:
     """The function `test`, if the file has one."""
     objectives: Objectives = ONLY_LOSS
     """The objectives of the search: the loss alone unless the file declares others."""
+
+    @property
+    def script(self) -> Script | None:
+        """The program that is the objective, if it is not a function."""
+        return self.objective if isinstance(self.objective, Script) else None
 
     def describe(self) -> dict[str, Any]:
         """Return the file as data that JSON can hold, from which `Description.from_data` makes a description."""
@@ -57,6 +63,7 @@ class SearchFile:
             has_settings=self.settings_type is not None,
             has_prepare=self.prepare is not None,
             has_test=self.test is not None,
+            script=self.script,
         ).data
 
     def bind(self, assignments: Sequence[str]) -> dict[str, Any]:
@@ -93,6 +100,15 @@ class SearchFile:
             raise UsageError(f"{self.path}: {name} is called as {name}({', '.join(expected)}): {error}") from None
         except ValueError:  # A builtin has no signature to look at.
             return
+
+    def check_script(self, script: Script) -> None:
+        """Raise a UsageError unless a program is there, and all of its placeholders have names that there are."""
+        settings = [one.name for one in dataclasses.fields(self.settings_type)] if self.settings_type else []
+        try:
+            script.check(self.space.parameters, settings)
+            find_program(script)
+        except ValueError as error:
+            raise UsageError(f"{self.path}: {error}") from None
 
     def check_setting(self, assignment: str) -> None:
         """Raise a UsageError unless the file's Settings can have this NAME=VALUE."""
@@ -137,7 +153,8 @@ class BoundSearch:
         return {n: v if isinstance(v, (bool, int, float, str, type(None))) else str(v) for n, v in values.items()}
 
     def objective(self, params: dict[str, Any], worker: Any) -> Any:
-        """Call the objective."""
+        """Call the objective, which must be a function."""
+        assert not isinstance(self.file.objective, Script)
         return self._call(self.file.objective, params, worker)
 
     def test(self, params: dict[str, Any], weights: Mapping[str, Any]) -> Any:
@@ -190,8 +207,8 @@ def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
     settings_type, prepare, test = (getattr(module, name, None) for name in ("Settings", "prepare", "test"))
     if not isinstance(space, SearchSpace):
         raise UsageError(f"{path}: {_missing('space', space, 'a SearchSpace')}; {EXAMPLE}")
-    if not callable(objective):
-        raise UsageError(f"{path}: {_missing('objective', objective, 'a function')}; {EXAMPLE}")
+    if not callable(objective) and not isinstance(objective, Script):
+        raise UsageError(f"{path}: {_missing('objective', objective, 'a function or a Script')}; {EXAMPLE}")
     if inspect.iscoroutinefunction(objective) or inspect.isasyncgenfunction(objective):
         raise UsageError(f"{path}: `objective` must be a function without `async`: nothing awaits it")
     if settings_type is not None and not (inspect.isclass(settings_type) and dataclasses.is_dataclass(settings_type)):
@@ -201,7 +218,10 @@ def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
             raise UsageError(f"{path}: {name} must be a function, not {function!r}")
     objectives = _objectives(path, getattr(module, "objectives", None))
     search = SearchFile(path, location, source, space, objective, settings_type, prepare, test, objectives)
-    search.check_call("objective", objective, "params", "worker")
+    if isinstance(objective, Script):
+        search.check_script(objective)
+    else:
+        search.check_call("objective", objective, "params", "worker")
     if prepare is not None:
         search.check_call("prepare", prepare)
     if test is not None:

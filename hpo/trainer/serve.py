@@ -28,6 +28,7 @@ from hpo.trainer.group import Group, find_gpus, serve_store
 from hpo.trainer.interrupts import Interrupts
 from hpo.trainer.keeper import Keeper, read_known
 from hpo.trainer.objective import Objective
+from hpo.trainer.program import run_program
 from hpo.trainer.search_file import BoundSearch, SearchFile, SearchSource
 
 _SECONDS_TO_LEAVE = 5
@@ -74,6 +75,7 @@ class Trainer:
         evaluation = Evaluation(
             self._channel, Objective(self.search, params), self._group, self._interrupts, self._keeper
         )
+        evaluation.trial, evaluation.folder = message["trial"], Path(message["folder"])
         if message.get("is_watched"):
             from hpo.trainer.probe import Probe
 
@@ -94,6 +96,10 @@ class Trainer:
             self._channel.send("step", **last, is_clean=is_clean)
         else:
             self._channel.send("ended", is_clean=is_clean)
+
+    def _on_run(self, message: Message) -> None:
+        """Run a program in this process, which ends with it."""
+        run_program(self._channel, self._interrupts, message["command"], message["environment"])
 
     def _on_verdict(self, message: Message) -> None:
         """Keep what belongs to a loss with which the objective has returned."""

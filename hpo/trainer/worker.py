@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 import torch
@@ -62,6 +63,15 @@ class Worker:
     """The worker's number in the run, from 0."""
 
     _calls: Calls
+    trial: int = 0
+    """The number of the evaluation in the run; one that is repeated or continues has that of its first attempt."""
+    _folder: Path = Path()
+
+    @cached_property
+    def folder(self) -> Path:
+        """A folder of this evaluation alone, RUN_DIR/trials/N, made on first use; it stays there."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder
 
     @property
     def device(self) -> torch.device:

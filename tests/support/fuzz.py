@@ -25,10 +25,6 @@ import typer
 from hpo import SearchSpace
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS
-from hpo.report.live.lines import Pen
-from hpo.report.live.standing import standing
-from hpo.report.live.view import View
-from hpo.report.page import write
 from hpo.results.reader import RunReader
 from hpo.run.given import read_given
 from hpo.run.takeover import read_takeover
@@ -37,6 +33,10 @@ from hpo.store.weights import read_weights
 from hpo.trackers.follower import Follower
 from hpo.trackers.written import Written
 from hpo.trainer.search_file import load_search_file
+from hpo.views.live.lines import Pen
+from hpo.views.live.standing import standing
+from hpo.views.live.view import View
+from hpo.views.page import write
 from tests.support.launch import call_hpo
 from tests.support.runs import QUICK, claim, complete, run_of_everything, start, started
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpo.report.page.axes import plain, short_number
 from hpo.store.evaluations import Evaluation
 from hpo.text import number, value
+from hpo.views.page.axes import plain, short_number
 
 Trace = dict[str, Any]
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpo.report.page.axes import axis, is_log, named_ticks, plain, upright
-from hpo.report.page.edge import EDGE, TRIANGLE, TRIANGLE_SIZE, loss_layout, marked, said, told
-from hpo.report.page.figure import MOST_POINTS, Figure, Trace, drawn, joined, points, shortened, spread
-from hpo.report.scale import Scale, complete_losses, scale_of
 from hpo.results.names import params_shown
 from hpo.store.evaluations import Evaluation, rank
 from hpo.text import value
+from hpo.views.page.axes import axis, is_log, named_ticks, plain, upright
+from hpo.views.page.edge import EDGE, TRIANGLE, TRIANGLE_SIZE, loss_layout, marked, said, told
+from hpo.views.page.figure import MOST_POINTS, Figure, Trace, drawn, joined, points, shortened, spread
+from hpo.views.scale import Scale, complete_losses, scale_of
 
 _LEAST_POINTS, _MOST_IN_ALL = 200, 40_000  # of slices
 

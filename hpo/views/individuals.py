@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpo.report.grid import empty_table, filled_table, table_text
 from hpo.results.names import all_names, params_shown
 from hpo.text import counted, short, value
+from hpo.views.grid import empty_table, filled_table, table_text
 
 MOST_SHOWN = 12  # hyperparameters of an individual
 _ABREAST = 3  # individuals, each in a column, in a terminal of 80

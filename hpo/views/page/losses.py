@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpo.report.page.axes import axis
-from hpo.report.page.edge import loss_layout, marked, placed, said, told
-from hpo.report.page.figure import STATES, Figure, Trace, drawn, island_colour, island_symbol, joined, points
-from hpo.report.scale import Scale, complete_losses, scale_of
 from hpo.results.history import improvements, in_order
 from hpo.store.evaluations import Evaluation, rank
 from hpo.store.evaluations import best as best_of
 from hpo.text import number
+from hpo.views.page.axes import axis
+from hpo.views.page.edge import loss_layout, marked, placed, said, told
+from hpo.views.page.figure import STATES, Figure, Trace, drawn, island_colour, island_symbol, joined, points
+from hpo.views.scale import Scale, complete_losses, scale_of
 
 
 def runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Evaluation | None:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.report.front import so_far
-from hpo.report.pace import pace
 from hpo.results.names import together
 from hpo.store.evaluations import Evaluation, best
 from hpo.store.front import Archive
 from hpo.text import duration, number, printable, short, tenths, value
+from hpo.views.front import so_far
+from hpo.views.pace import pace
 
 _POLL_SECONDS = 0.5
 SECONDS_BETWEEN_ESTIMATES = 30.0

@@ -9,15 +9,15 @@ from typing import Any
 
 from hpo.dominance import non_dominated
 from hpo.objectives import Objectives
-from hpo.report.page.axes import axis, linear_ticks, plain
-from hpo.report.page.edge import BELOW_EDGE, TRIANGLE_SIZE, apart, cut_axis, placed
-from hpo.report.page.figure import Figure, Trace, drawn, label, points
-from hpo.report.scale import Scale, scale_of
 from hpo.results.history import in_order
 from hpo.results.hypervolume import Box, box_of, over_time
 from hpo.store.evaluations import Evaluation
 from hpo.store.front import costs_of, front
 from hpo.text import counted, number
+from hpo.views.page.axes import axis, linear_ticks, plain
+from hpo.views.page.edge import BELOW_EDGE, TRIANGLE_SIZE, apart, cut_axis, placed
+from hpo.views.page.figure import Figure, Trace, drawn, label, points
+from hpo.views.scale import Scale, scale_of
 
 _FEWEST = 8  # evaluations: before, there is no earlier front to see
 _LEAST = 1 / 4  # of an axis, from the best to a little behind the front

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hpo.report.page.axes import axis, linear_ticks, short_number
-from hpo.report.scale import Scale
 from hpo.text import counted, number
+from hpo.views.page.axes import axis, linear_ticks, short_number
+from hpo.views.scale import Scale
 
 EDGE = 1.08  # where the triangles are, if 0 is the lowest loss and 1 the highest that is not beyond the scale
 TRIANGLE = "triangle-up"

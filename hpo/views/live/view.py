@@ -9,15 +9,15 @@ from typing import Any
 
 from rich.text import Text
 
-from hpo.report.live.columns import Columns
-from hpo.report.live.head import STYLES, Head
-from hpo.report.live.lines import GAP, Pen
-from hpo.report.live.plot import Steps
-from hpo.report.live.standing import Island, Standing
-from hpo.report.rungs import rung_columns
 from hpo.results.summary import reason_of
 from hpo.store.evaluations import Evaluation
 from hpo.text import clock, number, show_command, tenths
+from hpo.views.live.columns import Columns
+from hpo.views.live.head import STYLES, Head
+from hpo.views.live.lines import GAP, Pen
+from hpo.views.live.plot import Steps
+from hpo.views.live.standing import Island, Standing
+from hpo.views.rungs import rung_columns
 
 _OF_RUNNING = ("worker", "island", "trial", "epochs", "loss", "for")
 _OF_ENDED = ("trial", "worker", "loss", "seconds", "ago")

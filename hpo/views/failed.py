@@ -10,13 +10,13 @@ from pathlib import Path
 from rich.cells import cell_len
 from rich.table import Table
 
-from hpo.report.grid import filled_table, table_text
-from hpo.report.individuals import MOST_SHOWN
-from hpo.report.live.lines import Pen
 from hpo.results.names import all_names, params_shown
 from hpo.results.summary import reason_of
 from hpo.store.evaluations import Evaluation
 from hpo.text import printable, short, show_command, tenths, value
+from hpo.views.grid import filled_table, table_text
+from hpo.views.individuals import MOST_SHOWN
+from hpo.views.live.lines import Pen
 
 _NARROWEST = 40  # columns that a failure gets at least, however little room the others leave
 _LONGEST_VALUE = 24

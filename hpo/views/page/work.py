@@ -8,12 +8,12 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from hpo.report.page.axes import axis
-from hpo.report.page.figure import STATES, Figure, Trace, island_colour, joined
-from hpo.report.working_time import WorkingTime, ended
 from hpo.store.evaluations import Evaluation
 from hpo.store.growth import help_with
 from hpo.text import counted, duration, number
+from hpo.views.page.axes import axis
+from hpo.views.page.figure import STATES, Figure, Trace, island_colour, joined
+from hpo.views.working_time import WorkingTime, ended
 
 _LEAST_HEIGHT = 220  # holds five rows of the legend, in a narrow window: Plotly never makes axes lower than 64 for it
 

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpo.objectives import Objectives
-from hpo.report.pace import Pace, pace
-from hpo.report.scale import complete_losses
-from hpo.report.working_time import WorkingTime
 from hpo.results.confirmation import compare
 from hpo.results.history import improvements
 from hpo.results.reader import Look, session_start
@@ -19,6 +16,9 @@ from hpo.results.summary import rungs
 from hpo.store.evaluations import Evaluation, best
 from hpo.store.front import front
 from hpo.store.rungs import is_over
+from hpo.views.pace import Pace, pace
+from hpo.views.scale import complete_losses
+from hpo.views.working_time import WorkingTime
 
 _LATEST = 50
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from hpo.report.live.lines import Pen
-from hpo.report.live.listing import Listing
-from hpo.report.live.standing import Standing, standing
-from hpo.report.live.terminal import Left, Terminal
-from hpo.report.live.view import View
 from hpo.results.reader import Look, RunReader
+from hpo.views.live.lines import Pen
+from hpo.views.live.listing import Listing
+from hpo.views.live.standing import Standing, standing
+from hpo.views.live.terminal import Left, Terminal
+from hpo.views.live.view import View
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SHARE = 0.02  # of a core that looking may take: at 10,000 evaluations, it is this which makes looks rarer

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpo.report.details import Details
 from hpo.store.evaluations import Evaluation
 from hpo.store.log import LogEnd
 from hpo.text import counted, day, duration, number, printable, printable_lines
+from hpo.views.details import Details
 
 _LABEL = 14  # columns
 _LOSSES_IN_A_LINE = 5

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from hpo.errors import UsageError
-from hpo.report.details import Details
 from hpo.results.reader import RunReader
 from hpo.results.winner import winner_of
 from hpo.store.evaluations import Evaluation
 from hpo.store.front import front
 from hpo.store.log import read_log
+from hpo.views.details import Details
 
 
 class Lookup:

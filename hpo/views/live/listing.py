@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpo.objectives import Objectives
-from hpo.report.front import so_far
-from hpo.report.live.head import progress
-from hpo.report.live.lines import Pen
-from hpo.report.live.standing import Standing
-from hpo.report.progress import SECONDS_BETWEEN_ESTIMATES, Lines
 from hpo.results.reader import Look
 from hpo.store.evaluations import Evaluation
 from hpo.text import show_command
+from hpo.views.front import so_far
+from hpo.views.live.head import progress
+from hpo.views.live.lines import Pen
+from hpo.views.live.standing import Standing
+from hpo.views.progress import SECONDS_BETWEEN_ESTIMATES, Lines
 
 
 class Listing:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from rich.text import Text
 
-from hpo.report.front import ranges
-from hpo.report.individuals import MOST_SHOWN
-from hpo.report.live.lines import Pen
-from hpo.report.live.standing import Standing
 from hpo.results.names import together
 from hpo.store.evaluations import Evaluation
 from hpo.text import clock, duration, number, printable, show_command, value
+from hpo.views.front import ranges
+from hpo.views.individuals import MOST_SHOWN
+from hpo.views.live.lines import Pen
+from hpo.views.live.standing import Standing
 
 _PHASES = {
     "searching": ("searching", "bold"),

@@ -17,13 +17,6 @@ import jinja2
 from hpo.errors import UsageError
 from hpo.objectives import Objectives
 from hpo.parameters import is_conditional
-from hpo.report.expected import expected_text
-from hpo.report.front import costs_of_entries, improved, objectives_first, what_it_is, worth
-from hpo.report.individuals import MOST_SHOWN, most_different
-from hpo.report.page import front, hyperparameters, lineage, losses, rungs, work
-from hpo.report.page.figure import Figure
-from hpo.report.page.importances import importances
-from hpo.report.rungs import rung_columns
 from hpo.results.names import all_names, metrics_shown, params_shown
 from hpo.results.reader import RunReader
 from hpo.results.summary import by_reason, summarize
@@ -35,6 +28,13 @@ from hpo.store.manifest import Manifest
 from hpo.store.run_dir import write_whole
 from hpo.store.weights import kept_weights, trial_of_weights
 from hpo.text import day, duration, escaped, number, tenths, value
+from hpo.views.expected import expected_text
+from hpo.views.front import costs_of_entries, improved, objectives_first, what_it_is, worth
+from hpo.views.individuals import MOST_SHOWN, most_different
+from hpo.views.page import front, hyperparameters, lineage, losses, rungs, work
+from hpo.views.page.figure import Figure
+from hpo.views.page.importances import importances
+from hpo.views.rungs import rung_columns
 
 _MOST_FAILURES, _MOST_OF_FRONT = 50, 100
 _COLUMNS = ("place", "loss", "trial", "island", "worker", "generation", "seconds")

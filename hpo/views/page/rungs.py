@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hpo.report.page.edge import loss_layout, marked, said, told
-from hpo.report.page.figure import MOST_POINTS, Figure, Trace, points, spread
-from hpo.report.scale import scale_of
 from hpo.store.evaluations import Evaluation
 from hpo.store.rungs import HALVINGS, Rung, individuals, rungs_of
 from hpo.text import counted, number
+from hpo.views.page.edge import loss_layout, marked, said, told
+from hpo.views.page.figure import MOST_POINTS, Figure, Trace, points, spread
+from hpo.views.scale import scale_of
 
 # What became of individuals at a rung, with colours and symbols.
 _FATES = (

@@ -9,9 +9,9 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
-from hpo.report.live.lines import GAP, Pen
 from hpo.results.names import all_names, params_shown
 from hpo.text import value
+from hpo.views.live.lines import GAP, Pen
 
 _NARROWEST = 5  # columns of a name that is cut: its values are no wider, and no other name begins like it
 _WIDEST = 16

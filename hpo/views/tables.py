@@ -10,11 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.report.expected import expected_text
-from hpo.report.front import costs_of_entries, improved, objectives_first, others_of_it, what_it_is, worth
-from hpo.report.grid import empty_table, filled_table, table_text
-from hpo.report.individuals import individuals_text
-from hpo.report.rungs import rung_columns
 from hpo.results.advice.result import Advice
 from hpo.results.names import all_names, metrics_shown
 from hpo.results.reader import RunReader
@@ -25,6 +20,11 @@ from hpo.store.front import far_apart
 from hpo.store.run_dir import RunDir
 from hpo.store.weights import kept_weights, trial_of_weights
 from hpo.text import counted, duration, named, number, printable, short, show_command, tenths, value
+from hpo.views.expected import expected_text
+from hpo.views.front import costs_of_entries, improved, objectives_first, others_of_it, what_it_is, worth
+from hpo.views.grid import empty_table, filled_table, table_text
+from hpo.views.individuals import individuals_text
+from hpo.views.rungs import rung_columns
 
 _MOST_REASONS = 10
 _MOST_OF_FRONT = 20  # individuals of the front in its table, or as many as are asked for

@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpo.report.page.axes import axis, is_log, named_ticks, plain, short_number
-from hpo.report.page.edge import loss_layout, marked, placed, told
-from hpo.report.page.figure import Figure, Trace, drawn, island_colour, island_symbol, joined, points
-from hpo.report.scale import complete_losses, scale_of
 from hpo.results.names import all_names
 from hpo.store.evaluations import Evaluation
 from hpo.store.lineage import line_of
 from hpo.text import number, value
+from hpo.views.page.axes import axis, is_log, named_ticks, plain, short_number
+from hpo.views.page.edge import loss_layout, marked, placed, told
+from hpo.views.page.figure import Figure, Trace, drawn, island_colour, island_symbol, joined, points
+from hpo.views.scale import complete_losses, scale_of
 
 _MOST_ROWS = 8
 _ROW, _GAP = 90, 0.02  # pixels, share of the height

@@ -1,0 +1,89 @@
+"""A search over a program on the command line: hpo search --space ... --loss ... -- train.py --epochs 3."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+
+from hpo.errors import UsageError
+from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
+from hpo.script import Script, find_program
+from hpo.space import SearchSpace
+
+_KINDS = {kind.__name__: kind for kind in (Categorical, Float, Int, Ordinal)}
+_EXAMPLE = "write it as --space 'lr=Float(1e-4, 1e-1, log=True)'"
+
+
+def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Return the arguments before ``--``, and the command behind it; None without one."""
+    if "--" not in arguments:
+        return list(arguments), None
+    place = list(arguments).index("--")
+    return list(arguments[:place]), list(arguments[place + 1 :])
+
+
+def make_script(command: Sequence[str], loss: str | None, metrics: Sequence[str], flags: Sequence[str]) -> Script:
+    """Return the program of a command line. Raises UsageError if it cannot be run, or an option is wrong."""
+    parts = list(command)
+    if parts[:1] in (["python"], ["python3"]) and parts[1:2] and not (parts[1].startswith("-") and parts[1] != "-m"):
+        parts = parts[1:]  # as trainers do it, which have imported torch
+    if not parts:
+        raise UsageError("-- needs a command behind it, such as -- train.py --epochs 3")
+    patterns = dict(_named(text, "--metric", "--metric 'accuracy=acc: (\\S+)'") for text in metrics)
+    try:
+        script = Script(*parts, loss=loss, metrics=patterns, flags=flags)
+        find_program(script)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return script
+
+
+def parse_space(texts: Sequence[str]) -> dict[str, str]:
+    """Return the code of each parameter of a space, by name, given NAME=CODE texts; no code is run.
+
+    Raises UsageError if one of them is not a parameter whose arguments are plain values.
+    """
+    if not texts:
+        raise UsageError(f"a search over a program needs its hyperparameters: {_EXAMPLE}")
+    codes: dict[str, str] = {}
+    parameters = {}
+    for text in texts:
+        name, code = _named(text, "--space", _EXAMPLE)
+        if name in codes:
+            raise UsageError(f"--space {text}: {name} is given twice")
+        try:
+            call = ast.parse(code, mode="eval").body
+        except SyntaxError:
+            raise UsageError(f"--space {text}: {code!r} is not a parameter; {_EXAMPLE}") from None
+        parameters[name] = _parameter(call, text)
+        codes[name] = ast.unparse(call)
+    try:
+        SearchSpace(**parameters)
+    except ValueError as error:
+        raise UsageError(f"--space: {error}") from None
+    return codes
+
+
+def _parameter(call: ast.expr, text: str) -> Parameter:
+    kinds = ", ".join(_KINDS)
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in _KINDS:
+        raise UsageError(f"--space {text}: there are {kinds}; {_EXAMPLE}")
+    try:
+        values = [ast.literal_eval(value) for value in call.args]
+        options: Mapping[str, object] = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords if one.arg}
+        if len(options) < len(call.keywords):
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"--space {text}: its arguments must be numbers, texts, True or False; {_EXAMPLE}") from None
+    try:
+        kind: Callable[..., Parameter] = _KINDS[call.func.id]
+        return kind(*values, **options)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--space {text}: {error}") from None
+
+
+def _named(text: str, option: str, example: str) -> tuple[str, str]:
+    name, equals, rest = text.partition("=")
+    if not equals or not name.strip().isidentifier() or not rest.strip():
+        raise UsageError(f"{option} {text}: {example}")
+    return name.strip(), rest.strip()

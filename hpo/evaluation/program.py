@@ -1,0 +1,179 @@
+"""A training program on one rank of a worker, supervised: run by the rank's trainer, and read while it runs.
+
+Ranks do not meet at each loss, since a program may report on one of them alone, and any rank may end first. The leader
+decides on each loss as soon as it knows it, and calls the evaluation off if it is not to continue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.group import Group
+from hpo.evaluation.leader import Leader
+from hpo.evaluation.meeting import Decide, Meeting
+from hpo.evaluation.reports import Agreement, Report, Reports
+from hpo.evaluation.supervision import Supervision
+from hpo.evaluation.verdict import Step, Verdict
+from hpo.process import clock
+from hpo.process.place import Places
+from hpo.ranks.communicator import sleep_until
+from hpo.ranks.watch import Watch
+from hpo.ranks.watched import Watched
+from hpo.script import Script, propose_loss
+
+_SHOWN_LINES = 5
+
+
+@dataclass(frozen=True)
+class Program:
+    """The program of a run: its command, the values of the settings, and the names of all hyperparameters."""
+
+    script: Script
+    settings: Mapping[str, Any]
+    hyperparameters: Sequence[str]
+
+    def arguments(self, params: Mapping[str, Any], trial: int, folder: Path, seed: int) -> list[str]:
+        """Return the command of an evaluation."""
+        others = {**self.settings, "trial": trial, "folder": folder, "seed": seed}
+        absent = [name for name in self.hyperparameters if name not in params]
+        return self.script.arguments(params, others, absent)
+
+
+class ProgramSupervision(Supervision):
+    """One evaluation of a program on one rank; its only step is its end."""
+
+    _interval = 0.1  # seconds between two looks for what was reported
+
+    def __init__(  # noqa: PLR0913 - all of it is bound once, before an evaluation starts
+        self,
+        group: Group,
+        watch: Watch,
+        watched: Watched,
+        attempt: Attempt,
+        leader: Leader | None,
+        program: Program,
+        overdue_after: float,
+    ) -> None:
+        meeting = _LastMeeting(group, watch, watched, self._conclude if leader else None, self)
+        # A program has only the lines of its own script, wherever the search file is.
+        places = Places(Path(program.script.name))
+        super().__init__(group, watched, meeting, attempt, leader, places, overdue_after)
+        self._program = program
+        self._reports = Reports(program.script)
+        self._agreement = Agreement(group.size)
+        self._taken = 0  # reports of this rank, which the leader has been sent
+        self.own_reports: list[Report] = []
+        self._decided: Verdict | None = None
+        group.slot.output.listener = self._reports.take_line
+
+    def start(self, ticket: Mapping[str, Any] | None, seed: int, folder: Path) -> None:
+        """Let the trainer run the program, in a folder's name that is made on first use."""
+        assignment = self._attempt.assignment
+        if self._program.script.needs_folder:
+            folder.mkdir(parents=True, exist_ok=True)
+        own = {"TRIAL": assignment.root, "FOLDER": folder, "SEED": seed, "METRICS": self._reports.path}
+        self._trainer.send(
+            "run",
+            command=self._program.arguments(assignment.params, assignment.root, folder, seed),
+            environment={
+                **(ticket["environment"] if ticket else {}),
+                **{f"HPO_{name}": str(value) for name, value in own.items()},
+            },
+        )
+
+    def end(self) -> None:
+        """Wait until the program has ended, or kill it, and let go of what it was read with."""
+        super().end()
+        self._group.slot.output.listener = None
+        self._reports.close()
+
+    def last_look(self, is_done: bool) -> bool:
+        """Take in what was reported; on the leader, while it waits for the others, end what is overdue."""
+        self._look()
+        if self._leader is not None and clock.now() > self._overdue_at and self._watched.cause is None:
+            self._watched.call_off("timeout: it went on for longer than --evaluation-timeout")
+        return is_done
+
+    def take_all(self, steps: Sequence[Step]) -> None:
+        """Take in what the ranks have reported until their ends: messages of it may still be on their way."""
+        for step in steps:
+            self._settle(step.rank, self._agreement.take(step.rank, step.reports, 0))
+
+    def _look(self) -> None:
+        self._watched.clear()
+        new, first = self._reports.take_new(), len(self.own_reports)
+        self.own_reports += new
+        if self._leader is None:
+            if new:
+                self._watched.report((self._group.rank, new, first))
+            return
+        for rank, reports, number in [(self._group.rank, new, first), *self._watched.take_reports()]:
+            self._settle(rank, self._agreement.take(rank, reports, number))
+
+    def _settle(self, rank: int, reports: Sequence[Report]) -> None:
+        """Let the leader decide on losses, one after the other, until the evaluation is not to continue."""
+        for report in reports:
+            if self._decided is not None or self._leader is None:
+                return
+            if report.mistake:
+                text = f"rank {rank}: {report.mistake}" if not report.mistake.startswith("rank") else report.mistake
+                self._decided = Verdict("failed", failure=text, diverged=not math.isfinite(report.loss))
+                self._watched.call_off(text)
+                return
+            going = Verdict("going", report.loss, dict(report.metrics))
+            verdict = self._leader.decide(self._attempt, going, self._group.slot.output.take())
+            self._attempt.take(verdict)
+            if verdict.state != "going":
+                self._decided = verdict
+                self._watched.call_off(f"it is {verdict.state}")
+
+    def _conclude(self, verdict: Verdict, printed: str) -> Verdict:
+        """Return the leader's last verdict, given that on the ends of all ranks."""
+        assert self._leader is not None
+        if self._decided is not None and verdict.state != "stopped":
+            verdict = replace(self._decided, loss=None, keep=False, save=False)
+        elif verdict.state == "complete" and not self._attempt.has_loss:
+            lines = self._reports.last_lines
+            failure = f"no loss was found{_advice(lines, self._program.script)}"
+            verdict = Verdict("failed", failure=failure, traceback=_shown(lines))
+            self._leader.miss_loss(f"{failure}; the last line is {lines[-1][:100]!r}" if lines else failure)
+        return self._leader.decide(self._attempt, verdict, printed)
+
+
+class _LastMeeting(Meeting):
+    """The meeting of ranks whose programs have ended: others may take as long as they like."""
+
+    def __init__(
+        self, group: Group, watch: Watch, watched: Watched, decide: Decide | None, supervision: ProgramSupervision
+    ) -> None:
+        super().__init__(group, watch, watched, decide)
+        self._supervision = supervision
+
+    def _meet(self, step: Step) -> list[Step]:
+        supervision = self._supervision
+        supervision.last_look(is_done=False)
+        step = replace(step, printed=self._group.slot.output.take(), reports=tuple(supervision.own_reports))
+        gathering = self._group.own_comm.gathering(step)
+        sleep_until(lambda: supervision.last_look(gathering.is_done()))
+        steps: list[Step] = gathering.objects()
+        supervision.take_all(steps)
+        return steps
+
+
+def _advice(lines: Sequence[str], script: Script) -> str:
+    """Return what would find a loss in lines, to be appended to a failure."""
+    if pattern := propose_loss(lines):
+        return f" in what the program printed; --loss '{pattern}' would read it"
+    if script.loss is not None:
+        return f" in what the program printed: no line matches {script.loss!r}"
+    return ": call hpo.report(loss) in the program, or give --loss REGEX for the lines that it prints"
+
+
+def _shown(lines: Sequence[str]) -> str:
+    shown = "".join(f"    {line[:200]}\n" for line in lines[-_SHOWN_LINES:])
+    return f"The last lines that it printed:\n{shown.rstrip()}" if shown else ""

@@ -1,0 +1,137 @@
+"""What the program of one rank reports: by `hpo.report`, which writes to a file, and on the lines that it prints."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpo.script import Script
+
+_MOST_OF_A_LINE = 4000  # characters in which a pattern is looked for
+_MOST_KEPT_LINES = 20
+
+
+@dataclass(frozen=True)
+class Report:
+    """A loss with its metrics, or what is wrong with it."""
+
+    loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    mistake: str = ""
+
+
+class Reports:
+    """Reads the reports of one evaluation on one rank; whatever comes first, the file or a line, is read alone.
+
+    ``path`` is the file, which has no name on disk. ``last_lines`` are the last that were printed.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self._loss = re.compile(script.loss) if script.loss is not None else None
+        self._metrics = {name: re.compile(pattern) for name, pattern in script.metrics.items()}
+        self._file = os.memfd_create("hpo-metrics")
+        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+        self._read = 0
+        self._begun = b""
+        self._uses_lines: bool | None = None
+        self._found: dict[str, float] = {}
+        self._new: list[Report] = []
+        self.last_lines: list[str] = []
+
+    def take_line(self, line: str) -> None:
+        """Look for a loss and metrics in a line; a loss has the metrics that were found before it, and with it."""
+        self.last_lines = [*self.last_lines, line][-_MOST_KEPT_LINES:]
+        text = line[:_MOST_OF_A_LINE]
+        for name, pattern in self._metrics.items():
+            if match := pattern.search(text):
+                with suppress(ValueError, TypeError):
+                    self._found[name] = float(match[1])
+        if self._loss is None or self._uses_lines is False or (match := self._loss.search(text)) is None:
+            return
+        try:
+            loss = float(match[1])
+        except (ValueError, TypeError):  # such as the heading of a table
+            return
+        self._uses_lines = True
+        self._add(loss, {name: value for name, value in self._found.items() if math.isfinite(value)})
+        self._found = {}
+
+    def take_new(self) -> list[Report]:
+        """Return the reports since the last call."""
+        self._read_file()
+        new, self._new = self._new, []
+        return new
+
+    def close(self) -> None:
+        """Let the file go."""
+        os.close(self._file)
+
+    def _read_file(self) -> None:
+        size = os.fstat(self._file).st_size
+        data = self._begun + os.pread(self._file, max(0, size - self._read), self._read)
+        self._read = max(size, self._read)
+        *lines, self._begun = data.split(b"\n")
+        for line in lines if not self._uses_lines else ():
+            if line.strip():
+                self._uses_lines = False
+                self._take_json(line)
+
+    def _take_json(self, line: bytes) -> None:
+        try:
+            content = json.loads(line)
+            loss = _number(content.pop("loss"))
+            metrics = {str(name): _number(value) for name, value in content.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            shown = line.decode(errors="replace")[:100]
+            self._new.append(Report(math.nan, mistake=f"what was reported is not a loss with metrics: {shown}"))
+            return
+        self._add(loss, {name: value for name, value in metrics.items() if math.isfinite(value)})
+
+    def _add(self, loss: float, metrics: Mapping[str, float]) -> None:
+        mistake = "" if math.isfinite(loss) else f"the validation loss is {loss}"
+        self._new.append(Report(loss, metrics, mistake))
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError
+    return float(value)
+
+
+class Agreement:
+    """The reports of all ranks of a worker: of one loss, the first counts, and others have to be the same."""
+
+    def __init__(self, size: int) -> None:
+        self._counts = [0] * size
+        self._losses: list[tuple[int, float]] = []
+
+    def take(self, rank: int, reports: Sequence[Report], first: int) -> list[Report]:
+        """Return those reports of a rank that are new, as its `first`-th and those that follow; one may be a mistake.
+
+        What was taken before is left out.
+        """
+        new = []
+        for number, report in enumerate(reports, start=first):
+            if number < self._counts[rank]:
+                continue
+            self._counts[rank] = number + 1
+            if report.mistake or number >= len(self._losses):
+                self._losses.append((rank, report.loss))
+                new.append(report)
+            elif not math.isclose(report.loss, self._losses[number][1], rel_tol=1e-3, abs_tol=1e-12):
+                other, loss = self._losses[number]
+                new.append(Report(report.loss, mistake=_differ(number + 1, (other, loss), (rank, report.loss))))
+        return new
+
+
+def _differ(number: int, one: tuple[int, float], other: tuple[int, float]) -> str:
+    return (
+        f"ranks {one[0]} and {other[0]} reported different losses, {one[1]:g} and {other[1]:g}, as loss {number}: "
+        "report the mean over all ranks, or on one rank only"
+    )

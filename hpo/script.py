@@ -1,0 +1,175 @@
+"""A training program as an objective: a command that each rank of a worker runs, as torchrun would run it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_PLACE = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")  # {{name}} stays as {name}
+_NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
+_NAMED_LOSS = re.compile(rf"((?:val\w*\s)?[\w./-]*loss[\w./-]*)([\"']?)([\s:=]+)({_NUMBER})", re.IGNORECASE)
+_OWN = ("trial", "folder", "seed")  # placeholders that every program may have
+
+
+@dataclass(frozen=True, init=False)
+class Script:
+    r"""A training program: ``Script("train.py", "--epochs", "3", loss=r"val_loss=(\S+)")``.
+
+    The first part is a Python script, ``-m`` with a module behind it, or another command. Hyperparameters are appended
+    as ``--name value``, or take the place of ``{name}``; settings, and ``{trial}``, ``{folder}`` and ``{seed}``, only
+    have places. Hyperparameters in `flags` are appended as ``--name`` if they are true, and left out otherwise.
+
+    `loss` is a regular expression with one group, the validation loss, for the lines that the ranks print; `metrics`
+    are others by name. A program that calls ``hpo.report`` needs none. Raises ValueError if one of them is wrong.
+    """
+
+    command: tuple[str, ...]
+    loss: str | None = None
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        *command: str,
+        loss: str | None = None,
+        metrics: Mapping[str, str] | None = None,
+        flags: Iterable[str] = (),
+    ) -> None:
+        if not command or not all(isinstance(part, str) and part for part in command[:1]):
+            raise ValueError("a Script needs a command, such as Script('train.py', '--epochs', '3')")
+        if command[0] == "-m" and len(command) == 1:
+            raise ValueError("Script('-m') needs the name of a module behind -m")
+        for name, pattern in {"loss": loss, **(metrics or {})}.items():
+            if pattern is not None:
+                _check_pattern(name, pattern)
+        object.__setattr__(self, "command", tuple(map(str, command)))
+        object.__setattr__(self, "loss", loss)
+        object.__setattr__(self, "metrics", dict(metrics or {}))
+        object.__setattr__(self, "flags", tuple(flags))
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Script:
+        """Return the script that `data` was made from."""
+        return cls(*data["command"], loss=data["loss"], metrics=data["metrics"], flags=data["flags"])
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The script as data that JSON can hold."""
+        return dataclasses.asdict(self)
+
+    @property
+    def name(self) -> str:
+        """What people call it: ``train.py``."""
+        return self.command[1] if self.command[0] == "-m" else self.command[0]
+
+    @property
+    def needs_folder(self) -> bool:
+        """Whether the folder of an evaluation has a place in the command."""
+        return any("folder" in _places(part) for part in self.command)
+
+    def check(self, hyperparameters: Iterable[str], settings: Iterable[str]) -> None:
+        """Raise ValueError if a placeholder or a flag names nothing that there is."""
+        names = list(hyperparameters)
+        known = [*names, *settings, *_OWN]
+        for part in self.command:
+            for name in _places(part):
+                if name not in known:
+                    raise ValueError(
+                        f"{part!r} has a place for {name!r}, and there are {', '.join(known)}; write {{{{{name}}}}} "
+                        "for braces that stay"
+                    )
+        for name in self.flags:
+            if name not in names:
+                raise ValueError(f"the flag {name!r} is no hyperparameter; there are {', '.join(names)}")
+
+    def arguments(self, params: Mapping[str, Any], others: Mapping[str, Any], absent: Iterable[str] = ()) -> list[str]:
+        """Return the command for hyperparameters; `others` have places only, and so do `absent` hyperparameters.
+
+        A part with a place for an absent one is left out, with the option before it.
+        """
+        values = {**others, **params}
+        gone, placed = set(absent), set[str]()
+        parts: list[str] = []
+        for part in self.command:
+            names = _places(part)
+            placed.update(names)
+            if gone.isdisjoint(names):
+                parts.append(_filled(part, values))
+            elif parts[1:] and re.fullmatch(r"\{\w+\}", part) and parts[-1].startswith("-") and "=" not in parts[-1]:
+                parts.pop()
+        for name, value in params.items():
+            if name in self.flags:
+                parts += [f"--{name}"] if value else []
+            elif name not in placed:
+                parts += [f"--{name}", _text(value)]
+        return parts
+
+    def source(self, space: Mapping[str, str]) -> str:
+        """Return a search file with this script as its objective; `space` has the code of its parameters."""
+        keywords = {"loss": self.loss, "metrics": self.metrics or None, "flags": self.flags or None}
+        given = [*map(repr, self.command), *(f"{name}={value!r}" for name, value in keywords.items() if value)]
+        parameters = "".join(f"    {name}={code},\n" for name, code in space.items())
+        return (
+            f'"""A search over {self.name.translate(_PLAIN)}, as it was given on the command line."""\n\n'
+            "from hpo import Categorical, Float, Int, Ordinal, Script, SearchSpace\n\n"
+            f"space = SearchSpace(\n{parameters})\n\nobjective = Script({', '.join(given)})\n"
+        )
+
+
+def find_program(script: Script) -> Path | None:
+    """Return the file of a script's program, None for a module. Raises ValueError if there is none."""
+    first = script.command[0]
+    if first == "-m":
+        return None
+    path = Path(first)
+    if path.suffix == ".py" or path.is_file():
+        if not path.is_file():
+            raise ValueError(f"{first}: no such file; it is looked for in {Path.cwd()}")
+        return path
+    if (found := shutil.which(first)) is None:
+        raise ValueError(f"{first}: there is no such command, nor a file of this name in {Path.cwd()}")
+    return Path(found)
+
+
+_PLAIN = {ord('"'): "'", ord("\\"): "/"}
+
+
+def _check_pattern(name: str, pattern: str) -> None:
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, TypeError) as error:
+        raise ValueError(f"the pattern of {name}, {pattern!r}, is no regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(f"the pattern of {name}, {pattern!r}, needs one group, such as {name}=(\\S+); it has {groups}")
+
+
+def _places(part: str) -> list[str]:
+    """Return the names of what has a place in a part of a command."""
+    return [match[2] for match in _PLACE.finditer(part) if match[2]]
+
+
+def _filled(part: str, values: Mapping[str, Any]) -> str:
+    """Return a part of a command with values in their places."""
+    return _PLACE.sub(lambda match: f"{{{match[1]}}}" if match[1] else _text(values[match[2]]), part)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def propose_loss(lines: Sequence[str]) -> str:
+    """Return a pattern that finds a loss in the last of the lines that name one with a number; empty if none does.
+
+    Of these, a line that names a validation loss comes first.
+    """
+    found = [match for line in lines if (match := _NAMED_LOSS.search(line))]
+    validation = [match for match in found if re.search("val|eval|test|dev", match[1], re.IGNORECASE)]
+    for match in [*validation, *found][:1]:
+        gap = r"\s+" if match[3].isspace() else rf"\s*{match[3].strip()}\s*"
+        return rf"{match[1].replace('.', chr(92) + '.')}{match[2]}{gap}([^\s,;}}]+)"
+    return ""
