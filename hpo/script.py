@@ -67,10 +67,9 @@ class Script:
         """What people call it: ``train.py``."""
         return self.command[1] if self.command[0] == "-m" else self.command[0]
 
-    @property
-    def needs_folder(self) -> bool:
-        """Whether the folder of an evaluation has a place in the command."""
-        return any("folder" in _places(part) for part in self.command)
+    def has_place(self, name: str) -> bool:
+        """Tell whether something has a place in the command."""
+        return any(name in _places(part) for part in self.command)
 
     def check(self, hyperparameters: Iterable[str], settings: Iterable[str]) -> None:
         """Raise ValueError if a placeholder or a flag names nothing that there is."""

@@ -74,7 +74,7 @@ class ProgramSupervision(Supervision):
     def start(self, ticket: Mapping[str, Any] | None, seed: int, folder: Path) -> None:
         """Let the trainer run the program, in a folder's name that is made on first use."""
         assignment = self._attempt.assignment
-        if self._program.script.needs_folder:
+        if self._program.script.has_place("folder"):
             folder.mkdir(parents=True, exist_ok=True)
         own = {"TRIAL": assignment.root, "FOLDER": folder, "SEED": seed, "METRICS": self._reports.path}
         self._trainer.send(

@@ -160,6 +160,11 @@ def check_script(options: Options, file: Description) -> None:
     for option, is_given in (("--grow", options.grow), ("--inherit", options.inherit)):
         if file.script is not None and is_given:
             raise UsageError(f"{option}: {file.script.name} is a program, which does not save what others go on from")
+    if file.script is not None and options.confirm and not file.script.has_place("seed"):
+        raise UsageError(
+            f"--confirm {options.confirm}: {file.script.name} is to be trained with other seeds; give them a place in "
+            "its command, such as --seed {seed}"
+        )
 
 
 def check_inherit(file: Description, pruner: str, confirm: int, save_every: float | None) -> None:

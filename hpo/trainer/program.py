@@ -130,7 +130,8 @@ def _run_module(name: str, arguments: Sequence[str]) -> None:
 
 def _run_command(command: Sequence[str]) -> None:
     """Run a command as a child process, and wait for it; one that is cancelled has some seconds to end."""
-    process = subprocess.Popen(command)
+    # What it prints is read while it runs, so that pruners see its losses.
+    process = subprocess.Popen(command, env={"PYTHONUNBUFFERED": "1", **os.environ})
     try:
         status = process.wait()
     except Cancelled:

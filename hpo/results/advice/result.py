@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from hpo.store.evaluations import Evaluation, rank
 from hpo.store.manifest import Manifest
 from hpo.store.rungs import is_over
 
+_OF_SCRIPT = ("--space", "--loss", "--metric", "--flag")  # options that describe a program, each with a value
 _LONGEST = 1000  # characters of a command: nobody types more
 _MOST_NAMED = 5  # things in a list
 
@@ -79,15 +81,20 @@ class Result:
 
     def _command(self, *options: str) -> str:
         """Write a command with the program and the search space that the last session was started with."""
-        command = shlex.join([*self._program(), *options])
-        return command if len(command) <= _LONGEST else ""
-
-    def _program(self) -> list[str]:
-        search_space = self.manifest.search_space
         try:
             words = shlex.split(self.manifest.command)
         except ValueError:  # somebody has edited it
-            return []
+            words = []
+        place = words.index("--") if "--" in words else len(words)
+        command = shlex.join([*self._program(words[:place]), *options, *words[place:]])
+        return command if len(command) <= _LONGEST else ""
+
+    def _program(self, words: list[str]) -> list[str]:
+        search_space = self.manifest.search_space
+        pairs = [pair for pair in itertools.pairwise(words) if pair[0] in _OF_SCRIPT]
+        of_script = list(itertools.chain.from_iterable(pairs))
+        if of_script:
+            return [*words[:2], *of_script] if words[0] == "hpo" else [words[0], *of_script]
         if words[:2] == ["hpo", "search"]:
             return [*words[:2], search_space]
         if not words or not words[0].endswith(".py"):
