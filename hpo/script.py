@@ -25,13 +25,20 @@ class Script:
     have places. Hyperparameters in `flags` are appended as ``--name`` if they are true, and left out otherwise.
 
     `loss` is a regular expression with one group, the validation loss, for the lines that the ranks print; `metrics`
-    are others by name. A program that calls ``hpo.report`` needs none. Raises ValueError if one of them is wrong.
+    are others by name. A program that calls ``hpo.report`` needs none.
+
+    `resume` is appended when an evaluation continues that was interrupted, or paused by a pruner: such as
+    ``("--resume", "{folder}/last.pt")`` for a program that keeps its own checkpoint in the folder of the evaluation,
+    before each report or soon after. Pruners judge from the `first_report`-th report on, for programs that report
+    before they train. Raises ValueError if one of these is wrong.
     """
 
     command: tuple[str, ...]
     loss: str | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    resume: tuple[str, ...] = ()
+    first_report: int = 1
 
     def __init__(
         self,
@@ -39,11 +46,15 @@ class Script:
         loss: str | None = None,
         metrics: Mapping[str, str] | None = None,
         flags: Iterable[str] = (),
+        resume: Iterable[str] = (),
+        first_report: int = 1,
     ) -> None:
         if not command or not all(isinstance(part, str) and part for part in command[:1]):
             raise ValueError("a Script needs a command, such as Script('train.py', '--epochs', '3')")
         if command[0] == "-m" and len(command) == 1:
             raise ValueError("Script('-m') needs the name of a module behind -m")
+        if not isinstance(first_report, int) or first_report < 1:
+            raise ValueError(f"first_report is a number of reports, at least 1, not {first_report!r}")
         for name, pattern in {"loss": loss, **(metrics or {})}.items():
             if pattern is not None:
                 _check_pattern(name, pattern)
@@ -51,11 +62,14 @@ class Script:
         object.__setattr__(self, "loss", loss)
         object.__setattr__(self, "metrics", dict(metrics or {}))
         object.__setattr__(self, "flags", tuple(flags))
+        object.__setattr__(self, "resume", tuple(resume))
+        object.__setattr__(self, "first_report", first_report)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Script:
         """Return the script that `data` was made from."""
-        return cls(*data["command"], loss=data["loss"], metrics=data["metrics"], flags=data["flags"])
+        options = {name: value for name, value in data.items() if name != "command"}
+        return cls(*data["command"], **options)
 
     @property
     def data(self) -> dict[str, Any]:
@@ -69,13 +83,13 @@ class Script:
 
     def has_place(self, name: str) -> bool:
         """Tell whether something has a place in the command."""
-        return any(name in _places(part) for part in self.command)
+        return any(name in _places(part) for part in (*self.command, *self.resume))
 
     def check(self, hyperparameters: Iterable[str], settings: Iterable[str]) -> None:
         """Raise ValueError if a placeholder or a flag names nothing that there is."""
         names = list(hyperparameters)
         known = [*names, *settings, *_OWN]
-        for part in self.command:
+        for part in (*self.command, *self.resume):
             for name in _places(part):
                 if name not in known:
                     raise ValueError(
@@ -108,9 +122,14 @@ class Script:
                 parts += [f"--{name}", _text(value)]
         return parts
 
+    def resume_arguments(self, values: Mapping[str, Any]) -> list[str]:
+        """Return what is appended when an evaluation continues; `values` are those that may have places."""
+        return [_filled(part, values) for part in self.resume]
+
     def source(self, space: Mapping[str, str]) -> str:
         """Return a search file with this script as its objective; `space` has the code of its parameters."""
-        keywords = {"loss": self.loss, "metrics": self.metrics or None, "flags": self.flags or None}
+        keywords = {name: value for name, value in self.data.items() if name not in ("command", "first_report")}
+        keywords["first_report"] = self.first_report if self.first_report > 1 else None
         given = [*map(repr, self.command), *(f"{name}={value!r}" for name, value in keywords.items() if value)]
         parameters = "".join(f"    {name}={code},\n" for name, code in space.items())
         return (

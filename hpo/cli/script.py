@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hpo.errors import UsageError
 from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
@@ -22,8 +24,13 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
     return list(arguments[:place]), list(arguments[place + 1 :])
 
 
-def make_script(command: Sequence[str], loss: str | None, metrics: Sequence[str], flags: Sequence[str]) -> Script:
-    """Return the program of a command line. Raises UsageError if it cannot be run, or an option is wrong."""
+def make_script(
+    command: Sequence[str], metrics: Sequence[str], resume_args: str | None, first_report: int | None, **options: Any
+) -> Script:
+    """Return the program of a command line; `options` are as for a Script.
+
+    Raises UsageError if it cannot be run, or an option is wrong.
+    """
     parts = list(command)
     if parts[:1] in (["python"], ["python3"]) and parts[1:2] and not (parts[1].startswith("-") and parts[1] != "-m"):
         parts = parts[1:]  # as trainers do it, which have imported torch
@@ -31,7 +38,8 @@ def make_script(command: Sequence[str], loss: str | None, metrics: Sequence[str]
         raise UsageError("-- needs a command behind it, such as -- train.py --epochs 3")
     patterns = dict(_named(text, "--metric", "--metric 'accuracy=acc: (\\S+)'") for text in metrics)
     try:
-        script = Script(*parts, loss=loss, metrics=patterns, flags=flags)
+        resume = shlex.split(resume_args or "")
+        script = Script(*parts, metrics=patterns, resume=resume, first_report=first_report or 1, **options)
         find_program(script)
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -213,6 +213,18 @@ _OPTIONS: dict[str, Any] = {
             help="A hyperparameter that is given as --NAME where it is true, and not at all where it is false.",
         ),
     ],
+    "resume_args": Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="ARGUMENTS",
+            help="What lets the program continue an evaluation from its own checkpoint, such as "
+            "'--resume {folder}/last.pt'; {folder} is a folder of that evaluation.",
+        ),
+    ],
+    "first_report": Annotated[
+        Optional[int],
+        typer.Option(metavar="N", parser=whole, help="Let pruners judge from the program's Nth loss on.  [default: 1]"),
+    ],
     "log_level": Annotated[str, typer.Option(metavar="LEVEL", help=f"What goes to stderr: {', '.join(LOG_LEVELS)}.")],
 }
 
@@ -249,7 +261,7 @@ def search_command(
     defaults = {field.name: field.default for field in dataclasses.fields(Options)}
     defaults |= {
         "search_space": default or (inspect.Parameter.empty if command is None else None),
-        **dict.fromkeys(("propagators", "space", "loss", "metrics", "flags")),
+        **dict.fromkeys(("propagators", "space", "loss", "metrics", "flags", "resume_args", "first_report")),
         "settings": None,
         "trackers": None,
     }
@@ -265,6 +277,7 @@ def search_command(
 def _of_program(given: dict[str, Any], default: Path | None, command: Sequence[str] | None) -> dict[str, Any]:
     """Return what was given, with a search file made of the options for programs, if there is a command."""
     names = {"space": "--space", "loss": "--loss", "metrics": "--metric", "flags": "--flag"}
+    names |= {"resume_args": "--resume-args", "first_report": "--first-report"}
     of_program = {name: given.pop(name) for name in names}
     if command is None:
         for name, option in names.items():
@@ -273,7 +286,8 @@ def _of_program(given: dict[str, Any], default: Path | None, command: Sequence[s
         return given
     if given["search_space"] not in (None, default):
         raise UsageError(f"{given['search_space']} and a program behind --: give one of them")
+    codes = parse_space(of_program.pop("space") or [])
     lists = {name: of_program[name] or [] for name in ("metrics", "flags")}
-    script = make_script(command, of_program["loss"], **lists)
-    source = script.source(parse_space(of_program["space"] or []))
+    script = make_script(command, **{**of_program, **lists})
+    source = script.source(codes)
     return {**given, "search_space": Path(script.name), "source": source.encode()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hpo.evaluation.verdict import GOING, Step, Verdict
@@ -52,6 +52,7 @@ class Attempt:
         self.step: Step | None = None
         self.copied_after = 0
         self.has_weights = False
+        self.saves_itself = False  # a program, so that it can be paused
         self.began = clock.now()
         self.verdict: Verdict = GOING
         self.loss = math.inf
@@ -105,11 +106,14 @@ class Attempt:
         self.step = step
         self.has_inherited |= step.inherited
         if step.went_on and self.restored is not None and not self.losses:
-            about = self.restored
-            self.losses, self.taken_over, self.seconds_before = list(about.losses), len(about.losses), about.seconds
-            self.earlier = about.seconds if self.is_first else self.earlier
-            self.loss, self.metrics = min(self.losses, default=math.inf), about.metrics
-            self.has_weights = about.has_weights
+            self.continue_from(self.restored.losses, self.restored.seconds, self.restored.metrics)
+            self.has_weights = self.restored.has_weights
+
+    def continue_from(self, losses: Sequence[float], seconds: float, metrics: Mapping[str, float]) -> None:
+        """Take over the losses that the evaluation had before it was interrupted or paused, and its seconds."""
+        self.losses, self.taken_over, self.seconds_before = list(losses), len(losses), seconds
+        self.earlier = seconds if self.is_first else self.earlier
+        self.loss, self.metrics = min(losses, default=math.inf), metrics
 
     def take(self, verdict: Verdict) -> None:
         """Take over the verdict of all ranks."""

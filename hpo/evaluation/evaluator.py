@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,10 +58,15 @@ class Terms:
 
 @dataclass(frozen=True)
 class Found:
-    """In which file the state is that an evaluation may begin with, and whether it is its own."""
+    """In which file the state is that an evaluation may begin with, and whether it is its own.
 
-    path: Path | None
-    is_own: bool
+    A program continues by itself if there are `losses` that it had before, in so many seconds.
+    """
+
+    path: Path | None = None
+    is_own: bool = True
+    losses: Sequence[float] | None = None
+    seconds: float = 0.0
 
 
 class Evaluator:
@@ -182,8 +187,11 @@ class Evaluator:
 
     def _evaluate(self, assignment: Assignment, earlier: float | None) -> Attempt:
         """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
-        ticket, found = self._group.connect(Found(*self._leader.find(assignment)) if self._leader else None)
+        ticket, found = self._group.connect(self._find(assignment) if self._leader else None)
         attempt = Attempt(assignment, *self._known(assignment, found), found.path, earlier)
+        if found.losses is not None:
+            attempt.continue_from(found.losses, found.seconds, {})
+        attempt.saves_itself = self._terms.program is not None and bool(self._terms.program.script.resume)
         seed = self._terms.seed if assignment.seed is None else assignment.seed
         overdue_after = self._leader.limits.evaluation_timeout + self._group.patience if self._leader else math.inf
         with self._watch.evaluation() as watched:
@@ -205,13 +213,25 @@ class Evaluator:
         if program is not None:
             known = (attempt, self._leader, program, overdue_after)
             running = ProgramSupervision(group, self._watch, watched, *known)
-            running.start(ticket, seed, folder)
+            running.start(ticket, seed, folder, continues=attempt.taken_over > 0)
             return running
         meeting = Meeting(group, self._watch, watched, self._decider(attempt))
         places, is_team = self._terms.places, group is not self._own
         supervision = Supervision(group, watched, meeting, attempt, self._leader, places, overdue_after, is_team)
         supervision.begin(ticket, seed, folder, self._is_watched)
         return supervision
+
+    def _find(self, assignment: Assignment) -> Found:
+        """Return what an evaluation may begin with, on the leader."""
+        assert self._leader is not None
+        program = self._terms.program
+        if program is None:
+            return Found(*self._leader.find(assignment))
+        seed = self._terms.seed if assignment.seed is None else assignment.seed
+        known = {"trial": assignment.root, "folder": self._terms.folder(assignment), "seed": seed}
+        losses, seconds = self._leader.find_losses(assignment) if program.script.resume else ([], 0.0)
+        continues = bool(losses) and program.can_continue(assignment.params, known)
+        return Found(losses=losses, seconds=seconds) if continues else Found()
 
     def _decider(self, attempt: Attempt) -> Decide | None:
         leader = self._leader

@@ -28,13 +28,14 @@ class Limits:
     """When to end an evaluation, a run in which nothing succeeds, or one that is good enough.
 
     `evaluation_timeout` is in seconds; `max_failures` counts failed evaluations before any success. `prunes` says that
-    a pruner judges each loss.
+    a pruner judges each loss, from `first_judged` on, counted from 1.
     """
 
     evaluation_timeout: float = math.inf
     max_failures: int | None = None
     target_loss: float = -math.inf
     prunes: bool = False
+    first_judged: int = 1
 
 
 def target_reached(target_loss: float) -> Stop:
@@ -117,7 +118,8 @@ class Leader:
         if seconds > limits.evaluation_timeout:
             reason = f"{TIMEOUT}still going on after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
             return replace(verdict, state="failed", failure=reason)
-        return self._judged(attempt, verdict) if limits.prunes else verdict
+        is_judged = limits.prunes and len(attempt.losses) + 1 >= limits.first_judged
+        return self._judged(attempt, verdict) if is_judged else verdict
 
     def _judged(self, attempt: Attempt, verdict: Verdict) -> Verdict:
         """Let the pruner judge an evaluation; one that does not save cannot pause."""
@@ -129,7 +131,7 @@ class Leader:
 
     def can_go_on_elsewhere(self, attempt: Attempt) -> bool:
         """Tell whether the objective has saved with this loss what it goes on from."""
-        return self._saver is not None and self._saver.is_on and attempt.has_saved
+        return attempt.saves_itself or (self._saver is not None and self._saver.is_on and attempt.has_saved)
 
     def can_hand_on(self, attempt: Attempt) -> bool:
         """Tell whether the objective has saved with this loss what can be handed on to other workers."""
@@ -166,6 +168,10 @@ class Leader:
             warn(f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}")
         if self._saver is not None:
             self._saver.drop_draft(attempt)
+
+    def find_losses(self, assignment: Assignment) -> tuple[list[float], float]:
+        """Return the losses and the seconds of the trial that this evaluation repeats; none for a first attempt."""
+        return self._recorder.losses_before(assignment.number) if assignment.number != assignment.root else ([], 0.0)
 
     def miss_loss(self, reason: str) -> None:
         """Stop the run if no evaluation has found a loss so far: the others would not find one either."""

@@ -37,11 +37,20 @@ class Program:
     settings: Mapping[str, Any]
     hyperparameters: Sequence[str]
 
-    def arguments(self, params: Mapping[str, Any], trial: int, folder: Path, seed: int) -> list[str]:
-        """Return the command of an evaluation."""
-        others = {**self.settings, "trial": trial, "folder": folder, "seed": seed}
+    def arguments(self, params: Mapping[str, Any], known: Mapping[str, Any], continues: bool) -> list[str]:
+        """Return the command of an evaluation; `known` has its trial, its folder and its seed."""
+        others = {**self.settings, **known}
         absent = [name for name in self.hyperparameters if name not in params]
-        return self.script.arguments(params, others, absent)
+        command = self.script.arguments(params, others, absent)
+        return [*command, *self.script.resume_arguments({**others, **params})] if continues else command
+
+    def can_continue(self, params: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+        """Tell whether the files are there, in the evaluation's folder, from which the program would continue."""
+        values = {**self.settings, **known, **params}
+        parts = self.script.resume_arguments(values)
+        named = [part.partition("=")[2] if part.startswith("--") else part for part in parts]
+        files = [Path(part) for part in named if str(known["folder"]) in part]
+        return bool(parts) and all(file.exists() for file in files)
 
 
 class ProgramSupervision(Supervision):
@@ -71,18 +80,19 @@ class ProgramSupervision(Supervision):
         self._decided: Verdict | None = None
         group.slot.output.listener = self._reports.take_line
 
-    def start(self, ticket: Mapping[str, Any] | None, seed: int, folder: Path) -> None:
-        """Let the trainer run the program, in a folder's name that is made on first use."""
+    def start(self, ticket: Mapping[str, Any] | None, seed: int, folder: Path, continues: bool) -> None:
+        """Let the trainer run the program; it `continues` from what it has kept in the evaluation's folder."""
         assignment = self._attempt.assignment
         if self._program.script.has_place("folder"):
             folder.mkdir(parents=True, exist_ok=True)
-        own = {"TRIAL": assignment.root, "FOLDER": folder, "SEED": seed, "METRICS": self._reports.path}
+        known = {"trial": assignment.root, "folder": folder, "seed": seed}
         self._trainer.send(
             "run",
-            command=self._program.arguments(assignment.params, assignment.root, folder, seed),
+            command=self._program.arguments(assignment.params, known, continues),
             environment={
                 **(ticket["environment"] if ticket else {}),
-                **{f"HPO_{name}": str(value) for name, value in own.items()},
+                **{f"HPO_{name.upper()}": str(value) for name, value in known.items()},
+                "HPO_METRICS": self._reports.path,
             },
         )
 
@@ -118,6 +128,8 @@ class ProgramSupervision(Supervision):
     def _settle(self, rank: int, reports: Sequence[Report]) -> None:
         """Let the leader decide on losses, one after the other, until the evaluation is not to continue."""
         for report in reports:
+            if self._decided is not None and self._watched.cause is None:  # what it was at with the last one is kept
+                self._watched.call_off(f"it is {self._decided.state}")
             if self._decided is not None or self._leader is None:
                 return
             if report.mistake:
@@ -130,6 +142,10 @@ class ProgramSupervision(Supervision):
             self._attempt.take(verdict)
             if verdict.state != "going":
                 self._decided = verdict
+            if verdict.state not in (
+                "going",
+                "paused",
+            ):  # one that is paused has until its next report for a checkpoint
                 self._watched.call_off(f"it is {verdict.state}")
 
     def _conclude(self, verdict: Verdict, printed: str) -> Verdict:
@@ -137,7 +153,7 @@ class ProgramSupervision(Supervision):
         assert self._leader is not None
         if self._decided is not None and verdict.state != "stopped":
             verdict = replace(self._decided, loss=None, keep=False, save=False)
-        elif verdict.state == "complete" and not self._attempt.has_loss:
+        elif verdict.state == "complete" and not self._attempt.losses:
             lines = self._reports.last_lines
             failure = f"no loss was found{_advice(lines, self._program.script)}"
             verdict = Verdict("failed", failure=failure, traceback=_shown(lines))

@@ -17,6 +17,7 @@ from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.offers import Offers
 from hpo.ranks.watch import Watch
 from hpo.run.ready import Run
+from hpo.script import Script
 from hpo.space import SearchSpace
 from hpo.store.evaluations import CONFIRMING
 from hpo.store.recorder import Line, Recorder
@@ -49,11 +50,12 @@ class Leading:
         self._make_evaluator = make_evaluator
         self._timeout = run.options.evaluation_timeout or math.inf
 
-    def search(self, line: Line, space: SearchSpace) -> None:
+    def search(self, line: Line, space: SearchSpace, script: Script | None) -> None:
         """Breed, claim and evaluate individuals until the search is over."""
         options, run = self._options, self._manifest
         recorder = self._recorder(line)
-        limits = Limits(self._timeout, options.max_failures, options.target, run.pruner != "none")
+        prunes, first = run.pruner != "none", script.first_report if script else 1
+        limits = Limits(self._timeout, options.max_failures, options.target, prunes, first)
         saver = Saver(States(self._files.states), options.save_every, run.layout.islands if run.inherit else 0)
         keeper = WeightsKeeper(recorder, run.settings)
         leader = Leader(recorder, self._slot, limits, self._watch.stop, keeper, saver)

@@ -68,7 +68,7 @@ class Stages:
         self._ready.slot.fork_ahead()
         with self._recording(first.search_writer if first else None, self._manifest.budget) as line:
             if leading:
-                leading.search(line, self._ready.problem.space)
+                leading.search(line, self._ready.problem.space, self._ready.problem.file.script)
             else:
                 self._follow()
         self._hear_of_stops()

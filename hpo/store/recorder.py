@@ -155,6 +155,11 @@ class Recorder:
         """Let weights that were written be put in their place."""
         self._line.tell("place_weights", trial)
 
+    def losses_before(self, trial: int) -> tuple[list[float], float]:
+        """Return the losses and the seconds of the trial that a trial repeats; none if it repeats none."""
+        losses, seconds = self._line.ask("losses_before", trial)
+        return list(losses), float(seconds)
+
     def saved_after(self, trial: int) -> int:
         """Return after how many losses an evaluation was saved last."""
         return int(self._line.ask("saved_after", trial))

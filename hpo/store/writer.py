@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections import deque
@@ -147,6 +148,15 @@ class Writer:
         if self.weights:
             self.commit()  # the best on disk has its weights, also after a death in between
             self.weights.place(trial)
+
+    def losses_before(self, trial: int) -> tuple[list[float], float]:
+        """Return the losses and the seconds of the trial that a trial repeats; none if it repeats none."""
+        evaluations = self.record.evaluations()
+        earlier = evaluations[trial].repeats
+        if earlier is None:
+            return [], 0.0
+        curve, seconds = evaluations[earlier].curve, evaluations[earlier].seconds
+        return [curve[step] for step in sorted(curve)], 0.0 if math.isnan(seconds) else seconds
 
     def saved_after(self, trial: int) -> int:
         """Return after how many losses an evaluation was saved last."""

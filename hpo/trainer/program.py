@@ -32,6 +32,7 @@ from hpo.trainer.forks import end_if_forked
 from hpo.trainer.interrupts import Cancelled, Interrupts
 
 _SECONDS_TO_END = 2.0  # of a command that is cancelled
+_SECONDS_TO_BE_CANCELLED = 1.0  # after a peer was, before an error of its connection is shown
 
 
 class _Exit(Exception):  # noqa: N818 - an end with a status, which is a failure
@@ -59,7 +60,7 @@ def run_program(
         end_if_forked(error)
         status = _status_of(error)
         if status != 0:
-            step = _failed(error, Path(command[0]), interrupts)
+            step = _failed(_cause_of(error, interrupts), Path(command[0]), interrupts)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -161,6 +162,17 @@ def _status_of(error: BaseException) -> int:
     if error.code is None or error.code == 0:
         return 0
     return error.code if isinstance(error.code, int) else 1
+
+
+def _cause_of(error: BaseException, interrupts: Interrupts) -> BaseException:
+    """Return Cancelled in the place of an error that says that a peer has gone, if the evaluation was called off."""
+    if any(text in str(error) for text in ECHOES):
+        try:
+            with interrupts.inside():
+                time.sleep(_SECONDS_TO_BE_CANCELLED)
+        except Cancelled as cancelled:
+            return cancelled
+    return error
 
 
 def _failed(error: BaseException, path: Path, interrupts: Interrupts) -> dict[str, Any]:

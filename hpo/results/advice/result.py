@@ -14,7 +14,8 @@ from hpo.store.evaluations import Evaluation, rank
 from hpo.store.manifest import Manifest
 from hpo.store.rungs import is_over
 
-_OF_SCRIPT = ("--space", "--loss", "--metric", "--flag")  # options that describe a program, each with a value
+# Options that describe a program, each with a value.
+_OF_SCRIPT = ("--space", "--loss", "--metric", "--flag", "--resume-args", "--first-report")
 _LONGEST = 1000  # characters of a command: nobody types more
 _MOST_NAMED = 5  # things in a list
 
