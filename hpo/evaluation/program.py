@@ -7,6 +7,7 @@ decides on each loss as soon as it knows it, and calls the evaluation off if it 
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,6 +94,7 @@ class ProgramSupervision(Supervision):
                 **(ticket["environment"] if ticket else {}),
                 **{f"HPO_{name.upper()}": str(value) for name, value in known.items()},
                 "HPO_METRICS": self._reports.path,
+                **(_serve_itself() if self._group.size == 1 else {}),
             },
         )
 
@@ -179,6 +181,15 @@ class _LastMeeting(Meeting):
         steps: list[Step] = gathering.objects()
         supervision.take_all(steps)
         return steps
+
+
+def _serve_itself() -> dict[str, str]:
+    """Let a program on one rank serve torch's store itself, as if it was not started by torchrun.
+
+    A program that starts its ranks itself, as by `torch.multiprocessing.spawn`, chooses another port for that.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return {"MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
 def _advice(lines: Sequence[str], script: Script) -> str:

@@ -75,18 +75,21 @@ def import_packages(script: Script) -> None:
     if path is None or path.suffix != ".py":
         return
     with suppress(OSError, SyntaxError, ValueError):
-        for name in dict.fromkeys(_imports_of(ast.parse(path.read_bytes()))):
-            if _is_installed(name):
+        for module, names in _imports_of(ast.parse(path.read_bytes())):
+            if _is_installed(module):
                 with suppress(Exception, SystemExit):
-                    importlib.import_module(name)
+                    imported = importlib.import_module(module)
+                    for name in names:  # some packages, such as transformers, import what is asked for
+                        getattr(imported, name, None)
 
 
-def _imports_of(tree: ast.Module) -> Iterator[str]:
+def _imports_of(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
+    """Yield the modules that a script imports at its top, and the names that it takes from each."""
     for node in tree.body:
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, []) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module
+            yield node.module, [alias.name for alias in node.names]
 
 
 def _is_installed(name: str) -> bool:
