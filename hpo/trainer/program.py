@@ -32,7 +32,7 @@ from hpo.trainer.forks import end_if_forked
 from hpo.trainer.interrupts import Cancelled, Interrupts
 
 _SECONDS_TO_END = 2.0  # of a command that is cancelled
-_SECONDS_TO_BE_CANCELLED = 1.0  # after a peer was, before an error of its connection is shown
+_SECONDS_TO_BE_CANCELLED = 3.0  # after a peer was, before an error of its connection is shown
 
 
 class _Exit(Exception):  # noqa: N818 - an end with a status, which is a failure

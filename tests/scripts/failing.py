@@ -1,0 +1,55 @@
+"""A script that fails in many ways, on the second rank, after the first of three losses."""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import hpo
+
+
+def fail(way):
+    if way == "raise":
+        raise ValueError("injected")
+    if way == "status":
+        sys.exit(3)
+    if way == "text":
+        sys.exit("no luck")
+    if way == "_exit":
+        os._exit(0)
+    if way == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if way == "segfault":
+        ctypes.string_at(0)
+    if way == "hang":
+        time.sleep(3600)
+    if way == "nan":
+        hpo.report(float("nan"))
+    if way == "fork" and os.fork() == 0:
+        hpo.report(0.5)  # as the third loss: a forked process belongs to the program
+        sys.exit()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--way")
+    parser.add_argument("--x", type=float)
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    for step in range(3):
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 1 and step == 1:
+            fail(args.way)
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 0:
+            hpo.report(args.x + 1 / (step + 1), step=step)
+        elif args.way == "differ":
+            hpo.report(5)
+
+
+main()

@@ -1,0 +1,339 @@
+"""Training programs that are written for torchrun, as objectives: on the command line, and in search files."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpo.cli.script import make_script, parse_space, split_command
+from hpo.errors import UsageError
+from hpo.evaluation.reports import Agreement, Report, Reports
+from hpo.script import Script, propose_loss
+from tests.support.chaos import Victim, ended
+from tests.support.launch import ROOT, Mpi
+from tests.support.outcome import finished, trials_of
+
+SCRIPTS = ROOT / "tests" / "scripts"
+SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
+LR = ["--space", "lr=Float(1e-3, 1e-1, log=True)"]
+
+
+def losses_of_torchrun(folder: Path, params: dict[str, Any]) -> list[float]:
+    """Return what torchrun prints of the script for hyperparameters, on two ranks."""
+    options = [part for name, value in params.items() for part in (f"--{name}", str(value))]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    job = subprocess.run(
+        [*torchrun, SCRIPTS / "ddp.py", *options], cwd=folder, capture_output=True, text=True, timeout=100, check=True
+    )
+    return [float(loss) for loss in re.findall(r"val_loss=(\S+)", job.stdout)]
+
+
+def test_script_for_torchrun_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text((SCRIPTS / "ddp.py").read_text())
+    options = [*LR, "--space", "hidden=Int(4, 64, log=True)", "--loss", r"val_loss=(\S+)", "--run-dir", "run"]
+    job = mpi.run(4, *SEARCH, *options, "--evaluations", 6, "--", "train.py", "--epochs", 2, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    assert len(finished(trials)) == 6
+    assert all(sorted(trial.intermediate_values) == [1, 2] for trial in trials)
+    expected = losses_of_torchrun(tmp_path, {"epochs": 2, **trials[3].params})
+    assert list(trials[3].intermediate_values.values()) == expected
+    assert trials[3].values == [min(expected)]
+    printed = (tmp_path / "run" / "printed" / "3.txt").read_text()
+    assert printed.count("has seen 128 samples") == 2, "each rank has half of them"
+    source = (tmp_path / "run" / "search_space-1.py").read_text()
+    assert "lr=Float(0.001, 0.1, log=True),\n    hidden=Int(4, 64, log=True)," in source
+    assert "objective = Script('train.py', '--epochs', '2', loss='val_loss=(\\\\S+)')\n" in source
+
+
+FAILURES = {
+    "raise": r"rank 1, failing.py:\d+: ValueError: injected",
+    "status": r"rank 1: failing.py ended with status 3",
+    "text": r"rank 1: failing.py ended with status 1; its last line on stderr: no luck",
+    "_exit": r"rank 1: the trainer ended with status 0: return, or raise an exception",
+    "kill": r"rank 1: the trainer was ended by SIGKILL, perhaps by the kernel for want of memory",
+    "segfault": r"rank 1, failing.py:\d+: the trainer was ended by SIGSEGV",
+    "hang": r"timeout: rank 0 waited 4 s \(--collective-timeout\) at failing.py:\d+ for rank 1, which was at "
+    r"failing.py:\d+",
+    "nan": r"rank 1: the validation loss is nan",
+    "differ": r"ranks 0 and 1 reported different losses, [\d.]+ and 5, as loss 1: report the mean over all ranks, "
+    r"or on one rank only",
+}
+
+
+def test_program_that_fails_costs_its_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+    given = [way for failing in FAILURES for way in (failing, f"well-{failing}")]
+    (tmp_path / "given.json").write_text(json.dumps([{"way": way, "x": 0.5} for way in given]))
+    choices = ", ".join(map(repr, given))
+    (tmp_path / "my_search.py").write_text(
+        "from hpo import Categorical, Float, Script, SearchSpace\n\n"
+        f"space = SearchSpace(way=Categorical({choices}), x=Float(0.0, 1.0))\n"
+        f"objective = Script({str(SCRIPTS / 'failing.py')!r})\n"
+    )
+    options = ["--start-with", "given.json", "--evaluations", len(given), "--collective-timeout", "4s"]
+    job = mpi.run(4, *SEARCH, "my_search.py", *options, "--run-dir", "run", cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    trials = {trial.params["way"]: trial for trial in trials_of(tmp_path / "run")}
+    for way, pattern in FAILURES.items():
+        assert re.fullmatch(pattern, trials[way].user_attrs["failure"]), way
+        assert trials[f"well-{way}"].values == [pytest.approx(0.5 + 1 / 3)], way
+        assert trials[f"well-{way}"].user_attrs["metrics"] == {"step": 2.0}
+    assert "Traceback" not in re.sub(r"(?m)^worker \d rank 1 \|.*\n", "", job.stderr), "of the rank that fails alone"
+
+
+def test_command_that_is_not_python_runs_on_each_rank(mpi: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(
+        '#!/bin/sh\nenv | grep -E "^(PMI|OMPI|HYDRA|SLURM_PROCID|MASTER_PORT=29500)"\n'
+        'echo "rank $RANK of $WORLD_SIZE: $*"\n'
+        '[ "$RANK" = 0 ] && echo "{\\"loss\\": 0.$2, \\"places\\": 1}" >> "$HPO_METRICS" && touch "$4/here"\n'
+        '[ "$2" != 3 ]\n'
+    )
+    script.chmod(0o755)
+    options = ["--space", "k=Int(1, 3)", "--evaluations", 3, "--run-dir", "run"]
+    job = mpi.run(2, *SEARCH, *options, "--", "./train.sh", "--k", "{k}", "--out", "{folder}", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = {trial.params["k"]: trial for trial in trials_of(tmp_path / "run")}
+    assert [trials[k].values for k in (1, 2)] == [[0.1], [0.2]]
+    assert trials[1].user_attrs["metrics"] == {"places": 1.0}
+    assert trials[3].user_attrs["failure"].endswith("./train.sh ended with status 1")
+    for k, trial in trials.items():
+        folder = tmp_path / "run" / "trials" / str(trial.number)
+        assert [path.name for path in folder.iterdir()] == ["here"]
+        printed = (tmp_path / "run" / "printed" / f"{trial.number}.txt").read_text()
+        lines = {f"rank {rank} | rank {rank} of 2: --k {k} --out {folder}\n" for rank in range(2)}
+        assert set(printed.splitlines(keepends=True)) == lines
+
+
+def test_program_continues_from_its_own_checkpoint(mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--space", "speed=Float(0.0, 0.5)", "--loss", r"validation loss: (\S+)", "--run-dir", "run", "--resume"]
+    options += ["--resume-args", "--resume {folder}/last.json", "--pruner", "asha", "--evaluations", "10"]
+    command = ["--", SCRIPTS / "continuing.py", "--out", "{folder}", "--epochs", "12"]
+    with ended(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
+        assert victim.wait_for("\n 3/10 ")
+        victim.job.send_signal(signal.SIGKILL)
+        victim.wait(20)
+    job = mpi.run(2, *SEARCH, *options, *command, cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    trials = trials_of(tmp_path / "run")
+    later = [trial for trial in trials if "went_on_after" in trial.user_attrs]
+    assert any(trials[trial.user_attrs["repeats"]].user_attrs.get("failure") == "interrupted" for trial in later)
+    assert any("paused_after" in trials[trial.user_attrs["repeats"]].user_attrs for trial in later)
+    for trial in trials:
+        assert all(
+            any(loss == pytest.approx(8 * (1 - trial.params["speed"]) ** epoch, abs=1e-5) for epoch in range(1, 13))
+            for loss in trial.intermediate_values.values()
+        )
+    assert [trial for trial in trials if trial.state.name == "COMPLETE"]
+
+
+def test_run_whose_program_reports_no_loss_says_what_would_read_it(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('epoch 0 eval_loss 0.31 lr 1e-3')\n")
+    options = ["--space", "k=Int(1, 30)", "--evaluations", 8, "--run-dir", "run"]
+    job = mpi.run(2, *SEARCH, *options, "--", "python", "train.py", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (3, "")
+    stopped = (
+        r"Stopped: no loss was found in what the program printed; --loss 'eval_loss\s+([^\s,;}]+)' would read it; the "
+        "last line is 'epoch 0 eval_loss 0.31 lr 1e-3'. To go on:"
+    )
+    assert job.stdout.count(stopped) == 1
+    assert [trial.state.name for trial in trials_of(tmp_path / "run")] == ["FAIL"]
+
+
+def test_module_and_ranks_that_a_script_starts_are_run(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "spawning.py").write_text(
+        "import os, sys\nimport torch, torch.distributed as dist, torch.multiprocessing as mp\nimport hpo\n\n\n"
+        "def train(rank, x):\n"
+        "    os.environ['MASTER_PORT'] = sys.argv[-1]\n"
+        "    dist.init_process_group('gloo', rank=rank, world_size=2)\n"
+        "    value = torch.tensor(x)\n"
+        "    dist.all_reduce(value)\n"
+        "    if rank == 0:\n"
+        "        hpo.report(value, trial=hpo.trial)\n\n\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(train, args=(float(sys.argv[2]),), nprocs=2)\n"
+    )
+    options = ["--space", "x=Float(0.0, 1.0)", "--evaluations", 2, "--run-dir", "run"]
+    port = str(20000 + int(tmp_path.stat().st_ino) % 9000)
+    job = mpi.run(1, *SEARCH, *options, "--", "-m", "spawning", "--x", "{x}", port, cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    for trial in trials_of(tmp_path / "run"):
+        assert trial.values == [pytest.approx(2 * trial.params["x"])]
+        assert trial.user_attrs["metrics"] == {"trial": trial.number}
+
+
+def test_objective_has_a_folder_that_stays_when_it_continues(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "my_search.py").write_text(
+        "import time\nfrom hpo import Int, SearchSpace\n\nspace = SearchSpace(k=Int(1, 99))\n\n\n"
+        "def objective(params, worker):\n"
+        "    with (worker.folder / f'rank{worker.rank}').open('a') as file:\n"
+        "        file.write(f'{worker.trial} {params[\"k\"]}\\n')\n"
+        "    while (worker.folder / f'rank{worker.rank}').read_text().count('\\n') < 2 and worker.trial == 1:\n"
+        "        time.sleep(0.1)\n"
+        "    return params['k']\n"
+    )
+    options = ["my_search.py", "--evaluations", 3, "--run-dir", "run", "--resume"]
+    with ended(Victim(mpi, 2, [*SEARCH, *options], tmp_path, tmp_path / "log")) as victim:
+        assert victim.wait_for("\n1/3 ")
+        victim.job.send_signal(signal.SIGTERM)
+        victim.wait(20)
+    assert mpi.run(2, *SEARCH, *options, cwd=tmp_path).returncode == 0
+    trials = trials_of(tmp_path / "run")
+    assert [trial.user_attrs.get("repeats") for trial in trials] == [None, None, 1, None]
+    folders = {path.name: (path / "rank0").read_text() for path in (tmp_path / "run" / "trials").iterdir()}
+    for number, trial in ((0, trials[0]), (1, trials[1]), (3, trials[3])):
+        line = f"{number} {trial.params['k']}\n"
+        assert folders[str(number)] == (2 * line if number == 1 else line)
+
+
+MISTAKES = [
+    ([*LR, "--", "nothere.py"], "nothere.py: no such file; it is looked for in "),
+    ([*LR, "--", "nocommand"], "nocommand: there is no such command, nor a file of this name in "),
+    (
+        [*LR, "--", "train.py", "{lrr}"],
+        "train.py: '{lrr}' has a place for 'lrr', and there are lr, trial, folder, seed; ",
+    ),
+    ([*LR, "--flag", "x", "--", "train.py"], "train.py: the flag 'x' is no hyperparameter; there are lr"),
+    ([*LR, "--grow", "--", "train.py"], "--grow: train.py is a program, which does not save what others go on from"),
+    ([*LR, "--confirm", "2", "--", "train.py"], "--confirm 2: train.py is to be trained with other seeds; give them "),
+    (["--loss", "(x)", "train.py"], "--loss is for a program, which stands behind --"),
+    ([*LR, "train.py", "--", "train.py"], "train.py and a program behind --: give one of them"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_mistake_in_a_command_is_one_message(mpi: Mpi, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    job = mpi.run(2, *SEARCH, *arguments, cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert job.stderr.startswith(f"error: {message}")
+    assert job.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "a search over a program needs its hyperparameters: "),
+        (["lr"], "--space lr: "),
+        (["lr=Float(1"], "--space lr=Float(1: 'Float(1' is not a parameter; "),
+        (["lr=Foo(1, 2)"], "--space lr=Foo(1, 2): there are Categorical, Float, Int, Ordinal; "),
+        (["lr=Float(__import__('os').getpid(), 2)"], "its arguments must be numbers, texts, True or False; "),
+        (["lr=Float(1, 2, **{})"], "its arguments must be numbers, texts, True or False; "),
+        (["lr=Float(2, 1)"], "--space: parameter 'lr': low < high must hold"),
+        (["lr=Float(1, 2, three=4)"], "three"),
+        (["a=Int(1, 2)", "a=Int(1, 3)"], "--space a=Int(1, 3): a is given twice"),
+    ],
+)
+def test_space_on_the_command_line_is_parsed_and_never_run(texts: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse_space(texts)
+
+
+def test_space_on_the_command_line_is_that_of_a_search_file(tmp_path: Path) -> None:
+    texts = ["opt=Categorical('sgd', 'adam')", "momentum=Float(0.0, 0.9, when={'opt': 'sgd'})", "k=Ordinal(8, 16)"]
+    assert parse_space(texts) == dict(text.split("=", 1) for text in texts)
+    assert split_command(["--seed", "1", "--", "train.py", "--", "x"]) == (["--seed", "1"], ["train.py", "--", "x"])
+    assert split_command(["a.py"]) == (["a.py"], None)
+    (tmp_path / "train.py").write_text("")
+    path = str(tmp_path / "train.py")
+    script = make_script(["python3", path], ["acc=acc (.*)"], "--from '{folder}/a b'", 2, loss="l=(.*)", flags=["amp"])
+    expected = {"metrics": {"acc": "acc (.*)"}, "flags": ["amp"], "resume": ["--from", "{folder}/a b"]}
+    assert script == Script(path, loss="l=(.*)", first_report=2, **expected)  # type: ignore[arg-type]
+    found: dict[str, Any] = {}
+    exec(script.source(parse_space(texts)), found)
+    assert (found["objective"], list(found["space"].parameters)) == (script, ["opt", "momentum", "k"])
+    assert Script.from_data(json.loads(json.dumps(script.data))) == script
+
+
+def test_hyperparameters_have_places_or_are_appended() -> None:
+    script = Script(
+        "train.py", "--lr", "{lr}", "c-{trial}.yaml", '{"a": {"b": 1}}', "{{lr}}", "--m", "{m}", flags=["amp"]
+    )
+    script.check(["lr", "m", "amp", "w", "big"], [])
+    known = {"trial": 7, "folder": "f", "seed": 3}
+    params = {"lr": 0.1, "m": 0.9, "amp": True, "w": 3, "big": False}
+    start = ["train.py", "--lr", "0.1", "c-7.yaml", '{"a": {"b": 1}}', "{lr}"]
+    assert script.arguments(params, known) == [*start, "--m", "0.9", "--amp", "--w", "3", "--big", "false"]
+    del params["m"]
+    assert script.arguments({**params, "amp": False}, known, ["m"]) == [*start, "--w", "3", "--big", "false"]
+    for command, options in (
+        ([], {}),
+        (["-m"], {}),
+        (["train.py"], {"loss": "a("}),
+        (["train.py"], {"loss": "abc"}),
+        (["train.py"], {"metrics": {"a": "(x)(y)"}}),
+        (["train.py"], {"first_report": 0}),
+    ):
+        with pytest.raises(ValueError, match=r"Script|pattern|first_report"):
+            Script(*command, **options)
+
+
+@pytest.mark.parametrize(
+    ("lines", "loss"),
+    [
+        (["epoch 1 eval_loss 0.31"], "0.31"),
+        (["{'eval_loss': 0.5, 'lr': 1e-3}"], "0.5"),
+        (["Epoch 0: val loss: 1e-3, acc 3"], "1e-3"),
+        (["train_loss=1.0", "val_loss=2.0"], "2.0"),
+        (["loss: 3"], "3"),
+        (["nothing", "loss is low"], None),
+    ],
+)
+def test_pattern_is_proposed_that_reads_a_loss(lines: list[str], loss: str | None) -> None:
+    pattern = propose_loss(lines)
+    found = [match[1] for line in lines if (match := re.search(pattern, line))] if pattern else []
+    assert found == ([loss] if loss is not None else [])
+
+
+def test_reports_come_from_lines_or_from_the_file() -> None:
+    script = Script("train.py", loss=r"loss=(\S+)", metrics={"acc": r"acc=(\S+)"})
+    reports = Reports(script)
+    for line in ("acc=0.5", "loss=value", "loss=2.0 acc=0.6", "acc=bad loss=1.0", "loss=nan"):
+        reports.take_line(line)
+    taken = reports.take_new()
+    assert taken[:2] == [Report(2.0, {"acc": 0.6}), Report(1.0, {})]
+    assert taken[2].mistake == "the validation loss is nan"
+    Path(reports.path).write_text('{"loss": 9}\n')
+    assert reports.take_new() == [], "lines came first"
+    reports.close()
+    reports = Reports(script)
+    with Path(reports.path).open("a") as file:
+        file.write('{"loss": 3, "acc": 1}\n{"lo')
+        file.flush()
+        assert reports.take_new() == [Report(3.0, {"acc": 1.0})]
+        file.write('ss": 2}\n[1]\n{"loss": true}\n')
+    rest = reports.take_new()
+    assert rest[0] == Report(2.0, {})
+    assert [one.mistake for one in rest[1:]] == [
+        f"what was reported is not a loss with metrics: {text}" for text in ("[1]", '{"loss": true}')
+    ]
+    reports.take_line("loss=5")
+    assert reports.take_new() == []
+    reports.close()
+
+
+def test_reports_of_several_ranks_have_to_agree() -> None:
+    agreement = Agreement(2)
+    one, other = [Report(1.0), Report(0.5)], [Report(1.0000001), Report(0.6)]
+    assert agreement.take(0, one[:1], 0) == [Report(1.0)]
+    assert agreement.take(1, other[:1], 0) == [], "the same loss"
+    assert agreement.take(1, other[1:], 1) == [Report(0.6)]
+    (mistake,) = agreement.take(0, one, 0)
+    assert mistake.mistake.startswith("ranks 1 and 0 reported different losses, 0.6 and 0.5, as loss 2: ")
+    assert agreement.take(0, one, 0) == []
+
+
+def test_report_outside_a_search_does_nothing() -> None:
+    code = (
+        "import sys, hpo\nassert hpo.report(0.5, accuracy=1) is None\nassert hpo.trial is None and hpo.folder is None\n"
+        "assert not {'torch', 'numpy', 'optuna', 'mpi4py'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
