@@ -6,6 +6,7 @@ import json
 import random
 import re
 import runpy
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -137,6 +138,34 @@ def test_what_lightning_trains_is_searched_as_written(mpi: Mpi, tmp_path: Path, 
     shapes = {name.removeprefix("net."): list(tensor.shape) for name, tensor in weights.state.items()}
     assert shapes == {"0.weight": [width, 64], "0.bias": [width], "2.weight": [10, width], "2.bias": [10]}
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, "run"], "no checkpoints, no logs"
+
+
+def commands_with(page: str, start: str) -> list[list[str]]:
+    """Return the words of the commands in a page that begin with some words; a backslash joins lines."""
+    text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
+    return [shlex.split(line) for line in text.splitlines() if line.startswith(f"    {start}")]
+
+
+def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(example("docs/scripts.md", "train.py"), "utf-8")
+    hpo = ["-c", "from hpo.cli import main; main()"]
+    (_, whole, resuming) = commands_with("docs/scripts.md", "mpirun")
+    job = mpi.run(int(whole[2]), *hpo, *whole[4:], cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert len(finished(trials_of(tmp_path / "runs" / "script"))) == 16
+    (of_readme,) = commands_with("README.md", "mpirun -n 8 hpo search --space")
+    first_options = ["--evaluations", 4, "--run-dir", "readme"]
+    job = mpi.run(4, *hpo, "search", *first_options, *of_readme[5:], cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    (_, search) = blocks("docs/scripts.md", "python")
+    (tmp_path / "my_search.py").write_text(search, "utf-8")
+    options = ["--set", "epochs=1", "--evaluations", 2, "--run-dir", "file"]
+    job = mpi.run(2, *hpo, "search", "my_search.py", *options, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert all(len(trial.intermediate_values) == 1 for trial in trials_of(tmp_path / "file"))
+    (tmp_path / "train.py").write_text("import sys\nprint(f'val_loss=1 {sys.argv[1:]}')\n")
+    job = mpi.run(2, *hpo, "search", "--evaluations", 2, "--run-dir", "last", *resuming[5:], cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
 
 
 def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_its_best_epoch(
