@@ -185,7 +185,7 @@ def propose_loss(lines: Sequence[str]) -> str:
 
     Of these, a line that names a validation loss comes first.
     """
-    found = [match for line in lines if (match := _NAMED_LOSS.search(line))]
+    found = [match for line in lines for match in _NAMED_LOSS.finditer(line)]
     validation = [match for match in found if re.search("val|eval|test|dev", match[1], re.IGNORECASE)]
     for match in [*validation, *found][:1]:
         gap = r"\s+" if match[3].isspace() else rf"\s*{match[3].strip()}\s*"

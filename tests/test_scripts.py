@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from hpo import Categorical, Float
 from hpo.cli.script import make_script, parse_space, split_command
 from hpo.errors import UsageError
 from hpo.evaluation.reports import Agreement, Report, Reports
 from hpo.script import Script, propose_loss
 from tests.support.chaos import Victim, ended
-from tests.support.launch import ROOT, Mpi
+from tests.support.launch import ROOT, Hpo, Mpi
 from tests.support.outcome import finished, trials_of
 
 SCRIPTS = ROOT / "tests" / "scripts"
@@ -337,3 +338,49 @@ def test_report_outside_a_search_does_nothing() -> None:
         "assert not {'torch', 'numpy', 'optuna', 'mpi4py'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+OPTIONS = """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument("--lr", type=float, default=0.01)
+p.add_argument("-w", "--weight-decay", type=float, default=0.0)
+p.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
+p.add_argument("--batch-size", default=32, type=int)
+p.add_argument("--dropout", type=float, default=0.1)
+p.add_argument("--amp", action="store_true")
+p.add_argument("--lambda", type=float, default=2.0)
+p.add_argument("--data", default="x")
+p.add_argument("path")
+raise SystemExit("it is not run")
+print(f"epoch {0} train_loss: {1:.3f} val_loss: {2:.4f}")
+"""
+
+
+def test_search_file_is_proposed_from_the_options_of_a_script(tmp_path: Path, hpo: Hpo) -> None:
+    (tmp_path / "train.py").write_text(OPTIONS)
+    status, printed, errors = hpo("init", tmp_path / "train.py")
+    assert (status, errors) == (0, "")
+    found: dict[str, Any] = {}
+    exec(printed, found)
+    weight_decay, chosen = Float(1e-4, 1e-2, log=True), Categorical("sgd", "adam")
+    expected = {"lr": Float(1e-3, 0.1, log=True), "weight_decay": weight_decay, "optimizer": chosen}
+    assert found["space"].parameters == expected
+    assert found["objective"].command == (str(tmp_path / "train.py"), "--weight-decay", "{weight_decay}")
+    assert re.findall(found["objective"].loss, "epoch 0 train_loss: 1.000 val_loss: 2.0000") == ["2.0000"]
+    for line in (
+        "    # batch_size=Int(8, 128, log=True),  # and '--batch-size', '{batch_size}' in the Script\n",
+        "    # dropout=Float(0.0, 0.9),\n",
+        "    # amp=Categorical(True, False),\n",
+        "    # lambda_=Float(0.5, 8.0, log=True),  # and '--lambda', '{lambda_}' in the Script\n",
+        "# Add flags=['amp'] if one of them is searched.\n",
+    ):
+        assert line in printed
+    uncommented = re.sub(r"^    # ", "    ", printed, flags=re.MULTILINE)
+    exec(uncommented, found)
+    assert len(found["space"].parameters) == 7
+    for text, message in (("x = 1", "has no options of argparse"), ("x = (", "is not a Python script")):
+        (tmp_path / "train.py").write_text(text)
+        status, printed, errors = hpo("init", tmp_path / "train.py")
+        assert (status, printed) == (2, "")
+        assert errors.startswith(f"error: {tmp_path / 'train.py'} {message}")

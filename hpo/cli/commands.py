@@ -44,6 +44,16 @@ def hpo(context: typer.Context) -> None:
 
 
 @app.command()
+def init(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python script with argparse options.")],
+) -> None:
+    """Print a search file proposed from the options of a training script."""
+    from hpo.cli.proposal import propose_search
+
+    print(propose_search(script), end="")
+
+
+@app.command()
 def top(
     run_dir: RunDirectory,
     n: Annotated[int, typer.Option("-n", metavar="N", parser=whole, help="Individuals per table.")] = 3,
