@@ -23,43 +23,29 @@ from hpo.training.recipe import optimizer_of, schedule_of
 from tests.support.launch import PROGRAMS
 
 
-def told_by(ranks: int, cases: str) -> dict[str, list[float]]:
-    command = [sys.executable, str(PROGRAMS / "parallel.py"), str(ranks), cases]
-    job = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    assert (job.returncode, job.stderr) == (0, "")
-    told: dict[str, list[float]] = json.loads(job.stdout)
-    return told
+Told = dict[str, list[float]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_way_computes_what_one_process_would_step_for_step(ranks: int) -> None:
+def assert_as_by_textbook(told: Told, _: int) -> None:
     """Batches that do not divide, with and without batch normalisation, dropout, clipping, and parts of a batch."""
-    told = told_by(ranks, "plain")
     assert len(told) == 33
     wrong = {case: differences for case, differences in told.items() if not max(differences) < 1e-5}
     assert wrong == {}
 
 
-@pytest.mark.slow
-def test_a_resnet_is_computed_exactly() -> None:
-    told = told_by(2, "exact")
+def assert_exact(told: Told, _: int) -> None:
     assert sorted(told) == ["pipeline", "replicate", "shard"]
     assert max(map(max, told.values())) < 1e-9, told
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_mixed_precision_is_close_to_float32(ranks: int) -> None:
-    told = told_by(ranks, "mixed")
+def assert_close(told: Told, _: int) -> None:
     assert len(told) == 12
     assert all(1e-7 < steps < 0.02 and validated < 0.02 for steps, validated in told.values()), told
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_whole_states_are_given_and_loaded_in_every_way_and_a_rank_has_its_part(ranks: int) -> None:
-    told = told_by(ranks, "state")
+def assert_whole_states(told: Told, ranks: int) -> None:
+    """Whole states are given and loaded in every way, and a rank has its part of one."""
+    assert len(told) == 12
     for case, numbers in told.items():
         if case.startswith("size"):
             largest, whole, block = numbers
@@ -71,11 +57,8 @@ def test_whole_states_are_given_and_loaded_in_every_way_and_a_rank_has_its_part(
             assert loaded == pytest.approx(trained, rel=1e-9), case
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_rank_has_a_stage_on_each_of_its_devices(ranks: int) -> None:
+def assert_stage_on_each_device(told: Told, ranks: int) -> None:
     """Without GPUs, both devices are the CPU: what is computed where, and sent from where to where, is as with them."""
-    told = told_by(ranks, "several")
     assert told.pop("parts") == [2] * ranks
     given, whole = told.pop("whole")
     assert given == whole
@@ -83,10 +66,35 @@ def test_a_rank_has_a_stage_on_each_of_its_devices(ranks: int) -> None:
     assert max(map(max, told.values())) < 1e-5, told
 
 
-@pytest.mark.slow
-def test_ranks_leave_out_the_same_steps_where_one_of_them_overflows() -> None:
-    told = told_by(2, "scaler")
+def assert_same_steps_left_out(told: Told, _: int) -> None:
+    """Ranks leave out the same steps if the gradients of one of them overflow."""
     assert told == {"after 0": [1.0, 1.0], "after 1": [0.0, 0.0]}
+
+
+# The functions of tests/programs/parallel.py and what holds for their cases.
+CHECKS = {
+    "plain": assert_as_by_textbook,
+    "exact": assert_exact,
+    "mixed": assert_close,
+    "state": assert_whole_states,
+    "several": assert_stage_on_each_device,
+    "scaler": assert_same_steps_left_out,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "cases"),
+    [(1, "plain,mixed,several"), (2, "plain,exact,state,several,scaler"), (3, "plain,mixed"), (4, "plain,state")],
+)
+def test_every_way_computes_what_one_process_computes(ranks: int, cases: str) -> None:
+    command = [sys.executable, str(PROGRAMS / "parallel.py"), str(ranks), cases]
+    job = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert (job.returncode, job.stderr) == (0, "")
+    told: dict[str, Told] = json.loads(job.stdout)
+    assert sorted(told) == sorted(cases.split(","))
+    for case, numbers in told.items():
+        CHECKS[case](numbers, ranks)
 
 
 def test_images_are_moved_and_mirrored_one_by_one_as_drawn() -> None:
