@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,8 +75,10 @@ def begun(mpi: Mpi, ranks: int, command: list[object], folder: Path, epochs: int
 
 
 def stop(victim: Victim, number: int = signal.SIGUSR1) -> None:
+    asked = time.monotonic()
     victim.job.send_signal(number)
     assert victim.wait(30) == (75, "")
+    assert time.monotonic() - asked < 10
 
 
 def assert_same_weights(one: Path, other: Path) -> None:
@@ -188,41 +191,44 @@ def test_a_trainer_killed_while_it_writes_a_state_costs_one_evaluation(mpi: Mpi,
 def test_a_shared_network_goes_on_in_another_way_on_other_ranks(
     mpi: Mpi, tmp_path: Path, before: str, after: str, ranks: int
 ) -> None:
-    """The same batches are statistics of batch normalisation in each way; see `tests.support.sharing`."""
-    whole = mpi.run(2, *sharing(before, "--evaluations", 1, epochs=6), cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    shutil.move(tmp_path / "run", tmp_path / "whole")
-    (expected,) = trials_of(tmp_path / "whole", "run")
-    options = ["--evaluations", 1, "--ranks-per-worker"]
-    stop(begun(mpi, 2, sharing(before, *options, 2, epochs=6, seconds=0.05), tmp_path, 2))
+    """The same batches are statistics of batch normalisation in each way; see `tests.support.sharing`.
+
+    The second evaluation of a run trains the same network, and is not interrupted.
+    """
+    options = ["--evaluations", 2, "--ranks-per-worker"]
+    stop(begun(mpi, 2, sharing(before, *options, 2, epochs=6, slope=0, seconds=0.05), tmp_path, 2))
     shutil.copytree(tmp_path / "run", tmp_path / "again")
-    job = mpi.run(2, *sharing(before, *options, 2, "--resume", epochs=6), cwd=tmp_path)
+    job = mpi.run(2, *sharing(before, *options, 2, "--resume", epochs=6, slope=0), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert losses_of(trials_of(tmp_path / "run")[1]) == losses_of(expected), "to the last digit"
+    interrupted, resumed, whole = trials_of(tmp_path / "run")
+    assert interrupted.user_attrs["failure"] == "interrupted"
+    assert "went_on_after" not in whole.user_attrs
+    assert losses_of(resumed) == losses_of(whole), "to the last digit"
     shutil.rmtree(tmp_path / "run")
     shutil.move(tmp_path / "again", tmp_path / "run")
     whole_parts = {"accumulate" if after == "pipeline" else "microbatches": 1}
-    job = mpi.run(ranks, *sharing(after, *options, ranks, "--resume", epochs=6, **whole_parts), cwd=tmp_path)
+    command = sharing(after, "--evaluations", 1, *options[2:], ranks, "--resume", epochs=6, slope=0, **whole_parts)
+    job = mpi.run(ranks, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     _, trial = trials_of(tmp_path / "run")
     assert trial.user_attrs["went_on_after"] >= 1
-    assert losses_of(trial) == pytest.approx(losses_of(expected), rel=1e-4)
+    assert losses_of(trial) == pytest.approx(losses_of(whole), rel=1e-4)
 
 
 def test_of_several_trainings_in_an_evaluation_the_first_one_goes_on(mpi: Mpi, tmp_path: Path) -> None:
-    command: list[object] = [PROGRAM, SEARCHES / "folds.py", "--run-dir", "run", "--islands", 1, "--evaluations", 1]
-    whole = mpi.run(2, *command, cwd=tmp_path)
-    assert (whole.returncode, whole.stderr) == (0, "")
-    shutil.move(tmp_path / "run", tmp_path / "whole")
-    (expected,) = trials_of(tmp_path / "whole", "run")
-    assert len(expected.intermediate_values) == 6
-    stop(begun(mpi, 2, [*command, "--set", "seconds=0.5"], tmp_path, 5))
+    """The second evaluation has the same losses, and is not interrupted."""
+    (tmp_path / "start.json").write_text('[{"lr": 0.01, "copy": 1}, {"lr": 0.01, "copy": 2}]')
+    command: list[object] = [PROGRAM, SEARCHES / "folds.py", "--run-dir", "run", "--islands", 1, "--evaluations", 2]
+    command += ["--start-with", "start.json"]
+    stop(begun(mpi, 2, [*command, "--set", "seconds=0.3"], tmp_path, 5))
     job = mpi.run(2, *command, "--resume", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    interrupted, trial = trials_of(tmp_path / "run")
-    assert trial.params == interrupted.params == expected.params
+    interrupted, whole, trial = trials_of(tmp_path / "run")
+    assert trial.params == interrupted.params
+    assert whole.params == {"lr": 0.01, "copy": 2}
+    assert len(whole.intermediate_values) == 6
     assert 1 <= trial.user_attrs["went_on_after"] <= 3, "the second network is trained again"
-    assert losses_of(trial) == losses_of(expected)
+    assert losses_of(trial) == losses_of(whole)
 
 
 def test_states_that_do_not_fit_are_warnings_and_their_evaluations_begin_again(
@@ -304,7 +310,7 @@ def test_a_confirmation_goes_on_too_and_states_of_nobody_are_removed(mpi: Mpi, f
     assert [path.name for path in states.iterdir()] == ["confirm-0.safetensors"]
     shutil.copy(states / "confirm-0.safetensors", states / "3.safetensors")
     shutil.copy(states / "confirm-0.safetensors", states / ".0.safetensors")
-    job = mpi.run(2, *command, "--resume", cwd=folder)
+    job = mpi.run(2, *command, "--resume", "--set", "seconds=0", cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     interrupted, trial = trials_of(folder / "run", "run-confirm")
     assert 1 <= trial.user_attrs["went_on_after"] <= len(interrupted.intermediate_values)

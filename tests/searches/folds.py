@@ -1,4 +1,7 @@
-"""A search whose evaluations train two networks, one after the other, each on its half of the samples."""
+"""A search whose evaluations train two networks, one after the other, each on its half of the samples.
+
+Individuals that differ in `copy` alone have the same losses.
+"""
 
 import time
 from dataclasses import dataclass
@@ -6,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hpo import Float, SearchSpace
+from hpo import Float, Int, SearchSpace
 from hpo.training import Recipe, fit
 
-space = SearchSpace(lr=Float(0.001, 0.1))
+space = SearchSpace(lr=Float(0.001, 0.1), copy=Int(1, 2))
 
 
 @dataclass(frozen=True)
