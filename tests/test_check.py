@@ -150,17 +150,15 @@ def test_code_for_torchrun_and_forking_loaders_are_right(mpi: Mpi, tmp_path: Pat
         assert printed.endswith("\nNothing is wrong\n"), f"{way}: {printed}"
 
 
-@pytest.mark.parametrize(("way", "ended"), [("own loss", 1), ("none", 0)])
-def test_the_status_says_whether_anything_is_wrong(mpi: Mpi, tmp_path: Path, way: str, ended: int) -> None:
-    status, printed = check(mpi, 2, tmp_path, MISTAKEN, f"way={way}")
-    assert status == ended, printed
-    assert printed.endswith("\n1 point wrong\n" if ended else "\nNothing is wrong\n")
+def test_check_that_finds_a_mistake_ends_with_status_1(mpi: Mpi, tmp_path: Path) -> None:
+    status, printed = check(mpi, 2, tmp_path, MISTAKEN, "way=own loss")
+    assert status == 1, printed
+    assert printed.endswith("\n1 point wrong\n")
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("way=unpicklable", "what prepare returned cannot be copied .* open files in the objective"),
         ("way=path in prepare", r"mistaken\.py: .*No such file or directory: 'data/train\.csv'"),
         ("bach=3", "--set bach=3: .* has no setting 'bach'; did you mean batch"),
     ],
@@ -176,14 +174,14 @@ def test_what_is_wrong_before_anything_starts_is_one_message(
 # Short settings for the shipped search spaces; one without any here takes what it has.
 SHORT = {
     "digits_cnn": ["epochs=2"],
-    "cifar10_resnet": ["dataset=digits", "epochs=2", "train_samples=128", "validation_samples=32", "batch_size=64"],
+    "cifar10_resnet": ["dataset=digits", "epochs=2", "train_samples=64", "validation_samples=16", "batch_size=64"],
     "text_transformer": ["context=16", "epochs=2", "train_samples=64", "validation_samples=32", "batch_size=16"],
     "mnist_cnn": [
         "dataset=fashion-mnist",
         f"data_dir={FASHION_MNIST}",
         "epochs=2",
-        "train_samples=1000",
-        "validation_samples=500",
+        "train_samples=300",
+        "validation_samples=100",
     ],
 }
 
@@ -222,11 +220,16 @@ def test_any_number_of_ranks_is_compared_with_one(mpi: Mpi, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("name", "ranks"), [("my_pipeline.py", 3), ("my_sharded.py", 2)])
 def test_networks_in_parts_are_right(mpi: Mpi, tmp_path: Path, name: str, ranks: int) -> None:
-    """With three stages, torch's check of collectives, which is too strict, fails the first evaluation."""
-    (tmp_path / name).write_text(example("docs/larger-models.md", name), "utf-8")
+    """With three stages, torch's check of collectives, which is too strict, fails the first evaluation.
+
+    Batches are larger than on the page: an epoch has 5 steps.
+    """
+    code = example("docs/larger-models.md", name)
+    assert code.count(".split(56)") == 1
+    (tmp_path / name).write_text(code.replace(".split(56)", ".split(280)"), "utf-8")
     status, printed = check(mpi, ranks, tmp_path, name)
     assert status == 0, printed
-    assert re.search(rf"^ {ranks} ranks +\d\.\d+ +\d\.\d+ +\d\.\d+ +25 ", printed, re.MULTILINE), printed
+    assert re.search(rf"^ {ranks} ranks +\d\.\d+ +\d\.\d+ +\d\.\d+ +5 ", printed, re.MULTILINE), printed
     assert "\nNothing is wrong" in printed
 
 
@@ -252,6 +255,7 @@ def test_the_individual_is_the_first_of_a_file_and_nothing_stays(
     job = mpi.run(2, "-c", CODE, "check", MISTAKEN, "--start-with", "start.json", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.startswith(f"{MISTAKEN}: width=9  lr=0.5  act=relu\non 2 ranks, once again, and on 1 rank;")
+    assert joined(job.stdout).endswith("\nNothing is wrong\n")
     torchs = tmp_path / "temporary" / f"torchinductor_{getpass.getuser()}"
     if torchs.is_dir():
         torchs.rmdir()  # torch._dynamo makes it when it is imported, and leaves it empty

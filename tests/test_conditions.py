@@ -411,8 +411,8 @@ def test_what_has_one_value_is_no_obstacle(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ga", "tpe", "random"])
 def test_few_individuals_that_rules_leave_among_many_are_all_found(name: str) -> None:
-    space = SearchSpace(a=Int(1, 400), b=Int(1, 300), kind=Categorical("x", "y", when={"a": [7, 8]}))
-    space.require(lambda p: p["a"] == p["b"] and p["a"] < 120, "a is b, and small")
+    space = SearchSpace(a=Int(1, 250), b=Int(1, 150), kind=Categorical("x", "y", when={"a": [7, 8]}))
+    space.require(lambda p: p["a"] == p["b"] and p["a"] < 50, "a is b, and small")
     space.check_rules()
     started = []
 
@@ -420,8 +420,8 @@ def test_few_individuals_that_rules_leave_among_many_are_all_found(name: str) ->
         started.append(tuple(params.values()))
         return abs(params["a"] - 7.0), 1.0
 
-    simulate(SimulatedIslands(space, [name], 2, 0), evaluate, 121)
-    assert len(set(started)) == 121 == len(space.everything or [])
+    simulate(SimulatedIslands(space, [name], 2, 0), evaluate, 51)
+    assert len(set(started)) == 51 == len(space.everything or [])
 
 
 def test_the_surrogate_sees_no_genes_of_what_does_not_exist() -> None:

@@ -310,7 +310,7 @@ def test_a_confirmation_goes_on_too_and_states_of_nobody_are_removed(mpi: Mpi, f
     assert [path.name for path in states.iterdir()] == ["confirm-0.safetensors"]
     shutil.copy(states / "confirm-0.safetensors", states / "3.safetensors")
     shutil.copy(states / "confirm-0.safetensors", states / ".0.safetensors")
-    job = mpi.run(2, *command, "--resume", "--set", "seconds=0", cwd=folder)
+    job = mpi.run(2, *command, "--resume", cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     interrupted, trial = trials_of(folder / "run", "run-confirm")
     assert 1 <= trial.user_attrs["went_on_after"] <= len(interrupted.intermediate_values)

@@ -223,7 +223,7 @@ def test_an_objective_that_begins_again_is_told_so_once(
 
 def test_what_confirms_the_best_grows(mpi: Mpi, folder: Path) -> None:
     options = ["--ranks-per-worker", 1, "--grow", "--confirm", 1, "--top-n", 1]
-    job = mpi.run(2, *growing("run", *options, evaluations=1), cwd=folder)
+    job = mpi.run(2, *growing("run", *options, evaluations=1, epochs=10), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     (confirmed,) = trials_of(folder / "run", "run-confirm")
     assert confirmed.state.name == "COMPLETE"

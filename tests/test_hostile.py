@@ -22,20 +22,20 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def test_any_process_group_costs_one_evaluation_and_is_gone_with_it(mpi: Mpi, tmp_path: Path) -> None:
-    options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 15, "--collective-timeout", 4]
+    options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 13, "--collective-timeout", 3]
     job = mpi.run(4, PROGRAM, SEARCHES / "grouping.py", "--run-dir", "run", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = trials_of(tmp_path / "run")
-    assert [trial.state.name for trial in trials] == [*["COMPLETE", "FAIL"] * 7, "COMPLETE"]
-    waited = r"timeout: rank \d waited 4 s \(--collective-timeout\) at grouping.py:\d+ for rank "
+    assert [trial.state.name for trial in trials] == [*["COMPLETE", "FAIL"] * 6, "COMPLETE"]
+    waited = r"timeout: rank \d waited 3 s \(--collective-timeout\) at grouping.py:\d+ for rank "
     reasons = [
         *(rf"rank 3, grouping.py:\d+: ValueError: injected: {way}" for way in ("making", "group", "mesh")),
-        *[waited] * 4,
+        *[waited] * 3,
     ]
     for reason, trial in zip(reasons, trials[1::2], strict=True):
         assert re.match(reason, trial.user_attrs["failure"]), trial.user_attrs["failure"]
     found = re.findall(r"worker 0 rank 0 \| \d+ \S.*: process (\d+)$", job.stdout, re.MULTILINE)
-    assert len(set(found)) == len(found) == 15, "groups that an objective has left end with its process"
+    assert len(set(found)) == len(found) == 13, "groups that an objective has left end with its process"
 
 
 def test_what_an_objective_changes_of_its_process_or_leaves_there_is_gone_after_it(mpi: Mpi, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_run_goes_on_with_what_there_is_to_inherit(mpi: Mpi, tmp_path: Path) -
     victim.wait_for(" 6/16")
     victim.kill("all", random.Random(0))
     victim.wait(30)
-    job = mpi.run(2, *command, cwd=tmp_path)
+    job = mpi.run(2, *command, "--set", "seconds=0", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     before = len(trials_of(tmp_path / "run"))
     more = heirs("run", *options, "--evaluations", 24)

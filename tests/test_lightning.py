@@ -67,7 +67,7 @@ def test_what_fails_in_a_fit_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> N
         "sleeps": r"timeout: no loss came at which to stop it .*; rank 0 was at lit\.py:\d+, .*",
     }
     ways = ",".join([*reasons, "none"])
-    limits = ["--evaluation-timeout", 15, "--collective-timeout", 5]
+    limits = ["--evaluation-timeout", 8, "--collective-timeout", 4]
     job = mpi.run(2, *lit(tmp_path, ways, "--evaluations", len(reasons) + 1, *limits), cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     *failures, well = trials_of(tmp_path / "run")
@@ -77,12 +77,12 @@ def test_what_fails_in_a_fit_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> N
 
 
 def test_a_fit_that_is_pruned_ends_on_all_ranks(mpi: Mpi, tmp_path: Path) -> None:
-    options = ["--evaluations", 24, "--pruner", "percentile:25", "--propagators", "random", "--set", "epochs=4"]
+    options = ["--evaluations", 18, "--pruner", "percentile:25", "--propagators", "random", "--set", "epochs=4"]
     job = mpi.run(2, *lit(tmp_path, "none", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = trials_of(tmp_path / "run")
     states = [trial.state.name for trial in trials]
-    assert 4 <= states.count("PRUNED") < 24
+    assert 4 <= states.count("PRUNED") < 18
     assert set(states) == {"PRUNED", "COMPLETE"}
     for rank in range(2):
         for trial, (x, seen, ended_by, *_) in zip(trials, notes_of(tmp_path, rank), strict=True):

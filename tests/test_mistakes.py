@@ -82,7 +82,7 @@ def test_a_mistake_is_told_with_its_line_and_what_would_work(mpi: Mpi, tmp_path:
 
 
 def test_who_waits_for_whom_is_told_with_both_places(mpi: Mpi, tmp_path: Path) -> None:
-    waited = r"timeout: rank \d waited 3 s \(--collective-timeout\) at"
+    waited = r"timeout: rank \d waited 2 s \(--collective-timeout\) at"
     trains, alone, late = at("= DistributedData"), at('"alone"'), at("torch.ones(9)")
     bar = at("dist.barrier()")
     reasons = {
@@ -95,7 +95,7 @@ def test_who_waits_for_whom_is_told_with_both_places(mpi: Mpi, tmp_path: Path) -
         "swallow": "",  # a timeout
         "none again": "",
     }
-    failures(mpi, tmp_path, reasons, seconds=3)
+    failures(mpi, tmp_path, reasons, seconds=2)
 
 
 def test_what_torch_is_asked_to_check_is_checked_throughout(

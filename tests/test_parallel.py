@@ -85,7 +85,7 @@ CHECKS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "cases"),
-    [(1, "plain,mixed,several"), (2, "plain,exact,state,several,scaler"), (3, "plain,mixed"), (4, "plain,state")],
+    [(1, "plain,mixed,several"), (2, "plain,exact,state,several,scaler"), (3, "mixed"), (4, "plain,state")],
 )
 def test_every_way_computes_what_one_process_computes(ranks: int, cases: str) -> None:
     command = [sys.executable, str(PROGRAMS / "parallel.py"), str(ranks), cases]

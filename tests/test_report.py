@@ -631,10 +631,11 @@ def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_pat
     total = plan.begin(confirming, best, SPACE)
     losses = iter([0.5, 0.6, 0.2, 0.3])
     for ended in range(total):
-        with show(tmp_path / "run") as page:
-            answer = page.locator("#answer").inner_text()
-            assert "Trial 0, by worker 0" in answer
-            assert ("still to come" in answer) == (ended > 0)
+        if ended in (0, total - 1):
+            with show(tmp_path / "run") as page:
+                answer = page.locator("#answer").inner_text()
+                assert "Trial 0, by worker 0" in answer
+                assert ("still to come" in answer) == (ended > 0)
         assignment = claim(confirming, None, {}, total)
         confirming.complete(assignment, next(losses), 1.0, {})
     with show(tmp_path / "run") as page:

@@ -35,7 +35,7 @@ def notes_of(folder: Path, rank: int) -> list[tuple[str, float, int]]:
     return [tuple(json.loads(line)) for line in (folder / f"0-{rank}").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 def test_losses_are_recorded_in_each_way_and_the_best_weights_gathered(mpi: Mpi, tmp_path: Path, size: int) -> None:
     ways = ["gathers", "yields_gathers", "yields", "reports", "mixed", "returns"]
     xs = [0.6, 0.5, 0.9, 0.7, 0.8, 0.95, 0.65, 0.2]
@@ -90,10 +90,8 @@ REASONS: dict[str, tuple[str, int] | None] = {
 }
 
 
-@pytest.mark.parametrize(("size", "ways"), [(2, list(REASONS)), (3, ["fewer", "swallows", "gather_raises", "gathers"])])
-def test_whatever_goes_wrong_in_a_report_costs_one_evaluation(
-    mpi: Mpi, tmp_path: Path, size: int, ways: list[str]
-) -> None:
+def test_whatever_goes_wrong_in_a_report_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+    size, ways = 2, list(REASONS)
     options = ["--ranks-per-worker", size, "--evaluations", len(ways), "--collective-timeout", 30]
     job = mpi.run(size, *reporting(",".join(ways), *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -116,8 +114,8 @@ def test_whatever_goes_wrong_in_a_report_costs_one_evaluation(
 
 
 def test_who_waits_in_a_report_is_told_with_the_line_that_reports(mpi: Mpi, tmp_path: Path) -> None:
-    waited = r"timeout: rank 0 waited 3 s \(--collective-timeout\) at"
-    options = ["--evaluations", 3, "--collective-timeout", 3]
+    waited = r"timeout: rank 0 waited 2 s \(--collective-timeout\) at"
+    options = ["--evaluations", 3, "--collective-timeout", 2]
     job = mpi.run(2, *reporting("sleeps,gather_sleeps,reports", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     asleep, gathering, well = trials_of(tmp_path / "run")

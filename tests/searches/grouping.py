@@ -14,7 +14,7 @@ from hpo import Float, SearchSpace
 from tests.searches.counting import count
 
 space = SearchSpace(x=Float(0.0, 1.0))
-WAYS = ["making", "group", "mesh", "late making", "late group", "comm", "any"]
+WAYS = ["making", "group", "mesh", "late group", "comm", "any"]
 
 
 def objective(params, worker):
