@@ -22,7 +22,6 @@ from hpo.training.parallel.way import each
 from hpo.training.recipe import optimizer_of, schedule_of
 from tests.support.launch import PROGRAMS
 
-
 Told = dict[str, list[float]]
 
 

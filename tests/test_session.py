@@ -639,10 +639,11 @@ def test_where_git_tells_no_commit_there_is_none(
         (programs / "git").chmod(0o755)
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     assert commit_of(path) is None
-    sessions = 1 if why == "hangs" else 2  # each waits for git
+    sessions = {"hangs": 1}.get(why, 2)  # each waits for git
     for _ in range(sessions):
         assert saved_and_resumed(tmp_path / "run", path, text) == []
-    assert [(session["commit"], session["dirty"]) for session in sessions_of(tmp_path / "run")] == [(None, None)] * sessions
+    commits = [(session["commit"], session["dirty"]) for session in sessions_of(tmp_path / "run")]
+    assert commits == [(None, None)] * sessions
     if why == "hangs":
         stat = Path("/proc", (tmp_path / "sleeping").read_text().strip(), "stat")
         deadline = time.monotonic() + 20

@@ -140,9 +140,10 @@ def data_of(name: str) -> tuple[Numbers, Numbers]:
 
 
 def textbook(name: str, accumulate: int = 1, epochs: int = EPOCHS) -> tuple[list[float], list[float]]:
-    """Train on the first rank alone; returns the losses of all steps, and those of the validation part, on all ranks."""
-    losses = train_alone(name, accumulate, epochs) if worker.rank == 0 else None
-    return worker.comm.bcast(losses)
+    """Train on the first rank alone; returns, on all ranks, the losses of all steps and those of the validation part."""
+    trained_alone = train_alone(name, accumulate, epochs) if worker.rank == 0 else None
+    losses: tuple[list[float], list[float]] = worker.comm.bcast(trained_alone)
+    return losses
 
 
 def train_alone(name: str, accumulate: int, epochs: int) -> tuple[list[float], list[float]]:
@@ -279,7 +280,8 @@ def resnet(textbook: bool) -> nn.Sequential:  # noqa: ARG001 - it has no dropout
 
 
 def mixed() -> None:
-    before, RECIPES["conv-norm"] = RECIPES["conv-norm"], replace(RECIPE, lr=0.004)  # larger steps on so few samples are chaotic
+    before = RECIPES["conv-norm"]
+    RECIPES["conv-norm"] = replace(RECIPE, lr=0.004)  # larger steps on so few samples are chaotic
     for name, precision in itertools.product(("conv-norm", "transformer"), ("bfloat16", "float16")):
         expected, validated = textbook(name)
         for parallel in ("replicate", "shard", "pipeline"):
