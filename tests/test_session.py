@@ -607,14 +607,16 @@ def test_git_is_asked_and_writes_nothing(repository: Path) -> None:
     assert tree(repository) != before, "git by itself does"
 
 
+def replace_git(programs: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let git be a script, which is the first one in PATH."""
+    programs.mkdir(exist_ok=True)
+    (programs / "git").write_text(f"#!/bin/sh\n{script}\n")
+    (programs / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+
 @needs_git
-@pytest.mark.parametrize(
-    "why",
-    [
-        *("no repository", "no commit", "somebody else's", "no git", "fails"),
-        pytest.param("hangs", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("why", ["no repository", "no commit", "somebody else's", "no git", "fails"])
 def test_where_git_tells_no_commit_there_is_none(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
@@ -633,20 +635,26 @@ def test_where_git_tells_no_commit_there_is_none(
             os.chown(place, 54321, 54321)
     if why == "no git":
         monkeypatch.setenv("PATH", str(programs))
-    if why in ("hangs", "fails"):
-        script = {"hangs": f"sleep 999 & echo $! > {tmp_path}/sleeping; wait", "fails": "echo '# branch.oid'; exit 1"}
-        (programs / "git").write_text(f"#!/bin/sh\n{script[why]}\n")
-        (programs / "git").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    if why == "fails":
+        replace_git(programs, "echo '# branch.oid'; exit 1", monkeypatch)
     assert commit_of(path) is None
-    sessions = {"hangs": 1}.get(why, 2)  # each waits for git
-    for _ in range(sessions):
-        assert saved_and_resumed(tmp_path / "run", path, text) == []
-    commits = [(session["commit"], session["dirty"]) for session in sessions_of(tmp_path / "run")]
-    assert commits == [(None, None)] * sessions
-    if why == "hangs":
-        stat = Path("/proc", (tmp_path / "sleeping").read_text().strip(), "stat")
-        deadline = time.monotonic() + 20
-        while stat.exists() and ") Z " not in stat.read_text() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not stat.exists() or ") Z " in stat.read_text(), "what git has started has ended with it"
+    assert saved_and_resumed(tmp_path / "run", path, text) == []
+    assert saved_and_resumed(tmp_path / "run", path, text) == []
+    assert [(session["commit"], session["dirty"]) for session in sessions_of(tmp_path / "run")] == [(None, None)] * 2
+
+
+@needs_git
+@pytest.mark.slow
+def test_git_that_hangs_is_given_up_and_tells_no_commit(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = repository / "searches" / "mine.py"
+    assert commit_of(path) is not None
+    replace_git(tmp_path / "programs", f"sleep 999 & echo $! > {tmp_path}/sleeping; wait", monkeypatch)
+    assert saved_and_resumed(tmp_path / "run", path, QUICK.read_text()) == []
+    assert [(session["commit"], session["dirty"]) for session in sessions_of(tmp_path / "run")] == [(None, None)]
+    stat = Path("/proc", (tmp_path / "sleeping").read_text().strip(), "stat")
+    deadline = time.monotonic() + 20
+    while stat.exists() and ") Z " not in stat.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not stat.exists() or ") Z " in stat.read_text(), "what git has started has ended with it"

@@ -140,7 +140,7 @@ def data_of(name: str) -> tuple[Numbers, Numbers]:
 
 
 def textbook(name: str, accumulate: int = 1, epochs: int = EPOCHS) -> tuple[list[float], list[float]]:
-    """Train on the first rank alone; returns, on all ranks, the losses of all steps and those of the validation part."""
+    """Train on the first rank alone; returns the losses of all steps, and those of the validation part, on all."""
     trained_alone = train_alone(name, accumulate, epochs) if worker.rank == 0 else None
     losses: tuple[list[float], list[float]] = worker.comm.bcast(trained_alone)
     return losses
