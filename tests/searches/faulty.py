@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,13 +60,6 @@ class Wrong(torch.autograd.Function):
         raise ValueError("injected: in the backward pass")
 
 
-def ignore_everything():
-    """Be an objective that means well and catches all exceptions."""
-    while True:
-        with suppress(Exception):
-            time.sleep(3600)
-
-
 def never_return():
     """Be native code that no signal gets out of."""
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
@@ -98,7 +90,6 @@ RAISED = {
 }
 DONE = {
     "sleep": lambda: time.sleep(3600),
-    "swallow": ignore_everything,
     "stuck": never_return,
     "frozen": vanish,
     "rest": lambda: time.sleep(3600),  # on all ranks
