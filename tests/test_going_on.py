@@ -196,9 +196,9 @@ def test_a_shared_network_goes_on_in_another_way_on_other_ranks(
     The second evaluation of a run trains the same network, and is not interrupted.
     """
     options = ["--evaluations", 2, "--ranks-per-worker"]
-    stop(begun(mpi, 2, sharing(before, *options, 2, epochs=6, slope=0, seconds=0.05), tmp_path, 2))
+    stop(begun(mpi, 2, sharing(before, *options, 2, epochs=4, slope=0, seconds=0.1), tmp_path, 2))
     shutil.copytree(tmp_path / "run", tmp_path / "again")
-    job = mpi.run(2, *sharing(before, *options, 2, "--resume", epochs=6, slope=0), cwd=tmp_path)
+    job = mpi.run(2, *sharing(before, *options, 2, "--resume", epochs=4, slope=0, seconds=0), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     interrupted, resumed, whole = trials_of(tmp_path / "run")
     assert interrupted.user_attrs["failure"] == "interrupted"
@@ -206,8 +206,8 @@ def test_a_shared_network_goes_on_in_another_way_on_other_ranks(
     assert losses_of(resumed) == losses_of(whole), "to the last digit"
     shutil.rmtree(tmp_path / "run")
     shutil.move(tmp_path / "again", tmp_path / "run")
-    whole_parts = {"accumulate" if after == "pipeline" else "microbatches": 1}
-    command = sharing(after, "--evaluations", 1, *options[2:], ranks, "--resume", epochs=6, slope=0, **whole_parts)
+    settings = {"epochs": 4, "slope": 0, "seconds": 0, "accumulate" if after == "pipeline" else "microbatches": 1}
+    command = sharing(after, "--evaluations", 1, *options[2:], ranks, "--resume", **settings)
     job = mpi.run(ranks, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     _, trial = trials_of(tmp_path / "run")
@@ -221,7 +221,7 @@ def test_of_several_trainings_in_an_evaluation_the_first_one_goes_on(mpi: Mpi, t
     command: list[object] = [PROGRAM, SEARCHES / "folds.py", "--run-dir", "run", "--islands", 1, "--evaluations", 2]
     command += ["--start-with", "start.json"]
     stop(begun(mpi, 2, [*command, "--set", "seconds=0.3"], tmp_path, 5))
-    job = mpi.run(2, *command, "--resume", cwd=tmp_path)
+    job = mpi.run(2, *command, "--resume", "--set", "seconds=0", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     interrupted, whole, trial = trials_of(tmp_path / "run")
     assert trial.params == interrupted.params

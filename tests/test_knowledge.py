@@ -195,7 +195,7 @@ def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) 
         for number in (signal.SIGUSR1, signal.SIGKILL):
             done = len(finished(trials_of(tmp_path / "run", "run-confirm"))) if number == signal.SIGKILL else 0
             ranks, layout = (4, []) if number == signal.SIGUSR1 else (2, ["--ranks-per-worker", 1])
-            job = mpi.start(ranks, *arguments, *layout, "--set", "seconds=0.5", cwd=tmp_path, stdout=log.fileno())
+            job = mpi.start(ranks, *arguments, *layout, "--set", "seconds=0.25", cwd=tmp_path, stdout=log.fileno())
             deadline = time.monotonic() + 60
             line = re.compile(rf"^ *{done + 2}/", re.MULTILINE)
             while True:
