@@ -77,12 +77,12 @@ def test_what_fails_in_a_fit_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> N
 
 
 def test_a_fit_that_is_pruned_ends_on_all_ranks(mpi: Mpi, tmp_path: Path) -> None:
-    options = ["--evaluations", 18, "--pruner", "percentile:25", "--propagators", "random", "--set", "epochs=4"]
+    options = ["--evaluations", 24, "--pruner", "percentile:25", "--propagators", "random", "--set", "epochs=4"]
     job = mpi.run(2, *lit(tmp_path, "none", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = trials_of(tmp_path / "run")
     states = [trial.state.name for trial in trials]
-    assert 4 <= states.count("PRUNED") < 18
+    assert 4 <= states.count("PRUNED") < 24
     assert set(states) == {"PRUNED", "COMPLETE"}
     for rank in range(2):
         for trial, (x, seen, ended_by, *_) in zip(trials, notes_of(tmp_path, rank), strict=True):

@@ -24,11 +24,11 @@ def test_a_pruner_that_does_not_exist_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("workers", "size", "pruner", "evaluations", "reports"),
     [
-        (2, 1, "median", 40, False),
-        (2, 2, "percentile:25", 60, False),
-        (1, 2, "percentile:25", 60, True),
-        (1, 3, "asha", 40, True),
-        (2, 1, "hyperband", 40, False),
+        (2, 1, "median", 60, False),
+        (2, 2, "percentile:25", 120, False),
+        (1, 2, "percentile:25", 120, True),
+        (1, 3, "asha", 60, True),
+        (2, 1, "hyperband", 60, False),
     ],
 )
 def test_all_ranks_give_up_the_same_evaluations(
