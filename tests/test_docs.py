@@ -149,10 +149,12 @@ def commands_with(page: str, start: str) -> list[list[str]]:
 def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(example("docs/scripts.md", "train.py"), "utf-8")
     hpo = ["-c", "from hpo.cli import main; main()"]
-    (_, whole, resuming) = commands_with("docs/scripts.md", "mpirun")
+    (_, whole, checking, resuming) = commands_with("docs/scripts.md", "mpirun")
     job = mpi.run(int(whole[2]), *hpo, *whole[4:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert len(finished(trials_of(tmp_path / "runs" / "script"))) == 16
+    job = mpi.run(int(checking[2]), *hpo, *checking[4:], cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
     (of_readme,) = commands_with("README.md", "mpirun -n 8 hpo search --space")
     first_options = ["--evaluations", 4, "--run-dir", "readme"]
     job = mpi.run(4, *hpo, "search", *first_options, *of_readme[5:], cwd=tmp_path)

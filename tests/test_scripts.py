@@ -384,3 +384,44 @@ def test_search_file_is_proposed_from_the_options_of_a_script(tmp_path: Path, hp
         status, printed, errors = hpo("init", tmp_path / "train.py")
         assert (status, printed) == (2, "")
         assert errors.startswith(f"error: {tmp_path / 'train.py'} {message}")
+
+
+LONELY = """
+import subprocess, torch
+torch.manual_seed(0)
+network = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+inputs = torch.randn(64, 4)
+for batch in inputs.split(16):
+    optimizer.zero_grad()
+    loss = network(batch).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+print(f"val_loss={loss.item():.4f}")
+torch.save(network.state_dict(), "model.pt")
+subprocess.Popen(["sleep", "60"])
+"""
+
+
+def test_check_of_a_script_finds_what_is_wrong_with_it(mpi: Mpi, tmp_path: Path) -> None:
+    check = ["-c", "from hpo.cli import main; main()", "check", "--loss", r"val_loss=(\S+)", "--"]
+    job = mpi.run(2, *check, SCRIPTS / "ddp.py", "--epochs", 2, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert job.stdout.startswith(f"{SCRIPTS / 'ddp.py'} --epochs 2\non 2 ranks, once again, and on 1 rank; ")
+    for point in (
+        "ok     The same seed on 2 ranks has the same losses twice, to the last digit\n",
+        "ok     It reads LOCAL_RANK, MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE\n",
+        "ok     2 reports by --loss 'val_loss=(\\S+)' in the first evaluation\n",
+    ):
+        assert point in job.stdout
+    (tmp_path / "train.py").write_text(LONELY)
+    job = mpi.run(2, *check, "train.py", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (1, "")
+    for point in (
+        "look   Each of 2 ranks trains on all 64 samples, as 1 rank does\n",
+        "wrong  It reads neither RANK nor LOCAL_RANK nor WORLD_SIZE: each rank trains by itself, on all\n",
+        "look   Evaluations write to the same files: model.pt\n",
+        "look   Processes are left when the program ends\n",
+        "\n1 point wrong, 3 points to look at\n",
+    ):
+        assert point in job.stdout

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hpo.check.collectives import find_mismatch
+from hpo.check.files import Files, list_files
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.evaluator import Evaluator, Terms
 from hpo.evaluation.group import Group
 from hpo.evaluation.keeper import WeightsKeeper
 from hpo.evaluation.leader import Leader, Limits
+from hpo.evaluation.program import Program
 from hpo.evaluation.saver import Saver
 from hpo.evaluation.testing import test_in_trainer
 from hpo.evaluation.trainer import TrainerSlot
@@ -126,6 +128,8 @@ class Bench:
     folder: Path
     params: Mapping[str, Any] | None
     _record: Record | None = field(default=None, init=False)
+    files: list[Files] = field(default_factory=list, init=False)
+    """The files below the working directory, before the first evaluation and after each, on the first rank."""
 
     def __post_init__(self) -> None:
         if self.params is not None:
@@ -151,10 +155,14 @@ class Bench:
             assignment = self._record.start(self.params, problem.space.distributions(), place)
             if went_before is not None:
                 assignment = replace(assignment, root=went_before.evaluation.trial)
-        evaluator = Evaluator(
-            Terms(self.ready.places, 0, self.folder / "trials"), group, self.watch, leader, is_watched=True
-        )
+        program = Program.of(self.ready.problem)
+        terms = Terms(self.ready.places, 0, self.folder / "trials", program=program)
+        evaluator = Evaluator(terms, group, self.watch, leader, is_watched=True)
+        if leader is not None and program is not None and not self.files:
+            self.files.append(list_files(Path()))
         evaluator(None if leader is None else lambda: assignment)
+        if leader is not None and program is not None:
+            self.files.append(list_files(Path()))
         seen = group.own_comm.gather(Seen.from_data(evaluator.seen))
         if leader is None or self._record is None or seen is None:
             return None

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from hpo.check.bench import MOST_LOSSES, Outcome
 from hpo.check.point import Point
-from hpo.text import counted, named, number, printable, tenths
+from hpo.text import counted, number, printable, tenths
 from hpo.views.grid import filled_table, table_text
 
 _WIDTH = 100  # of sentences
 _MEBIBYTE = 1 << 20
 
 
-def print_headline(path: Path, params: Mapping[str, Any], ranks: int) -> None:
+def print_headline(what: str, ranks: int) -> None:
     """Print what is going to be evaluated, and on how many ranks."""
     where = "once again, and on 1 rank" if ranks > 1 else "and once again"
-    print(printable(f"{path}: {named(params)}"))
+    print(printable(what))
     print(f"on {counted(ranks, 'rank')}, {where}; {MOST_LOSSES} losses each at most\n", flush=True)
 
 

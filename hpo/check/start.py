@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpo.check.collectives import DEBUG
-from hpo.errors import AgreedError, Exit
+from hpo.errors import Exit
+from hpo.evaluation.program import Program
 from hpo.layout import Layout
 from hpo.parameters import Categorical, Value
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.job import Job
 from hpo.run.options import Options
+from hpo.run.ready import Ready
 from hpo.run.start import prepare
 from hpo.space import SearchSpace
+from hpo.text import named
 
 if TYPE_CHECKING:
     from hpo.check.bench import Bench, Outcome
@@ -30,6 +35,7 @@ def check(options: Options, layout: Layout, job: Job) -> int:
     Raises UsageError, on all ranks alike, before anything starts if a person has to mend something first.
     """
     from hpo.check.bench import Bench
+    from hpo.check.program import points_on_program
     from hpo.check.report import print_headline, print_outcomes, print_points
     from hpo.check.verdict import is_well, points_on
     from hpo.evaluation.group import Group
@@ -37,15 +43,13 @@ def check(options: Options, layout: Layout, job: Job) -> int:
     world, patience = job.world, options.collective_timeout
     with ExitStack() as held:
         ready = held.enter_context(prepare(options, layout, job, is_attended=world.size == 1))
-        if ready.problem.file.script is not None:
-            raise AgreedError(f"{ready.problem.file.path}: hpo check takes an objective that is a function, no program")
         params, folder = None, None
         if ready.request is not None:
             job.watch.speak_for_the_run(lambda: None, lambda: Exit.CUT_SHORT)
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="hpo-check-")))
             given = ready.request.given
             params = given[0] if given else middle(ready.problem.space)
-            print_headline(ready.problem.file.path, params, world.size)
+            print_headline(_shown(ready, params), world.size)
         bench = Bench(ready, job.watch, world.bcast(folder), params)
 
         def group_of(comm: SleepingComm) -> Group:
@@ -69,10 +73,20 @@ def check(options: Options, layout: Layout, job: Job) -> int:
         if job.is_first:
             found = [outcome for outcome in outcomes if outcome is not None]
             print_outcomes(found)
+            script = ready.problem.file.script
             points = points_on(ready.problem, found, continued, bench.hand_over())
+            points += points_on_program(script, found, bench.files) if script is not None else []
             print_points(points)
             status = Exit.BUDGET_SPENT if is_well(points) else Exit.CRASHED  # 0 and 1, as linters have them
         return int(world.bcast(status))
+
+
+def _shown(ready: Ready, params: Mapping[str, Value]) -> str:
+    """Return what is evaluated, for a person: hyperparameters, or the command of a program."""
+    if (program := Program.of(ready.problem)) is not None:
+        known = {"trial": "{trial}", "folder": "{folder}", "seed": "{seed}"}
+        return shlex.join(program.arguments(params, known, continues=False))
+    return f"{ready.problem.file.path}: {named(params)}"
 
 
 def middle(space: SearchSpace) -> dict[str, Value]:

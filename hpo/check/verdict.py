@@ -22,8 +22,7 @@ def points_on(problem: Problem, outcomes: Sequence[Outcome], went_on: Outcome | 
     return [
         *_on_evaluations(outcomes),
         *_on_gradients(outcomes),
-        *_on_weights(problem, outcomes[0], handed),
-        *_on_states(outcomes, went_on),
+        *(_on_what_is_kept(problem, outcomes, went_on, handed) if problem.file.script is None else ()),
     ]
 
 
@@ -81,6 +80,13 @@ def _on_gradients(outcomes: Sequence[Outcome]) -> Iterator[Point]:
         )
     else:
         yield Point("ok", "All parameters of the optimizer had gradients")
+
+
+def _on_what_is_kept(
+    problem: Problem, outcomes: Sequence[Outcome], went_on: Outcome | None, handed: Handed
+) -> Iterator[Point]:
+    yield from _on_weights(problem, outcomes[0], handed)
+    yield from _on_states(outcomes, went_on)
 
 
 def _on_states(outcomes: Sequence[Outcome], went_on: Outcome | None) -> Iterator[Point]:

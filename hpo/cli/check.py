@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
 from hpo.cli.command_line import duration, new_app
+from hpo.cli.script import FLAGS, LOSS, METRICS, SPACE, find_source
 from hpo.run.options import Options
 
 _PATIENCE = 60.0  # seconds: a mistake that makes ranks wait for each other is to show soon
 
 
-def check_app(chosen: Callable[[Options], None]) -> typer.Typer:
-    """Make the command line of hpo check, which calls `chosen` with its options."""
+def check_app(chosen: Callable[[Options], None], command: Sequence[str] | None = None) -> typer.Typer:
+    """Make the command line of hpo check, which calls `chosen` with its options; `command` stands behind ``--``."""
     app = new_app()
-    app.command("check")(check_command(chosen))
+    app.command("check")(check_command(chosen, command))
     return app
 
 
-def check_command(chosen: Callable[[Options], None]) -> Callable[..., None]:
+def check_command(chosen: Callable[[Options], None], command: Sequence[str] | None = None) -> Callable[..., None]:
     """Make the function that typer calls with what is on the command line, a parameter for each option."""
 
-    def check(
+    def check(  # noqa: PLR0913 - an argument for each option
         search_space: Annotated[
-            Path, typer.Argument(metavar="SEARCH_SPACE", help="Python file with a `space` and an `objective`.")
-        ],
+            Optional[Path],
+            typer.Argument(metavar="SEARCH_SPACE", help="Python file with a `space` and an `objective`."),
+        ] = None,
         settings: Annotated[
             Optional[list[str]],
             typer.Option("--set", metavar="NAME=VALUE", help="A setting of the search space; may be given many times."),
@@ -49,14 +51,22 @@ def check_command(chosen: Callable[[Options], None]) -> Callable[..., None]:
                 show_default=False,
             ),
         ] = _PATIENCE,
+        space: SPACE = None,
+        loss: LOSS = None,
+        metrics: METRICS = None,
+        flags: FLAGS = None,
     ) -> None:
         """Evaluate one individual on all ranks, again, and on one rank; say what is wrong with a search space.
 
-        Start it under MPI, with as many ranks as a worker has: mpirun -n 2 hpo check SEARCH_SPACE
+        Start it under MPI, with as many ranks as a worker has: mpirun -n 2 hpo check SEARCH_SPACE, or, for a program
+        that is written for torchrun, mpirun -n 2 hpo check --loss REGEX -- train.py --epochs 3
         """
+        given = {"space": space, "loss": loss, "metrics": metrics, "flags": flags}
+        path, source = find_source(search_space, command, given, needs_space=False)
         chosen(
             Options(
-                search_space,
+                path,
+                source=source,
                 settings=tuple(settings or ()),
                 start_with=start_with,
                 collective_timeout=collective_timeout,

@@ -73,14 +73,18 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
 
 def check(program: str, arguments: Sequence[str]) -> NoReturn:
     """Run hpo check on a rank of an MPI job, and exit."""
+    from hpo.cli.script import split_command
+
+    arguments, command = split_command(arguments)
 
     def app(chosen: Callable[[Options], None]) -> typer.Typer:
         from hpo.cli.check import check_app
 
-        return check_app(chosen)
+        return check_app(chosen, command)
 
     def layout(options: Options, ranks: int) -> Layout:
-        _check_there(options.search_space)
+        if options.source is None:
+            _check_there(options.search_space)
         return Layout(ranks, ranks, 1)  # one worker of all ranks
 
     def run(options: Options, layout: Layout, job: Job) -> int:

@@ -5,14 +5,58 @@ from __future__ import annotations
 import ast
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
 
 from hpo.errors import UsageError
 from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
 from hpo.script import Script, find_program
 from hpo.space import SearchSpace
 
+# Options that search and check have in common.
+SPACE = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        metavar="NAME=PARAMETER",
+        help="A hyperparameter of the program behind --, such as 'lr=Float(1e-4, 1e-1, log=True)'; may be given "
+        "many times.",
+    ),
+]
+LOSS = Annotated[
+    Optional[str],
+    typer.Option(
+        metavar="REGEX",
+        help="Where the program prints its validation loss: a regular expression with one group, such as "
+        "'val_loss=(\\S+)'.  [default: the program calls hpo.report]",
+    ),
+]
+METRICS = Annotated[
+    Optional[list[str]],
+    typer.Option("--metric", metavar="NAME=REGEX", help="Where it prints a metric; may be given many times."),
+]
+FLAGS = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        "--flag",
+        metavar="NAME",
+        help="A hyperparameter that is given as --NAME where it is true, and not at all where it is false.",
+    ),
+]
+
+OF_PROGRAM = {
+    "space": "--space",
+    "loss": "--loss",
+    "metrics": "--metric",
+    "flags": "--flag",
+    "resume_args": "--resume-args",
+    "first_report": "--first-report",
+}
+"""The options that describe a program, by the names of what is given."""
+
 _KINDS = {kind.__name__: kind for kind in (Categorical, Float, Int, Ordinal)}
+_NOTHING = "nothing"  # a hyperparameter that a program does not get, if it has none
 _EXAMPLE = "write it as --space 'lr=Float(1e-4, 1e-1, log=True)'"
 
 
@@ -22,6 +66,32 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
         return list(arguments), None
     place = list(arguments).index("--")
     return list(arguments[:place]), list(arguments[place + 1 :])
+
+
+def find_source(
+    search_space: Path | None, command: Sequence[str] | None, given: Mapping[str, Any], needs_space: bool = True
+) -> tuple[Path, bytes | None]:
+    """Return the path of what is searched, and for a program the search file that is made from what was `given`.
+
+    Raises UsageError if neither a search file nor a program is named, or both are, or an option is wrong.
+    """
+    if command is None:
+        for name, option in OF_PROGRAM.items():
+            if given.get(name):
+                raise UsageError(f"{option} is for a program, which stands behind --, as in -- train.py --epochs 3")
+        if search_space is None:
+            raise UsageError("name a search space file, such as my_search.py, or a program behind --")
+        return search_space, None
+    if search_space is not None:
+        raise UsageError(f"{search_space} and a program behind --: give one of them")
+    texts, flags = given["space"] or [], list(given["flags"] or [])
+    if not texts and not needs_space:
+        texts, flags = [f"{_NOTHING}=Categorical(False, True)"], [*flags, _NOTHING]
+    codes = parse_space(texts)
+    options = {"resume_args": None, "first_report": None, **given, "metrics": given["metrics"] or [], "flags": flags}
+    options.pop("space")
+    script = make_script(command, **options)
+    return Path(script.name), script.source(codes).encode()
 
 
 def make_script(

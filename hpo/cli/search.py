@@ -12,8 +12,7 @@ import typer
 
 from hpo.breeding.names import DEFAULT_PROPAGATORS, PROPAGATORS
 from hpo.cli.command_line import duration, duration_or_off, new_app, number, whole
-from hpo.cli.script import make_script, parse_space
-from hpo.errors import UsageError
+from hpo.cli.script import FLAGS, LOSS, METRICS, OF_PROGRAM, SPACE, find_source
 from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, LOG_LEVELS, Options
 from hpo.trackers import TRACKERS
 
@@ -185,34 +184,10 @@ _OPTIONS: dict[str, Any] = {
             help=f"Show the run to {', '.join(TRACKERS)}, each its extra; may be given many times.",
         ),
     ],
-    "space": Annotated[
-        Optional[list[str]],
-        typer.Option(
-            metavar="NAME=PARAMETER",
-            help="A hyperparameter of the program behind --, such as 'lr=Float(1e-4, 1e-1, log=True)'; may be given "
-            "many times.",
-        ),
-    ],
-    "loss": Annotated[
-        Optional[str],
-        typer.Option(
-            metavar="REGEX",
-            help="Where the program prints its validation loss: a regular expression with one group, such as "
-            "'val_loss=(\\S+)'.  [default: the program calls hpo.report]",
-        ),
-    ],
-    "metrics": Annotated[
-        Optional[list[str]],
-        typer.Option("--metric", metavar="NAME=REGEX", help="Where it prints a metric; may be given many times."),
-    ],
-    "flags": Annotated[
-        Optional[list[str]],
-        typer.Option(
-            "--flag",
-            metavar="NAME",
-            help="A hyperparameter that is given as --NAME where it is true, and not at all where it is false.",
-        ),
-    ],
+    "space": SPACE,
+    "loss": LOSS,
+    "metrics": METRICS,
+    "flags": FLAGS,
     "resume_args": Annotated[
         Optional[str],
         typer.Option(
@@ -256,7 +231,10 @@ def search_command(
         given["propagators"] = tuple(name.strip() for name in propagators.split(",")) if propagators is not None else ()
         given["settings"] = tuple(given["settings"] or ())
         given["trackers"] = tuple(dict.fromkeys(given["trackers"] or ()))
-        chosen(Options(**_of_program(given, default, command)))
+        of_program = {name: given.pop(name) for name in OF_PROGRAM}
+        named = given.pop("search_space")
+        path, source = find_source(named if named != default or command is None else None, command, of_program)
+        chosen(Options(search_space=path, source=source, **given))
 
     defaults = {field.name: field.default for field in dataclasses.fields(Options)}
     defaults |= {
@@ -272,22 +250,3 @@ def search_command(
     search.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     search.__annotations__ = dict(_OPTIONS)
     return search
-
-
-def _of_program(given: dict[str, Any], default: Path | None, command: Sequence[str] | None) -> dict[str, Any]:
-    """Return what was given, with a search file made of the options for programs, if there is a command."""
-    names = {"space": "--space", "loss": "--loss", "metrics": "--metric", "flags": "--flag"}
-    names |= {"resume_args": "--resume-args", "first_report": "--first-report"}
-    of_program = {name: given.pop(name) for name in names}
-    if command is None:
-        for name, option in names.items():
-            if of_program[name]:
-                raise UsageError(f"{option} is for a program, which stands behind --, as in -- train.py --epochs 3")
-        return given
-    if given["search_space"] not in (None, default):
-        raise UsageError(f"{given['search_space']} and a program behind --: give one of them")
-    codes = parse_space(of_program.pop("space") or [])
-    lists = {name: of_program[name] or [] for name in ("metrics", "flags")}
-    script = make_script(command, **{**of_program, **lists})
-    source = script.source(codes)
-    return {**given, "search_space": Path(script.name), "source": source.encode()}

@@ -213,7 +213,7 @@ class Evaluator:
         if program is not None:
             known = (attempt, self._leader, program, overdue_after)
             running = ProgramSupervision(group, self._watch, watched, *known)
-            running.start(ticket, seed, folder, continues=attempt.taken_over > 0)
+            running.start(ticket, seed, folder, attempt.taken_over > 0, self._is_watched)
             return running
         meeting = Meeting(group, self._watch, watched, self._decider(attempt))
         places, is_team = self._terms.places, group is not self._own

@@ -20,6 +20,7 @@ from hpo.evaluation.meeting import Decide, Meeting
 from hpo.evaluation.reports import Agreement, Report, Reports
 from hpo.evaluation.supervision import Supervision
 from hpo.evaluation.verdict import Step, Verdict
+from hpo.problem import Problem
 from hpo.process import clock
 from hpo.process.place import Places
 from hpo.ranks.communicator import sleep_until
@@ -37,6 +38,12 @@ class Program:
     script: Script
     settings: Mapping[str, Any]
     hyperparameters: Sequence[str]
+
+    @classmethod
+    def of(cls, problem: Problem) -> Program | None:
+        """Return the program of a problem; None if its objective is a function."""
+        script = problem.file.script
+        return cls(script, problem.values, list(problem.space.parameters)) if script is not None else None
 
     def arguments(self, params: Mapping[str, Any], known: Mapping[str, Any], continues: bool) -> list[str]:
         """Return the command of an evaluation; `known` has its trial, its folder and its seed."""
@@ -81,8 +88,13 @@ class ProgramSupervision(Supervision):
         self._decided: Verdict | None = None
         group.slot.output.listener = self._reports.take_line
 
-    def start(self, ticket: Mapping[str, Any] | None, seed: int, folder: Path, continues: bool) -> None:
-        """Let the trainer run the program; it `continues` from what it has kept in the evaluation's folder."""
+    def start(
+        self, ticket: Mapping[str, Any] | None, seed: int, folder: Path, continues: bool, is_watched: bool
+    ) -> None:
+        """Let the trainer run the program; it `continues` from what it has kept in the evaluation's folder.
+
+        If it `is_watched`, the trainer says what it has seen: see ``seen``.
+        """
         assignment = self._attempt.assignment
         if self._program.script.has_place("folder"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -90,6 +102,7 @@ class ProgramSupervision(Supervision):
         self._trainer.send(
             "run",
             command=self._program.arguments(assignment.params, known, continues),
+            is_watched=is_watched,
             environment={
                 **(ticket["environment"] if ticket else {}),
                 **{f"HPO_{name.upper()}": str(value) for name, value in known.items()},
@@ -142,6 +155,8 @@ class ProgramSupervision(Supervision):
             going = Verdict("going", report.loss, dict(report.metrics))
             verdict = self._leader.decide(self._attempt, going, self._group.slot.output.take())
             self._attempt.take(verdict)
+            if verdict.is_last:
+                verdict = replace(verdict, state="complete")
             if verdict.state != "going":
                 self._decided = verdict
             if verdict.state not in (
@@ -197,7 +212,7 @@ def _advice(lines: Sequence[str], script: Script) -> str:
     if pattern := propose_loss(lines):
         return f" in what the program printed; --loss '{pattern}' would read it"
     if script.loss is not None:
-        return f" in what the program printed: no line matches {script.loss!r}"
+        return f" in what the program printed: no line matches '{script.loss}'"
     return ": call hpo.report(loss) in the program, or give --loss REGEX for the lines that it prints"
 
 

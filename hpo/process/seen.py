@@ -29,6 +29,9 @@ class Seen:
 
     `failures` are the messages of the exception that has ended the objective on this rank, and of those that it was
     raised from; `place` is the line of the objective where that was. Both are empty unless there was one.
+
+    Of a program, `variables` are the environment variables that it has read, and `has_children` says that processes
+    were left at its end.
     """
 
     steps: int = 0
@@ -47,6 +50,8 @@ class Seen:
     memory: int = 0
     failures: list[str] = field(default_factory=list)
     place: str = ""
+    variables: list[str] = field(default_factory=list)
+    has_children: bool = False
 
     def as_data(self) -> dict[str, Any]:
         """Return this as data that JSON can hold, from which `from_data` makes an equal object."""

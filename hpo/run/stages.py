@@ -52,6 +52,7 @@ class Stages:
         self._group = group
         self._first = first
         self._teams = Teams(group, ready.host, job.world, run.manifest.layout, self._join) if run.options.grow else None
+        self._program = Program.of(ready.problem)
         self._prefix = ""  # of the names of evaluations
         self._leading: Leading | None = None
         self._join(group)
@@ -109,13 +110,8 @@ class Stages:
             pass
 
     def _make_evaluator(self, leader: Leader | None = None, growing: Growing | None = None) -> Evaluator:
-        terms = Terms(self._ready.places, self._manifest.seed, self._trials, self._prefix, self._program())
+        terms = Terms(self._ready.places, self._manifest.seed, self._trials, self._prefix, self._program)
         return Evaluator(terms, self._group, self._job.watch, leader, self._teams, growing)
-
-    def _program(self) -> Program | None:
-        problem = self._ready.problem
-        script = problem.file.script
-        return Program(script, problem.values, list(problem.space.parameters)) if script is not None else None
 
     def _join(self, group: Group) -> None:
         self._job.watch.join(group.own_comm, group.index, group.patience)

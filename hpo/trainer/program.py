@@ -30,6 +30,7 @@ from hpo.script import Script, find_program
 from hpo.trainer.evaluation import ECHOES, TIMEOUTS
 from hpo.trainer.forks import end_if_forked
 from hpo.trainer.interrupts import Cancelled, Interrupts
+from hpo.trainer.watching import Watched
 
 _SECONDS_TO_END = 2.0  # of a command that is cancelled
 _SECONDS_TO_BE_CANCELLED = 3.0  # after a peer was, before an error of its connection is shown
@@ -39,34 +40,50 @@ class _Exit(Exception):  # noqa: N818 - an end with a status, which is a failure
     """A program has ended with a status other than 0."""
 
 
-def run_program(
-    channel: Channel, interrupts: Interrupts, command: Sequence[str], environment: Mapping[str, str]
-) -> NoReturn:
-    """Run a program to its end, tell the supervisor how it has ended, and end this process."""
-    os.environ.update(environment)
-    # Processes that were forked from one template would draw the same numbers, as for names of files.
-    random.seed()
-    np.random.seed()
-    interrupts.begin()
-    channel.send("joined")
-    status = 0
-    step: dict[str, Any] = {"ended": True}
-    try:
-        with interrupts.inside():
-            _runner(command)()
-            end_if_forked()
-            _finish()
-    except BaseException as error:
-        end_if_forked(error)
-        status = _status_of(error)
-        if status != 0:
-            step = _failed(_cause_of(error, interrupts), Path(command[0]), interrupts)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    with suppress(ChannelClosed):
-        channel.send("step", **step, is_clean=False)
-    os._exit(status)  # without destructors of native code, in which torch aborts now and then
+class Running:
+    """A program that this process runs to its end, and with which it ends."""
+
+    def __init__(self, channel: Channel, interrupts: Interrupts, command: Sequence[str]) -> None:
+        self._channel = channel
+        self._interrupts = interrupts
+        self._command = command
+        self._watched: Watched | None = None
+
+    def watch(self) -> None:
+        """See what the program does, for `hpo check`."""
+        self._watched = Watched()
+
+    def run(self, environment: Mapping[str, str]) -> NoReturn:
+        """Run the program, tell the supervisor how it has ended, and end this process."""
+        os.environ.update(environment)
+        # Processes that were forked from one template would draw the same numbers, as for names of files.
+        random.seed()
+        np.random.seed()
+        self._interrupts.begin()
+        self._channel.send("joined")
+        step, status = self._run_to_end()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        with suppress(ChannelClosed):
+            if self._watched is not None:
+                self._channel.send("seen", **self._watched.end().as_data())
+            self._channel.send("step", **step, is_clean=False)
+        os._exit(status)  # without destructors of native code, in which torch aborts now and then
+
+    def _run_to_end(self) -> tuple[dict[str, Any], int]:
+        """Return the step that says how the program has ended, and its exit status."""
+        try:
+            with self._interrupts.inside():
+                _runner(self._command)()
+                end_if_forked()
+                _finish()
+        except BaseException as error:
+            end_if_forked(error)
+            if status := _status_of(error):
+                cause = _cause_of(error, self._interrupts)
+                return _failed(cause, Path(self._command[0]), self._interrupts), status
+        return {"ended": True}, 0
 
 
 def import_packages(script: Script) -> None:

@@ -28,7 +28,7 @@ from hpo.trainer.group import Group, find_gpus, serve_store
 from hpo.trainer.interrupts import Interrupts
 from hpo.trainer.keeper import Keeper, read_known
 from hpo.trainer.objective import Objective
-from hpo.trainer.program import run_program
+from hpo.trainer.program import Running
 from hpo.trainer.search_file import BoundSearch, SearchFile, SearchSource
 
 _SECONDS_TO_LEAVE = 5
@@ -99,7 +99,10 @@ class Trainer:
 
     def _on_run(self, message: Message) -> None:
         """Run a program in this process, which ends with it."""
-        run_program(self._channel, self._interrupts, message["command"], message["environment"])
+        program = Running(self._channel, self._interrupts, message["command"])
+        if message["is_watched"]:
+            program.watch()
+        program.run(message["environment"])
 
     def _on_verdict(self, message: Message) -> None:
         """Keep what belongs to a loss with which the objective has returned."""

@@ -1,0 +1,36 @@
+"""What a program does that `hpo check` looks at: its training, and the environment variables that it reads."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from hpo.process.linux import has_children
+from hpo.process.seen import Seen
+from hpo.trainer.probe import Probe
+
+
+class Watched:
+    """Sees what a program does in this process, from now on until `end`."""
+
+    def __init__(self) -> None:
+        self._variables = set[str]()
+        variables, look_up = self._variables, os._Environ.__getitem__
+
+        def look_up_and_note(environment: Any, name: Any) -> Any:
+            variables.add(str(name))
+            return look_up(environment, name)
+
+        # Of this process alone, which ends with the program.
+        os._Environ.__getitem__ = look_up_and_note  # type: ignore[method-assign]
+        self._probe = Probe(torch.device("cpu"))
+        self._probe.__enter__()
+
+    def end(self) -> Seen:
+        """Return what was seen."""
+        self._probe.__exit__(None, None, None)
+        seen = self._probe.seen
+        seen.variables, seen.has_children = sorted(self._variables), has_children()
+        return seen
