@@ -1,8 +1,8 @@
-"""What deaths of trainers cost: runs in which every fifth evaluation dies, compared with runs in which it raises.
+"""The cost of crashes: runs in which every fifth evaluation crashes, compared with runs in which it raises.
 
 python -m benchmarks.deaths --sizes 1 2 3
 
-There are 6 ranks, in workers of each size, and 30 evaluations of two losses; an evaluation dies after its first loss.
+There are 6 ranks, in workers of each size, and 30 evaluations of two losses. A crash comes after the first loss.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def measure(way: str, size: int, evaluations: int, seconds: float) -> tuple[floa
 
 
 def main() -> None:
-    """Print the seconds of a run with each way to die, beside one with exceptions."""
+    """Print the seconds of a run with each kind of crash, and their ratio to a run with exceptions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--evaluations", type=int, default=30)

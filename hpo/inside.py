@@ -15,7 +15,7 @@ def report(loss: Any, /, **metrics: Any) -> None:
 
     Numbers are plain ones, or of numpy, or tensors of one element. Call it on one rank, or on all ranks with the same
     loss. The search may end the program after a loss, as a pruner asks. Without a search, nothing happens. Raises
-    TypeError where a value is no number.
+    TypeError if a value is not a number.
     """
     path = os.environ.get(_METRICS)
     if path is None:

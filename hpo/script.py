@@ -27,8 +27,8 @@ class Script:
     `loss` is a regular expression with one group, the validation loss, for the lines that the ranks print; `metrics`
     are others by name. A program that calls ``hpo.report`` needs none.
 
-    `resume` is appended when an evaluation continues that was interrupted, or paused by a pruner: such as
-    ``("--resume", "{folder}/last.pt")`` for a program that keeps its own checkpoint in the folder of the evaluation,
+    `resume` is appended when an evaluation continues after it was interrupted, or paused by a pruner. An example is
+    ``("--resume", "{folder}/last.pt")``. The program keeps a checkpoint in the folder of the evaluation, which it writes
     before each report or soon after. Pruners judge from the `first_report`-th report on, for programs that report
     before they train. Raises ValueError if one of these is wrong.
     """
@@ -82,7 +82,7 @@ class Script:
         return self.command[1] if self.command[0] == "-m" else self.command[0]
 
     def has_place(self, name: str) -> bool:
-        """Tell whether something has a place in the command."""
+        """Return whether a name has a place in the command."""
         return any(name in _places(part) for part in (*self.command, *self.resume))
 
     def check(self, hyperparameters: Iterable[str], settings: Iterable[str]) -> None:
@@ -167,7 +167,7 @@ def _check_pattern(name: str, pattern: str) -> None:
 
 
 def _places(part: str) -> list[str]:
-    """Return the names of what has a place in a part of a command."""
+    """Return the names that have a place in a part of a command."""
     return [match[2] for match in _PLACE.finditer(part) if match[2]]
 
 

@@ -135,7 +135,7 @@ def test_program_continues_from_its_own_checkpoint(mpi: Mpi, tmp_path: Path) -> 
     assert [trial for trial in trials if trial.state.name == "COMPLETE"]
 
 
-def test_run_whose_program_reports_no_loss_says_what_would_read_it(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_without_a_loss_stops_and_proposes_a_pattern(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('epoch 0 eval_loss 0.31 lr 1e-3')\n")
     options = ["--space", "k=Int(1, 30)", "--evaluations", 8, "--run-dir", "run"]
     job = mpi.run(2, *SEARCH, *options, "--", "python", "train.py", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""What a check says of a program: its ranks, what it has read, and what it leaves behind."""
+"""The points of a check about a program: ranks, environment variables, files and processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_TORCHRUN = (*_RANKS, "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_
 
 
 def points_on_program(script: Script, outcomes: Sequence[Outcome], files: Sequence[Files]) -> Iterator[Point]:
-    """Yield what is to be said of a program; `files` are those before and after each of its first two evaluations."""
+    """Yield the points about a program; `files` are those before and after each of its first two evaluations."""
     whole = outcomes[0]
     yield from _on_ranks(whole)
     if not whole.failure:

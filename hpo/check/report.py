@@ -1,4 +1,4 @@
-"""What a check prints: what it evaluates, a table of the evaluations, and its points."""
+"""The output of a check: a headline, a table of the evaluations, and the points."""
 
 from __future__ import annotations
 

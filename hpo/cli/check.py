@@ -58,8 +58,8 @@ def check_command(chosen: Callable[[Options], None], command: Sequence[str] | No
     ) -> None:
         """Evaluate one individual on all ranks, again, and on one rank; say what is wrong with a search space.
 
-        Start it under MPI, with as many ranks as a worker has: mpirun -n 2 hpo check SEARCH_SPACE, or, for a program
-        that is written for torchrun, mpirun -n 2 hpo check --loss REGEX -- train.py --epochs 3
+        Start it under MPI, with as many ranks as a worker has: mpirun -n 2 hpo check SEARCH_SPACE. For a program that
+        is written for torchrun: mpirun -n 2 hpo check --loss REGEX -- train.py --epochs 3
         """
         given = {"space": space, "loss": loss, "metrics": metrics, "flags": flags}
         path, source = find_source(search_space, command, given, needs_space=False)

@@ -103,7 +103,7 @@ def _options_of(tree: ast.AST) -> Iterator[_Option]:
 
 
 def _code_of(option: _Option) -> tuple[str, bool]:
-    """Return the code of a parameter, and whether it is proposed and not only a comment; "" for what has no range."""
+    """Return the code of a parameter, and whether it is proposed and not only a comment; "" without a range."""
     default = option.default
     if option.is_switch:
         return "Categorical(True, False)", False

@@ -71,7 +71,7 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
 def find_source(
     search_space: Path | None, command: Sequence[str] | None, given: Mapping[str, Any], needs_space: bool = True
 ) -> tuple[Path, bytes | None]:
-    """Return the path of what is searched, and for a program the search file that is made from what was `given`.
+    """Return the path of the search file or program, and for a program a search file made from the `given` options.
 
     Raises UsageError if neither a search file nor a program is named, or both are, or an option is wrong.
     """

@@ -162,7 +162,7 @@ class Leader:
             self._recorder.saved(attempt.assignment, losses)
 
     def lose_kept(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
-        """Warn of what the trainer has not kept of a loss, since it has ended, and remove what it has begun."""
+        """Warn that weights of a loss are lost, since the trainer has ended, and remove the draft of a state."""
         if verdict.keep:
             attempt.has_weights = False
             warn(f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}")

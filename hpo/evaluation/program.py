@@ -1,4 +1,4 @@
-"""A training program on one rank of a worker, supervised: run by the rank's trainer, and read while it runs.
+"""Supervision of a training program on one rank of a worker: the rank's trainer runs it, and its reports are read.
 
 Ranks do not meet at each loss, since a program may report on one of them alone, and any rank may end first. The leader
 decides on each loss as soon as it knows it, and calls the evaluation off if it is not to continue.
@@ -53,7 +53,7 @@ class Program:
         return [*command, *self.script.resume_arguments({**others, **params})] if continues else command
 
     def can_continue(self, params: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
-        """Tell whether the files are there, in the evaluation's folder, from which the program would continue."""
+        """Return whether the checkpoint exists, in the evaluation's folder, from which the program would continue."""
         values = {**self.settings, **known, **params}
         parts = self.script.resume_arguments(values)
         named = [part.partition("=")[2] if part.startswith("--") else part for part in parts]
@@ -64,7 +64,7 @@ class Program:
 class ProgramSupervision(Supervision):
     """One evaluation of a program on one rank; its only step is its end."""
 
-    _interval = 0.1  # seconds between two looks for what was reported
+    _interval = 0.1  # seconds between two looks for reports
 
     def __init__(  # noqa: PLR0913 - all of it is bound once, before an evaluation starts
         self,
@@ -91,9 +91,9 @@ class ProgramSupervision(Supervision):
     def start(
         self, ticket: Mapping[str, Any] | None, seed: int, folder: Path, continues: bool, is_watched: bool
     ) -> None:
-        """Let the trainer run the program; it `continues` from what it has kept in the evaluation's folder.
+        """Let the trainer run the program; it `continues` from its checkpoint in the evaluation's folder.
 
-        If it `is_watched`, the trainer says what it has seen: see ``seen``.
+        If it `is_watched`, the trainer sends observations: see ``seen``.
         """
         assignment = self._attempt.assignment
         if self._program.script.has_place("folder"):
@@ -112,7 +112,7 @@ class ProgramSupervision(Supervision):
         )
 
     def end(self) -> None:
-        """Wait until the program has ended, or kill it, and let go of what it was read with."""
+        """Wait until the program has ended, or kill it; close the file of its reports."""
         super().end()
         self._group.slot.output.listener = None
         self._reports.close()
@@ -143,7 +143,7 @@ class ProgramSupervision(Supervision):
     def _settle(self, rank: int, reports: Sequence[Report]) -> None:
         """Let the leader decide on losses, one after the other, until the evaluation is not to continue."""
         for report in reports:
-            if self._decided is not None and self._watched.cause is None:  # what it was at with the last one is kept
+            if self._decided is not None and self._watched.cause is None:  # its checkpoint is written
                 self._watched.call_off(f"it is {self._decided.state}")
             if self._decided is not None or self._leader is None:
                 return

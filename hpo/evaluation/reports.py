@@ -1,4 +1,4 @@
-"""What the program of one rank reports: by `hpo.report`, which writes to a file, and on the lines that it prints."""
+"""The reports of a program on one rank: from `hpo.report`, which writes to a file, and from printed lines."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Agreement:
     def take(self, rank: int, reports: Sequence[Report], first: int) -> list[Report]:
         """Return those reports of a rank that are new, as its `first`-th and those that follow; one may be a mistake.
 
-        What was taken before is left out.
+        Reports that were taken before are left out.
         """
         new = []
         for number, report in enumerate(reports, start=first):

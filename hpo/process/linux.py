@@ -43,7 +43,7 @@ def children_of(process: int) -> list[int]:
 
 
 def has_children() -> bool:
-    """Tell whether this process has children; one that has ended counts until it is waited for."""
+    """Return whether this process has children; one that has ended counts until it is waited for."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""What the job's first rank does for the whole run: it writes the record, shows progress, and sums the run up."""
+"""The first rank's part in a run: it writes the record, shows progress, and writes the summary."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FirstRank:
         self._tracking.follow(session.storage, session.manifest.study)
 
     def is_search_over(self) -> bool:
-        """Tell whether there is nothing more to search."""
+        """Return whether the search is over: the budget is spent, or the target reached."""
         return self._conclusion.is_search_over()
 
     def search_writer(self) -> Writer:
@@ -93,7 +93,7 @@ class FirstRank:
         return total
 
     def confirmations_writer(self, total: int) -> Writer:
-        """Return what writes the record of so many evaluations that confirm the best."""
+        """Return the writer of the record of `total` evaluations that confirm the best."""
         record, mirror = self._session.own_record(self.manifest.confirming_study)
         claims = Claims(record, self._space.distributions(), total, self._is_stopping)
         log = Log(partial(self.files.printed, confirms=True))

@@ -1,4 +1,4 @@
-"""What the leader of a worker does in a run: it breeds individuals, claims them, and records their evaluations."""
+"""A leader's part in a run: it breeds individuals, claims them, and records their evaluations."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Leading:
         evaluate = self._make_evaluator(leader, growing)
         worker = self._leaders.rank
         claim = partial(recorder.claim_waiting, island=self._manifest.layout.island_of(worker), worker=worker)
-        self._leaders.barrier()  # what ends before the first rank shows progress would not be shown
+        self._leaders.barrier()  # the first rank has to show progress before an evaluation ends
         while evaluate(claim) is not None:
             pass
         recorder.settle()

@@ -1,4 +1,4 @@
-"""What a rank has before a run begins: its search file is loaded, its host is known, and so is the run."""
+"""The state of a rank before a run begins: its search file is loaded, its host is known, and so is the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Run:
-    """What all ranks know of a run: what was asked for in this session, what is kept of it, and where."""
+    """A run as all ranks know it: the options of this session, its manifest and its files."""
 
     options: Options
     manifest: Manifest

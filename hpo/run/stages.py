@@ -1,4 +1,4 @@
-"""What a run does once everything is ready: it searches, confirms what it has found, and reports; on all ranks."""
+"""The stages of a run: search, confirmation, conclusion. All ranks go through them together."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Stages:
 
     @contextmanager
     def _recording(self, make_writer: Callable[[], Writer] | None, budget: int) -> Iterator[Caller]:
-        """Yield this rank's line to the writer of a record, whose progress the first rank shows meanwhile."""
+        """Yield this rank's line to the writer of a record; the first rank shows its progress."""
         with recording(self._job, make_writer) as (line, writer), ExitStack() as held:
             if self._first and writer:
                 held.enter_context(self._first.show_progress(writer, budget))

@@ -54,7 +54,7 @@ class Running:
         self._watched = Watched()
 
     def run(self, environment: Mapping[str, str]) -> NoReturn:
-        """Run the program, tell the supervisor how it has ended, and end this process."""
+        """Run the program, send its end to the supervisor, and end this process."""
         os.environ.update(environment)
         # Processes that were forked from one template would draw the same numbers, as for names of files.
         random.seed()
@@ -72,7 +72,7 @@ class Running:
         os._exit(status)  # without destructors of native code, in which torch aborts now and then
 
     def _run_to_end(self) -> tuple[dict[str, Any], int]:
-        """Return the step that says how the program has ended, and its exit status."""
+        """Return the last step of the program, and its exit status."""
         try:
             with self._interrupts.inside():
                 _runner(self._command)()
@@ -110,7 +110,7 @@ def _imports_of(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
 
 
 def _is_installed(name: str) -> bool:
-    """Tell whether a module belongs to an installed package, and not to the user's own code."""
+    """Return whether a module belongs to an installed package, and not to the user's own code."""
     root = name.partition(".")[0]
     with suppress(ImportError, ValueError, AttributeError):
         spec = importlib.util.find_spec(root)
@@ -151,7 +151,7 @@ def _run_module(name: str, arguments: Sequence[str]) -> None:
 
 def _run_command(command: Sequence[str]) -> None:
     """Run a command as a child process, and wait for it; one that is cancelled has some seconds to end."""
-    # What it prints is read while it runs, so that pruners see its losses.
+    # Its lines are read while it runs, so that pruners see its losses.
     process = subprocess.Popen(command, env={"PYTHONUNBUFFERED": "1", **os.environ})
     try:
         status = process.wait()
@@ -168,7 +168,7 @@ def _run_command(command: Sequence[str]) -> None:
 
 
 def _finish() -> None:
-    """End as Python does: wait for threads that are no daemons, and call what is to be called at exit."""
+    """End as Python does: wait for threads that are not daemons, and call the functions that are registered for the exit."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
 
@@ -185,7 +185,7 @@ def _status_of(error: BaseException) -> int:
 
 
 def _cause_of(error: BaseException, interrupts: Interrupts) -> BaseException:
-    """Return Cancelled in the place of an error that says that a peer has gone, if the evaluation was called off."""
+    """Return Cancelled instead of an error about the connection to a peer, if the evaluation was called off."""
     if any(text in str(error) for text in ECHOES):
         try:
             with interrupts.inside():

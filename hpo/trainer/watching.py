@@ -1,4 +1,4 @@
-"""What a program does that `hpo check` looks at: its training, and the environment variables that it reads."""
+"""Observations of a program for `hpo check`: its training, and the environment variables that it reads."""
 
 from __future__ import annotations
 
