@@ -28,7 +28,7 @@ class Script:
     are others by name. A program that calls ``hpo.report`` needs none.
 
     `resume` is appended when an evaluation continues after it was interrupted, or paused by a pruner. An example is
-    ``("--resume", "{folder}/last.pt")``. The program keeps a checkpoint in the folder of the evaluation, which it writes
+    ``("--resume", "{folder}/last.pt")``. The program keeps a checkpoint in the folder of the evaluation. It writes it
     before each report or soon after. Pruners judge from the `first_report`-th report on, for programs that report
     before they train. Raises ValueError if one of these is wrong.
     """

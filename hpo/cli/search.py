@@ -224,8 +224,8 @@ def search_command(
     def search(**given: Any) -> None:
         """Search the hyperparameters of a network with islands of multi-rank workers.
 
-        Start it under MPI: mpirun -n 8 python run_islands.py, or mpirun -n 8 hpo search SEARCH_SPACE, or, for a program
-        that is written for torchrun, mpirun -n 8 hpo search --space NAME=PARAMETER --loss REGEX -- train.py --epochs 3
+        Start it under MPI: mpirun -n 8 python run_islands.py, or mpirun -n 8 hpo search SEARCH_SPACE. For a program
+        for torchrun: mpirun -n 8 hpo search --space NAME=PARAMETER --loss REGEX -- train.py --epochs 3
         """
         propagators = given.pop("propagators")
         given["propagators"] = tuple(name.strip() for name in propagators.split(",")) if propagators is not None else ()

@@ -168,7 +168,7 @@ def _run_command(command: Sequence[str]) -> None:
 
 
 def _finish() -> None:
-    """End as Python does: wait for threads that are not daemons, and call the functions that are registered for the exit."""
+    """End as Python does: wait for threads that are not daemons, and call the functions registered for the exit."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
 
