@@ -179,7 +179,7 @@ def test_an_evaluation_that_cannot_have_more_ranks_goes_on_with_its_own(
     mpi: Mpi, folder: Path, expected: Mapping[float, list[float]]
 ) -> None:
     options = ["--ranks-per-worker", 1, "--grow"]
-    job = mpi.run(2, *growing("run", *options, most_ranks=1, fails_after=6, folder=folder), cwd=folder)
+    job = mpi.run(2, *growing("run", *options, most_ranks=1, fails_after=6, seconds=1.2, folder=folder), cwd=folder)
     assert job.returncode == 0, job.stderr
     said = r"warning: --grow: trial 0 goes on with 1 worker, since it could not with 2: rank \d, growing.py:\d+: "
     (line,) = job.stderr.splitlines()

@@ -122,7 +122,10 @@ def test_weights_that_die_with_their_trainer_are_a_warning(tmp_path: Path, capsy
     attempt = led.begin()
     led.step(attempt, 0.5)
     assert attempt.has_weights
-    led.leader.lose_kept(attempt, Verdict("going", 0.25, keep=True), "the trainer was ended by SIGKILL")
+    for is_last in (False, True):
+        verdict = Verdict("going", 0.25, keep=True, is_last=is_last)
+        led.leader.lose_kept(attempt, verdict, "the trainer was ended by SIGKILL")
+    assert not attempt.has_weights
     assert capsys.readouterr().err == (
         "warning: trial 0 keeps no weights of its best loss: the trainer was ended by SIGKILL\n"
     )

@@ -109,11 +109,11 @@ def test_what_was_recorded_though_no_answer_came_is_not_recorded_again(tmp_path:
 
 @pytest.mark.slow
 def test_who_may_read_does_not_hide_that_nobody_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "_PATIENCE", 1.0)
+    monkeypatch.setattr(outage, "_PATIENCE", 3.0)
     said: list[str] = []
     record = made(tmp_path, said)
     assignment = claim(record, {"x": 0.5}, SPACE.distributions(), 9, island=0, worker=0, generation=0)
-    holder = away(tmp_path, 3.0, "IMMEDIATE")
+    holder = away(tmp_path, 7.0, "IMMEDIATE")
     ended: list[BaseException] = []
 
     def write() -> None:

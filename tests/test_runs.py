@@ -213,7 +213,7 @@ def kill_after(job: subprocess.Popen[str], evaluations: int, log: Path) -> None:
 
 def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_path: Path) -> None:
     run_dir, log = tmp_path / "run", tmp_path / "log"
-    options = [PROGRAM, QUICK, "--run-dir", run_dir, "--resume", "--set", "seconds=0.2", "--seed", 5]
+    options = [PROGRAM, QUICK, "--run-dir", run_dir, "--resume", "--set", "seconds=0.4", "--seed", 5]
     with log.open("w") as out:
         job = mpi.start(4, *options, "--evaluations", 14, cwd=tmp_path, stdout=out.fileno())
     kill_after(job, 5, log)
@@ -249,7 +249,7 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     again = mpi.run(1, *options, *ALONE, "--evaluations", 21, "--set", "epochs=1", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "epochs was 2 before, and is 1 now: losses may not compare" in again.stdout
-    assert json.loads((run_dir / "run.json").read_text())["set"] == {"seconds": "0.2", "epochs": "1"}
+    assert json.loads((run_dir / "run.json").read_text())["set"] == {"seconds": "0.4", "epochs": "1"}
 
     other = tmp_path / "other.py"
     other.write_text(QUICK.read_text().replace("depth=Int(1, 9)", "depth=Int(1, 8)"))

@@ -92,7 +92,10 @@ def test_a_file_without_settings_takes_none(tmp_path: Path) -> None:
         ("", "has no `space`"),
         ("space = 3", "`space` must be a SearchSpace, not 3"),
         ("from hpo import *\nspace = SearchSpace(x=Int(1, 2))", "has no `objective`"),
-        ("from hpo import *\nspace = SearchSpace(x=Int(1, 2))\nobjective = 3", "`objective` must be a function, not 3"),
+        (
+            "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\nobjective = 3",
+            "must be a function or a Script, not 3",
+        ),
         (GOOD + "\nSettings = {}", "Settings must be a dataclass"),
         (
             "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\nasync def objective(params, worker):\n    return 1",

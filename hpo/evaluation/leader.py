@@ -163,8 +163,8 @@ class Leader:
 
     def lose_kept(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
         """Warn that weights of a loss are lost, since the trainer has ended, and remove the draft of a state."""
-        if verdict.keep:
-            attempt.has_weights = False
+        attempt.has_weights &= not verdict.keep
+        if verdict.keep and (verdict.is_last or verdict.state == "complete"):  # otherwise the evaluation fails
             warn(f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}")
         if self._saver is not None:
             self._saver.drop_draft(attempt)

@@ -192,11 +192,8 @@ class Supervision:
             self._kill_at += _SECONDS_TO_CLEAN_UP if stops else _SECONDS_TO_ACKNOWLEDGE
 
     def _give_up(self, frames: Sequence[FrameSummary]) -> Message:
-        """Return the step of a rank that has waited in a process group of the objective's own for as long as it may.
-
-        The objective is cancelled once its peers are gone, which end its wait.
-        """
-        self._cancelled_at = clock.now()
+        """Return the step of a rank that has waited in a process group of the objective's own for as long as it may."""
+        self._cancelled_at = clock.now()  # it is cancelled once its peers are gone, which ends its wait
         self._trainer.interrupt()
         content = {
             "failure": waited_in_vain(self._group.patience),
