@@ -305,6 +305,11 @@ def test_reports_come_from_lines_or_from_the_file() -> None:
     Path(reports.path).write_text('{"loss": 9}\n')
     assert reports.take_new() == [], "lines came first"
     reports.close()
+    reports = Reports(Script("train.py", loss=r"(?:\w+\s?)*val_loss: (\S+)"))
+    reports.take_line(f"{'a' * 60} loss: 3")
+    (report,) = reports.take_new()
+    assert report.mistake.startswith("to look for --loss or --metric takes more than 1 s in the line 'aaa")
+    reports.close()
     reports = Reports(script)
     with Path(reports.path).open("a") as file:
         file.write('{"loss": 3, "acc": 1}\n{"lo')

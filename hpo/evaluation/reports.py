@@ -6,8 +6,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,23 @@ from hpo.script import Script
 
 _MOST_OF_A_LINE = 4000  # characters in which a pattern is looked for
 _MOST_KEPT_LINES = 20
+_SECONDS_FOR_A_LINE = 1.0
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raise TimeoutError after some seconds inside ``with``; regular expressions look for signals while they match."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS_FOR_A_LINE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass(frozen=True)
@@ -47,7 +65,16 @@ class Reports:
     def take_line(self, line: str) -> None:
         """Look for a loss and metrics in a line; a loss has the metrics that were found before it, and with it."""
         self.last_lines = [*self.last_lines, line][-_MOST_KEPT_LINES:]
-        text = line[:_MOST_OF_A_LINE]
+        try:
+            with _limited():
+                self._search(line[:_MOST_OF_A_LINE])
+        except TimeoutError:
+            mistake = (
+                f"to look for --loss or --metric takes more than {_SECONDS_FOR_A_LINE:g} s in the line {line[:60]!r}"
+            )
+            self._new.append(Report(math.nan, mistake=f"{mistake}: use a simpler pattern"))
+
+    def _search(self, text: str) -> None:
         for name, pattern in self._metrics.items():
             if match := pattern.search(text):
                 with suppress(ValueError, TypeError):
