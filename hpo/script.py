@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from typing import Any
 _PLACE = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")  # {{name}} stays as {name}
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
 _NAMED_LOSS = re.compile(rf"((?:val\w*\s)?[\w./-]*loss[\w./-]*)([\"']?)([\s:=]+)({_NUMBER})", re.IGNORECASE)
+_LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "srun")
 _OWN = ("trial", "folder", "seed")  # placeholders that every program may have
 
 
@@ -46,7 +49,7 @@ class Script:
         loss: str | None = None,
         metrics: Mapping[str, str] | None = None,
         flags: Iterable[str] = (),
-        resume: Iterable[str] = (),
+        resume: str | Iterable[str] = (),
         first_report: int = 1,
     ) -> None:
         if not command or not all(isinstance(part, str) and part for part in command[:1]):
@@ -55,6 +58,8 @@ class Script:
             raise ValueError("Script('-m') needs the name of a module behind -m")
         if not isinstance(first_report, int) or first_report < 1:
             raise ValueError(f"first_report is a number of reports, at least 1, not {first_report!r}")
+        if isinstance(flags, str) or "loss" in (metrics or {}):
+            raise ValueError("flags are a list of names, and no metric is named loss")
         for name, pattern in {"loss": loss, **(metrics or {})}.items():
             if pattern is not None:
                 _check_pattern(name, pattern)
@@ -62,7 +67,7 @@ class Script:
         object.__setattr__(self, "loss", loss)
         object.__setattr__(self, "metrics", dict(metrics or {}))
         object.__setattr__(self, "flags", tuple(flags))
-        object.__setattr__(self, "resume", tuple(resume))
+        object.__setattr__(self, "resume", tuple(shlex.split(resume) if isinstance(resume, str) else resume))
         object.__setattr__(self, "first_report", first_report)
 
     @classmethod
@@ -85,9 +90,13 @@ class Script:
         """Return whether a name has a place in the command."""
         return any(name in _places(part) for part in (*self.command, *self.resume))
 
-    def check(self, hyperparameters: Iterable[str], settings: Iterable[str]) -> None:
-        """Raise ValueError if a placeholder or a flag names nothing that there is."""
+    def check(self, hyperparameters: Mapping[str, object], settings: Iterable[str]) -> None:
+        """Raise ValueError if a name in braces, or a flag, does not exist, or cannot be what it is used for."""
         names = list(hyperparameters)
+        for name in {*names, *settings} & set(_OWN):
+            raise ValueError(f"no hyperparameter or setting must be named {name!r}: {{{name}}} is the evaluation's own")
+        if self.resume and not any("folder" in _places(part) for part in self.resume):
+            raise ValueError(f"--resume-args must name a file in {{folder}}, got {shlex.join(self.resume)!r}")
         known = [*names, *settings, *_OWN]
         for part in (*self.command, *self.resume):
             for name in _places(part):
@@ -99,6 +108,11 @@ class Script:
         for name in self.flags:
             if name not in names:
                 raise ValueError(f"the flag {name!r} is no hyperparameter; there are {', '.join(names)}")
+            choices = getattr(hyperparameters[name], "choices", ())
+            if self.has_place(name) or not choices or not all(isinstance(choice, bool) for choice in choices):
+                raise ValueError(
+                    f"the flag {name!r} must be a Categorical(True, False) without {{{name}}} in the command"
+                )
 
     def arguments(self, params: Mapping[str, Any], others: Mapping[str, Any], absent: Iterable[str] = ()) -> list[str]:
         """Return the command for hyperparameters; `others` have places only, and so do `absent` hyperparameters.
@@ -112,14 +126,18 @@ class Script:
             names = _places(part)
             placed.update(names)
             if gone.isdisjoint(names):
-                parts.append(_filled(part, values))
-            elif parts[1:] and re.fullmatch(r"\{\w+\}", part) and parts[-1].startswith("-") and "=" not in parts[-1]:
+                filled = _filled(part, values)
+                if filled.startswith("-") and not part.startswith("-") and parts[1:] and _is_option(parts[-1]):
+                    filled = f"{parts.pop()}={filled}"  # argparse takes -1e-4 for an option
+                parts.append(filled)
+            elif parts[1:] and re.fullmatch(r"\{\w+\}", part) and _is_option(parts[-1]):
                 parts.pop()
         for name, value in params.items():
             if name in self.flags:
                 parts += [f"--{name}"] if value else []
             elif name not in placed:
-                parts += [f"--{name}", _text(value)]
+                text = _text(value)
+                parts += [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
         return parts
 
     def resume_arguments(self, values: Mapping[str, Any]) -> list[str]:
@@ -144,10 +162,14 @@ def find_program(script: Script) -> Path | None:
     first = script.command[0]
     if first == "-m":
         return None
+    if Path(first).name in _LAUNCHERS:
+        raise ValueError(f"{first}: the search starts the ranks itself; name the script that {first} would run")
     path = Path(first)
     if path.suffix == ".py" or path.is_file():
         if not path.is_file():
             raise ValueError(f"{first}: no such file; it is looked for in {Path.cwd()}")
+        if path.suffix != ".py" and not os.access(path, os.X_OK):
+            raise ValueError(f"{first} cannot be executed: chmod +x {first}")
         return path
     if (found := shutil.which(first)) is None:
         raise ValueError(f"{first}: there is no such command, nor a file of this name in {Path.cwd()}")
@@ -174,6 +196,10 @@ def _places(part: str) -> list[str]:
 def _filled(part: str, values: Mapping[str, Any]) -> str:
     """Return a part of a command with values in their places."""
     return _PLACE.sub(lambda match: f"{{{match[1]}}}" if match[1] else _text(values[match[2]]), part)
+
+
+def _is_option(part: str) -> bool:
+    return part.startswith("-") and "=" not in part
 
 
 def _text(value: Any) -> str:

@@ -33,7 +33,7 @@ def losses_of_torchrun(folder: Path, params: dict[str, Any]) -> list[float]:
     job = subprocess.run(
         [*torchrun, SCRIPTS / "ddp.py", *options], cwd=folder, capture_output=True, text=True, timeout=100, check=True
     )
-    return [float(loss) for loss in re.findall(r"val_loss=(\S+)", job.stdout)]
+    return [float(loss) for loss in re.findall(r"val_loss=(\d+\.\d{6})", job.stdout)]
 
 
 def test_script_for_torchrun_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:
@@ -87,6 +87,24 @@ def test_program_that_fails_costs_its_evaluation(mpi: Mpi, tmp_path: Path) -> No
         assert trials[f"well-{way}"].values == [pytest.approx(0.5 + 1 / 3)], way
         assert trials[f"well-{way}"].user_attrs["metrics"] == {"step": 2.0}
     assert "Traceback" not in re.sub(r"(?m)^worker \d rank 1 \|.*\n", "", job.stderr), "of the rank that fails alone"
+
+
+ORDINARY = ["types", "logging", "atexit", "thread", "file", "source", "spawn", "seeds", "call", "comma"]
+
+
+def test_script_runs_as_python_runs_it(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "train.py").symlink_to(SCRIPTS / "ordinary.py")
+    (tmp_path / "given.json").write_text(json.dumps([{"way": way} for way in ORDINARY]))
+    options = ["--space", f"way=Categorical({', '.join(map(repr, ORDINARY))})", "--loss", r"val_loss=(\S+)"]
+    options += ["--start-with", "given.json", "--evaluations", str(len(ORDINARY)), "--run-dir", "run"]
+    job = mpi.run(2, *SEARCH, *options, "--", "scripts/train.py", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = {trial.params["way"]: trial for trial in trials_of(tmp_path / "run")}
+    assert {way: trial.values for way, trial in trials.items()} == {way: [1.0] for way in ORDINARY}
+    assert [(tmp_path / f"file-{rank}").read_text() for rank in range(2)] == ["written"] * 2
+    printed = (tmp_path / "run" / "printed" / f"{trials['seeds'].number}.txt").read_text()
+    assert len(set(re.findall(r"drawn (\S+)", printed))) == 2, "ranks that are not seeded draw other numbers"
 
 
 def test_command_that_is_not_python_runs_on_each_rank(mpi: Mpi, tmp_path: Path) -> None:
@@ -195,6 +213,21 @@ def test_objective_has_a_folder_that_stays_when_it_continues(mpi: Mpi, tmp_path:
 
 
 MISTAKES = [
+    (["train.py"], "train.py: has no `space`; "),
+    (
+        [*LR, "--", "torchrun", "train.py"],
+        "torchrun: the search starts the ranks itself; name the script that torchrun ",
+    ),
+    ([*LR, "--", "broken.py"], "broken.py:1: '(' was never closed\n"),
+    (
+        [*LR, "--resume-args", "--resume last.pt", "--", "train.py"],
+        "train.py: --resume-args must name a file in {folder}",
+    ),
+    (["--space", "seed=Int(0, 9)", "--", "train.py"], "train.py: no hyperparameter or setting must be named 'seed'"),
+    (
+        ["--space", "weight-decay=Float(0, 1)", "--", "train.py"],
+        "--space weight-decay=Float(0, 1): write weight_decay=",
+    ),
     ([*LR, "--", "nothere.py"], "nothere.py: no such file; it is looked for in "),
     ([*LR, "--", "nocommand"], "nocommand: there is no such command, nor a file of this name in "),
     (
@@ -211,12 +244,13 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES)
 def test_mistake_in_a_command_is_one_message(mpi: Mpi, tmp_path: Path, arguments: list[str], message: str) -> None:
-    (tmp_path / "train.py").write_text("")
+    (tmp_path / "train.py").write_text("import argparse\n")
+    (tmp_path / "broken.py").write_text("print(\n")
     job = mpi.run(2, *SEARCH, *arguments, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
     assert job.stderr.startswith(f"error: {message}")
     assert job.stderr.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "broken.py"}
 
 
 @pytest.mark.parametrize(
@@ -258,13 +292,24 @@ def test_hyperparameters_have_places_or_are_appended() -> None:
     script = Script(
         "train.py", "--lr", "{lr}", "c-{trial}.yaml", '{"a": {"b": 1}}', "{{lr}}", "--m", "{m}", flags=["amp"]
     )
-    script.check(["lr", "m", "amp", "w", "big"], [])
+    number, switch = Float(0.0, 1.0), Categorical(True, False)
+    script.check({"lr": number, "m": number, "amp": switch, "w": number, "big": switch}, [])
     known = {"trial": 7, "folder": "f", "seed": 3}
     params = {"lr": 0.1, "m": 0.9, "amp": True, "w": 3, "big": False}
     start = ["train.py", "--lr", "0.1", "c-7.yaml", '{"a": {"b": 1}}', "{lr}"]
     assert script.arguments(params, known) == [*start, "--m", "0.9", "--amp", "--w", "3", "--big", "false"]
     del params["m"]
     assert script.arguments({**params, "amp": False}, known, ["m"]) == [*start, "--w", "3", "--big", "false"]
+    params = {"lr": -1e-4, "m": 0.9, "amp": False, "w": -2, "big": False}
+    assert script.arguments(params, known)[1:] == [
+        *("--lr=-0.0001", "c-7.yaml", '{"a": {"b": 1}}', "{lr}", "--m", "0.9", "--w=-2", "--big", "false")
+    ]
+    for wrong, message in (
+        ({"amp": number}, "the flag 'amp' must be"),
+        ({"trial": number, "amp": switch}, "named 'trial'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Script("train.py", flags=["amp"]).check(wrong, [])
     for command, options in (
         ([], {}),
         (["-m"], {}),
@@ -272,8 +317,10 @@ def test_hyperparameters_have_places_or_are_appended() -> None:
         (["train.py"], {"loss": "abc"}),
         (["train.py"], {"metrics": {"a": "(x)(y)"}}),
         (["train.py"], {"first_report": 0}),
+        (["train.py"], {"metrics": {"loss": "(x)"}}),
+        (["train.py"], {"flags": "amp"}),
     ):
-        with pytest.raises(ValueError, match=r"Script|pattern|first_report"):
+        with pytest.raises(ValueError, match=r"Script|pattern|first_report|flags"):
             Script(*command, **options)
 
 
@@ -284,6 +331,7 @@ def test_hyperparameters_have_places_or_are_appended() -> None:
         (["{'eval_loss': 0.5, 'lr': 1e-3}"], "0.5"),
         (["Epoch 0: val loss: 1e-3, acc 3"], "1e-3"),
         (["train_loss=1.0", "val_loss=2.0"], "2.0"),
+        (["step 0: train loss 10.9, val loss 10.8"], "10.8"),
         (["loss: 3"], "3"),
         (["nothing", "loss is low"], None),
     ],

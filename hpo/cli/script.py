@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -102,14 +101,17 @@ def make_script(
     Raises UsageError if it cannot be run, or an option is wrong.
     """
     parts = list(command)
+    if parts[:1] in (["python"], ["python3"]) and parts[1:2] == ["-u"]:
+        del parts[1]
     if parts[:1] in (["python"], ["python3"]) and parts[1:2] and not (parts[1].startswith("-") and parts[1] != "-m"):
         parts = parts[1:]  # as trainers do it, which have imported torch
     if not parts:
         raise UsageError("-- needs a command behind it, such as -- train.py --epochs 3")
+    if "/" not in parts[0] and not parts[0].endswith(".py") and parts[0] != "-m" and Path(parts[0]).is_file():
+        parts[0] = f"./{parts[0]}"
     patterns = dict(_named(text, "--metric", "--metric 'accuracy=acc: (\\S+)'") for text in metrics)
     try:
-        resume = shlex.split(resume_args or "")
-        script = Script(*parts, metrics=patterns, resume=resume, first_report=first_report or 1, **options)
+        script = Script(*parts, metrics=patterns, resume=resume_args or "", first_report=first_report or 1, **options)
         find_program(script)
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -162,6 +164,9 @@ def _parameter(call: ast.expr, text: str) -> Parameter:
 
 def _named(text: str, option: str, example: str) -> tuple[str, str]:
     name, equals, rest = text.partition("=")
+    if equals and "-" in name and name.replace("-", "_").isidentifier():
+        other = name.replace("-", "_")
+        raise UsageError(f"{option} {text}: write {other}={rest}, and --{name} {{{other}}} in the command")
     if not equals or not name.strip().isidentifier() or not rest.strip():
         raise UsageError(f"{option} {text}: {example}")
     return name.strip(), rest.strip()

@@ -193,7 +193,9 @@ class Evaluator:
             attempt.continue_from(found.losses, found.seconds, {})
         attempt.saves_itself = self._terms.program is not None and bool(self._terms.program.script.resume)
         seed = self._terms.seed if assignment.seed is None else assignment.seed
-        overdue_after = self._leader.limits.evaluation_timeout + self._group.patience if self._leader else math.inf
+        overdue_after = self._leader.limits.evaluation_timeout if self._leader else math.inf
+        if self._terms.program is None:  # an objective is ended at its next loss, if there is one soon
+            overdue_after += self._group.patience
         with self._watch.evaluation() as watched:
             supervision = self._begin(watched, attempt, overdue_after, ticket, seed)
             while attempt.goes_on:

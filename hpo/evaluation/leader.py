@@ -74,7 +74,6 @@ class Leader:
         self._stop = stop
         self._keeper = keeper
         self._saver = saver
-        self._has_loss = False  # whether this worker has ever known one
 
     def decide(self, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
         """Record what all ranks have said of a step, and return the final verdict: how the evaluation goes on.
@@ -84,7 +83,6 @@ class Leader:
         since, seconds = clock.now(), attempt.seconds_in_all
         self._recorder.printed(attempt.assignment.number, printed)
         if verdict.loss is not None:
-            self._has_loss = True
             self._take_over(attempt)
             self._recorder.report(attempt.assignment, len(attempt.losses) + 1, verdict.loss)
             verdict = self._decided(attempt, verdict, verdict.loss, seconds)
@@ -175,7 +173,7 @@ class Leader:
 
     def miss_loss(self, reason: str) -> None:
         """Stop the run if no evaluation has found a loss so far: the others would not find one either."""
-        if not self._has_loss:
+        if not self._recorder.has_losses():
             self._stop(Stop(reason, Exit.NOTHING_SUCCEEDED))
 
     def find(self, assignment: Assignment) -> tuple[Path | None, bool]:

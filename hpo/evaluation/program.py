@@ -7,6 +7,7 @@ decides on each loss as soon as it knows it, and calls the evaluation off if it 
 from __future__ import annotations
 
 import math
+import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,9 +57,9 @@ class Program:
         """Return whether the checkpoint exists, in the evaluation's folder, from which the program would continue."""
         values = {**self.settings, **known, **params}
         parts = self.script.resume_arguments(values)
-        named = [part.partition("=")[2] if part.startswith("--") else part for part in parts]
-        files = [Path(part) for part in named if str(known["folder"]) in part]
-        return bool(parts) and all(file.exists() for file in files)
+        folder = str(known["folder"])
+        files = [Path(part[part.index(folder) :]) for part in parts if folder in part]
+        return bool(files) and all(file.exists() for file in files)
 
 
 class ProgramSupervision(Supervision):
@@ -124,6 +125,10 @@ class ProgramSupervision(Supervision):
             self._watched.call_off("timeout: it went on for longer than --evaluation-timeout")
         return is_done
 
+    def read_rest(self) -> None:
+        """Take in the end of the file, since the program of this rank has ended."""
+        self.own_reports += self._reports.take_rest()
+
     def take_all(self, steps: Sequence[Step]) -> None:
         """Take in what the ranks have reported until their ends: messages of it may still be on their way."""
         for step in steps:
@@ -173,6 +178,8 @@ class ProgramSupervision(Supervision):
         elif verdict.state == "complete" and not self._attempt.losses:
             lines = self._reports.last_lines
             failure = f"no loss was found{_advice(lines, self._program.script)}"
+            if self._reports.not_numbers:
+                failure = f"no loss was found: --loss has matched {self._reports.not_numbers!r}, which is not a number"
             verdict = Verdict("failed", failure=failure, traceback=_shown(lines))
             self._leader.miss_loss(f"{failure}; the last line is {lines[-1][:100]!r}" if lines else failure)
         return self._leader.decide(self._attempt, verdict, printed)
@@ -190,6 +197,7 @@ class _LastMeeting(Meeting):
     def _meet(self, step: Step) -> list[Step]:
         supervision = self._supervision
         supervision.last_look(is_done=False)
+        supervision.read_rest()
         step = replace(step, printed=self._group.slot.output.take(), reports=tuple(supervision.own_reports))
         gathering = self._group.own_comm.gathering(step)
         sleep_until(lambda: supervision.last_look(gathering.is_done()))
@@ -210,7 +218,7 @@ def _serve_itself() -> dict[str, str]:
 def _advice(lines: Sequence[str], script: Script) -> str:
     """Return what would find a loss in lines, to be appended to a failure."""
     if pattern := propose_loss(lines):
-        return f" in what the program printed; --loss '{pattern}' would read it"
+        return f" in what the program printed; --loss {shlex.quote(pattern)} would read it"
     if script.loss is not None:
         return f" in what the program printed: no line matches '{script.loss}'"
     return ": call hpo.report(loss) in the program, or give --loss REGEX for the lines that it prints"

@@ -61,10 +61,12 @@ class Reports:
         self._found: dict[str, float] = {}
         self._new: list[Report] = []
         self.last_lines: list[str] = []
+        self.not_numbers = ""  # the last text that the pattern has matched, if it is not a number
 
     def take_line(self, line: str) -> None:
         """Look for a loss and metrics in a line; a loss has the metrics that were found before it, and with it."""
         self.last_lines = [*self.last_lines, line][-_MOST_KEPT_LINES:]
+        self._read_file()
         try:
             with _limited():
                 self._search(line[:_MOST_OF_A_LINE])
@@ -77,13 +79,14 @@ class Reports:
     def _search(self, text: str) -> None:
         for name, pattern in self._metrics.items():
             if match := pattern.search(text):
-                with suppress(ValueError, TypeError):
-                    self._found[name] = float(match[1])
+                with suppress(ValueError, AttributeError):
+                    self._found[name] = float(match[1].rstrip(",;)"))
         if self._loss is None or self._uses_lines is False or (match := self._loss.search(text)) is None:
             return
         try:
-            loss = float(match[1])
-        except (ValueError, TypeError):  # such as the heading of a table
+            loss = float(match[1].rstrip(",;)"))
+        except (ValueError, AttributeError):  # such as the heading of a table
+            self.not_numbers = str(match[1])
             return
         self._uses_lines = True
         self._add(loss, {name: value for name, value in self._found.items() if math.isfinite(value)})
@@ -95,6 +98,14 @@ class Reports:
         new, self._new = self._new, []
         return new
 
+    def take_rest(self) -> list[Report]:
+        """Return the reports since the last call, at the end of the program; the last line may have no end."""
+        self._read_file()
+        if self._begun.strip():
+            self._take_line_of_file(self._begun)
+        self._begun = b""
+        return self.take_new()
+
     def close(self) -> None:
         """Let the file go."""
         os.close(self._file)
@@ -104,10 +115,16 @@ class Reports:
         data = self._begun + os.pread(self._file, max(0, size - self._read), self._read)
         self._read = max(size, self._read)
         *lines, self._begun = data.split(b"\n")
-        for line in lines if not self._uses_lines else ():
-            if line.strip():
-                self._uses_lines = False
-                self._take_json(line)
+        for line in lines:
+            self._take_line_of_file(line)
+        if size < self._read:
+            self._read = size
+            self._new.append(Report(math.nan, mistake="the file of HPO_METRICS was overwritten: append to it"))
+
+    def _take_line_of_file(self, line: bytes) -> None:
+        if line.strip() and not self._uses_lines:
+            self._uses_lines = False
+            self._take_json(line)
 
     def _take_json(self, line: bytes) -> None:
         try:

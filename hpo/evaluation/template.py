@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any, TextIO
 
 from hpo.errors import RunError, UsageError
 from hpo.process.channel import Channel, ChannelClosed, Message, channel_pair
+from hpo.process.failure import describe_status
 from hpo.process.linux import identify_container
 from hpo.process.template_start import command_of, is_first_on_host, template_environment
 
@@ -89,17 +89,6 @@ class TemplateProcess:
 def start_template() -> TemplateProcess | None:
     """Start a template if this rank is its host's first, as far as the launcher says; call it before MPI begins."""
     return TemplateProcess() if is_first_on_host(os.environ) else None
-
-
-def describe_status(status: int | None) -> str:
-    """Return how a process has ended, in words: by a signal, or with a status."""
-    if status is None:
-        return "ended"
-    if status >= 0:
-        return f"ended with status {status}"
-    with suppress(ValueError):
-        return f"was ended by {signal.Signals(-status).name}"
-    return f"was ended by signal {-status}"
 
 
 class Template:

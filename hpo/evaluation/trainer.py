@@ -15,9 +15,10 @@ from traceback import FrameSummary
 from typing import Any, Protocol
 
 from hpo.evaluation.output import Output, Pipe
-from hpo.evaluation.template import Template, describe_status
+from hpo.evaluation.template import Template
 from hpo.layout import usable_cores
 from hpo.process.channel import ChannelClosed, Message
+from hpo.process.failure import describe_status
 from hpo.process.linux import count_memory_kills
 from hpo.process.stacks import INTERRUPT, WRITE_STACKS, find_frames
 from hpo.process.template_start import plain_environment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -68,3 +69,14 @@ def traceback_of(error: BaseException, frames: Sequence[traceback.FrameSummary])
 def stack_of(frames: Sequence[traceback.FrameSummary]) -> str:
     """Return frames as text, as a traceback shows them."""
     return showable("".join(traceback.format_list(list(frames)))).rstrip()
+
+
+def describe_status(status: int | None) -> str:
+    """Return how a process has ended, in words: by a signal, or with a status."""
+    if status is None:
+        return "ended"
+    if status >= 0:
+        return f"ended with status {status}"
+    with suppress(ValueError):
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"was ended by signal {-status}"

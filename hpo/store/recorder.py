@@ -155,6 +155,10 @@ class Recorder:
         """Let weights that were written be put in their place."""
         self._line.tell("place_weights", trial)
 
+    def has_losses(self) -> bool:
+        """Return whether any evaluation of the run has reported a loss."""
+        return bool(self._line.ask("has_losses"))
+
     def losses_before(self, trial: int) -> tuple[list[float], float]:
         """Return the losses and the seconds of the trial that a trial repeats; none if it repeats none."""
         losses, seconds = self._line.ask("losses_before", trial)

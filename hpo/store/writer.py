@@ -149,6 +149,10 @@ class Writer:
             self.commit()  # the best on disk has its weights, also after a death in between
             self.weights.place(trial)
 
+    def has_losses(self) -> bool:
+        """Return whether any evaluation of the run has reported a loss."""
+        return any(one.curve for one in self.record.evaluations())
+
     def losses_before(self, trial: int) -> tuple[list[float], float]:
         """Return the losses and the seconds of the trial that a trial repeats; none if it repeats none."""
         evaluations = self.record.evaluations()

@@ -26,9 +26,12 @@ def read_source(path: Path) -> bytes:
     if path.suffix != ".py":
         raise UsageError(f"{path}: not a Python file (its name must end in .py); {EXAMPLE}")
     try:
-        return path.read_bytes()
+        source = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if b"argparse" in source and b"space" not in source:  # to import it would train
+        raise UsageError(f"{path}: has no `space`; {EXAMPLE}. A training script stands behind --: -- {path}")
+    return source
 
 
 def import_source(path: Path, location: Path, source: bytes) -> ModuleType:

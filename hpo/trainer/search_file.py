@@ -52,6 +52,21 @@ class SearchFile:
         """The program that is the objective, if it is not a function."""
         return self.objective if isinstance(self.objective, Script) else None
 
+    @property
+    def program(self) -> Path | None:
+        """The Python script that is run; None for functions, modules and other commands."""
+        path = find_program(self.script) if self.script is not None else None
+        return path if path is not None and path.suffix == ".py" else None
+
+    @functools.cached_property
+    def program_source(self) -> bytes:
+        """The content of the script, as it was read first: it may change while a run continues."""
+        assert self.program is not None
+        try:
+            return self.program.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{self.program} cannot be read: {error.strerror}") from error
+
     def describe(self) -> dict[str, Any]:
         """Return the file as data that JSON can hold, from which `Description.from_data` makes a description."""
         return Description(
@@ -107,6 +122,10 @@ class SearchFile:
         try:
             script.check(self.space.parameters, settings)
             find_program(script)
+            if self.program is not None:
+                compile(self.program_source, str(self.program), "exec", dont_inherit=True)
+        except SyntaxError as error:
+            raise UsageError(f"{self.program}:{error.lineno}: {error.msg}") from None
         except ValueError as error:
             raise UsageError(f"{self.path}: {error}") from None
 

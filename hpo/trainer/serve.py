@@ -99,7 +99,9 @@ class Trainer:
 
     def _on_run(self, message: Message) -> None:
         """Run a program in this process, which ends with it."""
-        program = Running(self._channel, self._interrupts, message["command"])
+        file = self.search.file
+        source = file.program_source if file.program is not None else None
+        program = Running(self._channel, self._interrupts, message["command"], source)
         if message["is_watched"]:
             program.watch()
         program.run(message["environment"])

@@ -141,10 +141,10 @@ class Template:
         self._assignments = list(message["assignments"])
         answer = self._file.bind(self._assignments)
         self._others = set(children_of(os.getpid()))
-        if self._file.script is not None:
-            from hpo.trainer.program import import_packages
+        if (path := self._file.program) is not None:
+            from hpo.trainer.packages import import_packages
 
-            import_packages(self._file.script)
+            import_packages(path, self._file.program_source)
         unsafe = ""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             unsafe = "it initialises CUDA"

@@ -94,6 +94,7 @@ class Result:
         search_space = self.manifest.search_space
         pairs = [pair for pair in itertools.pairwise(words) if pair[0] in _OF_SCRIPT]
         of_script = list(itertools.chain.from_iterable(pairs))
+        of_script += [word for word in words if word.startswith(tuple(f"{option}=" for option in _OF_SCRIPT))]
         if of_script:
             return [*words[:2], *of_script] if words[0] == "hpo" else [words[0], *of_script]
         if words[:2] == ["hpo", "search"]:
