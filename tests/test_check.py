@@ -425,6 +425,8 @@ def test_seen_from_data_returns_what_a_trainer_has_seen() -> None:
         memory=1 << 40,
         failures=["it failed"],
         place="search.py:3",
+        variables=["RANK"],
+        has_children=True,
     )
     assert vars(seen).keys() == vars(Seen()).keys()
     assert all(value != vars(Seen())[name] for name, value in vars(seen).items()), "each field has a value to lose"

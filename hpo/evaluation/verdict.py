@@ -138,7 +138,10 @@ def _failed(steps: Sequence[Step]) -> Verdict:
         where = f", {first.place}" if first.place else ""
         failure = f"rank {first.rank}{where}: {first.failure}"
         is_echo = len(steps) > 1 and all(step.echo or not step.own for step in failures)
-        state = "again" if is_echo else "failed"
+        ended = [step.rank for step in steps if step.ended and step.failure is None]
+        if is_echo and ended:  # of a program: its process is gone, and peers may wait for it
+            failure += f"; rank {ended[0]} had ended before"
+        state = "again" if is_echo and not ended else "failed"
         return Verdict(state, failure=failure, traceback=first.traceback, diverged=first.diverged)
     places = ", ".join(f"rank {step.rank} was{_at(step) or ' at an unknown place'}" for step in failures)
     return Verdict("failed", failure=f"{first.failure}; {places}", traceback=_tracebacks(failures))

@@ -75,8 +75,7 @@ class Running:
         if step.get("is_cancelled"):
             return step, status
         try:
-            with self._interrupts.inside():
-                end_process()
+            end_process()  # without Cancelled, which functions for the exit would print; this process is killed then
         except BaseException as error:
             end_if_forked(error)
             if not status:
