@@ -177,7 +177,9 @@ def test_module_and_ranks_that_a_script_starts_are_run(mpi: Mpi, tmp_path: Path)
         "    value = torch.tensor(x)\n"
         "    dist.all_reduce(value)\n"
         "    if rank == 0:\n"
-        "        hpo.report(value, trial=hpo.trial)\n\n\n"
+        "        hpo.report(value, trial=hpo.trial)\n"
+        "    dist.barrier()\n"
+        "    dist.destroy_process_group()  # otherwise torch aborts at the exit now and then\n\n\n"
         "if __name__ == '__main__':\n"
         "    mp.spawn(train, args=(float(sys.argv[2]),), nprocs=2)\n"
     )
