@@ -51,9 +51,13 @@ class Terms:
     prefix: str = ""
     program: Program | None = None
 
-    def folder(self, assignment: Assignment) -> Path:
-        """Return the folder of an evaluation, which is that of the first trial of its individual."""
-        return self.trials.absolute() / f"{self.prefix}{assignment.root}"
+    def known(self, assignment: Assignment) -> dict[str, Any]:
+        """Return the trial, the folder and the seed of an evaluation; trial and folder are of its first attempt."""
+        return {
+            "trial": assignment.root,
+            "folder": self.trials.absolute() / f"{self.prefix}{assignment.root}",
+            "seed": self.seed if assignment.seed is None else assignment.seed,
+        }
 
 
 @dataclass(frozen=True)
@@ -192,12 +196,11 @@ class Evaluator:
         if found.losses is not None:
             attempt.continue_from(found.losses, found.seconds, {})
         attempt.saves_itself = self._terms.program is not None and bool(self._terms.program.script.resume)
-        seed = self._terms.seed if assignment.seed is None else assignment.seed
         overdue_after = self._leader.limits.evaluation_timeout if self._leader else math.inf
         if self._terms.program is None:  # an objective is ended at its next loss, if there is one soon
             overdue_after += self._group.patience
         with self._watch.evaluation() as watched:
-            supervision = self._begin(watched, attempt, overdue_after, ticket, seed)
+            supervision = self._begin(watched, attempt, overdue_after, ticket)
             while attempt.goes_on:
                 supervision.step()
             supervision.end()
@@ -207,20 +210,19 @@ class Evaluator:
         return attempt
 
     def _begin(
-        self, watched: Watched, attempt: Attempt, overdue_after: float, ticket: dict[str, Any] | None, seed: int
+        self, watched: Watched, attempt: Attempt, overdue_after: float, ticket: dict[str, Any] | None
     ) -> Supervision:
         """Let this rank's trainer begin, and return what supervises it."""
         self._group.slot.output.forget_errors()
-        group, folder, program = self._group, self._terms.folder(attempt.assignment), self._terms.program
+        group, known, program = self._group, self._terms.known(attempt.assignment), self._terms.program
         if program is not None:
-            known = (attempt, self._leader, program, overdue_after)
-            running = ProgramSupervision(group, self._watch, watched, *known)
-            running.start(ticket, seed, folder, attempt.taken_over > 0, self._is_watched)
+            running = ProgramSupervision(group, self._watch, watched, attempt, self._leader, program, overdue_after)
+            running.start(ticket, known, attempt.taken_over > 0, self._is_watched)
             return running
         meeting = Meeting(group, self._watch, watched, self._decider(attempt))
         places, is_team = self._terms.places, group is not self._own
         supervision = Supervision(group, watched, meeting, attempt, self._leader, places, overdue_after, is_team)
-        supervision.begin(ticket, seed, folder, self._is_watched)
+        supervision.begin(ticket, known["seed"], known["folder"], self._is_watched)
         return supervision
 
     def _find(self, assignment: Assignment) -> Found:
@@ -229,10 +231,8 @@ class Evaluator:
         program = self._terms.program
         if program is None:
             return Found(*self._leader.find(assignment))
-        seed = self._terms.seed if assignment.seed is None else assignment.seed
-        known = {"trial": assignment.root, "folder": self._terms.folder(assignment), "seed": seed}
         losses, seconds = self._leader.find_losses(assignment) if program.script.resume else ([], 0.0)
-        continues = bool(losses) and program.can_continue(assignment.params, known)
+        continues = bool(losses) and program.can_continue(assignment.params, self._terms.known(assignment))
         return Found(losses=losses, seconds=seconds) if continues else Found()
 
     def _decider(self, attempt: Attempt) -> Decide | None:

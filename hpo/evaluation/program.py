@@ -84,25 +84,23 @@ class ProgramSupervision(Supervision):
         self._program = program
         self._reports = Reports(program.script)
         self._agreement = Agreement(group.size)
-        self._taken = 0  # reports of this rank, which the leader has been sent
         self.own_reports: list[Report] = []
         self._decided: Verdict | None = None
         group.slot.output.listener = self._reports.take_line
 
     def start(
-        self, ticket: Mapping[str, Any] | None, seed: int, folder: Path, continues: bool, is_watched: bool
+        self, ticket: Mapping[str, Any] | None, known: Mapping[str, Any], continues: bool, is_watched: bool
     ) -> None:
         """Let the trainer run the program; it `continues` from its checkpoint in the evaluation's folder.
 
-        If it `is_watched`, the trainer sends observations: see ``seen``.
+        `known` are the trial, the folder and the seed of the evaluation. If it `is_watched`, the trainer sends
+        observations: see ``seen``.
         """
-        assignment = self._attempt.assignment
         if self._program.script.has_place("folder"):
-            folder.mkdir(parents=True, exist_ok=True)
-        known = {"trial": assignment.root, "folder": folder, "seed": seed}
+            known["folder"].mkdir(parents=True, exist_ok=True)
         self._trainer.send(
             "run",
-            command=self._program.arguments(assignment.params, known, continues),
+            command=self._program.arguments(self._attempt.assignment.params, known, continues),
             is_watched=is_watched,
             environment={
                 **(ticket["environment"] if ticket else {}),
@@ -148,27 +146,27 @@ class ProgramSupervision(Supervision):
     def _settle(self, rank: int, reports: Sequence[Report]) -> None:
         """Let the leader decide on losses, one after the other, until the evaluation is not to continue."""
         for report in reports:
-            if self._decided is not None and self._watched.cause is None:  # its checkpoint is written
-                self._watched.call_off(f"it is {self._decided.state}")
-            if self._decided is not None or self._leader is None:
+            if self._leader is None:
                 return
-            if report.mistake:
-                text = f"rank {rank}: {report.mistake}" if not report.mistake.startswith("rank") else report.mistake
-                self._decided = Verdict("failed", failure=text, diverged=not math.isfinite(report.loss))
-                self._watched.call_off(text)
-                return
-            going = Verdict("going", report.loss, dict(report.metrics))
-            verdict = self._leader.decide(self._attempt, going, self._group.slot.output.take())
-            self._attempt.take(verdict)
-            if verdict.is_last:
-                verdict = replace(verdict, state="complete")
-            if verdict.state != "going":
-                self._decided = verdict
-            if verdict.state not in (
-                "going",
-                "paused",
-            ):  # one that is paused has until its next report for a checkpoint
-                self._watched.call_off(f"it is {verdict.state}")
+            decided = self._decided
+            if decided is None:
+                decided = self._decide(self._leader, rank, report)
+                self._decided = decided if decided.state != "going" else None
+                if decided.state in ("going", "paused"):  # a paused program has until its next report for a checkpoint
+                    continue
+            if self._watched.cause is None:
+                self._watched.call_off(decided.failure or f"it is {decided.state}")
+            return
+
+    def _decide(self, leader: Leader, rank: int, report: Report) -> Verdict:
+        """Return the leader's verdict on a report of a rank."""
+        if report.mistake:
+            text = f"rank {rank}: {report.mistake}" if not report.mistake.startswith("rank") else report.mistake
+            return Verdict("failed", failure=text, diverged=not math.isfinite(report.loss))
+        going = Verdict("going", report.loss, dict(report.metrics))
+        verdict = leader.decide(self._attempt, going, self._group.slot.output.take())
+        self._attempt.take(verdict)
+        return replace(verdict, state="complete") if verdict.is_last else verdict
 
     def _conclude(self, verdict: Verdict, printed: str) -> Verdict:
         """Return the leader's last verdict, given that on the ends of all ranks."""

@@ -80,16 +80,16 @@ class Reports:
         for name, pattern in self._metrics.items():
             if match := pattern.search(text):
                 with suppress(ValueError, AttributeError):
-                    self._found[name] = float(match[1].rstrip(",;)"))
+                    self._found[name] = _parse(match[1])
         if self._loss is None or self._uses_lines is False or (match := self._loss.search(text)) is None:
             return
         try:
-            loss = float(match[1].rstrip(",;)"))
+            loss = _parse(match[1])
         except (ValueError, AttributeError):  # such as the heading of a table
             self.not_numbers = str(match[1])
             return
         self._uses_lines = True
-        self._add(loss, {name: value for name, value in self._found.items() if math.isfinite(value)})
+        self._add(loss, self._found)
         self._found = {}
 
     def take_new(self) -> list[Report]:
@@ -135,11 +135,16 @@ class Reports:
             shown = line.decode(errors="replace")[:100]
             self._new.append(Report(math.nan, mistake=f"what was reported is not a loss with metrics: {shown}"))
             return
-        self._add(loss, {name: value for name, value in metrics.items() if math.isfinite(value)})
+        self._add(loss, metrics)
 
     def _add(self, loss: float, metrics: Mapping[str, float]) -> None:
         mistake = "" if math.isfinite(loss) else f"the validation loss is {loss}"
-        self._new.append(Report(loss, metrics, mistake))
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self._new.append(Report(loss, finite, mistake))
+
+
+def _parse(text: str) -> float:
+    return float(text.rstrip(",;)"))
 
 
 def _number(value: Any) -> float:

@@ -52,7 +52,7 @@ class SearchFile:
         """The program that is the objective, if it is not a function."""
         return self.objective if isinstance(self.objective, Script) else None
 
-    @property
+    @functools.cached_property
     def program(self) -> Path | None:
         """The Python script that is run; None for functions, modules and other commands."""
         path = find_program(self.script) if self.script is not None else None
