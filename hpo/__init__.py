@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hpo.inside import report
+from hpo.inside import offer_weights, report, save_checkpoint
 from hpo.objectives import maximize
 from hpo.parameters import Categorical, Float, Int, Ordinal
 from hpo.script import Script
@@ -10,10 +10,12 @@ from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
     from hpo.prediction import Prediction, TextSample
     from hpo.trainer.worker import Worker
 
+    checkpoint: Any
     trial: int | None
     folder: Path | None
 
@@ -27,9 +29,12 @@ __all__ = [
     "SearchSpace",
     "TextSample",
     "Worker",
+    "checkpoint",
     "folder",
     "maximize",
+    "offer_weights",
     "report",
+    "save_checkpoint",
     "trial",
 ]
 
@@ -44,8 +49,9 @@ def __getattr__(name: str) -> object:
         from hpo import prediction
 
         return getattr(prediction, name)
-    if name in ("trial", "folder"):
+    if name in ("checkpoint", "folder", "trial"):
         from hpo import inside
 
-        return inside.find_trial() if name == "trial" else inside.find_folder()
+        find = {"checkpoint": inside.load_checkpoint, "folder": inside.find_folder, "trial": inside.find_trial}
+        return find[name]()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

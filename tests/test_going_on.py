@@ -270,8 +270,8 @@ def test_states_that_do_not_fit_are_warnings_and_their_evaluations_begin_again(
 
 def test_what_cannot_be_saved_fails_its_evaluation_and_says_where(mpi: Mpi, folder: Path) -> None:
     ways = {
-        "object": r"TypeError: worker.save takes .*, not the Adam itself: save its state_dict\(\) at \['all'\]\[1\]",
-        "function of an object": r"TypeError: .* not the Linear itself: save its state_dict\(\) at \['network'\]",
+        "object": r"TypeError: a saved state .*, got the Adam itself: save its state_dict\(\) at \['all'\]\[1\]",
+        "function of an object": r"TypeError: .* got the Linear itself: save its state_dict\(\) at \['network'\]",
         "failing function": r"rank 1, saving.py:\d+: ValueError: injected: gathering",
         "one function": r"not all ranks saved a function, .*: rank 0 did not at saving.py:\d+, rank 1 did at .*",
         "late": r"RuntimeError: worker.restored is asked for before the first loss, to go on from",

@@ -72,7 +72,7 @@ def test_losses_are_recorded_in_each_way_and_the_best_weights_gathered(mpi: Mpi,
 # best, so those of the first evaluations.
 REASONS: dict[str, tuple[str, int] | None] = {
     "gather_raises": (r"RANK, reporting.py:\d+: ValueError: injected in a function", 1),
-    "gather_nothing": (r"rank 0, reporting.py:\d+: TypeError: worker.offer takes a dict of .*, not a NoneType", 1),
+    "gather_nothing": (r"rank 0, reporting.py:\d+: TypeError: offered weights must be a dict of .*, got a NoneType", 1),
     "gather_reports": (r"rank \d, .*RuntimeError: worker.report is called in a function that was given to .*", 1),
     "fewer": (r"the ranks do not yield equally many losses: rank 0 \S+ at reporting.py:\d+, .*RANK ended", 2),
     "raises": (r"RANK, reporting.py:\d+: ValueError: injected", 1),

@@ -165,7 +165,7 @@ def test_what_an_objective_offers_wrong_costs_it_its_evaluation_and_a_test_that_
     options = [PROGRAM, WEIGHING, "--islands", 1, "--evaluations", 2]
     wrong = mpi.run(2, *options, "--run-dir", "wrong", "--set", "offers=nonsense", cwd=tmp_path)
     assert wrong.returncode == 3
-    assert "TypeError: worker.offer takes a dict of tensors by their names, not 'epoch'" in wrong.stdout
+    assert "TypeError: offered weights must be a dict of tensors by their names, got 'epoch'" in wrong.stdout
     badly = mpi.run(1, *options, "--ranks-per-worker", 1, "--run-dir", "badly", "--set", "tests=badly", cwd=tmp_path)
     assert badly.returncode == 0
     reason = "weighing.py:32: ValueError: no test data today"

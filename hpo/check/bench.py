@@ -156,7 +156,8 @@ class Bench:
             if went_before is not None:
                 assignment = replace(assignment, root=went_before.evaluation.trial)
         program = Program.of(self.ready.problem)
-        terms = Terms(self.ready.places, 0, self.folder / "trials", program=program)
+        states = self.folder / "states"
+        terms = Terms(self.ready.places, 0, self.folder / "trials", program=program, states=states)
         evaluator = Evaluator(terms, group, self.watch, leader, is_watched=True)
         if leader is not None and program is not None and not self.files:
             self.files.append(list_files(Path()))

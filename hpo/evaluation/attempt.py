@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hpo.evaluation.verdict import GOING, Step, Verdict
 from hpo.process import clock
@@ -12,8 +12,19 @@ from hpo.process import clock
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpo.evaluation.drafts import Drafts
     from hpo.store.evaluations import Assignment
     from hpo.store.states import About
+
+
+class Copies(Protocol):
+    """What holds the last state of an evaluation, and the weights of its lowest loss: a trainer, or drafts."""
+
+    def write_state(self, path: str) -> Mapping[str, Any]:
+        """Write the state; return after how many ``losses``, the ``seconds`` that it took, and an ``error``, if any."""
+
+    def write_weights(self, path: str, about: Mapping[str, str]) -> str:
+        """Write the weights with texts about them; return an error, or an empty text."""
 
 
 class Attempt:
@@ -53,6 +64,7 @@ class Attempt:
         self.copied_after = 0
         self.has_weights = False
         self.saves_itself = False  # a program, so that it can be paused
+        self.drafts: Drafts | None = None  # of a program, on the leader
         self.began = clock.now()
         self.verdict: Verdict = GOING
         self.loss = math.inf

@@ -42,7 +42,8 @@ class Terms:
     """What all evaluations of a run have in common, on all ranks.
 
     `places` finds the user's lines in stacks; `seed` is for individuals without one. `trials` is the directory in which
-    evaluations may have folders of their own, whose names begin with `prefix`. `program` is set if a program is run.
+    evaluations may have folders of their own, whose names begin with `prefix`. `program` is set if a program is run;
+    its drafts are in the directory `states`, and its checkpoints are kept if it `saves`.
     """
 
     places: Places
@@ -50,13 +51,18 @@ class Terms:
     trials: Path
     prefix: str = ""
     program: Program | None = None
+    states: Path = Path()
+    saves: bool = True
 
     def known(self, assignment: Assignment) -> dict[str, Any]:
-        """Return the trial, the folder and the seed of an evaluation; trial and folder are of its first attempt."""
+        """Return what a program may know of an evaluation; trial, folder and drafts are of its first attempt."""
+        name = f"{self.prefix}{assignment.root}"
         return {
             "trial": assignment.root,
-            "folder": self.trials.absolute() / f"{self.prefix}{assignment.root}",
+            "folder": self.trials.absolute() / name,
             "seed": self.seed if assignment.seed is None else assignment.seed,
+            "drafts": self.states.absolute() / f".{name}",
+            "saves": self.saves,
         }
 
 
@@ -152,6 +158,8 @@ class Evaluator:
             self._growing.end()
         if self._leader:
             self._leader.finish(attempt, attempt.earlier + clock.now() - started)
+        if attempt.drafts is not None:
+            attempt.drafts.close()
         self._group.slot.finish(self._is_clean)
 
     def _judged(self, assignment: Assignment, earlier: float | None) -> Attempt:
@@ -229,8 +237,9 @@ class Evaluator:
         """Return what an evaluation may begin with, on the leader."""
         assert self._leader is not None
         program = self._terms.program
-        if program is None:
-            return Found(*self._leader.find(assignment))
+        path, is_own = self._leader.find(assignment)
+        if program is None or path is not None:
+            return Found(path, is_own)
         losses, seconds = self._leader.find_losses(assignment) if program.script.resume else ([], 0.0)
         continues = bool(losses) and program.can_continue(assignment.params, self._terms.known(assignment))
         return Found(losses=losses, seconds=seconds) if continues else Found()

@@ -8,18 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.evaluation.trainer import Ended
 from hpo.store.front import Archive
 from hpo.store.weights import draft_of, warn_of_weights
 
 if TYPE_CHECKING:
-    from hpo.evaluation.trainer import Trainer
+    from hpo.evaluation.attempt import Copies
     from hpo.store.evaluations import Assignment, Evaluation
     from hpo.store.recorder import Recorder
 
 
 class WeightsKeeper:
-    """Lets a leader's trainer write the weights of a run's best individuals; the record's writer puts them in place.
+    """Writes the weights of a run's best individuals on their leaders; the record's writer puts them in place.
 
     It knows of other evaluations what the recorder has heard, and so may take one for the best that is not. `settings`
     are the run's.
@@ -36,22 +35,21 @@ class WeightsKeeper:
         values = (loss, *self._recorder.objectives.of(metrics))
         return self._archive.has_room_for(assignment.number, values)
 
-    def keep(self, assignment: Assignment, trainer: Trainer) -> None:
-        """Let the trainer write the weights of an evaluation that has been recorded, if they are wanted."""
+    def keep(self, assignment: Assignment, copies: Copies) -> None:
+        """Write the weights of an evaluation that has been recorded, if they are wanted."""
         places = self._recorder.weights_wanted(assignment.number)
         for place in map(Path, places):
-            self._write(place, assignment, trainer)
+            self._write(place, assignment, copies)
         if places:
             self._recorder.place_weights(assignment.number)
 
-    def _write(self, path: Path, assignment: Assignment, trainer: Trainer) -> None:
+    def _write(self, path: Path, assignment: Assignment, copies: Copies) -> None:
         draft = draft_of(path, assignment.number)
         try:
             path.parent.mkdir(exist_ok=True)
             about = {"trial": assignment.number, "params": assignment.params, "settings": self._settings}
             texts = {name: json.dumps(value) for name, value in about.items()}
-            answer = trainer.ask("write_weights", "written", path=str(draft.absolute()), about=texts)
-            if error := answer.text if isinstance(answer, Ended) else answer["error"]:
+            if error := copies.write_weights(str(draft.absolute()), texts):
                 raise OSError(error)
         except OSError as error:  # the evaluation is safe, and worth more than this file
             warn_of_weights(error, path)

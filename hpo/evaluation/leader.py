@@ -16,6 +16,7 @@ from hpo.process.printed import warn
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpo.evaluation.attempt import Copies
     from hpo.evaluation.keeper import WeightsKeeper
     from hpo.evaluation.saver import Saver
     from hpo.evaluation.trainer import TrainerSlot
@@ -159,6 +160,28 @@ class Leader:
         if self._saver is not None and verdict.save and (losses := self._saver.take_kept(attempt, kept, since)):
             self._recorder.saved(attempt.assignment, losses)
 
+    def keep_drafts(self, attempt: Attempt, verdict: Verdict, names: tuple[str, str], since: float) -> None:
+        """Keep the drafts of a program's loss that are wanted, its checkpoint and its weights; drop the others."""
+        drafts, (checkpoint, weights) = attempt.drafts, names
+        assert drafts is not None
+        attempt.has_weights = drafts.take_weights(weights) if verdict.keep else attempt.has_weights
+        if not verdict.keep:
+            drafts.drop(weights)
+        kept: dict[str, Any] = {"warnings": [], "has_weights": attempt.has_weights}
+        if not verdict.save:
+            drafts.drop(checkpoint)
+        elif checkpoint:
+            drafts.take_checkpoint(checkpoint, self.about(attempt), attempt.has_weights)
+            if draft := self.draft(attempt):
+                kept["written"] = drafts.write_state(draft)
+            self.take_kept(attempt, verdict, kept, since)
+
+    def warn_of_saving(self, attempt: Attempt) -> None:
+        """Warn that a program saves checkpoints that belong to no loss."""
+        if self._saver is not None:
+            text = f"trial {attempt.assignment.number} cannot continue: rank 0 saves checkpoints, and reports no losses"
+            self._saver.warn_once("saving", f"{text}; report each loss on rank 0, after its checkpoint")
+
     def lose_kept(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
         """Warn that weights of a loss are lost, since the trainer has ended, and remove the draft of a state."""
         attempt.has_weights &= not verdict.keep
@@ -203,8 +226,15 @@ class Leader:
         """Let the trainer write the last state of an evaluation that ends here, and is to go on."""
         if self._saver is None or not attempt.copied_after:
             return
-        if self._slot.is_ready and (losses := self._saver.write(attempt, self._slot.trainer)):
+        copies = self._copies(attempt)
+        if copies is not None and (losses := self._saver.write(attempt, copies)):
             self._recorder.saved(attempt.assignment, losses)
+
+    def _copies(self, attempt: Attempt) -> Copies | None:
+        """Return what holds the last state and the weights of an evaluation; None if its trainer has ended."""
+        if attempt.drafts is not None:
+            return attempt.drafts
+        return self._slot.trainer if self._slot.is_ready else None
 
     def finish(self, attempt: Attempt, seconds: float) -> None:
         """Record how an evaluation has ended; stop the run where it has reached its target, or seems to be in vain."""
@@ -248,8 +278,9 @@ class Leader:
         assignment, verdict, record = attempt.assignment, attempt.verdict, self._recorder
         if verdict.state == "complete":
             record.complete(assignment, attempt.loss, seconds, attempt.metrics)
-            if self._keeper and attempt.has_weights and self._slot.is_ready:
-                self._keeper.keep(assignment, self._slot.trainer)
+            copies = self._copies(attempt)
+            if self._keeper and attempt.has_weights and copies is not None:
+                self._keeper.keep(assignment, copies)
             if attempt.loss <= self.limits.target_loss:
                 self._stop(target_reached(self.limits.target_loss))
         elif verdict.state in ("pruned", "paused"):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.drafts import Drafts
 from hpo.evaluation.group import Group
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.meeting import Decide, Meeting
@@ -98,17 +99,28 @@ class ProgramSupervision(Supervision):
         """
         if self._program.script.has_place("folder"):
             known["folder"].mkdir(parents=True, exist_ok=True)
+        if self._leader is not None:
+            self._attempt.drafts = Drafts(known["drafts"], self._attempt.assignment.params)
+        drafts, path = str(known["drafts"]), self._attempt.path if self._attempt.restored else None
         self._trainer.send(
             "run",
             command=self._program.arguments(self._attempt.assignment.params, known, continues),
             is_watched=is_watched,
             environment={
                 **(ticket["environment"] if ticket else {}),
-                **{f"HPO_{name.upper()}": str(value) for name, value in known.items()},
+                **{f"HPO_{name.upper()}": str(known[name]) for name in ("trial", "folder", "seed")},
                 "HPO_METRICS": self._reports.path,
+                "HPO_WEIGHTS_DRAFTS": drafts,
+                **({"HPO_CHECKPOINT_DRAFTS": drafts} if known["saves"] else {}),
+                **({"HPO_CHECKPOINT": str(path.absolute())} if path else {}),
                 **(_serve_itself() if self._group.size == 1 else {}),
             },
         )
+
+    def step(self) -> None:
+        """Wait for the end of the program on all ranks, and settle with them how the evaluation ends."""
+        super().step()
+        self._attempt.restored = None  # the leader has decided whether it failed because of its state
 
     def end(self) -> None:
         """Wait until the program has ended, or kill it; close the file of its reports."""
@@ -129,6 +141,7 @@ class ProgramSupervision(Supervision):
 
     def take_all(self, steps: Sequence[Step]) -> None:
         """Take in what the ranks have reported until their ends: messages of it may still be on their way."""
+        self._agreement.leader_decides = False  # if it has not reported until now, it will not
         for step in steps:
             self._settle(step.rank, self._agreement.take(step.rank, step.reports, 0))
 
@@ -140,6 +153,9 @@ class ProgramSupervision(Supervision):
             if new:
                 self._watched.report((self._group.rank, new, first))
             return
+        self._agreement.leader_decides = self._reports.counts
+        if self._reports.saves_in_vain:
+            self._leader.warn_of_saving(self._attempt)
         for rank, reports, number in [(self._group.rank, new, first), *self._watched.take_reports()]:
             self._settle(rank, self._agreement.take(rank, reports, number))
 
@@ -152,7 +168,8 @@ class ProgramSupervision(Supervision):
             if decided is None:
                 decided = self._decide(self._leader, rank, report)
                 self._decided = decided if decided.state != "going" else None
-                if decided.state in ("going", "paused"):  # a paused program has until its next report for a checkpoint
+                # A paused program that writes its own checkpoint has until its next report for it.
+                if decided.state == "going" or (decided.state == "paused" and not report.checkpoint):
                     continue
             if self._watched.cause is None:
                 self._watched.call_off(decided.failure or f"it is {decided.state}")
@@ -164,15 +181,30 @@ class ProgramSupervision(Supervision):
             text = f"rank {rank}: {report.mistake}" if not report.mistake.startswith("rank") else report.mistake
             return Verdict("failed", failure=text, diverged=not math.isfinite(report.loss))
         going = Verdict("going", report.loss, dict(report.metrics))
+        self._continue(Step(rank, offers=bool(report.weights), has_saved=bool(report.checkpoint)))
         verdict = leader.decide(self._attempt, going, self._group.slot.output.take())
+        since = clock.now()
         self._attempt.take(verdict)
+        leader.keep_drafts(self._attempt, verdict, (report.checkpoint, report.weights), since)
         return replace(verdict, state="complete") if verdict.is_last else verdict
+
+    def _continue(self, step: Step) -> None:
+        """Take over the losses of the state from which the program continues, if it has asked for it."""
+        attempt, before = self._attempt, self._attempt.taken_over
+        attempt.take_step(replace(step, went_on=self._reports.asked))
+        if attempt.taken_over > before and attempt.has_weights and attempt.drafts and attempt.path:
+            attempt.drafts.continue_from(attempt.path)
 
     def _conclude(self, verdict: Verdict, printed: str) -> Verdict:
         """Return the leader's last verdict, given that on the ends of all ranks."""
         assert self._leader is not None
+        if not self._attempt.losses:
+            self._continue(Step(self._group.rank))
         if self._decided is not None and verdict.state != "stopped":
-            verdict = replace(self._decided, loss=None, keep=False, save=False)
+            verdict = replace(self._decided, loss=None, keep=False)
+        elif verdict.state == "failed" and self._attempt.restored is not None:
+            self._leader.reject(self._attempt.assignment, verdict.failure, is_own=True)
+            verdict = Verdict("again", failure=verdict.failure)
         elif verdict.state == "complete" and not self._attempt.losses:
             lines = self._reports.last_lines
             failure = f"no loss was found{_advice(lines, self._program.script)}"
@@ -181,6 +213,12 @@ class ProgramSupervision(Supervision):
             verdict = Verdict("failed", failure=failure, traceback=_shown(lines))
             self._leader.miss_loss(f"{failure}; the last line is {lines[-1][:100]!r}" if lines else failure)
         return self._leader.decide(self._attempt, verdict, printed)
+
+    def _tell(self, verdict: Verdict, gathers: bool, is_best: bool = False) -> None:
+        """Send nothing: a program is not asked after its end."""
+
+    def _keep(self, verdict: Verdict, since: float) -> None:
+        """Wait for nothing: the leader has its drafts."""
 
 
 class _LastMeeting(Meeting):

@@ -17,6 +17,7 @@ from hpo.script import Script
 _MOST_OF_A_LINE = 4000  # characters in which a pattern is looked for
 _MOST_KEPT_LINES = 20
 _SECONDS_FOR_A_LINE = 1.0
+_DRAFT = re.compile(r"\d+-\d+")  # process and number
 
 
 @contextmanager
@@ -35,19 +36,28 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+_NOTES = ("checkpoint", "weights", "asked")
+
+
 @dataclass(frozen=True)
 class Report:
-    """A loss with its metrics, or what is wrong with it."""
+    """A loss with its metrics, or what is wrong with it.
+
+    `checkpoint` and `weights` are the names of the drafts that belong to the loss, empty without; see `hpo.inside`.
+    """
 
     loss: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     mistake: str = ""
+    checkpoint: str = ""
+    weights: str = ""
 
 
 class Reports:
     """Reads the reports of one evaluation on one rank; whatever comes first, the file or a line, is read alone.
 
-    ``path`` is the file, which has no name on disk. ``last_lines`` are the last that were printed.
+    ``path`` is the file, which has no name on disk. ``last_lines`` are the last that were printed. ``asked`` says that
+    the program has asked for its checkpoint, ``saves_in_vain`` that it has saved two without a loss in between.
     """
 
     def __init__(self, script: Script) -> None:
@@ -59,9 +69,16 @@ class Reports:
         self._begun = b""
         self._uses_lines: bool | None = None
         self._found: dict[str, float] = {}
+        self._drafts: dict[str, str] = {}  # of the next loss
+        self.asked = self.saves_in_vain = self._has_noted = False
         self._new: list[Report] = []
         self.last_lines: list[str] = []
         self.not_numbers = ""  # the last text that the pattern has matched, if it is not a number
+
+    @property
+    def counts(self) -> bool:
+        """Whether the losses of this rank count, since it has checkpoints or weights that belong to them."""
+        return self._has_noted and not self.saves_in_vain
 
     def take_line(self, line: str) -> None:
         """Look for a loss and metrics in a line; a loss has the metrics that were found before it, and with it."""
@@ -122,9 +139,27 @@ class Reports:
             self._new.append(Report(math.nan, mistake="the file of HPO_METRICS was overwritten: append to it"))
 
     def _take_line_of_file(self, line: bytes) -> None:
-        if line.strip() and not self._uses_lines:
-            self._uses_lines = False
-            self._take_json(line)
+        if not line.strip() or self._take_note(line) or self._uses_lines:
+            return
+        self._uses_lines = False
+        self._take_json(line)
+
+    def _take_note(self, line: bytes) -> bool:
+        """Take in what belongs to the next loss; return whether the line is such a note, which `hpo.inside` sends."""
+        try:
+            ((name, value),) = json.loads(line).items()
+        except (ValueError, AttributeError, RecursionError):
+            return False
+        if name not in _NOTES:
+            return False
+        self._has_noted = True
+        if name == "asked":
+            self.asked = True
+        elif name == "checkpoint" and name in self._drafts:
+            self.saves_in_vain = True
+        elif isinstance(value, str) and _DRAFT.fullmatch(value):
+            self._drafts[name] = value
+        return True
 
     def _take_json(self, line: bytes) -> None:
         try:
@@ -140,7 +175,8 @@ class Reports:
     def _add(self, loss: float, metrics: Mapping[str, float]) -> None:
         mistake = "" if math.isfinite(loss) else f"the validation loss is {loss}"
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        self._new.append(Report(loss, finite, mistake))
+        self._new.append(Report(loss, finite, mistake, **self._drafts))
+        self._drafts = {}
 
 
 def _parse(text: str) -> float:
@@ -154,29 +190,43 @@ def _number(value: Any) -> float:
 
 
 class Agreement:
-    """The reports of all ranks of a worker: of one loss, the first counts, and others have to be the same."""
+    """The reports of all ranks of a worker: of one loss, the first counts, and others have to be the same.
+
+    If ``leader_decides``, the leader's report counts, which has the drafts; others wait for it to be compared.
+    """
 
     def __init__(self, size: int) -> None:
         self._counts = [0] * size
         self._losses: list[tuple[int, float]] = []
+        self._early: list[tuple[int, Report, int]] = []  # ranks, reports and their numbers
+        self.leader_decides = False
 
     def take(self, rank: int, reports: Sequence[Report], first: int) -> list[Report]:
         """Return those reports of a rank that are new, as its `first`-th and those that follow; one may be a mistake.
 
         Reports that were taken before are left out.
         """
-        new = []
-        for number, report in enumerate(reports, start=first):
-            if number < self._counts[rank]:
-                continue
-            self._counts[rank] = number + 1
-            if report.mistake or number >= len(self._losses):
-                self._losses.append((rank, report.loss))
-                new.append(report)
-            elif not math.isclose(report.loss, self._losses[number][1], rel_tol=1e-3, abs_tol=1e-12):
-                other, loss = self._losses[number]
-                new.append(Report(report.loss, mistake=_differ(number + 1, (other, loss), (rank, report.loss))))
+        new = [found for number, report in enumerate(reports, first) for found in self._take(rank, report, number)]
+        if rank == 0 or not self.leader_decides:
+            early, self._early = self._early, []
+            new += [found for one in early for found in self._take(*one)]
         return new
+
+    def _take(self, rank: int, report: Report, number: int) -> list[Report]:
+        if number < self._counts[rank]:
+            return []
+        is_first = number >= len(self._losses)
+        if self.leader_decides and rank > 0 and is_first and not report.mistake:
+            self._early.append((rank, report, number))
+            return []
+        self._counts[rank] = number + 1
+        if report.mistake or is_first:
+            self._losses.append((rank, report.loss))
+            return [report]
+        other, loss = self._losses[number]
+        if math.isclose(report.loss, loss, rel_tol=1e-3, abs_tol=1e-12):
+            return []
+        return [Report(report.loss, mistake=_differ(number + 1, (other, loss), (rank, report.loss)))]
 
 
 def _differ(number: int, one: tuple[int, float], other: tuple[int, float]) -> str:

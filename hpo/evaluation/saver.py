@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpo.evaluation.trainer import Ended
 from hpo.process import clock
 from hpo.process.printed import warn
 from hpo.store.states import States, read_about
@@ -15,8 +14,7 @@ from hpo.text import message
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpo.evaluation.attempt import Attempt
-    from hpo.evaluation.trainer import Trainer
+    from hpo.evaluation.attempt import Attempt, Copies
     from hpo.store.evaluations import Assignment
 
 # Copying takes a hundredth of the time that training takes, and so does copying and writing together.
@@ -102,19 +100,13 @@ class Saver:
         attempt.copied_after = len(attempt.losses)
         return self._take_written(attempt, written) if written else 0
 
-    def write(self, attempt: Attempt, trainer: Trainer) -> int:
-        """Let the trainer write the last state of an evaluation, and return after how many losses it was saved.
+    def write(self, attempt: Attempt, copies: Copies) -> int:
+        """Write the last state of an evaluation, and return after how many losses it was saved.
 
         Returns 0 if it cannot be written, which is a warning.
         """
-        if not (draft := self.draft(attempt)):
-            return 0
-        answer = trainer.ask("write_state", "written", path=draft)
-        if isinstance(answer, Ended):
-            self.drop_draft(attempt)
-            self._warn(attempt, answer.text)
-            return 0
-        return self._take_written(attempt, answer.content)
+        draft = self.draft(attempt)
+        return self._take_written(attempt, copies.write_state(draft)) if draft else 0
 
     def _take_written(self, attempt: Attempt, written: Mapping[str, Any]) -> int:
         """Put a state that was written in its place, and return after how many losses it was saved, or 0."""

@@ -120,6 +120,16 @@ class Trainer:
         self.send(kind, descriptors, **content)
         return self.next(answer)
 
+    def write_state(self, path: str) -> Mapping[str, Any]:
+        """Let the trainer write the last state that it has copied; return after how many losses, or an error."""
+        answer = self.ask("write_state", "written", path=path)
+        return {"error": answer.text, "losses": 0, "seconds": 0.0} if isinstance(answer, Ended) else answer.content
+
+    def write_weights(self, path: str, about: Mapping[str, str]) -> str:
+        """Let the trainer write the weights of the lowest loss, with texts about them; return an error, or ""."""
+        answer = self.ask("write_weights", "written", path=path, about=about)
+        return answer.text if isinstance(answer, Ended) else str(answer["error"])
+
     def next(self, kind: str) -> Message | Ended:
         """Return the trainer's next message of a kind, or its end."""
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -47,7 +48,7 @@ class Stages:
         self._job = job
         self._options = run.options
         self._manifest = run.manifest
-        self._trials = run.files.trials
+        self._files = run.files
         self._ready = ready
         self._group = group
         self._first = first
@@ -110,7 +111,15 @@ class Stages:
             pass
 
     def _make_evaluator(self, leader: Leader | None = None, growing: Growing | None = None) -> Evaluator:
-        terms = Terms(self._ready.places, self._manifest.seed, self._trials, self._prefix, self._program)
+        terms = Terms(
+            self._ready.places,
+            self._manifest.seed,
+            self._files.trials,
+            self._prefix,
+            self._program,
+            self._files.states,
+            saves=self._options.save_every != math.inf,
+        )
         return Evaluator(terms, self._group, self._job.watch, leader, self._teams, growing)
 
     def _join(self, group: Group) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
+from hpo.store.tensors import compute_checksum, read_header, read_pieces
 from hpo.store.values import are, is_mapping, is_number
 from hpo.text import message
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from hpo.store.evaluations import Assignment
 
 WEIGHTS = "weights/"  # in front of the names of weights
-_LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
-_PIECE = 16 << 20  # bytes that are read at once
+STATE = "state/"  # in front of the names of a state's tensors
+_TO_SPARE = 64 << 20  # bytes that states leave free, for the record of the run
 _LITTLE = 1 << 30  # bytes, where nobody knows yet how large states are
 
 
@@ -124,6 +124,12 @@ class States:
         return f"{free / 1e9:.1f} GB are free for what evaluations go on from (--save-every): {room}"
 
 
+def check_space(path: Path, size: int) -> None:
+    """Raise OSError if the disk would be full with a file of so many bytes."""
+    if (free := shutil.disk_usage(path.parent).free) < size + _TO_SPARE:
+        raise OSError(f"it takes {size / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free")
+
+
 def read_about(path: Path, params: Mapping[str, Any] | None = None, is_checked: bool = True) -> About:
     """Return what is known of the evaluation whose state is in a file, of these hyperparameters, or any.
 
@@ -132,11 +138,13 @@ def read_about(path: Path, params: Mapping[str, Any] | None = None, is_checked: 
     """
     try:
         with path.open("rb") as file:
-            header, start = _header_of(file)
+            header, start = read_header(file)
             metadata = header.pop("__metadata__")
             about = about_of(json.loads(metadata["about"]))
             if is_checked:
-                if metadata["checksum"] != checksum_of(metadata["about"], _parts_of(file, start, header)):
+                pieces = read_pieces(file, start, header)
+                parts = ((name, pieces[name].read()) for name in sorted(pieces))
+                if metadata["checksum"] != compute_checksum(metadata["about"], parts):
                     raise ValueError("its checksum is wrong")
             elif file.seek(0, 2) != start + max((entry["data_offsets"][1] for entry in header.values()), default=0):
                 raise ValueError("it is not whole")
@@ -154,37 +162,3 @@ def about_of(content: dict[str, Any]) -> About:
     if not fits or not isinstance(about.losses, list) or not all(map(is_number, about.losses)):
         raise ValueError("no evaluation has written it")
     return about
-
-
-def checksum_of(text: str, parts: Iterable[tuple[str, Any]]) -> str:
-    """Return the checksum of a text and of named bytes, in the order of their names."""
-    checksum = zlib.crc32(text.encode())
-    for name, content in parts:
-        checksum = zlib.crc32(content, zlib.crc32(name.encode(), checksum))
-    return f"{checksum:08x}"
-
-
-def _header_of(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file, and where its tensors begin (huggingface/safetensors, "Format")."""
-    length = int.from_bytes(file.read(8), "little")
-    if length > _LONGEST_HEADER:
-        raise ValueError("its header is too long")
-    header = json.loads(file.read(length))
-    return dict(header), 8 + length
-
-
-def _parts_of(file: BinaryIO, start: int, header: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """Yield the tensors' names and bytes as `checksum_of` takes them, the bytes in pieces without names."""
-    size = file.seek(0, 2) - start
-    for name in sorted(header):
-        begin, end = header[name]["data_offsets"]
-        if not 0 <= begin <= end <= size:
-            raise ValueError("it is not whole")
-        yield name, b""
-        file.seek(start + begin)
-        while begin < end:
-            piece = file.read(min(end - begin, _PIECE))
-            if not piece:
-                raise ValueError("it is not whole")
-            begin += len(piece)
-            yield "", piece

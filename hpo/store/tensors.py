@@ -2,13 +2,128 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
+_PIECE = 16 << 20  # bytes that are read at once
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file whose tensors are copied: those whose names begin with `prefix`, with `new_prefix` instead of it."""
+
+    path: Path
+    prefix: str = ""
+    new_prefix: str = ""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The bytes of a tensor in an open file, and its type and shape as the file has them."""
+
+    file: BinaryIO
+    begin: int
+    size: int
+    dtype: str
+    shape: list[int]
+
+    def read(self) -> Iterator[bytes]:
+        self.file.seek(self.begin)
+        left = self.size
+        while left:
+            part = self.file.read(min(left, _PIECE))
+            if not part:
+                raise ValueError("it is not whole")
+            left -= len(part)
+            yield part
+
+    @property
+    def alignment(self) -> int:
+        return self.size // max(1, math.prod(self.shape))
+
+
+def read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, and the offset of its tensors (huggingface/safetensors, "Format")."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError("its header is too long")
+    header = json.loads(file.read(length))
+    return dict(header), 8 + length
+
+
+def read_pieces(file: BinaryIO, start: int, header: Mapping[str, Any]) -> dict[str, _Piece]:
+    """Return the tensors of a file by their names; raises ValueError if the file is not whole."""
+    size = file.seek(0, 2) - start
+    pieces = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        if not 0 <= begin <= end <= size:
+            raise ValueError("it is not whole")
+        pieces[name] = _Piece(file, start + begin, end - begin, entry["dtype"], entry["shape"])
+    return pieces
+
+
+def compute_checksum(text: str, parts: Iterable[tuple[str, Iterable[Any]]]) -> str:
+    """Return the CRC-32 of a text and of named parts, in the order of their names; each part is a series of bytes."""
+    checksum = zlib.crc32(text.encode())
+    for name, contents in parts:
+        checksum = zlib.crc32(name.encode(), checksum)
+        for content in contents:
+            checksum = zlib.crc32(content, checksum)
+    return f"{checksum:08x}"
+
+
+def copy_tensors(path: Path, sources: Sequence[Source], texts: Mapping[str, str], checked: str = "") -> None:
+    """Write the tensors of other files, byte by byte, with texts about them; the file is flushed when this returns.
+
+    If `checked` is the name of a text, a checksum of this text and all tensors becomes another text, "checksum". Raises
+    OSError, and ValueError if a source is not whole.
+    """
+    with ExitStack() as held:
+        pieces: dict[str, _Piece] = {}
+        for source in sources:
+            file = held.enter_context(source.path.open("rb"))
+            header, start = read_header(file)
+            header.pop("__metadata__", None)
+            for name, piece in read_pieces(file, start, header).items():
+                if name.startswith(source.prefix):
+                    pieces[source.new_prefix + name.removeprefix(source.prefix)] = piece
+        texts = dict(texts)
+        if checked:
+            parts = ((name, pieces[name].read()) for name in sorted(pieces))
+            texts["checksum"] = compute_checksum(texts[checked], parts)
+        _write_pieces(path, pieces, texts)
+
+
+def _write_pieces(path: Path, pieces: Mapping[str, _Piece], texts: Mapping[str, str]) -> None:
+    # Tensors of the largest elements come first, so that each begins at a multiple of its elements' size.
+    names = sorted(pieces, key=lambda name: (-pieces[name].alignment, name))
+    header: dict[str, Any] = {"__metadata__": texts}
+    end = 0
+    for name in names:
+        piece, begin = pieces[name], end
+        end += piece.size
+        header[name] = {"dtype": piece.dtype, "shape": piece.shape, "data_offsets": [begin, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for name in names:
+            for part in pieces[name].read():
+                file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:

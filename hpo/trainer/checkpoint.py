@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from hpo.store.states import WEIGHTS, About, about_of, checksum_of
-from hpo.store.tensors import write_tensors
+from hpo.store.states import STATE, WEIGHTS, About, about_of, check_space
+from hpo.store.tensors import compute_checksum, write_tensors
 from hpo.text import message
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_TO_SPARE = 64 << 20  # bytes that states leave free, for the record of the run
-_STATE = "state/"  # in front of the names of a state's tensors
 
 
 @dataclass(frozen=True)
@@ -42,11 +38,10 @@ def write_state(path: Path, state: State) -> None:
     """
     tensors = _named(state)
     size = sum(tensor.nbytes for tensor in tensors.values())
-    if (free := shutil.disk_usage(path.parent).free) < size + _TO_SPARE:
-        raise OSError(f"it takes {size / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free")
+    check_space(path, size)
     text = json.dumps({**vars(state.about), "has_weights": state.weights is not None})
-    parts = ((name, _bytes(tensor)) for name, tensor in sorted(tensors.items()))
-    write_tensors(path, tensors, {"about": text, "checksum": checksum_of(text, parts)})
+    parts = ((name, [_bytes(tensor)]) for name, tensor in sorted(tensors.items()))
+    write_tensors(path, tensors, {"about": text, "checksum": compute_checksum(text, parts)})
 
 
 def read_state(path: Path) -> State:
@@ -62,12 +57,12 @@ def read_state(path: Path) -> State:
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {message(error)}") from error
     weights = {name.removeprefix(WEIGHTS): t for name, t in tensors.items() if name.startswith(WEIGHTS)}
-    state = {name.removeprefix(_STATE): t for name, t in tensors.items() if name.startswith(_STATE)}
+    state = {name.removeprefix(STATE): t for name, t in tensors.items() if name.startswith(STATE)}
     return State(about, state, weights or None)
 
 
 def _named(state: State) -> dict[str, Tensor]:
-    tensors = {_STATE + name: tensor for name, tensor in state.tensors.items()}
+    tensors = {STATE + name: tensor for name, tensor in state.tensors.items()}
     return tensors | {WEIGHTS + name: tensor for name, tensor in (state.weights or {}).items()}
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hpo.inside import set_worker
 from hpo.process.channel import Channel, ChannelClosed, Message
 from hpo.process.failure import stack_of, traceback_of, with_hint
 from hpo.process.place import frames_here, frames_of
@@ -81,9 +82,11 @@ class Evaluation:
         worker = self._group.worker(seed, calls)
         worker.trial, worker._folder = self.trial, self.folder
         with as_before():
+            set_worker(worker)
             while not self._is_over:
                 self._advance(worker)
             self._close()
+            set_worker(None)
         self._has_ended = True
         return self._last
 

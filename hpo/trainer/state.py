@@ -101,18 +101,18 @@ def _tree_of(state: Any, leaf: Callable[[Any], Any], *place: Any) -> Any:
     if isinstance(state, np.ndarray) and not state.dtype.hasobject:
         return leaf(state)
     if len(place) > _DEEPEST:
-        raise TypeError(f"worker.save takes no state that contains itself: {_shown(place[:5])}...")
+        raise TypeError(f"a saved state must not contain itself: {_shown(place[:5])}...")
     if isinstance(state, Mapping):
         if wrong := [key for key in state if not isinstance(key, (str, int))]:
             where = _shown(place) or "its top"
-            raise TypeError(f"worker.save takes dicts with names or integers as keys, not {wrong[0]!r}, at {where}")
+            raise TypeError(f"dicts of a saved state must have texts or integers as keys, got {wrong[0]!r} at {where}")
         return {"dict": [[key, _tree_of(one, leaf, *place, key)] for key, one in state.items()]}
     if isinstance(state, (list, tuple)):
         kind = "list" if isinstance(state, list) else "tuple"
         return {kind: [_tree_of(one, leaf, *place, number) for number, one in enumerate(state)]}
     raise TypeError(
-        "worker.save takes dicts and lists of tensors, numbers, texts, booleans and None, as state_dict() returns, "
-        f"not {_what(state)}{f' at {_shown(place)}' if place else ''}"
+        "a saved state must be dicts and lists of tensors, numbers, texts, booleans and None, as state_dict() returns, "
+        f"got {_what(state)}{f' at {_shown(place)}' if place else ''}"
     )
 
 

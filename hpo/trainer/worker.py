@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Offered = Union[Mapping[str, torch.Tensor], Callable[[], Mapping[str, torch.Tensor]]]
 
 _SHARDED = (
-    "worker.offer takes whole tensors, and {name!r} is sharded: offer, on all ranks, get_model_state_dict(model, "
+    "offered weights must be whole tensors, and {name!r} is sharded: offer, on all ranks, get_model_state_dict(model, "
     "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch.distributed.checkpoint.state_dict"
 )
 
@@ -155,12 +155,12 @@ class Worker:
 def checked_weights(weights: Any) -> Mapping[str, torch.Tensor]:
     """Return weights that were offered; raises TypeError where they are no mapping of whole tensors by their names."""
     if isinstance(weights, torch.nn.Module):
-        raise TypeError("worker.offer takes a network's weights: worker.offer(model.state_dict())")
+        raise TypeError("offered weights must be a state_dict(), got a network: offer model.state_dict()")
     if not isinstance(weights, Mapping):
-        raise TypeError(f"worker.offer takes a dict of tensors by their names, not a {_name(weights)}")
+        raise TypeError(f"offered weights must be a dict of tensors by their names, got a {_name(weights)}")
     for name, tensor in weights.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"worker.offer takes a dict of tensors by their names, not {name!r}: {_name(tensor)}")
+            raise TypeError(f"offered weights must be a dict of tensors by their names, got {name!r}: {_name(tensor)}")
         if hasattr(tensor, "full_tensor"):  # a DTensor, without importing what defines it
             raise TypeError(_SHARDED.format(name=name))
     return weights

@@ -1,0 +1,76 @@
+"""Drafts that a script writes for its supervisor: checkpoints and weights. The supervisor keeps those it wants."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from hpo.inside import send_note
+from hpo.store.states import STATE, check_space
+from hpo.text import message
+from hpo.trainer.checkpoint import read_state
+from hpo.trainer.state import copied, is_function, parts_of, put_together
+from hpo.trainer.worker import checked_weights
+
+_numbers = itertools.count()
+_warned: set[str] = set()
+
+
+def write_checkpoint(drafts: Path, state: Any) -> None:
+    """Write a checkpoint on rank 0; on all ranks, gather its sharded tensors. See ``hpo.save_checkpoint``."""
+    is_first = _find_rank() == 0
+    parts = parts_of(state() if is_function(state) else state)
+    if not is_first and not parts.is_sharded:
+        return
+    parts = copied(parts, is_kept=is_first)
+    if is_first:
+        tensors = {STATE + name: tensor for name, tensor in parts.leaves.items()}
+        _write("checkpoint", drafts, tensors, {"tree": json.dumps(parts.tree)})
+
+
+def write_weights(drafts: Path, weights: Mapping[str, Any] | Callable[[], Any]) -> None:
+    """Write weights on rank 0; on all ranks, call a function that gathers them. See ``hpo.offer_weights``."""
+    is_function_given = callable(weights) and not isinstance(weights, (Mapping, torch.nn.Module))
+    whole = weights() if is_function_given else weights  # type: ignore[operator]
+    if _find_rank() == 0:
+        checked = checked_weights(whole)
+        _write("weights", drafts, {name: one.detach().cpu().clone().contiguous() for name, one in checked.items()}, {})
+
+
+def read_checkpoint(path: Path) -> Any:
+    """Return the state in a checkpoint. Raises ValueError if the file cannot be read."""
+    state = read_state(path)
+    return put_together(state.about.tree, state.tensors)
+
+
+def _find_rank() -> int:
+    """Return the rank in the process group; a script may have started the processes of its ranks itself."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return int(os.environ.get("RANK", "0"))
+
+
+def _write(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> None:
+    """Write a draft, and send its name. A full disk is a warning: the evaluation is worth more than the file."""
+    name = f"{os.getpid()}-{next(_numbers)}"
+    path = drafts.with_name(f"{drafts.name}-{name}.safetensors")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        check_space(path, sum(tensor.nbytes for tensor in tensors.values()))
+        save_file(dict(tensors), path, dict(texts))
+    except Exception as error:  # of the file system, or of safetensors
+        path.unlink(missing_ok=True)
+        if kind not in _warned:
+            _warned.add(kind)
+            print(f"warning: the {kind} cannot be saved: {message(error)}", file=sys.stderr, flush=True)
+    else:
+        send_note({kind: name})

@@ -1,0 +1,179 @@
+"""Checkpoints and weights of scripts: `hpo.save_checkpoint`, `hpo.checkpoint` and `hpo.offer_weights`."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpo.store.weights import read_weights
+from tests.support.chaos import Victim, ended
+from tests.support.launch import ROOT, Mpi
+from tests.support.outcome import finished, trials_of
+
+SAVING = ROOT / "tests" / "scripts" / "saving.py"
+SEARCH = ["-c", "from hpo.cli import main; main()", "search", "--run-dir", "run", "--space", "x=Float(0.0, 0.9)"]
+
+
+def losses_of(trial: Any) -> list[float]:
+    return [trial.intermediate_values[step] for step in sorted(trial.intermediate_values)]
+
+
+def assert_losses_are_as_if_undisturbed(trials: list[Any]) -> None:
+    for trial in trials:
+        losses = losses_of(trial)
+        expected = [trial.params["x"] + abs(epoch - 2) for epoch in range(1, len(losses) + 1)]
+        assert losses == pytest.approx(expected), trial.number
+
+
+def wait_for_losses(run_dir: Path, number: int) -> None:
+    """Wait until an evaluation has so many losses."""
+    end = time.monotonic() + 60
+    while True:
+        assert time.monotonic() < end
+        with suppress(OSError, KeyError, ValueError):  # the study does not exist yet
+            if max(len(trial.intermediate_values) for trial in trials_of(run_dir)) >= number:
+                return
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("way", ["call", "sharded"])
+def test_paused_script_continues_from_its_checkpoint(mpi: Mpi, tmp_path: Path, way: str) -> None:
+    # Worse and worse ones: those that are paused first are promoted later.
+    given = [{"x": number / 20} for number in range(12)]
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    options = ["--pruner", "asha", "--start-with", "given.json", "--evaluations", len(given)]
+    job = mpi.run(4, *SEARCH, *options, "--", SAVING, "--way", way, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    assert_losses_are_as_if_undisturbed(trials)
+    paused = [trial for trial in trials if "paused_after" in trial.user_attrs]
+    continued = [trial for trial in trials if trial.user_attrs.get("went_on_after")]
+    assert len(paused) >= 3
+    assert any(len(trial.intermediate_values) > trial.user_attrs["went_on_after"] for trial in continued)
+    assert not any("paused_after" not in trial.user_attrs for trial in trials if trial.state.name == "PRUNED")
+    best = min(trials, key=lambda trial: trial.values[0] if trial.state.name == "COMPLETE" else float("inf"))
+    weights = read_weights(tmp_path / "run" / "best.safetensors")
+    assert weights is not None
+    assert (weights.trial, weights.params, weights.state["progress"].tolist()) == (best.number, best.params, [2.0] * 4)
+    assert best.user_attrs["metrics"] == {"epoch": 2.0}
+    assert not (tmp_path / "run" / "states").exists()
+
+
+@pytest.mark.parametrize(
+    ("way", "signal_"), [("call", signal.SIGKILL), ("lines of rank 0", signal.SIGKILL), ("call", signal.SIGTERM)]
+)
+def test_interrupted_script_continues_from_its_checkpoint(
+    mpi: Mpi, tmp_path: Path, way: str, signal_: signal.Signals
+) -> None:
+    (tmp_path / "given.json").write_text('[{"x": 0.0}, {"x": 0.1}, {"x": 0.2}]')
+    options = ["--start-with", "given.json", "--resume", "--evaluations", 3]
+    options += ["--save-every", "1s"] if signal_ == signal.SIGKILL else []
+    command = ["--loss", r"val_loss=(\S+)", "--", SAVING, "--way", way, "--epochs", 40, "--seconds", 0.04]
+    with ended(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
+        wait_for_losses(tmp_path / "run", 25)
+        victim.job.send_signal(signal_)
+        victim.wait(30)
+    job = mpi.run(2, *SEARCH, *options, *command, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    assert_losses_are_as_if_undisturbed(trials)
+    assert len(finished(trials)) == 3
+    continued = [trial for trial in trials if "went_on_after" in trial.user_attrs]
+    assert len(continued) == 2
+    assert all(trial.user_attrs["went_on_after"] > 5 for trial in continued)
+    assert all(len(trial.intermediate_values) == 40 for trial in continued)
+    weights = read_weights(tmp_path / "run" / "best.safetensors")
+    assert weights is not None
+    assert weights.state["progress"].tolist() == [2.0] * 4
+    assert not (tmp_path / "run" / "states").exists()
+
+
+def test_checkpoints_without_losses_of_their_rank_are_a_warning(mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--pruner", "asha", "--evaluations", 4, "--loss", r"val_loss=(\S+)"]
+    job = mpi.run(4, *SEARCH, *options, "--", SAVING, "--way", "lines of rank 1", cwd=tmp_path)
+    assert job.returncode == 0
+    warnings = set(job.stderr.splitlines())
+    assert len(warnings) <= 2, "one for each worker"
+    assert all("rank 0 saves checkpoints, and reports no losses; report each loss on rank 0" in one for one in warnings)
+    assert_losses_are_as_if_undisturbed(trials_of(tmp_path / "run"))
+
+
+def test_script_that_cannot_continue_begins_again(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import time\nimport hpo\n\n"
+        "if hpo.checkpoint is not None:\n    raise ValueError('injected: it does not fit')\n"
+        "for epoch in range(3):\n"
+        "    hpo.save_checkpoint({'epoch': epoch})\n"
+        "    hpo.report(3.0 - epoch)\n"
+        "    while epoch == 1 and hpo.trial == 0 and not (hpo.folder / 'go').exists():\n"
+        "        time.sleep(0.1)\n"
+    )
+    options = ["--resume", "--evaluations", 1, "--", "train.py"]
+    with ended(Victim(mpi, 1, [*SEARCH, *options], tmp_path, tmp_path / "log")) as victim:
+        wait_for_losses(tmp_path / "run", 2)
+        victim.job.send_signal(signal.SIGTERM)
+        victim.wait(30)
+    assert (tmp_path / "run" / "states" / "0.safetensors").exists()
+    (tmp_path / "run" / "trials" / "0" / "go").touch()
+    job = mpi.run(1, *SEARCH, *options, cwd=tmp_path)
+    assert job.returncode == 0
+    assert "warning: trial 1 begins again, since it cannot go on from its state: rank 0, train.py:5: " in job.stderr
+    trials = trials_of(tmp_path / "run")
+    assert losses_of(trials[1]) == [3.0, 2.0, 1.0]
+    assert "went_on_after" not in trials[1].user_attrs
+
+
+def test_functions_for_scripts_are_those_of_the_worker_in_an_objective(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "my_search.py").write_text(
+        "import torch\nimport hpo\nfrom hpo import Float, SearchSpace\n\nspace = SearchSpace(x=Float(0.0, 0.9))\n\n\n"
+        "def objective(params, worker):\n"
+        "    assert (hpo.trial, hpo.folder, hpo.checkpoint) == (worker.trial, worker.folder, None)\n"
+        "    for epoch in range(3):\n"
+        "        hpo.save_checkpoint({'epoch': epoch})\n"
+        "        hpo.offer_weights({'x': torch.tensor(params['x'])})\n"
+        "        hpo.report(params['x'] + epoch, epoch=epoch)\n"
+    )
+    search = ["-c", "from hpo.cli import main; main()", "search", "my_search.py", "--run-dir", "run"]
+    job = mpi.run(2, *search, "--evaluations", 3, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    for trial in trials_of(tmp_path / "run"):
+        assert losses_of(trial) == pytest.approx([trial.params["x"] + epoch for epoch in range(3)])
+    weights = read_weights(tmp_path / "run" / "best.safetensors")
+    assert weights is not None
+    assert weights.state["x"].item() == pytest.approx(weights.params["x"])
+
+
+def test_functions_for_scripts_do_nothing_without_a_search(tmp_path: Path) -> None:
+    program = (
+        "import sys, hpo\n"
+        "hpo.save_checkpoint(object())\nhpo.offer_weights(None)\nhpo.report('no number')\n"
+        "print(hpo.checkpoint, hpo.trial, hpo.folder, 'torch' in sys.modules)\n"
+    )
+    job = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (job.stdout, job.stderr) == ("None None None False\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ("save_checkpoint({'model': torch.nn.Linear(1, 1)})", "a saved state must be .* at ['model']"),
+        ("offer_weights(torch.nn.Linear(1, 1))", "offered weights must be a state_dict(), got a network: offer .*"),
+        ("report('0.3')", "hpo.report: loss must be a number, got '0.3'"),
+    ],
+)
+def test_wrong_value_fails_the_evaluation(mpi: Mpi, tmp_path: Path, call: str, reason: str) -> None:
+    (tmp_path / "train.py").write_text(f"import torch, hpo\n\nhpo.{call}\nhpo.report(1.0)\n")
+    job = mpi.run(1, *SEARCH, "--evaluations", 1, "--", "train.py", cwd=tmp_path)
+    assert job.returncode == 3
+    expected = f"rank 0, train.py:3: TypeError: {re.escape(reason).replace(re.escape('.*'), '.*')}"
+    assert re.fullmatch(expected, trials_of(tmp_path / "run")[0].user_attrs["failure"])
