@@ -159,12 +159,19 @@ def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) ->
     first_options = ["--evaluations", 4, "--run-dir", "readme"]
     job = mpi.run(4, *hpo, "search", *first_options, *of_readme[5:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    (_, search) = blocks("docs/scripts.md", "python")
+    (_, saving, search) = blocks("docs/scripts.md", "python")
     (tmp_path / "my_search.py").write_text(search, "utf-8")
     options = ["--set", "epochs=1", "--evaluations", 2, "--run-dir", "file"]
     job = mpi.run(2, *hpo, "search", "my_search.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert all(len(trial.intermediate_values) == 1 for trial in trials_of(tmp_path / "file"))
+    script = (tmp_path / "train.py").read_text()
+    (tmp_path / "train.py").write_text(script[: script.index("for epoch in")] + saving)
+    options = ["--space", "lr=Float(1e-3, 1e-1, log=True)", "--pruner", "asha", "--run-dir", "saving"]
+    job = mpi.run(2, *hpo, "search", *options, "--evaluations", 9, "--", "train.py", "--epochs", 9, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    continued = [trial for trial in trials_of(tmp_path / "saving") if trial.user_attrs.get("went_on_after")]
+    assert any(len(trial.intermediate_values) > trial.user_attrs["went_on_after"] for trial in continued)
     (tmp_path / "train.py").write_text("import sys\nprint(f'val_loss=1 {sys.argv[1:]}')\n")
     job = mpi.run(2, *hpo, "search", "--evaluations", 2, "--run-dir", "last", *resuming[5:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
