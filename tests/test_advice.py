@@ -430,6 +430,39 @@ def test_anybodys_run_json_and_summary_are_borne() -> None:
         assert (more_epochs.command == "") == (len(text) > 900)
 
 
+def test_command_to_go_on_with_a_program_keeps_its_options() -> None:
+    options = ["--space=lr=Float(1e-4, 1e-1)", "--loss=val_loss=(\\S+)", "--first-report=2"]
+    pairs = ["--space", "act=Categorical('a', 'b')", "--flag", "amp", "--resume-args", "--resume {folder}/last.pt"]
+    program = ["--", "train.py", "--epochs", "3", "--space", "x"]
+    words = [
+        "hpo",
+        "search",
+        *options,
+        "--evaluations",
+        "8",
+        *pairs,
+        "--run-dir=runs/old",
+        "--pruner",
+        "asha",
+        *program,
+    ]
+    known = result([one(0, 1.0)], {"command": shlex.join(words), "search_space": "train.py"})
+    assert sorted(shlex.split(known.going_on("--confirm", "3"))) == sorted(
+        ["hpo", "search", *pairs, *options, "--run-dir", "runs/x", "--resume", "--confirm", "3", *program]
+    )
+    assert shlex.split(known.going_on())[-len(program) :] == program
+    bare = shlex.join(["run_islands.py", *options[:1], *program])
+    known = result([one(0, 1.0)], {"command": bare, "search_space": "train.py"})
+    assert shlex.split(known.going_on()) == [
+        "run_islands.py",
+        *options[:1],
+        "--run-dir",
+        "runs/x",
+        "--resume",
+        *program,
+    ]
+
+
 def test_commands_are_those_that_the_shell_takes_apart_again() -> None:
     close = [one(0, 0.500), one(1, 0.504)]
     known = result(close, {"command": "'my runs/go.py' 'a b.py'", "search_space": "a b.py"})

@@ -1,0 +1,65 @@
+"""Options of a search for training programs: pruners, confirmations, and timeouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch import Mpi
+from tests.support.outcome import trials_of
+
+SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
+LOSS = ["--loss", r"val_loss=(\S+)", "--run-dir", "run"]
+
+# The first report is made before training. All reports are worse than those of the evaluations before.
+WARMING_UP = """
+import sys
+for epoch in range(12):
+    print(f"val_loss={100 + int(sys.argv[2]) if epoch == 0 else int(sys.argv[2]) + 1 / epoch}")
+"""
+
+
+@pytest.mark.parametrize(("first", "reports"), [(1, 1), (2, 3)])
+def test_asha_without_resume_args_prunes(mpi: Mpi, tmp_path: Path, first: int, reports: int) -> None:
+    (tmp_path / "train.py").write_text(WARMING_UP)
+    options = ["--space", "x=Float(0.0, 1.0)", *LOSS, "--pruner", "asha", "--first-report", first, "--evaluations", 3]
+    job = mpi.run(2, *SEARCH, *options, "--", "train.py", "--trial", "{trial}", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "PRUNED", "PRUNED"]
+    assert [len(trial.intermediate_values) for trial in trials] == [12, reports, reports]
+    assert not any("paused_after" in trial.user_attrs for trial in trials)
+
+
+def test_confirmations_of_a_program_have_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys\nx, seed = sys.argv[2], sys.argv[4]\nprint(f'val_loss={float(x) + int(seed)}')\n"
+    )
+    options = ["--space", "x=Float(0.0, 0.5)", *LOSS, "--evaluations", 2, "--confirm", 3, "--top-n", 1, "--seed", 7]
+    job = mpi.run(2, *SEARCH, *options, "--", "train.py", "--x", "{x}", "--seed", "{seed}", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = trials_of(tmp_path / "run")
+    assert [trial.values for trial in trials] == [[trial.params["x"] + 7] for trial in trials]
+    confirmations = trials_of(tmp_path / "run", "run-confirm")
+    seeds = [trial.user_attrs["seed"] for trial in confirmations]
+    assert len({7, *seeds}) == 4
+    assert [trial.values for trial in confirmations] == [
+        [trial.params["x"] + seed] for trial, seed in zip(confirmations, seeds, strict=True)
+    ]
+
+
+def test_silent_program_fails_after_evaluation_timeout(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\n"
+        "if sys.argv[2] == 'silent' and os.environ['RANK'] == '1':\n    time.sleep(600)\n"
+        "if sys.argv[2] == 'loud':\n    print('val_loss=0.5')\n"
+    )
+    (tmp_path / "given.json").write_text('[{"way": "silent"}, {"way": "loud"}]')
+    options = ["--space", "way=Categorical('silent', 'loud')", *LOSS, "--start-with", "given.json"]
+    options += ["--evaluations", 2, "--evaluation-timeout", "2s"]
+    job = mpi.run(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    silent, loud = trials_of(tmp_path / "run")
+    assert "--evaluation-timeout" in silent.user_attrs["failure"]
+    assert loud.values == [0.5]
