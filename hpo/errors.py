@@ -43,10 +43,11 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a whole run is to stop, and the exit status that it then has."""
+    """Why a whole run is to stop, the exit status that it then has, and the option that a resumed run needs."""
 
     reason: str
     status: int = Exit.MORE_TO_DO
+    remedy: str = ""
 
 
 class KnownError(Exception):

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpo.modules import check_module
+
 _PLACE = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")  # {{name}} stays as {name}
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
 _NAMED_LOSS = re.compile(rf"((?:val\w*\s)?[\w./-]*loss[\w./-]*)([\"']?)([\s:=]+)({_NUMBER})", re.IGNORECASE)
@@ -158,9 +160,11 @@ class Script:
 
 
 def find_program(script: Script) -> Path | None:
-    """Return the file of a script's program, None for a module. Raises ValueError if there is none."""
+    """Return the file of a script's program, None for a module. Raises ValueError if there is neither."""
     first = script.command[0]
     if first == "-m":
+        if not _PLACE.search(script.command[1]):
+            check_module(script.command[1])
         return None
     if Path(first).name in _LAUNCHERS:
         raise ValueError(f"{first}: the search starts the ranks itself; name the script that {first} would run")

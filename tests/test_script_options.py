@@ -56,7 +56,7 @@ def test_silent_program_fails_after_evaluation_timeout(mpi: Mpi, tmp_path: Path)
         "if sys.argv[2] == 'loud':\n    print('val_loss=0.5')\n"
     )
     (tmp_path / "given.json").write_text('[{"way": "silent"}, {"way": "loud"}]')
-    options = ["--space", "way=Categorical('silent', 'loud')", *LOSS, "--start-with", "given.json"]
+    options: list[object] = ["--space", "way=Categorical('silent', 'loud')", *LOSS, "--start-with", "given.json"]
     options += ["--evaluations", 2, "--evaluation-timeout", "2s"]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path)
     assert job.returncode == 0, job.stderr

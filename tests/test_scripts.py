@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from hpo import Categorical, Float
 from hpo.cli.script import make_script, parse_space, split_command
 from hpo.errors import UsageError
 from hpo.evaluation.reports import Agreement, Report, Reports
+from hpo.results.reader import RunReader
 from hpo.script import Script, propose_loss
 from tests.support.chaos import Victim, ended
 from tests.support.launch import ROOT, Hpo, Mpi
@@ -59,7 +61,8 @@ FAILURES = {
     "status": r"rank 1: failing.py ended with status 3",
     "text": r"rank 1: failing.py ended with status 1; its last line on stderr: no luck",
     "early": r"rank 0, failing.py:\d+: RuntimeError: .*Connection (reset|closed) by peer.*; rank 1 had ended before",
-    "_exit": r"rank 1: the trainer ended with status 0: return, or raise an exception",
+    "_exit": r"rank 0, failing.py:\d+: RuntimeError: .*Connection (reset|closed) by peer.*; rank 1 had ended before",
+    "_exit3": r"rank 1: the trainer ended with status 3",
     "kill": r"rank 1: the trainer was ended by SIGKILL, perhaps by the kernel for want of memory",
     "segfault": r"rank 1, failing.py:\d+: the trainer was ended by SIGSEGV",
     "hang": r"timeout: rank 0 waited 4 s \(--collective-timeout\) at failing.py:\d+ for rank 1, which was at "
@@ -88,10 +91,10 @@ def test_program_that_fails_costs_its_evaluation(mpi: Mpi, tmp_path: Path) -> No
         assert trials[f"well-{way}"].values == [pytest.approx(0.5 + 1 / 3)], way
         assert trials[f"well-{way}"].user_attrs["metrics"] == {"step": 2.0}
     shown = re.findall(r"^worker \d rank 0 \| Traceback", job.stderr, re.MULTILINE)
-    assert len(shown) == 1, "of the rank that waits for one that has ended early; others are cancelled"
+    assert len(shown) == 2, "of ranks that wait for one that has ended early; others are cancelled"
 
 
-ORDINARY = ["types", "logging", "atexit", "thread", "file", "source", "spawn", "seeds", "call", "comma"]
+ORDINARY = ["types", "logging", "atexit", "thread", "file", "source", "spawn", "seeds", "call", "comma", "exit", "late"]
 
 
 def test_script_runs_as_python_runs_it(mpi: Mpi, tmp_path: Path) -> None:
@@ -156,16 +159,25 @@ def test_program_continues_from_its_own_checkpoint(mpi: Mpi, tmp_path: Path) -> 
 
 
 def test_run_without_a_loss_stops_and_proposes_a_pattern(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("print('epoch 0 eval_loss 0.31 lr 1e-3')\n")
-    options = ["--space", "k=Int(1, 30)", "--evaluations", 8, "--run-dir", "run"]
+    (tmp_path / "train.py").write_text(
+        "import os\nprint('epoch 0 eval_loss 0.31 lr 1e-3')\nif os.environ['RANK'] == '0':\n    os._exit(0)\n"
+    )
+    options = ["--space", "k=Int(1, 30)", "--evaluations", 3, "--run-dir", "run"]
     job = mpi.run(2, *SEARCH, *options, "--", "python", "train.py", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     stopped = (
         r"Stopped: no loss was found in what the program printed; --loss 'eval_loss\s+([^\s,;}]+)' would read it; the "
-        "last line is 'epoch 0 eval_loss 0.31 lr 1e-3'. To go on:"
+        "last line is 'epoch 0 eval_loss 0.31 lr 1e-3'. To go on: the same command with "
     )
-    assert job.stdout.count(stopped) == 1
+    (remedy,) = re.findall(rf"{re.escape(stopped)}(.*)\n", job.stdout)
+    assert remedy == r"--run-dir run --resume and --loss 'eval_loss\s+([^\s,;}]+)'"
     assert [trial.state.name for trial in trials_of(tmp_path / "run")] == ["FAIL"]
+    look = RunReader(tmp_path / "run").follow().look()
+    assert look.remedy == r"--loss 'eval_loss\s+([^\s,;}]+)'"
+    added = shlex.split(remedy.replace(" and ", " "))
+    job = mpi.run(2, *SEARCH, *options, *added, "--", "python", "train.py", cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    assert list(finished(trials_of(tmp_path / "run")).values()) == [0.31, 0.31]
 
 
 def test_module_and_ranks_that_a_script_starts_are_run(mpi: Mpi, tmp_path: Path) -> None:
@@ -233,6 +245,10 @@ MISTAKES = [
         "--space weight-decay=Float(0, 1): write weight_decay=",
     ),
     ([*LR, "--", "nothere.py"], "nothere.py: no such file; it is looked for in "),
+    ([*LR, "--", "-m", "package.trian"], "-m package.trian: there is no module 'trian' in "),
+    ([*LR, "--", "-m", "package"], "-m package: there is no module '__main__' in "),
+    ([*LR, "--", "-m", "nopackage"], "-m nopackage: there is no module 'nopackage' in "),
+    ([*LR, "--", "-m", "train.py"], "-m train.py: -m needs the name of a module, such as package.module; "),
     ([*LR, "--", "nocommand"], "nocommand: there is no such command, nor a file of this name in "),
     (
         [*LR, "--", "train.py", "{lrr}"],
@@ -250,11 +266,13 @@ MISTAKES = [
 def test_mistake_in_a_command_is_one_message(mpi: Mpi, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "train.py").write_text("import argparse\n")
     (tmp_path / "broken.py").write_text("print(\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('it is not imported')\n")
     job = mpi.run(2, *SEARCH, *arguments, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
     assert job.stderr.startswith(f"error: {message}")
     assert job.stderr.count("\n") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "broken.py"}
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "broken.py", "package"}
 
 
 @pytest.mark.parametrize(

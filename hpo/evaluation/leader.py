@@ -194,10 +194,15 @@ class Leader:
         """Return the losses and the seconds of the trial that this evaluation repeats; none for a first attempt."""
         return self._recorder.losses_before(assignment.number) if assignment.number != assignment.root else ([], 0.0)
 
-    def miss_loss(self, reason: str) -> None:
-        """Stop the run if no evaluation has found a loss so far: the others would not find one either."""
+    def miss_loss(self, reason: str, remedy: str) -> None:
+        """Stop the run if no evaluation has found a loss so far: the others would not find one without the remedy."""
         if not self._recorder.has_losses():
-            self._stop(Stop(reason, Exit.NOTHING_SUCCEEDED))
+            self._stop(Stop(reason, Exit.NOTHING_SUCCEEDED, remedy))
+
+    def warn_once(self, attempt: Attempt, text: str) -> None:
+        """Warn of something in an evaluation, unless the run has warned of it before."""
+        if self._recorder.is_first(text):
+            warn(f"warning: trial {attempt.assignment.number}: {text}")
 
     def find(self, assignment: Assignment) -> tuple[Path | None, bool]:
         """Begin an evaluation, and return the file of its own state, or of what it inherits, and whether it is its own.

@@ -12,6 +12,8 @@ from typing import TextIO
 _MOST_KEPT = 64 * 1024  # characters that a rank prints from loss to loss; of more, the last are kept
 _MOST_AT_ONCE = 1 << 16
 _LAST_ERRORS = 5  # lines on standard error, which a failure shows if the trainer has crashed
+_TERMINATED = "terminate called without an active exception"  # std::terminate of libstdc++
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 class Output:
@@ -26,6 +28,7 @@ class Output:
         self._lines: deque[str] = deque()
         self._kept = self._left_out = 0
         self.last_errors: deque[str] = deque(maxlen=_LAST_ERRORS)
+        self._has_traceback = False
         self.listener: Callable[[str], object] | None = None  # gets each line
 
     def begin(self, worker: int, rank: int) -> None:
@@ -35,12 +38,22 @@ class Output:
     def forget_errors(self) -> None:
         """Forget the last lines on standard error, before another evaluation begins."""
         self.last_errors.clear()
+        self._has_traceback = False
+
+    @property
+    def shows_harmless_abort(self) -> bool:
+        """Whether native code has terminated the process without an exception, in C++ or in Python.
+
+        Threads of torch do so now and then while a process exits. After an exception in Python, the abort hides it.
+        """
+        return not self._has_traceback and any(_TERMINATED in line for line in self.last_errors)
 
     def add(self, lines: list[str], is_error: bool) -> None:
         """Show and keep lines."""
         shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
         if is_error:
             self.last_errors.extend(line for line in shown if line.strip())
+            self._has_traceback |= any(_TRACEBACK in line for line in shown)  # torch writes [rank0]: before it
         if self.listener is not None:
             for line in shown:
                 self.listener(line)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,31 +22,43 @@ from hpo.evaluation.leader import Leader
 from hpo.evaluation.meeting import Decide, Meeting
 from hpo.evaluation.reports import Agreement, Report, Reports
 from hpo.evaluation.supervision import Supervision
+from hpo.evaluation.trainer import Ended
 from hpo.evaluation.verdict import Step, Verdict
 from hpo.problem import Problem
 from hpo.process import clock
 from hpo.process.place import Places
 from hpo.ranks.communicator import sleep_until
-from hpo.ranks.watch import Watch
+from hpo.ranks.watch import STOPPED, Watch
 from hpo.ranks.watched import Watched
 from hpo.script import Script, propose_loss
 
 _SHOWN_LINES = 5
+_HARMLESS = ": aborted while it exited, which does not fail an evaluation with a loss"
+_UNREAD = (
+    "hpo.report is not read, since a line has matched --loss before; use one of them, or evaluations differ in that"
+)
 
 
 @dataclass(frozen=True)
 class Program:
-    """The program of a run: its command, the values of the settings, and the names of all hyperparameters."""
+    """The program of a run: its command, the values of the settings, and the names of all hyperparameters.
+
+    `search_file` is the file that names the program, empty if it was given on the command line.
+    """
 
     script: Script
     settings: Mapping[str, Any]
     hyperparameters: Sequence[str]
+    search_file: str = ""
 
     @classmethod
     def of(cls, problem: Problem) -> Program | None:
         """Return the program of a problem; None if its objective is a function."""
-        script = problem.file.script
-        return cls(script, problem.values, list(problem.space.parameters)) if script is not None else None
+        script, path = problem.file.script, str(problem.file.path)
+        if script is None:
+            return None
+        search_file = "" if path == str(Path(script.name)) else path
+        return cls(script, problem.values, list(problem.space.parameters), search_file)
 
     def arguments(self, params: Mapping[str, Any], known: Mapping[str, Any], continues: bool) -> list[str]:
         """Return the command of an evaluation; `known` has its trial, its folder and its seed."""
@@ -87,6 +100,7 @@ class ProgramSupervision(Supervision):
         self._agreement = Agreement(group.size)
         self.own_reports: list[Report] = []
         self._decided: Verdict | None = None
+        self._remarks: list[str] = []
         group.slot.output.listener = self._reports.take_line
 
     def start(
@@ -139,11 +153,40 @@ class ProgramSupervision(Supervision):
         """Take in the end of the file, since the program of this rank has ended."""
         self.own_reports += self._reports.take_rest()
 
-    def take_all(self, steps: Sequence[Step]) -> None:
-        """Take in what the ranks have reported until their ends: messages of it may still be on their way."""
+    @property
+    def remark(self) -> str:
+        """A warning about the reports of this rank, if there is one."""
+        return _UNREAD if self._reports.has_unread else ""
+
+    def take_all(self, steps: Sequence[Step]) -> list[Step]:
+        """Take in what the ranks have reported until their ends: messages of it may still be on their way.
+
+        Return the steps, in which an abort is a failure if no rank has reported a loss.
+        """
         self._agreement.leader_decides = False  # if it has not reported until now, it will not
         for step in steps:
             self._settle(step.rank, self._agreement.take(step.rank, step.reports, 0))
+        self._remarks = [step.remark for step in steps if step.remark]
+        if self._attempt.has_loss:
+            return list(steps)
+        return [replace(step, failure=step.aborted or step.failure) for step in steps]
+
+    def _step_of(self, content: Any) -> Step:
+        """Return the last step of the program; an abort while it exits is one without a failure."""
+        is_harmless = self._watched.cause is None and self._group.slot.output.shows_harmless_abort
+        if not content.get("is_abort") or not is_harmless:
+            return super()._step_of(content)
+        failure, at = content["failure"], content["at"]
+        aborted = f"{failure}{self._trainer.last_error()}"
+        return Step(self._group.rank, ended=True, aborted=aborted, remark=f"{failure}{_HARMLESS}", at=at)
+
+    def _step_of_end(self, ended: Ended) -> Step:
+        """Return the last step of a trainer that has ended: with status 0 if the program has called `os._exit(0)`."""
+        if ended.status != 0:
+            return super()._step_of_end(ended)
+        cause = self._watched.cause
+        is_stopped = cause == STOPPED
+        return Step(self._group.rank, failure=cause, own=False, stopped=is_stopped, ended=cause is None, at=time.time())
 
     def _look(self) -> None:
         self._watched.clear()
@@ -207,11 +250,12 @@ class ProgramSupervision(Supervision):
             verdict = Verdict("again", failure=verdict.failure)
         elif verdict.state == "complete" and not self._attempt.losses:
             lines = self._reports.last_lines
-            failure = f"no loss was found{_advice(lines, self._program.script)}"
-            if self._reports.not_numbers:
-                failure = f"no loss was found: --loss has matched {self._reports.not_numbers!r}, which is not a number"
+            failure, remedy = _advice(lines, self._program, self._reports.not_numbers)
             verdict = Verdict("failed", failure=failure, traceback=_shown(lines))
-            self._leader.miss_loss(f"{failure}; the last line is {lines[-1][:100]!r}" if lines else failure)
+            self._leader.miss_loss(f"{failure}; the last line is {lines[-1][:100]!r}" if lines else failure, remedy)
+        if verdict.state != "failed":
+            for remark in self._remarks:
+                self._leader.warn_once(self._attempt, remark)
         return self._leader.decide(self._attempt, verdict, printed)
 
     def _tell(self, verdict: Verdict, gathers: bool, is_best: bool = False) -> None:
@@ -234,12 +278,11 @@ class _LastMeeting(Meeting):
         supervision = self._supervision
         supervision.last_look(is_done=False)
         supervision.read_rest()
-        step = replace(step, printed=self._group.slot.output.take(), reports=tuple(supervision.own_reports))
+        printed, remark = self._group.slot.output.take(), step.remark or supervision.remark
+        step = replace(step, printed=printed, reports=tuple(supervision.own_reports), remark=remark)
         gathering = self._group.own_comm.gathering(step)
         sleep_until(lambda: supervision.last_look(gathering.is_done()))
-        steps: list[Step] = gathering.objects()
-        supervision.take_all(steps)
-        return steps
+        return supervision.take_all(gathering.objects())
 
 
 def _serve_itself() -> dict[str, str]:
@@ -251,13 +294,21 @@ def _serve_itself() -> dict[str, str]:
         return {"MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
-def _advice(lines: Sequence[str], script: Script) -> str:
-    """Return what would find a loss in lines, to be appended to a failure."""
+def _advice(lines: Sequence[str], program: Program, not_numbers: str) -> tuple[str, str]:
+    """Return why no loss was found in lines, and the option that a resumed run needs."""
+    script, found_none = program.script, "no loss was found in what the program printed"
+    where = f" in the Script of {program.search_file}" if program.search_file else ""
+    if not_numbers:
+        failure = f"no loss was found: --loss has matched {not_numbers!r}, which is not a number"
+        return failure, f"another loss={where}" if where else "another --loss"
     if pattern := propose_loss(lines):
-        return f" in what the program printed; --loss {shlex.quote(pattern)} would read it"
+        option = f"loss={pattern!r}{where}" if where else f"--loss {shlex.quote(pattern)}"
+        return f"{found_none}; {option} would read it", option
+    option = f"loss=REGEX{where}" if where else "--loss REGEX"
     if script.loss is not None:
-        return f" in what the program printed: no line matches '{script.loss}'"
-    return ": call hpo.report(loss) in the program, or give --loss REGEX for the lines that it prints"
+        return f"{found_none}: no line matches '{script.loss}'", f"another {option}"
+    option = f"{option} for the lines that it prints"
+    return f"no loss was found: call hpo.report(loss) in the program, or give {option}", "hpo.report(loss) or --loss"
 
 
 def _shown(lines: Sequence[str]) -> str:

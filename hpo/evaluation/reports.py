@@ -56,8 +56,9 @@ class Report:
 class Reports:
     """Reads the reports of one evaluation on one rank; whatever comes first, the file or a line, is read alone.
 
-    ``path`` is the file, which has no name on disk. ``last_lines`` are the last that were printed. ``asked`` says that
-    the program has asked for its checkpoint, ``saves_in_vain`` that it has saved two without a loss in between.
+    ``path`` is the file, which has no name on disk. ``last_lines`` are the last that were printed. ``has_unread`` is
+    true if a report in the file is not read. ``asked`` says that the program has asked for its checkpoint,
+    ``saves_in_vain`` that it has saved two without a loss in between.
     """
 
     def __init__(self, script: Script) -> None:
@@ -68,6 +69,7 @@ class Reports:
         self._read = 0
         self._begun = b""
         self._uses_lines: bool | None = None
+        self.has_unread = False
         self._found: dict[str, float] = {}
         self._drafts: dict[str, str] = {}  # of the next loss
         self.asked = self.saves_in_vain = self._has_noted = False
@@ -139,10 +141,13 @@ class Reports:
             self._new.append(Report(math.nan, mistake="the file of HPO_METRICS was overwritten: append to it"))
 
     def _take_line_of_file(self, line: bytes) -> None:
-        if not line.strip() or self._take_note(line) or self._uses_lines:
+        if not line.strip() or self._take_note(line):
             return
-        self._uses_lines = False
-        self._take_json(line)
+        if self._uses_lines:
+            self.has_unread = True
+        else:
+            self._uses_lines = False
+            self._take_json(line)
 
     def _take_note(self, line: bytes) -> bool:
         """Take in what belongs to the next loss; return whether the line is such a note, which `hpo.inside` sends."""

@@ -38,10 +38,11 @@ class Waker(Protocol):
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a trainer: what has happened, and where its objective was."""
+    """The end of a trainer: a description, the frames of its objective, and the exit status if it is known."""
 
     text: str
     frames: Sequence[FrameSummary] = ()
+    status: int | None = None
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class Trainer:
             )
         elif status is not None and status >= 0:
             what += ": return, or raise an exception" if status == 0 else ""
-        return Ended(what + self.last_error(), frames)
+        return Ended(what + self.last_error(), frames, status)
 
     def last_error(self) -> str:
         """Return the last line on standard error, as the end of a sentence; empty without one."""

@@ -30,7 +30,8 @@ class Step:
     `suspended` says that the process was stopped while it waited, `stopped` that the whole run stops, `orphaned` that
     the template has died, and its trainer with it. `printed` is what the objective has printed in this step;
     `called_off` says that the evaluation had been called off when the rank came: another one may have waited in vain.
-    `reports` are all that a program has reported on this rank.
+    `reports` are all that a program has reported on this rank. `aborted` is how it was aborted while it exited, which
+    is a failure only if no rank has reported a loss; `remark` is a warning about it.
     """
 
     rank: int
@@ -57,6 +58,8 @@ class Step:
     called_off: bool = False
     ended: bool = False
     reports: tuple[Report, ...] = ()
+    aborted: str = ""
+    remark: str = ""
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class Look:
 
     `manifest` is its run.json. `in_use` tells whether the run goes on, None where this cannot be told from this host,
     and `holder` which process runs it, or did when it died. `stopped` is why the run has ended by itself before it was
-    done, empty if it has not.
+    done, empty if it has not, and `remedy` the option that a resumed run needs.
     """
 
     at: float
@@ -155,6 +155,7 @@ class Look:
     in_use: bool | None
     holder: str = ""
     stopped: str = ""
+    remedy: str = ""
 
 
 class Follower:
@@ -174,8 +175,8 @@ class Follower:
         with mistakes(self._located):
             evaluations = self._search.read()
             confirmations = plan.of(self._confirming(manifest)) if plan.count else []
-        stopped = "" if in_use else self._stopped()
-        return Look(time.time(), manifest, evaluations, confirmations, in_use, self._run_dir.holder, stopped)
+        stopped = ("", "") if in_use else self._stopped()
+        return Look(time.time(), manifest, evaluations, confirmations, in_use, self._run_dir.holder, *stopped)
 
     def _confirming(self, manifest: Manifest) -> list[Evaluation]:
         if self._confirmations is None:
@@ -185,11 +186,11 @@ class Follower:
             self._confirmations = _Known(record)
         return self._confirmations.read()
 
-    def _stopped(self) -> str:
-        """Return the reason in the last session's summary.json."""
+    def _stopped(self) -> tuple[str, str]:
+        """Return the reason and the remedy in the last session's summary.json."""
         summary = _last_summary(self._run_dir)
         exhausted = "the search space is exhausted" if summary.get("exhausted") else ""
-        return str(summary.get("stopped") or exhausted)
+        return str(summary.get("stopped") or exhausted), str(summary.get("remedy") or "")
 
 
 def _last_summary(run_dir: RunDir) -> dict[str, Any]:

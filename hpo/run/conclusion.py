@@ -62,6 +62,7 @@ class Conclusion:
         run = session.manifest
         summary = summarize(evaluations, run, self._top_n, confirmations, self._space.distributions())
         summary["stopped"] = stopped.reason if stopped else None
+        summary["remedy"] = stopped.remedy if stopped and stopped.remedy else None
         summary["exhausted"] = stopped is None and self._is_exhausted(evaluations)
         self.is_search_done = is_over(evaluations, 0 if summary["exhausted"] else run.budget, run.pruner)
         summary["wall_seconds"] = round(time.time() - self._started, 3)
@@ -78,7 +79,8 @@ class Conclusion:
             print("The search has ended since it found nothing new: few individuals are left, or none")
         print(f"The study is {without_password(session.storage)}, the summary {run_dir.summary_json}")
         if stopped:
-            print(f"Stopped: {stopped.reason}. To go on: the same command with --run-dir {run_dir.path} --resume")
+            options = f"--run-dir {run_dir.path} --resume{f' and {stopped.remedy}' if stopped.remedy else ''}"
+            print(f"Stopped: {stopped.reason}. To go on: the same command with {options}")
         sys.stdout.flush()
         self._status = stopped.status if stopped else _status(summary)
         return self._status

@@ -159,6 +159,10 @@ class Recorder:
         """Return whether any evaluation of the run has reported a loss."""
         return bool(self._line.ask("has_losses"))
 
+    def is_first(self, text: str) -> bool:
+        """Return whether no worker has asked this about the same text before."""
+        return bool(self._line.ask("is_first", text))
+
     def losses_before(self, trial: int) -> tuple[list[float], float]:
         """Return the losses and the seconds of the trial that a trial repeats; none if it repeats none."""
         losses, seconds = self._line.ask("losses_before", trial)

@@ -63,6 +63,7 @@ class Writer:
     _settled: deque[Evaluation] = field(default_factory=deque, init=False)
     _has_changed: bool = field(default=False, init=False)
     _due: float = field(default=0.0, init=False)
+    _texts: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._take_news()
@@ -152,6 +153,12 @@ class Writer:
     def has_losses(self) -> bool:
         """Return whether any evaluation of the run has reported a loss."""
         return any(one.curve for one in self.record.evaluations())
+
+    def is_first(self, text: str) -> bool:
+        """Return whether no worker has asked this about the same text before."""
+        is_first = text not in self._texts
+        self._texts.add(text)
+        return is_first
 
     def losses_before(self, trial: int) -> tuple[list[float], float]:
         """Return the losses and the seconds of the trial that a trial repeats; none if it repeats none."""

@@ -11,6 +11,7 @@ import linecache
 import logging
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -26,10 +27,15 @@ from hpo.process.failure import describe_status
 from hpo.trainer.interrupts import Cancelled
 
 _SECONDS_TO_END = 2.0  # of a command that is cancelled
+_ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)  # the second is a shell's status if its last process has aborted
 
 
 class StatusError(Exception):
-    """A command has ended with a status other than 0, or by a signal."""
+    """A command has ended with a status other than 0, or by a signal; SIGABRT if `is_abort`."""
+
+    def __init__(self, text: str, is_abort: bool) -> None:
+        super().__init__(text)
+        self.is_abort = is_abort
 
 
 def begin_process() -> None:
@@ -108,4 +114,4 @@ def _run_command(command: Sequence[str]) -> None:
         process.kill()
         raise
     if status:
-        raise StatusError(f"{command[0]} {describe_status(status)}")
+        raise StatusError(f"{command[0]} {describe_status(status)}", status in _ABORTED)

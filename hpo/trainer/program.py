@@ -109,6 +109,7 @@ class Running:
             "failure": reason,
             "is_cancelled": isinstance(error, Cancelled) or self._interrupts.was_requested,
             "is_status": is_status,
+            "is_abort": isinstance(error, StatusError) and error.is_abort,
             "echo": any(text in reason for text in ECHOES),
             "gave_up": isinstance(error, RuntimeError) and any(text in reason for text in TIMEOUTS),
             "seconds": 0.0,

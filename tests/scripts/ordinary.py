@@ -57,8 +57,12 @@ def main():  # noqa: C901 - a case for each way
         print("val_loss=7.0")
     elif way == "comma":
         print("val_loss=1.0, acc=3")
-    elif way == "negative":
+    elif way == "exit":
         print("val_loss=1.0")
+        os._exit(0)
+    elif way == "late" and os.environ["RANK"] == "1":
+        hpo.report(1.0)
+        os._exit(0)
     return 0
 
 

@@ -107,7 +107,8 @@ def progress(run: Standing) -> str:
 def _why(run: Standing) -> str:
     """Return a sentence on why a run does not go on, or may not; empty if there is nothing to say."""
     if run.phase == "stopped":
-        return f"{run.why or 'no run is going on here'}. To go on: the same command with --resume"
+        remedy = f" and {run.remedy}" if run.remedy else ""
+        return f"{run.why or 'no run is going on here'}. To go on: the same command with --resume{remedy}"
     if run.phase == "died":
         return f"no run is going on here: {run.why} has died. To go on: the same command with --resume"
     return run.why

@@ -55,6 +55,7 @@ class Standing:
     at: float
     phase: str
     why: str
+    remedy: str
     done: int
     total: int
     pace: Pace
@@ -103,6 +104,7 @@ def standing(look: Look) -> Standing:
         at=look.at,
         phase=phase,
         why=why,
+        remedy=look.remedy,
         done=done,
         total=total,
         pace=pace(shown, total - done, since, look.at if goes_on else None),

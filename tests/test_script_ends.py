@@ -1,0 +1,58 @@
+"""How training programs end: aborted while they exit, or by `os._exit`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from tests.support.launch import ROOT, Mpi
+from tests.support.outcome import trials_of
+
+SCRIPTS = ROOT / "tests" / "scripts"
+SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
+LOSS = ["--loss", r"val_loss=(\S+)", "--run-dir", "run"]
+
+ABORTS = {
+    "mute": r"rank [01]: \./train\.sh ended with status 134; its last line on stderr: .*Aborted.*",
+    "shell": "",
+    "second": "",
+    "exec": "",
+    "raise": r"rank [01]: \./train\.sh ended with status 134; its last line on stderr: .*Aborted.*",
+    "bare": r"rank [01]: \./train\.sh ended with status 134; its last line on stderr: .*Aborted.*",
+}
+
+
+def test_command_aborted_while_it_exits_is_complete(mpi: Mpi, tmp_path: Path) -> None:
+    python = f"{sys.executable} {SCRIPTS / 'aborting.py'}"
+    script = tmp_path / "train.sh"
+    script.write_text(f'#!/bin/bash\n[ "$2" = exec ] && exec {python} "$@"\n{python} "$@"\n')
+    script.chmod(0o755)
+    (tmp_path / "given.json").write_text(json.dumps([{"way": way} for way in ABORTS]))
+    options = ["--space", f"way=Categorical({', '.join(map(repr, ABORTS))})", "--start-with", "given.json", *LOSS]
+    job = mpi.run(2, *SEARCH, *options, "--evaluations", len(ABORTS), "--", "./train.sh", cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    trials = {trial.params["way"]: trial for trial in trials_of(tmp_path / "run")}
+    for way, failure in ABORTS.items():
+        if failure:
+            assert re.fullmatch(failure, trials[way].user_attrs["failure"]), way
+        else:
+            assert trials[way].values == [0.5], way
+    warnings = re.findall("^warning: .*", job.stderr, re.MULTILINE)
+    text = "aborted while it exited, which does not fail an evaluation with a loss"
+    assert warnings == [
+        f"warning: trial {trials['shell'].number}: ./train.sh ended with status 134: {text}",
+        f"warning: trial {trials['exec'].number}: ./train.sh was ended by SIGABRT: {text}",
+    ]
+
+
+def test_report_after_a_matching_line_is_warned_of_once(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time, hpo\n\nprint('val_loss=0.5')\ntime.sleep(0.5)\nhpo.report(0.25)\n")
+    job = mpi.run(2, *SEARCH, "--space", "k=Int(1, 9)", *LOSS, "--evaluations", 2, "--", "train.py", cwd=tmp_path)
+    assert job.returncode == 0
+    assert job.stderr == (
+        "warning: trial 0: hpo.report is not read, since a line has matched --loss before; use one of them, or "
+        "evaluations differ in that\n"
+    )
+    assert [trial.values for trial in trials_of(tmp_path / "run")] == [[0.5], [0.5]]
