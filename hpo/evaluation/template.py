@@ -103,6 +103,7 @@ class Template:
         self._channel = _connect(address)
         self._loaded: list[tuple[str, Mapping[str, Any]]] = []
         self.unsafe = ""  # why trainers have to import the search file themselves
+        self.skipped: dict[str, str] = {}  # the packages of a script that they have to import themselves, and why
         self.gpus = 0
         self._data = -1
         self._ended: dict[int, int] = {}
@@ -121,7 +122,7 @@ class Template:
         """Return the answer to a request about the search file. Raises UsageError if there is a mistake in it."""
         answer = self._ask(kind, **content).content
         if kind == "bind":
-            self.unsafe, self.gpus = answer["unsafe"], answer["gpus"]
+            self.unsafe, self.skipped, self.gpus = answer["unsafe"], answer["skipped"], answer["gpus"]
         return dict(answer)
 
     def remember(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> None:

@@ -116,10 +116,10 @@ def prepare(options: Options, layout: Layout, job: Job, is_attended: bool = Fals
         data = world.bcast(request.problem.data if request else None)
         problem = request.problem if request else Problem.from_data(data, constraints=constraints)
         together(world, lambda: _load(template, problem, is_first_of_template and request is None))
-        if template.unsafe and world.rank == 0:
-            what, each = ("its packages are", "them") if problem.file.script is not None else ("it is", "it")
-            text = f"when {what} imported, {template.unsafe}: each trainer imports {each}"
-            print(f"{problem.file.path}: {text}", flush=True)
+        for package, danger in [*([("it", template.unsafe)] if template.unsafe else []), *template.skipped.items()]:
+            if world.rank == 0:
+                text = f"when {package} is imported, {danger}: each trainer imports it"
+                print(f"{problem.file.path}: {text}", flush=True)
         if problem.file.has_prepare:
             together(world, lambda: _prepare_data(problem, slot, template) if request else None)
             together(

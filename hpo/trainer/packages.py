@@ -5,22 +5,39 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from hpo.process.linux import count_threads
 
 _WITHOUT_EFFECT = (ast.FunctionDef, ast.ClassDef, ast.Try)
 
 
-def import_packages(path: Path, source: bytes) -> None:
-    """Import the installed packages that a script imports; the script reports an import that fails."""
+def import_packages(path: Path, source: bytes, skipped: Container[str]) -> Iterator[str]:
+    """Import the installed packages that a script imports, and yield the name of each after its import.
+
+    The script reports an import that fails. The `skipped` ones are left out.
+    """
     with suppress(SyntaxError, ValueError):
         for module, names in _find_imports(ast.parse(source)):
-            if _is_installed(module, path.absolute().parent):
+            package = module.partition(".")[0]
+            if package not in skipped and _is_installed(module, path.absolute().parent):
                 with suppress(Exception, SystemExit):
                     imported = importlib.import_module(module)
                     for name in names:  # some packages, such as transformers, import a module when its name is read
                         getattr(imported, name, None)
+                yield package
+
+
+def find_danger() -> str:
+    """Return why this process is not safe to fork; empty if it is."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "it initialises CUDA"
+    threads = count_threads() - 1
+    return f"it starts {threads} thread{'s' if threads > 1 else ''}" if threads else ""
 
 
 def _find_imports(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import os
 import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -208,6 +209,14 @@ class SearchSource:
     path: Path
     source: bytes = field(repr=False)
     assignments: list[str]
+
+    @classmethod
+    def read(cls, sent: Sequence[Any] | None) -> SearchSource | None:
+        """Return what an earlier self of this process has sent, with the content in a file descriptor, if it has."""
+        if sent is None:
+            return None
+        path, source, assignments = sent
+        return cls(Path(path), os.pread(source, os.fstat(source).st_size, 0), assignments)
 
     def load(self) -> BoundSearch:
         """Import the file, and make its settings."""

@@ -19,12 +19,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hpo.errors import UsageError
 from hpo.process.channel import Channel, ChannelClosed, Message
-from hpo.process.linux import adopt_orphans, children_of, count_threads, die_with_parent
+from hpo.process.linux import adopt_orphans, children_of, die_with_parent
 from hpo.trainer.forks import IGNORED
+from hpo.trainer.packages import find_danger, import_packages
 from hpo.trainer.search_file import SearchFile, SearchSource, load_search_file
 
 _IDLE_SECONDS = 0.01
@@ -41,17 +42,22 @@ class Template:
     """Serves the ranks that connect to a listening socket.
 
     If importing the search file made this process unsafe to fork, it replaces itself by a new one, in which trainers
-    import the file themselves (`is_cold`).
+    import the file themselves (`cold`). If a package of a script did, the new one leaves that package to trainers:
+    `skipped` are the packages and what they do.
     """
 
-    def __init__(self, listener: socket.socket, cold: SearchSource | None = None) -> None:
+    def __init__(
+        self, listener: socket.socket, cold: SearchSource | None = None, skipped: Mapping[str, str] | None = None
+    ) -> None:
         self._listener = listener
         self._channels: list[Channel] = []
         self._children: dict[int, _Child] = {}
         self._file: SearchFile | None = None
         self._cold = cold
+        self._skipped = dict(skipped or {})
         self._assignments: list[str] = []
         self._data = -1  # the descriptor of what `prepare` has returned
+        self._asker = 0  # the index of the connection whose request is answered
         self._is_warm = self._has_forked = False
         self._others = set(children_of(os.getpid()))  # which the search file has started when it was imported
         self._woken, self._wake = os.pipe()
@@ -114,12 +120,18 @@ class Template:
         elif message.kind == "fetch_data":
             channel.send("data", [self._data] if self._data >= 0 else [])
         else:
+            self._asker = self._channels.index(channel)
             try:
                 channel.send("answer", **self._answers[message.kind](message))
             except UsageError as error:
                 channel.send("mistake", text=ValueError.__str__(error))
             if message.kind == "bind" and self._cold is not None:
-                self._start_again()
+                self._start_again(self._cold, "cold")
+
+    def bind_again(self, search: SearchSource, asker: int) -> None:
+        """Load the search file as an earlier self of this process has, and answer the request to bind it."""
+        self._file = load_search_file(search.path, search.source)
+        self._answer(self._channels[asker], Message("bind", {"assignments": search.assignments}))
 
     # Requests
 
@@ -141,35 +153,50 @@ class Template:
         self._assignments = list(message["assignments"])
         answer = self._file.bind(self._assignments)
         self._others = set(children_of(os.getpid()))
-        if (path := self._file.program) is not None:
-            from hpo.trainer.packages import import_packages
-
-            import_packages(path, self._file.program_source)
-        unsafe = ""
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            unsafe = "it initialises CUDA"
-        elif (threads := count_threads()) > 1:
-            unsafe = f"it starts {threads - 1} thread{'s' if threads > 2 else ''}"
-        if unsafe:
-            self._cold = SearchSource(self._file.path, self._file.source, self._assignments)
+        if unsafe := find_danger():
+            self._cold = self._own_source()
+        else:
+            self._import_packages()
         gc.freeze()
-        return {**answer, "unsafe": unsafe, "gpus": _count_gpus()}
+        gpus = torch.cuda.device_count()  # does not initialise CUDA
+        return {**answer, "unsafe": unsafe, "skipped": self._skipped, "gpus": gpus}
+
+    def _own_source(self) -> SearchSource:
+        assert self._file is not None
+        return SearchSource(self._file.path, self._file.source, self._assignments)
+
+    def _import_packages(self) -> None:
+        """Import the packages of a script; start again without one that makes this process unsafe to fork.
+
+        The new process answers the request that this one answers.
+        """
+        assert self._file is not None
+        if (path := self._file.program) is None:
+            return
+        for package in import_packages(path, self._file.program_source, self._skipped):
+            if danger := find_danger():
+                self._skipped[package] = danger
+                self._start_again(self._own_source(), "source")
 
     def _keep_data(self, message: Message) -> dict[str, Any]:
         (self._data,) = message.descriptors
         return {}
 
-    def _start_again(self) -> None:
-        """Replace this process by one that has not imported the search file; connections stay."""
-        assert self._cold is not None
+    def _start_again(self, search: SearchSource, kind: str) -> NoReturn:
+        """Replace this process by one that has not imported the search file; connections stay.
+
+        Its trainers import the file if the `kind` is "cold", otherwise it does so itself.
+        """
         for number in (self._listener.fileno(), *(channel.fileno() for channel in self._channels)):
             os.set_inheritable(number, True)
         source = os.memfd_create("hpo-source", 0)
-        os.write(source, self._cold.source)
+        os.write(source, search.source)
         state = {
             "listener": self._listener.fileno(),
             "channels": [channel.fileno() for channel in self._channels],
-            "cold": [str(self._cold.path), source, self._cold.assignments],
+            kind: [str(search.path), source, search.assignments],
+            "skipped": self._skipped,
+            "asker": self._asker,
         }
         from hpo.process.template_start import command_of
 
@@ -253,13 +280,6 @@ class Template:
                     child.owner.send("ended", process=child.process, status=os.waitstatus_to_exitcode(status))
 
 
-def _count_gpus() -> int:
-    """Return the number of GPUs, without initialising CUDA."""
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def main(state: Mapping[str, Any]) -> None:
     """Become a template; `state` is what `hpo.process.template_start` gives, or an earlier self of this process."""
     if "parent" in state:
@@ -272,10 +292,10 @@ def main(state: Mapping[str, Any]) -> None:
     from hpo.trainer.warm import import_torch
 
     import_torch()
-    cold = None
-    if "cold" in state:
-        path, source, assignments = state["cold"]
-        cold = SearchSource(Path(path), os.pread(source, os.fstat(source).st_size, 0), assignments)
-    template = Template(socket.socket(fileno=state["listener"]), cold)
+    template = Template(
+        socket.socket(fileno=state["listener"]), SearchSource.read(state.get("cold")), state.get("skipped")
+    )
     template._channels = [Channel(socket.socket(fileno=number)) for number in state.get("channels", ())]
+    if (search := SearchSource.read(state.get("source"))) is not None:
+        template.bind_again(search, state["asker"])
     template.serve()

@@ -1,4 +1,4 @@
-"""How training programs end: aborted while they exit, or by `os._exit`."""
+"""How training programs begin, report and end: early imports, two ways to report, aborts at the exit."""
 
 from __future__ import annotations
 
@@ -22,6 +22,27 @@ ABORTS = {
     "raise": r"rank [01]: \./train\.sh ended with status 134; its last line on stderr: .*Aborted.*",
     "bare": r"rank [01]: \./train\.sh ended with status 134; its last line on stderr: .*Aborted.*",
 }
+
+
+EARLY = """
+import sys
+try:
+    early = [name for name in ("pyarrow", "sklearn") if name in sys.modules]
+finally:
+    pass
+import pyarrow
+import sklearn
+print(f"val_loss={len(early)} {early}")
+"""
+
+
+def test_package_that_starts_a_thread_is_left_to_trainers(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(EARLY)
+    job = mpi.run(2, *SEARCH, "--space", "k=Int(1, 9)", *LOSS, "--evaluations", 2, "--", "train.py", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    lines = re.findall("^train.py: .*", job.stdout, re.MULTILINE)
+    assert lines == ["train.py: when pyarrow is imported, it starts 1 thread: each trainer imports it"]
+    assert job.stdout.count("val_loss=1 ['sklearn']") == 4
 
 
 def test_command_aborted_while_it_exits_is_complete(mpi: Mpi, tmp_path: Path) -> None:
