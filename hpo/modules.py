@@ -35,6 +35,6 @@ def _find(name: str, folders: list[str]) -> ModuleSpec | None:
 
 
 def _decides_itself(spec: ModuleSpec) -> bool:
-    """Return whether the code of a package says where its modules are."""
+    """Return whether the code of a package may define where its modules are."""
     origin = Path(spec.origin or "")
     return origin.suffix == ".py" and origin.is_file() and b"__path__" in origin.read_bytes()
