@@ -92,7 +92,9 @@ DIFFERENT = {
     "dropout": r"look   Dropout \(1\): each rank draws for its own share.*probability of 0",
     "augmented": "look   The network is given other samples .* check once without augmentation",
     "growing batch": "look   An epoch has 5 steps on 2 ranks and 10 on 1: .* batch_size // worker.size",
-    "no share": "look   Each of 2 ranks trains on all 200 samples, .* let each rank take its share",
+    "no share": "look   Each of 2 ranks trains on the same batches .* Let each rank take its share",
+    "no share or order": "look   Each of 2 ranks trains on all 200 samples, .* let each rank take its share",
+    "drawn": "look   The network is given other samples .* each rank draws its batches",
     "checkpoint": "look   The same seed on 2 ranks: the second evaluation took no step",
     "unseeded": "look   The same seed .* from the same first weights .* without worker.seed",
     "idle": "look   2 parameters of the optimizer never had a gradient: aside.bias, aside.weight",
@@ -114,10 +116,10 @@ def joined(printed: str) -> str:
     return re.sub(r"\n {7}(?=\S)", " ", printed)
 
 
-def checks(mpi: Mpi, folder: Path, ways: Sequence[str]) -> list[tuple[int, str]]:
-    """Check the search that makes mistakes in several ways, in one job; return what `check` returns, for each."""
-    settings = [f"way={way},batch={15 if way == 'mean of means' else 20}" for way in ways]
-    job = mpi.run(2, PROGRAMS / "checking.py", MISTAKEN, *settings, cwd=folder, timeout=200)
+def checks(mpi: Mpi, folder: Path, ways: Sequence[str], search: Path = MISTAKEN) -> list[tuple[int, str]]:
+    """Check a search that makes mistakes in several ways, in one job; return what `check` returns, for each."""
+    settings = [f"way={way}" + (",batch=15" if way == "mean of means" else "") for way in ways]
+    job = mpi.run(2, PROGRAMS / "checking.py", search, *settings, cwd=folder, timeout=200)
     assert job.returncode == 0, job.stderr
     parts = re.split(r"=== (\d+)\n", job.stdout)[:-1]
     return [(int(status), joined(printed)) for printed, status in zip(parts[::2], parts[1::2], strict=True)]
@@ -400,7 +402,9 @@ def test_a_probe_sees_a_training_and_changes_nothing_of_it() -> None:
     seen = probe.seen
     assert (seen.steps, seen.without_gradient, len(seen.shapes)) == (5, ["idle"], 7)
     assert (dict(seen.normal), dict(seen.noisy)) == ({"BatchNorm1d": 1}, {"Dropout": 1})
-    assert sorted(seen.weights) == [(0, 0), (0, 1), (0, 2), (0, 4)]
+    assert sorted(seen.weights) == [0]
+    assert sorted(seen.networks) == [(0, steps, True) for steps in (0, 1, 2, 4)]
+    assert seen.network_shapes == seen.shapes
     assert [len(hashes) for _, hashes in seen.samples] == [6, 6, 6, 6, 6, 2]
     assert len({one for _, hashes in seen.samples for one in hashes}) == 31, "the last two samples are alike"
     assert seen.memory > 1 << 20
@@ -411,7 +415,9 @@ def test_seen_from_data_returns_what_a_trainer_has_seen() -> None:
     seen = Seen(
         steps=3,
         until=[2, 3],
-        weights={(0, 0): ((1.0, math.inf),), (1, 2): ()},
+        weights={0: ((1.0, math.inf),), 1: ()},
+        networks={(0, 0, True): ((1.0, math.inf),), (1, 2, False): ()},
+        network_shapes=[(3, 2), ()],
         at_loss=[((0.5, -0.25), (1e-300, 2.0))],
         gradients={0: ((1.0, 2.0),), 1: ()},
         shapes=[(2, 3), ()],
@@ -427,6 +433,7 @@ def test_seen_from_data_returns_what_a_trainer_has_seen() -> None:
         place="search.py:3",
         variables=["RANK"],
         has_children=True,
+        is_cut=True,
     )
     assert vars(seen).keys() == vars(Seen()).keys()
     assert all(value != vars(Seen())[name] for name, value in vars(seen).items()), "each field has a value to lose"

@@ -486,6 +486,7 @@ def test_check_of_a_script_finds_what_is_wrong_with_it(mpi: Mpi, tmp_path: Path)
     for point in (
         "ok     The same seed on 2 ranks has the same losses twice, to the last digit\n",
         "ok     It reads LOCAL_RANK, MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE\n",
+        "ok     All ranks have the same network after 16 steps, and train on different batches\n",
         "ok     2 reports by --loss 'val_loss=(\\S+)' in the first evaluation\n",
     ):
         assert point in job.stdout
@@ -493,7 +494,7 @@ def test_check_of_a_script_finds_what_is_wrong_with_it(mpi: Mpi, tmp_path: Path)
     job = mpi.run(2, *check, "train.py", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (1, "")
     for point in (
-        "look   Each of 2 ranks trains on all 64 samples, as 1 rank does\n",
+        "look   Each of 2 ranks trains on the same batches\n",
         "wrong  It reads neither RANK nor LOCAL_RANK nor WORLD_SIZE: each rank trains by itself, on all\n",
         "look   Evaluations write to the same files: model.pt\n",
         "look   Processes are left when the program ends\n",

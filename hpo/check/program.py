@@ -8,6 +8,7 @@ from hpo.check.advice import listed
 from hpo.check.bench import Outcome
 from hpo.check.files import Files
 from hpo.check.point import Point
+from hpo.check.training import compare_networks, count_equal_steps, count_same_batches, has_same_batches, has_samples
 from hpo.script import Script
 from hpo.text import counted
 
@@ -20,6 +21,7 @@ def points_on_program(script: Script, outcomes: Sequence[Outcome], files: Sequen
     whole = outcomes[0]
     yield from _on_ranks(whole)
     if not whole.failure:
+        yield from _on_networks(whole)
         way = f"--loss '{script.loss}'" if script.loss is not None else "hpo.report"
         yield Point("ok", f"{counted(len(whole.losses), 'report')} by {way} in the first evaluation")
     yield from _on_files(files)
@@ -37,6 +39,15 @@ def _on_ranks(whole: Outcome) -> Iterator[Point]:
             "It reads neither RANK nor LOCAL_RANK nor WORLD_SIZE: each rank trains by itself, on all samples",
             "Call torch.distributed.init_process_group(), or search it with --ranks-per-worker 1",
         )
+
+
+def _on_networks(whole: Outcome) -> Iterator[Point]:
+    if whole.ranks == 1 or compare_networks(whole, None) is not None or has_same_batches(whole):
+        return
+    if steps := count_equal_steps(whole):
+        is_different = has_samples(whole, whole) and not count_same_batches(whole)[0]
+        batches = ", and train on different batches" if is_different else ""
+        yield Point("ok", f"All ranks have the same network after {counted(steps, 'step')}{batches}")
 
 
 def _on_files(files: Sequence[Files]) -> Iterator[Point]:

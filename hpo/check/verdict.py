@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from hpo.check.advice import advice_on, listed
 from hpo.check.bench import Handed, Outcome
-from hpo.check.compare import compared, continued, repeated, unlike
+from hpo.check.compare import compared, continued, repeated
 from hpo.check.point import Point
+from hpo.check.training import compare_networks
 from hpo.problem import Problem
 from hpo.text import counted, duration, short
 
@@ -35,7 +36,7 @@ def _on_evaluations(outcomes: Sequence[Outcome]) -> Iterator[Point]:
     whole, last = outcomes[0], outcomes[-1]
     alone = last if last.ranks < whole.ranks else None
     yield from _failures(whole, alone)
-    if apart := unlike(whole):
+    if apart := compare_networks(whole, alone):
         yield apart
     if whole.failure:
         return

@@ -17,10 +17,15 @@ Print = tuple[tuple[float, float], ...]
 class Seen:
     """One evaluation on one rank, as its trainer has seen it.
 
-    `steps` counts optimizer steps, and `until` those before each loss, on the leader alone. `weights` are prints of
-    each optimizer's parameters, by the optimizer's number and by steps: before the first, and after 1, 2, 4, 8...
-    `at_loss` are those at each loss, on the leader alone. `gradients` are prints of each optimizer's gradients in its
-    first step. `shapes` are the shapes of all these parameters; `sharded` says that some are parts of larger ones.
+    `steps` counts optimizer steps, and `until` those before each loss. `weights` are prints of each optimizer's
+    parameters, by the optimizer's number, before its first step. `at_loss` are those at each loss. `gradients` are
+    prints of each optimizer's gradients in its first step. `shapes` are the shapes of all these parameters; `sharded`
+    says that some are parts of larger ones.
+
+    `networks` are prints of the parameters that each network trains, by the network's number, by steps, and by whether
+    it is called to train: before the first step and after 1, 2, 4, 8... In validation and at losses, the steps are any.
+    An optimizer may have other parameters, such as copies in float32 or a rank's part of one flat tensor.
+    `network_shapes` are the shapes of the networks' parameters.
 
     `without_gradient` names parameters that had none in any step. `noisy` and `normal` count the layers, by type, that
     draw random numbers in training and that normalise by a rank's share of a batch, `shared` those that normalise by
@@ -30,13 +35,15 @@ class Seen:
     `failures` are the messages of the exception that has ended the objective on this rank, and of those that it was
     raised from; `place` is the line of the objective where that was. Both are empty unless there was one.
 
-    Of a program, `variables` are the environment variables that it has read, and `has_children` says that processes
-    were left at its end.
+    Of a program, `variables` are the environment variables that it has read, `has_children` says that processes were
+    left at its end, and `is_cut` that it was ended before it had finished.
     """
 
     steps: int = 0
     until: list[int] = field(default_factory=list)
-    weights: dict[tuple[int, int], Print] = field(default_factory=dict)
+    weights: dict[int, Print] = field(default_factory=dict)
+    networks: dict[tuple[int, int, bool], Print] = field(default_factory=dict)
+    network_shapes: list[tuple[int, ...]] = field(default_factory=list)
     at_loss: list[Print] = field(default_factory=list)
     gradients: dict[int, Print] = field(default_factory=dict)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
@@ -52,12 +59,14 @@ class Seen:
     place: str = ""
     variables: list[str] = field(default_factory=list)
     has_children: bool = False
+    is_cut: bool = False
 
     def as_data(self) -> dict[str, Any]:
         """Return this as data that JSON can hold, from which `from_data` makes an equal object."""
         return {
             **vars(self),
-            "weights": [[*key, weights] for key, weights in self.weights.items()],
+            "weights": list(self.weights.items()),
+            "networks": [[*key, weights] for key, weights in self.networks.items()],
             "gradients": list(self.gradients.items()),
             "samples": [(steps, b"".join(hashes).hex()) for steps, hashes in self.samples],
         }
@@ -70,7 +79,11 @@ class Seen:
         return Seen(
             **{
                 **data,
-                "weights": {(number, steps): _print(weights) for number, steps, weights in data["weights"]},
+                "weights": {number: _print(weights) for number, weights in data["weights"]},
+                "networks": {
+                    (number, steps, trains): _print(weights) for number, steps, trains, weights in data["networks"]
+                },
+                "network_shapes": [tuple(shape) for shape in data["network_shapes"]],
                 "at_loss": [_print(weights) for weights in data["at_loss"]],
                 "gradients": {number: _print(gradients) for number, gradients in data["gradients"]},
                 "shapes": [tuple(shape) for shape in data["shapes"]],

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -38,12 +39,14 @@ class Probe:
         self._device = device
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._taken: list[int] = []  # steps of each
-        self._network: weakref.ref[nn.Module] | None = None  # the first that was trained
+        self._networks: list[weakref.ref[nn.Module]] = []  # those that were trained, without their layers
         self._modules: set[int] = set()
         self._names: dict[int, str] = {}  # of parameters, by id
         self._waiting: dict[int, str] = {}  # parameters that have had no gradient so far
         self._graded: set[int] = set()
         self._hashed = 0
+        self._is_waiting = False  # for the samples of a batch, in a call of the network
+        self._random: list[torch.Tensor] | None = None  # generators before the first call of a network
         self._handles: list[Any] = []
 
     def __enter__(self) -> Probe:
@@ -51,6 +54,7 @@ class Probe:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
             register_module_forward_pre_hook(self._before_forward),
+            register_module_forward_hook(self._after_forward),
         ]
         _reset_peak(self._device)
         self._began = time.monotonic()
@@ -66,17 +70,20 @@ class Probe:
             handle.remove()
 
     def mark(self) -> None:
-        """Note that there is a loss; on the leader."""
+        """Note that there is a loss."""
         self.seen.until.append(self.seen.steps)
         optimizers = [reference() for reference in self._optimizers]
         prints = [_print(_parameters(optimizer)) for optimizer in optimizers if optimizer is not None]
         self.seen.at_loss.append(tuple(one for each in prints for one in each))
+        for reference in self._networks:
+            if (network := reference()) is not None:
+                self._look(network, trains=False)
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         number = self._number(optimizer)
         if self._taken[number] == 0:
             parameters = _parameters(optimizer)
-            self.seen.weights[number, 0] = _print(parameters)
+            self.seen.weights[number] = _print(parameters)
             self.seen.gradients[number] = _print([one.grad for one in parameters])
             self.seen.shapes += [tuple(one.shape) for one in parameters]
             self.seen.sharded |= any(hasattr(one, "to_local") for one in parameters)
@@ -91,9 +98,6 @@ class Probe:
                 self._waiting.pop(id(one), None)
             elif one.requires_grad and id(one) not in self._graded:
                 self._waiting[id(one)] = self._names.get(id(one), f"parameter {place} of the optimizer")
-        taken = self._taken[number]
-        if taken & (taken - 1) == 0:
-            self.seen.weights[number, taken] = _print(_parameters(optimizer))
 
     def _number(self, optimizer: Optimizer) -> int:
         for number, reference in enumerate(self._optimizers):
@@ -104,22 +108,65 @@ class Probe:
         return len(self._taken) - 1
 
     def _before_forward(self, module: nn.Module, given: tuple[Any, ...]) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling():
             return
-        if id(module) not in self._modules:
+        trains, steps = torch.is_grad_enabled(), self.seen.steps
+        if trains and id(module) not in self._modules:
             self._meet(module)
-        if self._network is not None and self._network() is module and given and self._hashed < _MOST_SAMPLES:
-            hashes = _hashes(given[0])
-            self._hashed += len(hashes)
+        if not trains or steps & (steps - 1) == 0:
+            self._look(module, trains)
+        is_first = bool(self._networks) and self._networks[0]() is module
+        if trains and is_first and self._random is None:
+            self._random = _random_states()
+        if trains and self._hashed < _MOST_SAMPLES:
+            self._take_samples(given, is_first)
+
+    def _take_samples(self, given: tuple[Any, ...], is_first: bool) -> None:
+        """Keep hashes of a batch, as the network has it, or if it has keyword arguments, the first of its layers."""
+        self._is_waiting |= is_first
+        hashes = _hashes(given[0]) if self._is_waiting and given else []
+        if hashes and (is_first or given[0].dim() > 1):  # one dimension has the positions of tokens
             self.seen.samples.append((self.seen.steps, hashes))
+            self._hashed += len(hashes)
+            self._is_waiting = False
+
+    def _after_forward(self, module: nn.Module, *_: object) -> None:
+        """Learn whether a network draws random numbers, in its first call."""
+        if torch.compiler.is_compiling() or not self._networks or self._networks[0]() is not module:
+            return
+        self._is_waiting = False
+        if not self._random:
+            return
+        has_drawn = any(not one.equal(other) for one, other in zip(self._random, _random_states(), strict=False))
+        self._random = []
+        is_known = self.seen.noisy or any(_is_even(layer) for layer in module.modules())
+        if has_drawn and not is_known:
+            self.seen.noisy[_innermost(module)] += 1
+
+    def _look(self, module: nn.Module, trains: bool) -> None:
+        """Print the parameters of a network that was trained, once for the same number of steps.
+
+        This is not done after a step of an optimizer: ranks may still exchange their results then.
+        """
+        number = next((number for number, one in enumerate(self._networks) if one() is module), None)
+        if number is None or (number, self.seen.steps, trains) in self.seen.networks:
+            return
+        parameters = _trained(module)
+        if not parameters or any(map(is_lazy, parameters)):
+            return
+        if not any(number == other for other, _, _ in self.seen.networks):
+            self.seen.network_shapes += [tuple(one.shape) for one in parameters]
+            self.seen.sharded |= any(hasattr(one, "to_local") for one in parameters)
+        with suppress(RuntimeError):  # inside torch.func's transformations, tensors have no numbers
+            self.seen.networks[number, self.seen.steps, trains] = _print(parameters)
 
     def _meet(self, module: nn.Module) -> None:
         """Learn the names of a network's parameters, and its layers, when it is first trained."""
         self._modules.update(map(id, module.modules()))
         named = list(module.named_parameters())
         self._names.update((id(one), _plain(name)) for name, one in named)
-        if named and self._network is None:
-            self._network = weakref.ref(module)
+        if named:
+            self._networks.append(weakref.ref(module))
         for layer in module.modules():
             kind = type(layer).__name__
             if layer.training and isinstance(layer, _BatchNorm):
@@ -127,6 +174,10 @@ class Probe:
                 (self.seen.normal if own else self.seen.shared)[kind] += 1
             if layer.training and _is_noisy(layer):
                 self.seen.noisy[kind] += 1
+
+
+def _trained(network: nn.Module) -> list[torch.Tensor]:
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -154,8 +205,23 @@ def _plain(name: str) -> str:
     return name
 
 
+def _innermost(network: nn.Module) -> str:
+    while isinstance(inner := getattr(network, "module", None), nn.Module):
+        network = inner
+    return type(network).__name__
+
+
+def _random_states() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]  # type: ignore[no-untyped-call]
+
+
+def _is_even(layer: nn.Module) -> bool:
+    """Tell whether this is a layer whose dropout is the same on any number of ranks."""
+    return type(layer).__module__.startswith("hpo.training.")
+
+
 def _is_noisy(layer: nn.Module) -> bool:
-    if type(layer).__module__.startswith("hpo.training."):  # dropout that is the same on any number of ranks
+    if _is_even(layer):
         return False
     if "drop" not in type(layer).__name__.lower() and type(layer).__name__ != "StochasticDepth":
         chance = getattr(layer, "dropout", 0.0)  # of recurrent and attention layers; others have a layer of that name

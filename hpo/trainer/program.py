@@ -56,7 +56,8 @@ class Running:
                 stream.flush()  # type: ignore[union-attr]
         with suppress(ChannelClosed):
             if self._watched is not None:
-                self._channel.send("seen", **self._watched.end().as_data())
+                seen = self._watched.end(is_cut=bool(step.get("is_cancelled")))
+                self._channel.send("seen", **seen.as_data())
             self._channel.send("step", **step, is_clean=False)
         os._exit(status)  # without destructors of native code, in which torch aborts now and then
 

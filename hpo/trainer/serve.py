@@ -82,7 +82,7 @@ class Trainer:
             devices = ticket["devices"] if ticket is not None else []
             device = torch.device("cuda", devices[0]) if devices else self._group.devices[0]
             with Probe(device) as probe:
-                evaluation.on_loss = probe.mark if is_leader else lambda: None
+                evaluation.on_loss = probe.mark
                 last = evaluation.run(message["seed"], self._data.load, ticket, message.get("is_compared", False))
                 if last is not None and last["loss"] is not None:
                     evaluation.on_loss()

@@ -28,9 +28,10 @@ class Watched:
         self._probe = Probe(torch.device("cpu"))
         self._probe.__enter__()
 
-    def end(self) -> Seen:
-        """Return what was seen."""
+    def end(self, is_cut: bool) -> Seen:
+        """Return what was seen of a program, which may have been cut off before its end."""
         self._probe.__exit__(None, None, None)
         seen = self._probe.seen
         seen.variables, seen.has_children = sorted(self._variables), has_children()
+        seen.is_cut = is_cut
         return seen

@@ -97,7 +97,7 @@ def network_of(params, way):
 
 
 def order_of(way, worker, epoch):
-    if way == "order":
+    if way in ("order", "no share or order"):
         return torch.randperm(TRAIN, generator=torch.Generator().manual_seed(100 * epoch + worker.rank))
     if way == "unseeded":
         return torch.randperm(TRAIN, generator=torch.Generator().manual_seed(torch.Generator().seed()))
@@ -107,14 +107,19 @@ def order_of(way, worker, epoch):
 def batches(way, worker, epoch, size):
     """Yield this rank's share of each batch, and the size of the whole."""
     size = size * worker.size if way == "growing batch" else size
+    if way == "drawn":
+        chance = torch.Generator().manual_seed(10 * epoch + worker.rank)
+        for _ in range(TRAIN // size):
+            yield torch.randint(TRAIN, (size // worker.size,), generator=chance), size
+        return
     for number, batch in enumerate(order_of(way, worker, epoch).split(size)):
         if way in ("unequal steps", "uneven") and epoch == 1 and number >= 5 and worker.rank == 1:
             return
-        yield batch if way == "no share" else batch[worker.rank :: worker.size], len(batch)
+        yield batch if way.startswith("no share") else batch[worker.rank :: worker.size], len(batch)
 
 
 def step_loss(way, worker, outputs, labels, whole):
-    if way in ("mean of means", "no share"):
+    if way == "mean of means" or way.startswith("no share"):
         return cross_entropy(outputs, labels)
     scale = 1 if way == "scale" else worker.size
     return cross_entropy(outputs, labels, reduction="sum") * scale / whole

@@ -1,0 +1,251 @@
+"""Comparing how an individual is trained: the networks of the ranks, and samples, steps and gradients with 1 rank's."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
+from typing import Literal
+
+from hpo.check.bench import Outcome
+from hpo.check.point import Point
+from hpo.process.seen import Print, Seen, distance, length
+from hpo.text import counted
+
+# Relative. Ranks that take the mean of their gradients have the same weights to the last bit; of networks that are
+# trained alike on 1 and on 2 or 3 ranks, losses differed by 1e-7 after three epochs (float32, Adam and Adadelta on
+# digits), and first gradients by 3e-7.
+_SAME = 1e-9
+TOLERANCE = 1e-4
+# Of ResNet-18 in float32: first gradients were 4e-3 off on one rank where a batch merely listed its samples in another
+# order, and 1e-14 in float64.
+_NORMALISED = 0.02
+FEW = 0.1  # of the samples, which a sampler may repeat or leave out to give all ranks as many
+
+_WRAP = (
+    "Each rank trains a network of its own, on its share of the samples. Wrap it, model = "
+    "DistributedDataParallel(network), and call model(inputs) to train, not network or model.module: only then are "
+    "gradients averaged. Without it, average the gradients over all ranks before each step"
+)
+
+
+def compare_networks(whole: Outcome, alone: Outcome | None) -> Point | None:
+    """Return a point if the networks of the ranks are not the same; None if they are, or cannot be compared.
+
+    Ranks that hold parts of the network that 1 rank holds `alone` cannot be compared. What counts is the last time that
+    a network was seen on two ranks: some programs average weights only now and then.
+    """
+    first, *others = whole.seen
+    if whole.failure and "different losses" not in whole.failure:
+        return None
+    shapes = _shapes(first)
+    if first.sharded or any(_shapes(other) != shapes for other in others):
+        return None
+    # A program that is cut off is cut off on each rank at a step of its own.
+    if any(other.steps != first.steps for other in others) and not any(one.is_cut for one in whole.seen):
+        steps = ", ".join(f"rank {rank} {one.steps}" for rank, one in enumerate(whole.seen))
+        return Point(
+            "wrong",
+            f"The ranks take different numbers of steps: {steps}",
+            "Give all ranks as many batches: DistributedSampler does, or batch[worker.rank :: worker.size] of each",
+        )
+    if alone is not None and _shapes(alone.seen[0]) not in ([], shapes):
+        return None
+    for rank, other in enumerate(others, start=1):
+        if (steps_apart := _find_difference(first, other)) is not None:
+            when = f"after {counted(steps_apart, 'step')}" if steps_apart else "before the first step"
+            return Point("wrong", f"The networks of rank 0 and rank {rank} differ {when}", _WRAP)
+    return None
+
+
+def _shapes(seen: Seen) -> list[tuple[int, ...]]:
+    """Return the shapes of what a rank trains: of its networks, or of optimizers that train no module."""
+    return seen.network_shapes if seen.networks else seen.shapes
+
+
+def _find_difference(one: Seen, other: Seen) -> int | None:
+    """Return the steps after which a network is not the same on two ranks, and does not become the same again."""
+    mine, others = _networks(one), _networks(other)
+    found = []
+    for number in {key[0] for key in mine}:
+        common = sorted(key for key in mine.keys() & others.keys() if key[0] == number)
+        apart = [key for key in common if differ(mine[key], others[key])]
+        if apart and apart[-1] == common[-1]:
+            found.append(apart[0][1])
+    return min(found, default=None)
+
+
+def count_equal_steps(whole: Outcome) -> int:
+    """Return the most steps after which the networks of all ranks were seen, and were the same; 0 without any."""
+    first, *others = (_networks(seen) for seen in whole.seen)
+    common = [key for key in first if all(key in other for other in others)]
+    return max((key[1] for key in common if not any(differ(first[key], one[key]) for one in others)), default=0)
+
+
+def _networks(seen: Seen) -> Mapping[tuple[int, int, bool], Print]:
+    """Return prints of a rank's networks; if it trains no module, those of its optimizers' parameters."""
+    return seen.networks or {(number, 0, True): weights for number, weights in seen.weights.items()}
+
+
+def compare_training(whole: Outcome, alone: Outcome) -> Iterator[Point]:
+    """Yield the first thing that is seen to be different in training itself."""
+    many = whole.seen[0]
+    samples = list(_compare_samples(whole, alone))
+    if samples:
+        yield from samples
+    elif (ours := _steps(whole)) and (theirs := _steps(alone)) and ours != theirs:
+        what = "An epoch has" if many.until else "It takes"
+        yield Point(
+            "look",
+            f"{what} {counted(ours, 'step')} on {counted(whole.ranks, 'rank')} and {theirs} on 1: a global batch of "
+            "another size",
+            "Where the batch size is the global one, a rank takes batch_size // worker.size of it; otherwise learning "
+            "rates that are good on one number of ranks are not on another",
+        )
+    elif has_same_parameters(whole, alone) and not (many.noisy or many.normal.total()):
+        yield from _compare_gradients(whole, alone)
+
+
+def _compare_samples(whole: Outcome, alone: Outcome) -> Iterator[Point]:
+    """Yield what is different about the samples that the ranks trained on until the first loss, each of them hashed."""
+    if not has_samples(whole, alone) or not _has_same_networks(whole, alone):
+        return
+    ours, theirs = _count_samples(alone), _count_samples(whole)
+    if not ours or not theirs:
+        return
+    found, ranks = ours.keys() & theirs.keys(), counted(whole.ranks, "rank")
+    if has_same_batches(whole):
+        yield Point(
+            "wrong",
+            f"Each of {ranks} trains on the same batches",
+            f"{ranks} do the work of 1 then. Let each rank take its share: DistributedSampler, "
+            "batch[worker.rank :: worker.size], or batches that are drawn with another seed on each rank",
+        )
+    elif sum(theirs[hash_] for hash_ in found) < (1 - FEW / 10) * theirs.total() or _is_drawn(alone):
+        yield Point(
+            "look",
+            "The network is given other samples than on 1 rank: each rank draws its batches, or changes its samples, "
+            "at random. Gradients and losses cannot be compared then",
+            "To see whether anything else differs, check once without augmentation, and with shares of equal batches",
+        )
+    elif len(found) < (1 - FEW) * len(ours):
+        yield Point(
+            "wrong",
+            f"Of the {len(ours)} samples of 1 rank's first epoch, {ranks} train on {len(found)}"
+            f"{', and on some of them more than once' if theirs.total() > len(found) else ''}",
+            "The order of the samples has to be the same on all ranks, which then take shares of it: give "
+            "torch.randperm a Generator, torch.Generator().manual_seed(worker.seed + epoch)",
+        )
+    elif all(len(_first(seen, len(ours))) >= (1 - FEW) * len(ours) for seen in whole.seen):
+        yield Point(
+            "look",
+            f"Each of {ranks} trains on all {len(ours)} samples, as 1 rank does",
+            "A worker of more ranks is no faster then: let each rank take its share, batch[worker.rank :: worker.size]",
+        )
+
+
+def has_samples(whole: Outcome, alone: Outcome) -> bool:
+    """Tell whether the samples that the ranks trained on were seen."""
+    return all(any(hashes for _, hashes in seen.samples) for seen in [*whole.seen, *alone.seen])
+
+
+def _count_samples(outcome: Outcome) -> Counter[bytes]:
+    """Return the samples of the first epoch, on all ranks, by their hashes."""
+    limit = min([_steps(outcome) or outcome.seen[0].steps, *(seen.steps for seen in outcome.seen)])
+    return Counter(one for seen in outcome.seen for steps, hashes in seen.samples if steps < limit for one in hashes)
+
+
+def _first(seen: Seen, count: int) -> set[bytes]:
+    """Return the different samples among the first that a rank has trained on."""
+    return set(islice(chain.from_iterable(hashes for _, hashes in seen.samples), count))
+
+
+def _is_drawn(alone: Outcome) -> bool:
+    """Tell whether samples come again before all others have come: batches are drawn at random, not as an epoch."""
+    count = len(_count_samples(alone))
+    return len(_first(alone.seen[0], count)) < (1 - FEW) * count
+
+
+def has_same_batches(whole: Outcome) -> bool:
+    """Tell whether most of the batches are the same on all ranks, and not all alike."""
+    same, count = count_same_batches(whole)
+    return same > count / 2 and len({tuple(hashes) for _, hashes in whole.seen[0].samples}) > 1
+
+
+def count_same_batches(whole: Outcome) -> tuple[int, int]:
+    """Return how many of the batches are the same on all ranks, and the number of batches on each."""
+    batches = list(zip(*(seen.samples for seen in whole.seen), strict=False))
+    return sum(bool(first[1]) and all(other == first for other in others) for first, *others in batches), len(batches)
+
+
+def _compare_gradients(whole: Outcome, alone: Outcome) -> Iterator[Point]:
+    """Yield what is different about the first step's gradients; it is wrong only if its samples are the same."""
+    many = whole.seen[0]
+    if any(differ(many.gradients[0], other.gradients.get(0, ())) for other in whole.seen[1:]):
+        yield Point(
+            "look",
+            "The ranks average their weights, and not their gradients",
+            "Losses depend on the number of ranks then. DistributedDataParallel averages gradients",
+        )
+        return
+    ours, theirs = many.gradients[0], alone.seen[0].gradients[0]
+    off = distance(ours, theirs)
+    if not off > (_NORMALISED if many.shared else TOLERANCE):
+        return
+    ratio = length(ours) / length(theirs) if length(theirs) else math.nan
+    if any(math.isclose(ratio, factor, rel_tol=TOLERANCE) for factor in (whole.ranks, 1 / whole.ranks)):
+        yield Point(
+            "wrong",
+            f"The gradients of the first step are {ratio:.3g} times those of 1 rank",
+            "DistributedDataParallel takes the mean over ranks: where each rank adds up its share's losses and divides "
+            "by the global batch, multiply by worker.size: (loss * worker.size / len(batch)).backward()",
+        )
+        return
+    is_same = has_samples(whole, alone) and _count_first_batch(whole) == _count_first_batch(alone)
+    state: Literal["look", "wrong"] = "wrong" if is_same else "look"
+    yield Point(
+        state,
+        f"The gradients of the first step are {relative(off)} off those of 1 rank"
+        f"{'' if is_same else ', whose samples are others, or were not seen'}",
+        "Where the ranks' shares of a batch differ in size, a mean of their means is not the mean: "
+        "reduction='sum', and (loss * worker.size / len(batch)).backward()",
+    )
+
+
+def _count_first_batch(outcome: Outcome) -> Counter[bytes]:
+    """Return the samples of the first step, on all ranks."""
+    return Counter(one for seen in outcome.seen for steps, hashes in seen.samples if steps == 0 for one in hashes)
+
+
+def has_same_parameters(whole: Outcome, alone: Outcome) -> bool:
+    """Tell whether the optimizers of all ranks have the same parameters as 1 rank's, each of them all of it."""
+    shapes = alone.seen[0].shapes
+    return bool(shapes) and not any(one.sharded or one.shapes != shapes for one in [*whole.seen, *alone.seen])
+
+
+def _has_same_networks(whole: Outcome, alone: Outcome) -> bool:
+    """Tell whether all ranks hold the same networks as 1 rank does, each of them all of it."""
+    shapes = _shapes(alone.seen[0])
+    return bool(shapes) and not any(one.sharded or _shapes(one) != shapes for one in [*whole.seen, *alone.seen])
+
+
+def _steps(outcome: Outcome) -> int | None:
+    """Return the steps of the first epoch; of a program, those until its last loss. None if they are not known."""
+    seen, losses = outcome.seen[0], len(outcome.losses)
+    if seen.until:
+        return next((steps for steps in seen.until if steps), seen.steps)
+    validated = sorted({steps for _, steps, trains in seen.networks if not trains})
+    if 0 < losses <= len(validated):
+        return validated[losses - 1]
+    return None if any(one.is_cut for one in outcome.seen) else seen.steps
+
+
+def differ(one: Print, other: Print) -> bool:
+    """Tell whether two prints are of different parameters."""
+    return len(one) != len(other) or not distance(one, other) <= _SAME
+
+
+def relative(off: float) -> str:
+    """Return a relative difference as text."""
+    return f"{off:.1%}" if off >= 0.001 else f"{off:.0e}"
