@@ -60,7 +60,7 @@ def compare_networks(whole: Outcome, alone: Outcome | None) -> Point | None:
 
 
 def _shapes(seen: Seen) -> list[tuple[int, ...]]:
-    """Return the shapes of what a rank trains: of its networks, or of optimizers that train no module."""
+    """Return the shapes of a rank's networks, or of the parameters of its optimizers if no module is trained."""
     return seen.network_shapes if seen.networks else seen.shapes
 
 
@@ -146,7 +146,7 @@ def _compare_samples(whole: Outcome, alone: Outcome) -> Iterator[Point]:
 
 
 def has_samples(whole: Outcome, alone: Outcome) -> bool:
-    """Tell whether the samples that the ranks trained on were seen."""
+    """Return whether the samples that the ranks trained on were seen."""
     return all(any(hashes for _, hashes in seen.samples) for seen in [*whole.seen, *alone.seen])
 
 
@@ -162,13 +162,13 @@ def _first(seen: Seen, count: int) -> set[bytes]:
 
 
 def _is_drawn(alone: Outcome) -> bool:
-    """Tell whether samples come again before all others have come: batches are drawn at random, not as an epoch."""
+    """Return whether samples come again before all others have come: batches are drawn at random, not as an epoch."""
     count = len(_count_samples(alone))
     return len(_first(alone.seen[0], count)) < (1 - FEW) * count
 
 
 def has_same_batches(whole: Outcome) -> bool:
-    """Tell whether most of the batches are the same on all ranks, and not all alike."""
+    """Return whether most of the batches are the same on all ranks, and not all alike."""
     same, count = count_same_batches(whole)
     return same > count / 2 and len({tuple(hashes) for _, hashes in whole.seen[0].samples}) > 1
 
@@ -219,13 +219,13 @@ def _count_first_batch(outcome: Outcome) -> Counter[bytes]:
 
 
 def has_same_parameters(whole: Outcome, alone: Outcome) -> bool:
-    """Tell whether the optimizers of all ranks have the same parameters as 1 rank's, each of them all of it."""
+    """Return whether the optimizers of all ranks have the same parameters as 1 rank's, each of them all of it."""
     shapes = alone.seen[0].shapes
     return bool(shapes) and not any(one.sharded or one.shapes != shapes for one in [*whole.seen, *alone.seen])
 
 
 def _has_same_networks(whole: Outcome, alone: Outcome) -> bool:
-    """Tell whether all ranks hold the same networks as 1 rank does, each of them all of it."""
+    """Return whether all ranks hold the same networks as 1 rank does, each of them all of it."""
     shapes = _shapes(alone.seen[0])
     return bool(shapes) and not any(one.sharded or _shapes(one) != shapes for one in [*whole.seen, *alone.seen])
 
@@ -242,7 +242,7 @@ def _steps(outcome: Outcome) -> int | None:
 
 
 def differ(one: Print, other: Print) -> bool:
-    """Tell whether two prints are of different parameters."""
+    """Return whether two prints are of different parameters."""
     return len(one) != len(other) or not distance(one, other) <= _SAME
 
 

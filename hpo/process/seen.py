@@ -22,9 +22,9 @@ class Seen:
     prints of each optimizer's gradients in its first step. `shapes` are the shapes of all these parameters; `sharded`
     says that some are parts of larger ones.
 
-    `networks` are prints of the parameters that each network trains, by the network's number, by steps, and by whether
-    it is called to train: before the first step and after 1, 2, 4, 8... In validation and at losses, the steps are any.
-    An optimizer may have other parameters, such as copies in float32 or a rank's part of one flat tensor.
+    `networks` are prints of the parameters that each network trains. Their keys are the network's number, the steps,
+    and whether it is called to train. These are taken before the first step and after 1, 2, 4, 8... steps, and at any
+    step in validation and at losses. An optimizer may have other parameters, such as a rank's part of one flat tensor.
     `network_shapes` are the shapes of the networks' parameters.
 
     `without_gradient` names parameters that had none in any step. `noisy` and `normal` count the layers, by type, that

@@ -216,7 +216,7 @@ def _random_states() -> list[torch.Tensor]:
 
 
 def _is_even(layer: nn.Module) -> bool:
-    """Tell whether this is a layer whose dropout is the same on any number of ranks."""
+    """Return whether this is a layer whose dropout is the same on any number of ranks."""
     return type(layer).__module__.startswith("hpo.training.")
 
 
