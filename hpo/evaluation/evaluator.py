@@ -15,7 +15,8 @@ from hpo.evaluation.group import Group
 from hpo.evaluation.growing import Claim, Growing, Invitation, Told
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.meeting import Decide, Meeting
-from hpo.evaluation.program import Program, ProgramSupervision
+from hpo.evaluation.program import Program
+from hpo.evaluation.program_supervision import ProgramSupervision
 from hpo.evaluation.supervision import Supervision
 from hpo.evaluation.teams import Teams
 from hpo.evaluation.verdict import TIMEOUT, Verdict

@@ -176,12 +176,6 @@ class Leader:
                 kept["written"] = drafts.write_state(draft)
             self.take_kept(attempt, verdict, kept, since)
 
-    def warn_of_saving(self, attempt: Attempt) -> None:
-        """Warn that a program saves checkpoints that belong to no loss."""
-        if self._saver is not None:
-            text = f"trial {attempt.assignment.number} cannot continue: rank 0 saves checkpoints, and reports no losses"
-            self._saver.warn_once("saving", f"{text}; report each loss on rank 0, after its checkpoint")
-
     def lose_kept(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
         """Warn that weights of a loss are lost, since the trainer has ended, and remove the draft of a state."""
         attempt.has_weights &= not verdict.keep
