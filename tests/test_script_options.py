@@ -53,13 +53,16 @@ def test_silent_program_fails_after_evaluation_timeout(mpi: Mpi, tmp_path: Path)
     (tmp_path / "train.py").write_text(
         "import os, sys, time\n"
         "if sys.argv[2] == 'silent' and os.environ['RANK'] == '1':\n    time.sleep(600)\n"
+        "if sys.argv[2] == 'swallowing':\n    print('val_loss=0.1')\n"
+        "    try:\n        time.sleep(600)\n    except:\n        pass\n"
         "if sys.argv[2] == 'loud':\n    print('val_loss=0.5')\n"
     )
-    (tmp_path / "given.json").write_text('[{"way": "silent"}, {"way": "loud"}]')
-    options: list[object] = ["--space", "way=Categorical('silent', 'loud')", *LOSS, "--start-with", "given.json"]
-    options += ["--evaluations", 2, "--evaluation-timeout", "2s"]
+    (tmp_path / "given.json").write_text('[{"way": "silent"}, {"way": "swallowing"}, {"way": "loud"}]')
+    options: list[object] = ["--space", "way=Categorical('silent', 'swallowing', 'loud')", *LOSS]
+    options += ["--start-with", "given.json", "--evaluations", 3, "--evaluation-timeout", "2s"]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    silent, loud = trials_of(tmp_path / "run")
+    silent, swallowing, loud = trials_of(tmp_path / "run")
     assert "--evaluation-timeout" in silent.user_attrs["failure"]
+    assert "--evaluation-timeout" in swallowing.user_attrs["failure"]
     assert loud.values == [0.5]

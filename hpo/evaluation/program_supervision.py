@@ -23,7 +23,7 @@ from hpo.evaluation.program import Program, advise_on_loss, show_last_lines
 from hpo.evaluation.reports import Agreement, Report, Reports
 from hpo.evaluation.supervision import Supervision
 from hpo.evaluation.trainer import Ended
-from hpo.evaluation.verdict import Step, Verdict
+from hpo.evaluation.verdict import TIMEOUT, Step, Verdict
 from hpo.process import clock
 from hpo.process.place import Places
 from hpo.ranks.communicator import sleep_until
@@ -107,7 +107,7 @@ class ProgramSupervision(Supervision):
         """Take in what was reported; on the leader, while it waits for the others, end what is overdue."""
         self._look()
         if self._leader is not None and clock.now() > self._overdue_at and self._watched.cause is None:
-            self._watched.call_off("timeout: it went on for longer than --evaluation-timeout")
+            self._watched.call_off(f"{TIMEOUT}it went on for longer than --evaluation-timeout")
         return is_done
 
     def read_rest(self) -> None:
@@ -209,6 +209,8 @@ class ProgramSupervision(Supervision):
         elif verdict.state == "failed" and self._attempt.restored is not None:
             self._leader.reject(self._attempt.assignment, verdict.failure, is_own=True)
             verdict = Verdict("again", failure=verdict.failure)
+        elif verdict.state == "complete" and (self._watched.cause or "").startswith(TIMEOUT):
+            verdict = Verdict("failed", failure=self._watched.cause or "")  # the program has caught the exception
         elif verdict.state == "complete" and not self._attempt.losses:
             lines = self._reports.last_lines
             failure, remedy = advise_on_loss(lines, self._program, self._reports.not_numbers)
