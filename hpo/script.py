@@ -16,7 +16,7 @@ from hpo.modules import check_module
 
 _PLACE = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")  # {{name}} stays as {name}
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
-_NAMED_LOSS = re.compile(rf"((?:val\w*\s)?[\w./-]*loss[\w./-]*)([\"']?)([\s:=]+)({_NUMBER})", re.IGNORECASE)
+_NAMED_LOSS = re.compile(rf"((?:val\w*\s)?[\w./-]*loss[\w./-]*)([\"']?)([\s:=]+)([\"']?)({_NUMBER})", re.IGNORECASE)
 _LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "srun")
 _OWN = ("trial", "folder", "seed")  # placeholders that every program may have
 
@@ -219,5 +219,6 @@ def propose_loss(lines: Sequence[str]) -> str:
     validation = [match for match in found if re.search("val|eval|test|dev", match[1], re.IGNORECASE)]
     for match in [*validation, *found][:1]:
         gap = r"\s+" if match[3].isspace() else rf"\s*{match[3].strip()}\s*"
-        return rf"{match[1].replace('.', chr(92) + '.')}{match[2]}{gap}([^\s,;}}]+)"
+        quote, value = ("." if match[2] else ""), (r".([\w.+-]+)" if match[4] else r"([^\s,;}]+)")
+        return rf"{match[1].replace('.', chr(92) + '.')}{quote}{gap}{value}"
     return ""

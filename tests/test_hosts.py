@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -97,6 +98,23 @@ def test_objective_for_torchrun_runs_on_two_hosts(two_hosts: Mpi, tmp_path: Path
         expected |= {"GROUP_RANK": rank // 2, "GROUP_WORLD_SIZE": 2}
         assert {name: int(environment[name]) for name in expected} == expected
         assert (environment["MASTER_ADDR"], environment["GLOO_SOCKET_IFNAME"]) == (f"{NETWORK}2", "eth0")
+
+
+def test_accelerate_finds_its_ranks_on_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
+    search = ["-c", "from hpo.cli import main; main()", "search", "--space", "lr=Float(1e-3, 1e-1, log=True)"]
+    options = ["--loss", r"val_loss=(\S+)", "--ranks-per-worker", 4, "--evaluations", 2, "--run-dir", "run"]
+    script = ROOT / "tests" / "scripts" / "accelerated.py"
+    job = two_hosts.run(4, *search, *options, "--", script, "--mixed_precision", "bf16", cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    for trial in (0, 1):
+        printed = (tmp_path / "run" / "printed" / f"{trial}.txt").read_text()
+        assert sorted(re.findall(r"process (.*), bf16 computes torch.bfloat16, 4 batches", printed)) == [
+            "0 of 4, local 0, main True, local main True",
+            "1 of 4, local 1, main False, local main False",
+            "2 of 4, local 0, main False, local main True",
+            "3 of 4, local 1, main False, local main False",
+        ]
+        assert printed.count("val_loss=") == 3, "each epoch, on the main process only"
 
 
 def test_workers_on_two_hosts_join(two_hosts: Mpi, tmp_path: Path) -> None:

@@ -351,6 +351,7 @@ def test_hyperparameters_have_places_or_are_appended() -> None:
     [
         (["epoch 1 eval_loss 0.31"], "0.31"),
         (["{'eval_loss': 0.5, 'lr': 1e-3}"], "0.5"),
+        (["{'eval_loss': '0.5', 'epoch': '1'}"], "0.5"),
         (["Epoch 0: val loss: 1e-3, acc 3"], "1e-3"),
         (["train_loss=1.0", "val_loss=2.0"], "2.0"),
         (["step 0: train loss 10.9, val loss 10.8"], "10.8"),

@@ -249,10 +249,14 @@ def _start_logging(level: str) -> None:
 
 
 def _take_threads(threads: int) -> None:
-    """Let torch and BLAS use this rank's share of the host's cores; the template has one thread."""
+    """Let torch and BLAS use this rank's share of the host's cores; the template has one thread.
+
+    Frameworks and child processes read the variable. Without it, Lightning and Accelerate give each worker all cores.
+    """
     if "OMP_NUM_THREADS" in os.environ:
         with_default = os.environ["OMP_NUM_THREADS"].split(",")[0]
         threads = int(with_default) if with_default.isdigit() and int(with_default) else threads
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     torch.set_num_threads(threads)
     if threads > 1:
         from threadpoolctl import threadpool_limits

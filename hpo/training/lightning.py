@@ -67,8 +67,6 @@ def _options_of(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
     for name in _OF_WORKER:
         if name in options:
             raise ValueError(f"{name}={options[name]!r}: the ranks and their devices are the worker's; leave it out")
-    # Without it, Lightning gives each rank all cores: with four ranks on two cores, an evaluation took 16 s, not 1.
-    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     os.environ.setdefault("PL_GLOBAL_SEED", str(worker.seed % 2**32))  # by which samplers shuffle
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)  # tips, and which GPUs there are

@@ -1,0 +1,54 @@
+"""A callback for transformers' Trainer that reports its evaluations to the search that runs the script.
+
+Imported only by scripts that use it: transformers takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hpo.inside import report
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ModuleNotFoundError as error:
+    reason = f"hpo.training.transformers needs transformers ({error}): pip install 'hpo-islands[transformers]'"
+    raise ModuleNotFoundError(reason) from None
+
+_SPEEDS = ("_runtime", "_per_second")
+
+
+class ReportCallback(TrainerCallback):
+    """Reports a loss and the other metrics after each evaluation of a Trainer, on the main process.
+
+    Without a search, it does nothing. Metrics have the names that the Trainer logs, such as ``eval_accuracy``. Epochs,
+    run times, speeds, and values that are not finite numbers are left out.
+
+    Args:
+        loss: Name of the metric to minimize. Evaluations that do not have it are not reported.
+
+    Example:
+        ``Trainer(model=model, args=args, callbacks=[ReportCallback()])``
+
+    """
+
+    def __init__(self, loss: str = "eval_loss") -> None:
+        self._loss = loss
+
+    def on_evaluate(  # the names are those of transformers
+        self,
+        args: TrainingArguments,  # noqa: ARG002
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002
+        **kwargs: Any,
+    ) -> None:
+        """Report the metrics of an evaluation; transformers calls it."""
+        metrics = kwargs["metrics"]
+        if state.is_world_process_zero and self._loss in metrics:
+            others = {name: value for name, value in metrics.items() if self._is_reported(name, value)}
+            report(metrics[self._loss], **others)
+
+    def _is_reported(self, name: str, value: Any) -> bool:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return is_number and name not in (self._loss, "epoch") and not name.endswith(_SPEEDS)
