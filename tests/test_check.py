@@ -81,7 +81,7 @@ UNTOLD = {
     "test": r"wrong  `test` fails with them: mistaken\.py:\d+: KeyError: 'missing'",
     "no optimizer": r"wrong  It goes on from .* with other losses, \d.* off Whatever changes",
     "saved late": r"wrong  It goes on from .* with other losses, \d.* before the yield",
-    "not restored": "wrong  It saves its state, and begins again all the same At its start: if",
+    "not restored": "wrong  It saves its state, and begins again all the same At its start, load",
     "saved model": r"wrong  It cannot go on from what it has saved: rank \d, mistaken\.py:\d+: RuntimeError: .*Missing",
     "global network": "wrong  The same seed .* begins with other weights Make the network in the objective",
 }

@@ -175,3 +175,10 @@ def test_wrong_value_fails_the_evaluation(mpi: Mpi, tmp_path: Path, call: str, r
     assert job.returncode == 3
     expected = f"rank 0, train.py:3: TypeError: {re.escape(reason).replace(re.escape('.*'), '.*')}"
     assert re.fullmatch(expected, trials_of(tmp_path / "run")[0].user_attrs["failure"])
+
+
+def test_check_lets_a_script_continue_from_its_checkpoint(mpi: Mpi, tmp_path: Path) -> None:
+    check = ["-c", "from hpo.cli import main; main()", "check", "--", SAVING, "--x", 0.5]
+    job = mpi.run(2, *check, cwd=tmp_path)
+    assert job.returncode == 0, job.stdout
+    assert "ok     It goes on from what it has saved with its first loss: the same losses" in job.stdout

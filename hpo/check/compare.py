@@ -60,7 +60,7 @@ def continued(whole: Outcome, went_on: Outcome) -> Point:
     return Point(
         "wrong",
         f"It goes on from what it has saved with its first loss with other losses, {found}",
-        "Whatever changes while training belongs into worker.save, before the yield: the optimizer, the schedule, "
+        "Whatever changes while training belongs into the saved state, before the loss: the optimizer, the schedule, "
         "generators, the number of epochs; what is drawn anew in each epoch begins at a seed of its own",
     )
 

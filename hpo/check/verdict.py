@@ -20,11 +20,12 @@ def points_on(problem: Problem, outcomes: Sequence[Outcome], went_on: Outcome | 
 
     `went_on` is the one on all ranks that went on from the first loss of another.
     """
-    return [
-        *_on_evaluations(outcomes),
-        *_on_gradients(outcomes),
-        *(_on_what_is_kept(problem, outcomes, went_on, handed) if problem.file.script is None else ()),
-    ]
+    points = [*_on_evaluations(outcomes), *_on_gradients(outcomes)]
+    if problem.file.script is None:
+        points += _on_what_is_kept(problem, outcomes, went_on, handed)
+    elif went_on is not None:
+        points += _on_states(outcomes, went_on)
+    return points
 
 
 def is_well(points: Sequence[Point]) -> bool:
@@ -105,7 +106,7 @@ def _on_states(outcomes: Sequence[Outcome], went_on: Outcome | None) -> Iterator
         yield Point(
             "wrong",
             "It saves its state, and begins again all the same",
-            "At its start: if saved := worker.restored, load it, and train the epochs that are left",
+            "At its start, load worker.restored (hpo.checkpoint in a script), and train the epochs that are left",
         )
     elif repeated(*outcomes[:2]).state == "ok":
         yield continued(outcomes[1], went_on)
