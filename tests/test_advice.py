@@ -451,6 +451,9 @@ def test_command_to_go_on_with_a_program_keeps_its_options() -> None:
         ["hpo", "search", *pairs, *options, "--run-dir", "runs/x", "--resume", "--confirm", "3", *program]
     )
     assert shlex.split(known.going_on())[-len(program) :] == program
+    assert shlex.split(known.confirming(3))[-len(program) - 2 :] == [*program, "--seed", "{seed}"]
+    seeded = result([one(0, 1.0)], {"command": shlex.join([*words, "--s={seed}"]), "search_space": "train.py"})
+    assert seeded.confirming(3) == seeded.going_on("--confirm", "3")
     bare = shlex.join(["run_islands.py", *options[:1], *program])
     known = result([one(0, 1.0)], {"command": bare, "search_space": "train.py"})
     assert shlex.split(known.going_on()) == [

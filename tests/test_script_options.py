@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
 from tests.support.launch import Mpi
-from tests.support.outcome import trials_of
+from tests.support.outcome import finished, trials_of
 
 SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
 LOSS = ["--loss", r"val_loss=(\S+)", "--run-dir", "run"]
@@ -66,3 +67,21 @@ def test_silent_program_fails_after_evaluation_timeout(mpi: Mpi, tmp_path: Path)
     assert "--evaluation-timeout" in silent.user_attrs["failure"]
     assert "--evaluation-timeout" in swallowing.user_attrs["failure"]
     assert loud.values == [0.5]
+
+
+def test_printed_advice_confirms_a_script_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--x', type=float)\nparser.add_argument('--seed', type=int, default=0)\n"
+        "args = parser.parse_args()\nprint(f'val_loss={args.x + args.seed % 97 / 10000}')\n"
+    )
+    options = ["--space", "x=Float(1.0, 1.01)", *LOSS, "--evaluations", 6]
+    job = mpi.run(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path)
+    assert "The script must take the seed, as --seed or by another option." in job.stdout
+    (command,) = [line for line in job.stdout.splitlines() if "--confirm 3" in line]
+    job = mpi.run(2, *SEARCH, *shlex.split(command)[2:], cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    assert len(finished(trials_of(tmp_path / "run"))) == 6, "no other evaluations"
+    confirmations = finished(trials_of(tmp_path / "run", "run-confirm"))
+    assert len(confirmations) == 9
+    assert len(set(confirmations.values())) > 3

@@ -16,11 +16,12 @@ def on_bounds(result: Result) -> Advice | None:
     found = edges(result.ranked(), result.distributions)
     if not found:
         return None
+    after = ", after you have changed --space" if result.has_space_in_command else ""
     return Advice(
         "bounds",
         f"Widen the search space, if such values make sense: {listed(map(_beyond, found))}.",
         f"Of the best {BEST}, {listed(map(_counted, found))}; and the nearer to it, the lower is the loss. "
-        "A new run can start from what this one knows.",
+        f"A new run can start from what this one knows{after}.",
         result.starting_anew("--start-from", str(result.run_dir)),
     )
 

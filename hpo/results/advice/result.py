@@ -75,6 +75,22 @@ class Result:
         """Write the command that goes on with the run."""
         return self._command("--run-dir", str(self.run_dir), "--resume", *options)
 
+    def confirming(self, seeds: int) -> str:
+        """Write the command that trains the best again with other seeds; a script without a place for them gets one."""
+        command = self.going_on("--confirm", str(seeds))
+        return f"{command} --seed '{{seed}}'" if command and self.lacks_seed else command
+
+    @property
+    def has_space_in_command(self) -> bool:
+        """Whether the search space was given on the command line, with a script."""
+        return "--" in self._words()
+
+    @property
+    def lacks_seed(self) -> bool:
+        """Whether the command of a script has no place for a seed."""
+        words = self._words()
+        return "--" in words and not any("{seed}" in word for word in words[words.index("--") :])
+
     def starting_anew(self, *options: str, **settings: object) -> str:
         """Write the command that starts another run, with the settings of this one and those that are given."""
         values = [f"{name}={text}" for name, text in {**self.manifest.set, **settings}.items()]
@@ -82,13 +98,16 @@ class Result:
 
     def _command(self, *options: str) -> str:
         """Write a command with the program and the search space that the last session was started with."""
-        try:
-            words = shlex.split(self.manifest.command)
-        except ValueError:  # somebody has edited it
-            words = []
+        words = self._words()
         place = words.index("--") if "--" in words else len(words)
         command = shlex.join([*self._program(words[:place]), *options, *words[place:]])
         return command if len(command) <= _LONGEST else ""
+
+    def _words(self) -> list[str]:
+        try:
+            return shlex.split(self.manifest.command)
+        except ValueError:  # a user has edited it
+            return []
 
     def _program(self, words: list[str]) -> list[str]:
         search_space = self.manifest.search_space

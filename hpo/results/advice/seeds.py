@@ -35,7 +35,7 @@ def not_told_apart(result: Result) -> Advice | None:
         "confirm",
         f"Confirm with {_FEWEST} seeds or more.",
         f"The losses of {counted(seeds, 'seed')} each are too few to tell the winner from the others.",
-        result.going_on("--confirm", str(_FEWEST)),
+        result.confirming(_FEWEST),
     )
 
 
@@ -54,9 +54,13 @@ def _to_confirm(result: Result) -> Advice | None:
     return Advice(
         "confirm",
         "Train the best again with other seeds before you rely on the winner.",
-        f"{differ}, and each was trained once, with one seed.",
-        result.going_on("--confirm", str(_FEWEST)),
+        f"{differ}, and each was trained once, with one seed.{_on_seed(result)}",
+        result.confirming(_FEWEST),
     )
+
+
+def _on_seed(result: Result) -> str:
+    return " The script must take the seed, as --seed or by another option." if result.lacks_seed else ""
 
 
 def _not_confirmed(result: Result, first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> Advice:
@@ -76,7 +80,7 @@ def _not_confirmed(result: Result, first: Mapping[str, Any], same: Sequence[Mapp
         f"Confirm with {more} seeds, or {alike}.",
         f"{given} are {number(first['mean'])} and {number(nearest['mean'])}, and the standard deviation is up to "
         f"{number(_spread(first, nearest))}.",
-        result.going_on("--confirm", str(more)),
+        result.confirming(more),
     )
 
 
