@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +21,11 @@ if TYPE_CHECKING:
 
 _METRICS, _TRIAL, _FOLDER, _CHECKPOINT = "HPO_METRICS", "HPO_TRIAL", "HPO_FOLDER", "HPO_CHECKPOINT"
 _CHECKPOINT_DRAFTS, _WEIGHTS_DRAFTS = "HPO_CHECKPOINT_DRAFTS", "HPO_WEIGHTS_DRAFTS"
+_READS_LINES = "HPO_READS_LINES"
+NOTE = re.compile(rb"\x1ehpo:([^\x1e\n]*)\x1e")  # a note among printed lines
 
 _worker: Worker | None = None  # of the objective that is a function and runs in this process
-_has_reported = False
+_reports = 0
 
 
 def set_worker(worker: Worker | None) -> None:
@@ -44,8 +50,8 @@ def report(loss: Any, /, **metrics: Any) -> None:
     if _worker is not None:
         _worker.report(loss, **metrics)
     elif _METRICS in os.environ:
-        global _has_reported
-        _has_reported = True
+        global _reports
+        _reports += 1
         send_note({name: _number(name, value) for name, value in {**metrics, "loss": loss}.items()})
 
 
@@ -106,7 +112,7 @@ def load_checkpoint() -> Any:
         return _worker.restored
     if _CHECKPOINT_DRAFTS not in os.environ:
         return None
-    if _has_reported:
+    if _reports:
         raise RuntimeError("hpo.checkpoint must be read before the first report")
     path = os.environ.get(_CHECKPOINT)
     send_note({"asked": True})
@@ -143,6 +149,31 @@ def send_note(content: Mapping[str, Any]) -> None:
         os.write(descriptor, line)  # at once: other processes may write, too
     finally:
         os.close(descriptor)
+
+
+def send_draft(kind: str, name: str) -> None:
+    """Send the name of a draft that belongs to the next loss.
+
+    If losses are read from printed lines, it goes among the lines as well, since only there it is in order with them.
+    """
+    send_note({kind: name})
+    if not reads_lines():
+        return
+    for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+        with suppress(Exception):  # the script may have closed it
+            stream.flush()
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # and not a file of the script's own
+                os.write(descriptor, f"\x1ehpo:{kind} {name}\x1e".encode())
+
+
+def reads_lines() -> bool:
+    """Return whether the search reads losses from printed lines."""
+    return _READS_LINES in os.environ
+
+
+def count_reports() -> int:
+    """Return how many losses this process has reported."""
+    return _reports
 
 
 def _number(name: str, value: Any) -> float:

@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from hpo.evaluation.drafts import Drafts
+from hpo.store.states import read_about
 from hpo.store.weights import read_weights
+from hpo.trainer.checkpoint import read_state
 from tests.support.chaos import Victim, ended
 from tests.support.launch import ROOT, Mpi
 from tests.support.outcome import finished, trials_of
@@ -102,6 +107,7 @@ def test_checkpoints_without_losses_of_their_rank_are_a_warning(mpi: Mpi, tmp_pa
     job = mpi.run(4, *SEARCH, *options, "--", SAVING, "--way", "lines of rank 1", cwd=tmp_path)
     assert job.returncode == 0
     assert re.fullmatch(r"warning: trial \d: rank 0 saves checkpoints, and reports no losses: .*\n", job.stderr)
+    assert "PRUNED" in [trial.state.name for trial in trials_of(tmp_path / "run")]
     assert_losses_are_as_if_undisturbed(trials_of(tmp_path / "run"))
 
 
@@ -182,3 +188,67 @@ def test_check_lets_a_script_continue_from_its_checkpoint(mpi: Mpi, tmp_path: Pa
     job = mpi.run(2, *check, cwd=tmp_path)
     assert job.returncode == 0, job.stdout
     assert "ok     It goes on from what it has saved with its first loss: the same losses" in job.stdout
+
+
+def test_drafts_belong_to_the_next_printed_loss(mpi: Mpi, tmp_path: Path) -> None:
+    """Losses are printed faster than the supervisor reads them."""
+    (tmp_path / "train.py").write_text(
+        "import sys, time, torch, hpo\n\n"
+        "state = hpo.checkpoint\nfirst = 0 if state is None else state['epoch'] + 1\n"
+        "for epoch in range(first, 30):\n"
+        "    time.sleep(0.002)\n"
+        "    loss = float(sys.argv[2]) + abs(epoch - 20)\n"
+        "    hpo.save_checkpoint({'epoch': epoch})\n"
+        "    hpo.offer_weights({'epoch': torch.tensor([epoch])})\n"
+        "    print(f'epoch {epoch}', file=sys.stderr)\n"
+        "    print(f'val_loss={loss}', file=sys.stderr if hpo.trial % 2 else sys.stdout)\n"
+    )
+    options = ["--ranks-per-worker", 1, "--evaluations", 6, "--loss", r"val_loss=(\S+)", "--pruner", "asha"]
+    job = mpi.run(2, *SEARCH, *options, "--", "train.py", "--x", "{x}", cwd=tmp_path)
+    assert job.returncode == 0
+    assert "warning" not in job.stderr
+    trials = trials_of(tmp_path / "run")
+    for trial in trials:
+        losses = losses_of(trial)
+        assert losses == pytest.approx([trial.params["x"] + abs(epoch - 20) for epoch in range(len(losses))])
+    weights = read_weights(tmp_path / "run" / "best.safetensors")
+    assert weights is not None
+    assert weights.state["epoch"].item() == 20
+    assert min(len(trial.intermediate_values) for trial in trials) < 30, "some are paused"
+    printed = (tmp_path / "run" / "printed" / "0.txt").read_text()
+    assert "hpo:" not in printed
+
+
+@pytest.mark.parametrize(
+    ("lines", "warning"),
+    [
+        (["hpo.save_checkpoint({})", "hpo.report(1.0)"], "it saves checkpoints, and never reads hpo.checkpoint: "),
+        (["hpo.checkpoint", "hpo.report(1.0)", "hpo.save_checkpoint({})"], "its last checkpoint belongs to no loss: "),
+    ],
+)
+def test_checkpoints_that_cannot_serve_are_a_warning(mpi: Mpi, tmp_path: Path, lines: list[str], warning: str) -> None:
+    (tmp_path / "train.py").write_text("import hpo\n" + "\n".join(lines))
+    job = mpi.run(1, *SEARCH, "--evaluations", 2, "--", "train.py", cwd=tmp_path)
+    assert job.returncode == 0
+    assert job.stderr.startswith(f"warning: trial 0: {warning}")
+    assert job.stderr.count("\n") == 1
+
+
+def test_state_has_the_weights_of_its_own_lowest_loss(tmp_path: Path) -> None:
+    drafts = Drafts(tmp_path / ".0", {"x": 1.0})
+    for number, content in enumerate(("a", "b")):
+        save_file({"w": torch.tensor([number])}, tmp_path / f".0-weights-{content}.safetensors")
+    save_file({"state/0": torch.ones(3)}, tmp_path / ".0-state.safetensors", {"tree": '{"tensor": "0"}'})
+    assert drafts.take_weights("weights-a")
+    assert drafts.take_checkpoint("state", {"losses": [1.0], "metrics": {}, "seconds": 0.1}, has_weights=True)
+    assert drafts.take_weights("weights-b")
+    assert not drafts.take_checkpoint("missing", {}, has_weights=True)
+    assert drafts.write_state(str(tmp_path / "0.safetensors"))["losses"] == 1
+    state = read_state(tmp_path / "0.safetensors")
+    assert read_about(tmp_path / "0.safetensors").losses == [1.0]
+    assert state.weights is not None
+    assert state.weights["w"].item() == 0
+    assert drafts.write_weights(str(tmp_path / "best.safetensors"), {}) == ""
+    assert load_file(tmp_path / "best.safetensors")["w"].item() == 1
+    drafts.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"0.safetensors", "best.safetensors"}

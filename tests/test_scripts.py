@@ -402,10 +402,21 @@ def test_reports_of_several_ranks_have_to_agree() -> None:
     one, other = [Report(1.0), Report(0.5)], [Report(1.0000001), Report(0.6)]
     assert agreement.take(0, one[:1], 0) == [Report(1.0)]
     assert agreement.take(1, other[:1], 0) == [], "the same loss"
-    assert agreement.take(1, other[1:], 1) == [Report(0.6)]
-    (mistake,) = agreement.take(0, one, 0)
-    assert mistake.mistake.startswith("ranks 1 and 0 reported different losses, 0.6 and 0.5, as loss 2: ")
+    assert agreement.take(1, other[1:], 1) == [], "the leader may report it, too"
+    loss, mistake = agreement.take(0, one, 0)
+    assert loss == Report(0.5)
+    assert mistake.mistake.startswith("ranks 0 and 1 reported different losses, 0.5 and 0.6, as loss 2: ")
     assert agreement.take(0, one, 0) == []
+
+
+def test_reports_count_if_the_leader_does_not_report() -> None:
+    agreement, reports = Agreement(3), [Report(1.0), Report(0.5), Report(0.2)]
+    assert agreement.take(1, reports[:1], 0) == []
+    assert agreement.take(2, reports[:1], 0) == []
+    assert agreement.take(0, [], 0) == []
+    assert agreement.take(1, reports[1:2], 1) == reports[:2], "rank 1 is a loss further"
+    assert agreement.take(2, reports, 0) == reports[2:]
+    assert agreement.take(1, reports, 0) == []
 
 
 def test_report_outside_a_search_does_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -16,42 +17,62 @@ from hpo.store.tensors import Source, copy_tensors, read_header
 from hpo.text import message
 
 
+def begin_drafts(prefix: Path, state: Path | None) -> Path | None:
+    """Remove the drafts of an earlier attempt, and return a file of the state that no other checkpoint replaces."""
+    _remove_all(prefix)
+    if state is None:
+        return None
+    kept = _path(prefix, "continued")
+    try:
+        os.link(state, kept)
+    except OSError:  # a file system without hard links
+        return state
+    return kept
+
+
 class Drafts:
-    """Keeps the drafts of one evaluation, whose names begin with `prefix`, and makes files of the run from them."""
+    """Keeps the drafts of one evaluation, whose names begin with `prefix`, and makes files of the run from them.
+
+    A draft that is kept gets another name, so that the script does not remove it.
+    """
 
     def __init__(self, prefix: Path, params: Mapping[str, Any]) -> None:
         self._prefix = prefix
         self._params = dict(params)
+        self._numbers = itertools.count()
         self._checkpoint: Path | None = None
         self._about: Mapping[str, Any] = {}
         self._weights: Source | None = None
-        self._has_weights = False
-        self.close()  # of an attempt before, whose process was killed while it wrote
+        self._saved_weights: Source | None = None  # of the lowest loss at the time of the checkpoint
 
     def continue_from(self, path: Path) -> None:
         """Take over the weights in the file of the state from which the evaluation continues."""
-        kept = self._path("continued")
-        with suppress(OSError):
-            kept.unlink(missing_ok=True)
-            os.link(path, kept)  # the file itself is replaced later
-            self._weights = Source(kept, prefix=WEIGHTS)
+        self._weights = Source(path, prefix=WEIGHTS)
 
-    def take_checkpoint(self, name: str, about: Mapping[str, Any], has_weights: bool) -> None:
-        """Keep a checkpoint instead of the one before; `about` has the losses, the metrics and the seconds until it."""
-        self._drop(self._checkpoint)
-        self._checkpoint, self._about, self._has_weights = self._path(name), about, has_weights
+    def take_checkpoint(self, name: str, about: Mapping[str, Any], has_weights: bool) -> bool:
+        """Keep a checkpoint instead of the one before; return whether it exists.
+
+        `about` has the losses, the metrics and the seconds until the checkpoint; `has_weights` says whether the weights
+        of the lowest of these losses are kept.
+        """
+        kept = self._keep(name)
+        if kept is not None:
+            self._drop(self._checkpoint)
+            self._checkpoint, self._about = kept, about
+            before, self._saved_weights = self._saved_weights, self._weights if has_weights else None
+            self._drop_unused(before)
+        return kept is not None
 
     def take_weights(self, name: str) -> bool:
         """Keep weights instead of those before; return whether they exist."""
-        if self._weights is not None:
-            self._drop(self._weights.path)
-        path = self._path(name)
-        self._weights = Source(path) if path.exists() else None
-        return self._weights is not None
+        kept = self._keep(name)
+        before, self._weights = self._weights, Source(kept) if kept is not None else None
+        self._drop_unused(before)
+        return kept is not None
 
     def drop(self, name: str) -> None:
         """Remove a draft that is not kept."""
-        self._drop(self._path(name) if name else None)
+        self._drop(_path(self._prefix, name) if name else None)
 
     def write_state(self, path: str) -> dict[str, Any]:
         """Write the state of the evaluation to a path; return after how many losses it is, and an error, if any."""
@@ -60,8 +81,8 @@ class Drafts:
             return {"losses": 0, "seconds": 0.0}
         try:
             sources = [Source(self._checkpoint, STATE, STATE)]
-            if self._has_weights and self._weights is not None:
-                sources.append(Source(self._weights.path, self._weights.prefix, WEIGHTS))
+            if (weights := self._saved_weights) is not None:
+                sources.append(Source(weights.path, weights.prefix, WEIGHTS))
             about = About(self._params, **self._about, tree=_read_tree(self._checkpoint), has_weights=len(sources) > 1)
             _copy(Path(path), sources, {"about": json.dumps(asdict(about))}, checked="about")
         except (OSError, ValueError, KeyError) as error:
@@ -80,16 +101,34 @@ class Drafts:
 
     def close(self) -> None:
         """Remove all drafts."""
-        for path in self._prefix.parent.glob(f"{self._prefix.name}-*.safetensors"):
-            self._drop(path)
+        _remove_all(self._prefix)
 
-    def _path(self, name: str) -> Path:
-        return self._prefix.with_name(f"{self._prefix.name}-{name}.safetensors")
+    def _keep(self, name: str) -> Path | None:
+        kept = _path(self._prefix, f"kept-{next(self._numbers)}")
+        try:
+            _path(self._prefix, name).replace(kept)
+        except OSError:
+            return None
+        return kept
+
+    def _drop_unused(self, source: Source | None) -> None:
+        if source is not None and source not in (self._weights, self._saved_weights):
+            self._drop(source.path)
 
     def _drop(self, path: Path | None) -> None:
         if path is not None:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+def _path(prefix: Path, name: str) -> Path:
+    return prefix.with_name(f"{prefix.name}-{name}.safetensors")
+
+
+def _remove_all(prefix: Path) -> None:
+    for path in prefix.parent.glob(f"{prefix.name}-*.safetensors"):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _read_tree(path: Path) -> Any:

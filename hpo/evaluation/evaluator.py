@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.drafts import begin_drafts
 from hpo.evaluation.group import Group
 from hpo.evaluation.growing import Claim, Growing, Invitation, Told
 from hpo.evaluation.leader import Leader
@@ -239,10 +240,13 @@ class Evaluator:
         assert self._leader is not None
         program = self._terms.program
         path, is_own = self._leader.find(assignment)
-        if program is None or path is not None:
+        if program is None:
             return Found(path, is_own)
+        known = self._terms.known(assignment)
+        if (kept := begin_drafts(known["drafts"], path)) is not None:
+            return Found(kept, is_own)
         losses, seconds = self._leader.find_losses(assignment) if program.script.resume else ([], 0.0)
-        continues = bool(losses) and program.can_continue(assignment.params, self._terms.known(assignment))
+        continues = bool(losses) and program.can_continue(assignment.params, known)
         return Found(losses=losses, seconds=seconds) if continues else Found()
 
     def _decider(self, attempt: Attempt) -> Decide | None:

@@ -170,8 +170,7 @@ class Leader:
         kept: dict[str, Any] = {"warnings": [], "has_weights": attempt.has_weights}
         if not verdict.save:
             drafts.drop(checkpoint)
-        elif checkpoint:
-            drafts.take_checkpoint(checkpoint, self.about(attempt), attempt.has_weights)
+        elif checkpoint and drafts.take_checkpoint(checkpoint, self.about(attempt), attempt.has_weights):
             if draft := self.draft(attempt):
                 kept["written"] = drafts.write_state(draft)
             self.take_kept(attempt, verdict, kept, since)

@@ -5,15 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from typing import TextIO
+from typing import Protocol, TextIO
+
+from hpo.inside import NOTE
 
 _MOST_KEPT = 64 * 1024  # characters that a rank prints from loss to loss; of more, the last are kept
 _MOST_AT_ONCE = 1 << 16
 _LAST_ERRORS = 5  # lines on standard error, which a failure shows if the trainer has crashed
 _TERMINATED = "terminate called without an active exception"  # std::terminate of libstdc++
 _TRACEBACK = "Traceback (most recent call last)"
+
+
+class Listener(Protocol):
+    """Takes what a program prints, in the order of each stream; notes are not shown, see `hpo.inside`."""
+
+    def take_line(self, line: str, stream: str = "stdout") -> None:
+        """Take a line of standard output or standard error."""
+
+    def take_note(self, note: str, stream: str) -> None:
+        """Take a note that is in front of the next line."""
 
 
 class Output:
@@ -29,7 +40,7 @@ class Output:
         self._kept = self._left_out = 0
         self.last_errors: deque[str] = deque(maxlen=_LAST_ERRORS)
         self._has_traceback = False
-        self.listener: Callable[[str], object] | None = None  # gets each line
+        self.listener: Listener | None = None
 
     def begin(self, worker: int, rank: int) -> None:
         """Label lines as those of this worker and rank."""
@@ -56,7 +67,7 @@ class Output:
             self._has_traceback |= any(_TRACEBACK in line for line in shown)  # torch writes [rank0]: before it
         if self.listener is not None:
             for line in shown:
-                self.listener(line)
+                self.listener.take_line(line, _name(is_error))
         for line in shown if self.label else ():
             self._lines.append(line[-_MOST_KEPT:])
             self._kept += len(self._lines[-1])
@@ -69,6 +80,11 @@ class Output:
             if stream is not None:
                 stream.write("".join(f"{label}{line}\n" for line in shown))
                 stream.flush()
+
+    def add_note(self, note: str, is_error: bool) -> None:
+        """Pass a note on to the listener."""
+        if self.listener is not None:
+            self.listener.take_note(note, _name(is_error))
 
     def take(self) -> str:
         """Return what was printed since the last call, as lines that are labelled with the rank."""
@@ -103,12 +119,20 @@ class Pipe:
             except BlockingIOError:
                 return
             self.is_open = bool(data)
-            *lines, rest = (self._begun + data).split(b"\n")
-            self._begun = rest[rest[:-1].rfind(b"\r") + 1 :]  # without what a carriage return has overwritten
-            if len(self._begun) > _MOST_KEPT:
-                lines, self._begun = [*lines, self._begun], b""
-            if lines:
-                self._output.add([line.decode(errors="replace") for line in lines], self._is_error)
+            text, *others = NOTE.split(self._begun + data)
+            self._take(text)
+            for note, text in zip(others[::2], others[1::2], strict=True):
+                self._output.add_note(note.decode(errors="replace"), self._is_error)
+                self._take(self._begun + text)
+
+    def _take(self, text: bytes) -> None:
+        """Take in the lines of a text, and keep the line that has no end yet."""
+        *lines, rest = text.split(b"\n")
+        self._begun = rest[rest[:-1].rfind(b"\r") + 1 :]  # without what a carriage return has overwritten
+        if len(self._begun) > _MOST_KEPT:
+            lines, self._begun = [*lines, self._begun], b""
+        if lines:
+            self._output.add([line.decode(errors="replace") for line in lines], self._is_error)
 
     def end_line(self) -> None:
         """Take a line that has been begun for complete."""
@@ -125,3 +149,7 @@ class Pipe:
         self.read()
         self.end_line()
         os.close(self._read_end)
+
+
+def _name(is_error: bool) -> str:
+    return "stderr" if is_error else "stdout"

@@ -31,10 +31,6 @@ from hpo.ranks.watch import STOPPED, Watch
 from hpo.ranks.watched import Watched
 
 _HARMLESS = ": aborted while it exited, which does not fail an evaluation with a loss"
-_UNREAD = (
-    "hpo.report is not read, since a line has matched --loss before; use one of them, or evaluations differ in that"
-)
-_IN_VAIN = "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, after its checkpoint"
 
 
 class ProgramSupervision(Supervision):
@@ -62,7 +58,7 @@ class ProgramSupervision(Supervision):
         self.own_reports: list[Report] = []
         self._decided: Verdict | None = None
         self._remarks: list[str] = []
-        group.slot.output.listener = self._reports.take_line
+        group.slot.output.listener = self._reports
 
     def start(
         self, ticket: Mapping[str, Any] | None, known: Mapping[str, Any], continues: bool, is_watched: bool
@@ -86,6 +82,7 @@ class ProgramSupervision(Supervision):
                 **{f"HPO_{name.upper()}": str(known[name]) for name in ("trial", "folder", "seed")},
                 "HPO_METRICS": self._reports.path,
                 "HPO_WEIGHTS_DRAFTS": drafts,
+                **({"HPO_READS_LINES": "1"} if self._program.script.loss is not None else {}),
                 **({"HPO_CHECKPOINT_DRAFTS": drafts} if known["saves"] else {}),
                 **({"HPO_CHECKPOINT": str(path.absolute())} if path else {}),
                 **(_serve_itself() if self._group.size == 1 else {}),
@@ -117,20 +114,21 @@ class ProgramSupervision(Supervision):
     @property
     def remark(self) -> str:
         """A warning about the reports of this rank, if there is one."""
-        if self._reports.saves_in_vain and self._leader is not None:
-            return _IN_VAIN
-        return _UNREAD if self._reports.has_unread else ""
+        saves = self._leader is not None and self._watched.cause is None  # one that was cut off may not be at a loss
+        return self._reports.remark(len(self.own_reports), saves)
 
     def take_all(self, steps: Sequence[Step]) -> list[Step]:
         """Take in what the ranks have reported until their ends: messages of it may still be on their way.
 
         Return the steps, in which an abort is a failure if no rank has reported a loss.
         """
+        if self._leader is not None and not self._attempt.losses:
+            self._continue(Step(self._group.rank))
         self._agreement.leader_decides = False  # if it has not reported until now, it will not
         for step in steps:
             self._settle(step.rank, self._agreement.take(step.rank, step.reports, 0))
         self._remarks = [step.remark for step in steps if step.remark]
-        if self._attempt.has_loss:
+        if self._attempt.losses:
             return list(steps)
         return [replace(step, failure=step.aborted or step.failure) for step in steps]
 
@@ -153,14 +151,16 @@ class ProgramSupervision(Supervision):
 
     def _look(self) -> None:
         self._watched.clear()
+        others = self._watched.take_reports() if self._leader is not None else []
+        # What a rank reports comes after what the leader has reported for the loss before.
+        self._trainer.read_lines()
         new, first = self._reports.take_new(), len(self.own_reports)
         self.own_reports += new
         if self._leader is None:
             if new:
                 self._watched.report((self._group.rank, new, first))
             return
-        self._agreement.leader_decides = self._reports.counts
-        for rank, reports, number in [(self._group.rank, new, first), *self._watched.take_reports()]:
+        for rank, reports, number in [(self._group.rank, new, first), *others]:
             self._settle(rank, self._agreement.take(rank, reports, number))
 
     def _settle(self, rank: int, reports: Sequence[Report]) -> None:
@@ -202,8 +202,6 @@ class ProgramSupervision(Supervision):
     def _conclude(self, verdict: Verdict, printed: str) -> Verdict:
         """Return the leader's last verdict, given that on the ends of all ranks."""
         assert self._leader is not None
-        if not self._attempt.losses:
-            self._continue(Step(self._group.rank))
         if self._decided is not None and verdict.state != "stopped":
             verdict = replace(self._decided, loss=None, keep=False)
         elif verdict.state == "failed" and self._attempt.restored is not None:

@@ -17,6 +17,12 @@ from hpo.script import Script
 _MOST_OF_A_LINE = 4000  # characters in which a pattern is looked for
 _MOST_KEPT_LINES = 20
 _SECONDS_FOR_A_LINE = 1.0
+_IN_VAIN = "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, after its checkpoint"
+_NEVER_READ = "it saves checkpoints, and never reads hpo.checkpoint: it would restart instead of continuing"
+_LATE = "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the report of its loss, not after"
+_UNREAD = (
+    "hpo.report is not read, since a line has matched --loss before; use one of them, or evaluations differ in that"
+)
 _DRAFT = re.compile(r"\d+-\d+")  # process and number
 
 
@@ -57,8 +63,9 @@ class Reports:
     """Reads the reports of one evaluation on one rank; whatever comes first, the file or a line, is read alone.
 
     ``path`` is the file, which has no name on disk. ``last_lines`` are the last that were printed. ``has_unread`` is
-    true if a report in the file is not read. ``asked`` says that the program has asked for its checkpoint,
-    ``saves_in_vain`` that it has saved two without a loss in between.
+    true if a report in the file is not read. ``asked`` says that the program has asked for its checkpoint.
+
+    Notes of drafts come by the file, and among lines; those that come in front of a loss in the same way belong to it.
     """
 
     def __init__(self, script: Script) -> None:
@@ -71,31 +78,43 @@ class Reports:
         self._uses_lines: bool | None = None
         self.has_unread = False
         self._found: dict[str, float] = {}
-        self._drafts: dict[str, str] = {}  # of the next loss
-        self.asked = self.saves_in_vain = self._has_noted = False
+        self._drafts: dict[str, dict[str, str]] = {stream: {} for stream in ("file", "stdout", "stderr")}
+        self._stream = "file"  # of the last loss
+        self.asked = self._has_saved = False
         self._new: list[Report] = []
         self.last_lines: list[str] = []
         self.not_numbers = ""  # the last text that the pattern has matched, if it is not a number
 
-    @property
-    def counts(self) -> bool:
-        """Whether the losses of this rank count, since it has checkpoints or weights that belong to them."""
-        return self._has_noted and not self.saves_in_vain
+    def remark(self, number: int, saves: bool) -> str:
+        """Return a warning, empty without one, about a program with so many losses on this rank, which may save."""
+        if self._has_saved and saves:
+            if not number:
+                return _IN_VAIN
+            if not self.asked:
+                return _NEVER_READ
+            if self._drafts[self._stream].get("checkpoint"):
+                return _LATE
+        return _UNREAD if self.has_unread else ""
 
-    def take_line(self, line: str) -> None:
+    def take_note(self, note: str, stream: str) -> None:
+        """Take in a draft that belongs to the next loss among the lines of a stream."""
+        name, _, value = note.partition(" ")
+        self._note(name, value, stream)
+
+    def take_line(self, line: str, stream: str = "stdout") -> None:
         """Look for a loss and metrics in a line; a loss has the metrics that were found before it, and with it."""
         self.last_lines = [*self.last_lines, line][-_MOST_KEPT_LINES:]
         self._read_file()
         try:
             with _limited():
-                self._search(line[:_MOST_OF_A_LINE])
+                self._search(line[:_MOST_OF_A_LINE], stream)
         except TimeoutError:
             mistake = (
                 f"to look for --loss or --metric takes more than {_SECONDS_FOR_A_LINE:g} s in the line {line[:60]!r}"
             )
             self._new.append(Report(math.nan, mistake=f"{mistake}: use a simpler pattern"))
 
-    def _search(self, text: str) -> None:
+    def _search(self, text: str, stream: str) -> None:
         for name, pattern in self._metrics.items():
             if match := pattern.search(text):
                 with suppress(ValueError, AttributeError):
@@ -108,7 +127,7 @@ class Reports:
             self.not_numbers = str(match[1])
             return
         self._uses_lines = True
-        self._add(loss, self._found)
+        self._add(loss, self._found, stream)
         self._found = {}
 
     def take_new(self) -> list[Report]:
@@ -150,21 +169,22 @@ class Reports:
             self._take_json(line)
 
     def _take_note(self, line: bytes) -> bool:
-        """Take in what belongs to the next loss; return whether the line is such a note, which `hpo.inside` sends."""
+        """Take in a note for the next loss; return whether the line is one, which `hpo.inside` has sent."""
         try:
             ((name, value),) = json.loads(line).items()
         except (ValueError, AttributeError, RecursionError):
             return False
         if name not in _NOTES:
             return False
-        self._has_noted = True
+        self._note(name, str(value), "file")
+        return True
+
+    def _note(self, name: str, value: str, stream: str) -> None:
         if name == "asked":
             self.asked = True
-        elif name == "checkpoint" and name in self._drafts:
-            self.saves_in_vain = True
-        elif isinstance(value, str) and _DRAFT.fullmatch(value):
-            self._drafts[name] = value
-        return True
+        elif name in _NOTES and _DRAFT.fullmatch(value):
+            self._drafts[stream][name] = value
+            self._has_saved |= name == "checkpoint"
 
     def _take_json(self, line: bytes) -> None:
         try:
@@ -175,13 +195,13 @@ class Reports:
             shown = line.decode(errors="replace")[:100]
             self._new.append(Report(math.nan, mistake=f"what was reported is not a loss with metrics: {shown}"))
             return
-        self._add(loss, metrics)
+        self._add(loss, metrics, "file")
 
-    def _add(self, loss: float, metrics: Mapping[str, float]) -> None:
+    def _add(self, loss: float, metrics: Mapping[str, float], stream: str) -> None:
         mistake = "" if math.isfinite(loss) else f"the validation loss is {loss}"
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        self._new.append(Report(loss, finite, mistake, **self._drafts))
-        self._drafts = {}
+        self._new.append(Report(loss, finite, mistake, **self._drafts[stream]))
+        self._drafts[stream], self._stream = {}, stream
 
 
 def _parse(text: str) -> float:
@@ -195,16 +215,17 @@ def _number(value: Any) -> float:
 
 
 class Agreement:
-    """The reports of all ranks of a worker: of one loss, the first counts, and others have to be the same.
+    """The reports of all ranks of a worker: of one loss, one report counts, and others have to be the same.
 
-    If ``leader_decides``, the leader's report counts, which has the drafts; others wait for it to be compared.
+    While ``leader_decides``, the leader's report counts, since drafts belong to it. Another rank's report of a loss
+    waits for it, until the rank reports its next loss: then the leader has passed this loss without a report.
     """
 
     def __init__(self, size: int) -> None:
         self._counts = [0] * size
         self._losses: list[tuple[int, float]] = []
         self._early: list[tuple[int, Report, int]] = []  # ranks, reports and their numbers
-        self.leader_decides = False
+        self.leader_decides = True
 
     def take(self, rank: int, reports: Sequence[Report], first: int) -> list[Report]:
         """Return those reports of a rank that are new, as its `first`-th and those that follow; one may be a mistake.
@@ -212,18 +233,24 @@ class Agreement:
         Reports that were taken before are left out.
         """
         new = [found for number, report in enumerate(reports, first) for found in self._take(rank, report, number)]
-        if rank == 0 or not self.leader_decides:
-            early, self._early = self._early, []
-            new += [found for one in early for found in self._take(*one)]
-        return new
+        return new + self._release() if rank == 0 or not self.leader_decides else new
+
+    def _release(self) -> list[Report]:
+        early, self._early = self._early, []
+        return [found for one in early for found in self._take(*one)]
 
     def _take(self, rank: int, report: Report, number: int) -> list[Report]:
         if number < self._counts[rank]:
             return []
         is_first = number >= len(self._losses)
         if self.leader_decides and rank > 0 and is_first and not report.mistake:
-            self._early.append((rank, report, number))
-            return []
+            waiting = [early for other, _, early in self._early if other == rank]
+            if not waiting:
+                self._early.append((rank, report, number))
+            if not waiting or number in waiting:
+                return []
+            self.leader_decides = False
+            return [*self._release(), *self._take(rank, report, number)]
         self._counts[rank] = number + 1
         if report.mistake or is_first:
             self._losses.append((rank, report.loss))

@@ -95,7 +95,7 @@ class Trainer:
         while True:
             try:
                 if (message := self._channel.receive(0)) is not None:
-                    self._read_output()
+                    self.read_lines()
                     if message.kind != "started":
                         return message
                     self._has_started = True
@@ -180,8 +180,8 @@ class Trainer:
             self._stacks = -1
 
     def read_output(self) -> None:
-        """Take in what was printed so far."""
-        self._read_output()
+        """Take in what was printed so far, lines without an end too."""
+        self.read_lines()
         for pipe in self._pipes:
             pipe.end_line()
 
@@ -194,7 +194,8 @@ class Trainer:
     def _news(self) -> list[Template]:
         return [self._template] if self._template.is_open else []
 
-    def _read_output(self) -> None:
+    def read_lines(self) -> None:
+        """Take in the whole lines that were printed so far."""
         for pipe in self._pipes:
             pipe.read()
 
@@ -209,7 +210,7 @@ class Trainer:
         if status is None:
             self.kill()
             self._template.status_of(self.process)
-        self._read_output()
+        self.read_lines()
         frames = self._frames_since(0)
         if status is None and not self.is_killed:
             return Ended(f"the trainer has closed its connection ({closed})", frames)

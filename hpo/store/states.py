@@ -127,7 +127,8 @@ class States:
 def check_space(path: Path, size: int) -> None:
     """Raise OSError if the disk would be full with a file of so many bytes."""
     if (free := shutil.disk_usage(path.parent).free) < size + _TO_SPARE:
-        raise OSError(f"it takes {size / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free")
+        kept = f"{_TO_SPARE / 1e6:.0f} MB are kept for the record of the run"
+        raise OSError(f"it takes {size / 1e6:.0f} MB, and of the {free / 1e6:.0f} MB that are free, {kept}")
 
 
 def read_about(path: Path, params: Mapping[str, Any] | None = None, is_checked: bool = True) -> About:

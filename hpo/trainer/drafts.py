@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from hpo.inside import send_note
+from hpo.inside import count_reports, reads_lines, send_draft
 from hpo.store.states import STATE, check_space
 from hpo.text import message
 from hpo.trainer.checkpoint import read_state
@@ -21,6 +21,7 @@ from hpo.trainer.state import copied, is_function, parts_of, put_together
 from hpo.trainer.worker import checked_weights
 
 _numbers = itertools.count()
+_last: dict[str, tuple[int, Path]] = {}  # of each kind, the last draft with the number of reports before it
 _warned: set[str] = set()
 
 
@@ -72,5 +73,9 @@ def _write(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], texts: 
         if kind not in _warned:
             _warned.add(kind)
             print(f"warning: the {kind} cannot be saved: {message(error)}", file=sys.stderr, flush=True)
-    else:
-        send_note({kind: name})
+        return
+    send_draft(kind, name)
+    reports, before = _last.get(kind, (-1, path))
+    if reports == count_reports() and not reads_lines():
+        before.unlink(missing_ok=True)  # no loss belongs to it
+    _last[kind] = count_reports(), path
