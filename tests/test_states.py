@@ -138,9 +138,9 @@ def test_tensors_of_rare_types_come_back_bit_by_bit(tmp_path: Path, name: str) -
     assert torch.equal(read.view(torch.uint8), saved.view(torch.uint8))
 
 
-def test_numbers_of_numpy_and_ordered_dicts_become_plain(tmp_path: Path) -> None:
+def test_numbers_of_numpy_and_parameters_become_plain(tmp_path: Path) -> None:
     read = through(
-        States(tmp_path / "states"), OrderedDict(a=np.float64(0.5), b=np.int32(3), c=nn.Parameter(torch.ones(1)))
+        States(tmp_path / "states"), {"a": np.float64(0.5), "b": np.int32(3), "c": nn.Parameter(torch.ones(1))}
     )
     assert_equal(read, {"a": 0.5, "b": 3, "c": torch.ones(1)})
     assert not read["c"].requires_grad

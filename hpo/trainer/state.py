@@ -1,8 +1,10 @@
-"""What an objective saves: nested dicts and lists, as a tree of plain values and its tensors, and back."""
+"""Take the state that an objective saves apart, into a tree of plain values and its tensors, and build it again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,11 @@ import torch
 
 _DEEPEST = 100  # levels of a state
 _PLAIN = (str, int, float, type(None))  # and bool, which is an int
+# Kinds of mappings, and the functions that a defaultdict may call for a missing key.
+_MAPPINGS = {kind.__name__: kind for kind in (dict, Counter, OrderedDict)}
+_FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, list, tuple, *_MAPPINGS.values())}
+# Kinds of sequences; the kinds of namedtuples are named by module and class.
+_SEQUENCES: Mapping[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple, "Size": torch.Size}
 
 
 @dataclass(frozen=True)
@@ -72,15 +79,20 @@ def _is_sharded(value: Any) -> bool:
 
 
 def put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the state that was taken apart; raises ValueError where these are no parts of one."""
+    """Return the state that was taken apart. Raises ValueError if a kind of the tree is unknown."""
     if not isinstance(tree, dict):
         return tree
     ((kind, value),) = tree.items()
-    if kind == "dict":
-        return {key: put_together(one, tensors) for key, one in value}
-    if kind in ("list", "tuple"):
-        several = [put_together(one, tensors) for one in value]
-        return several if kind == "list" else tuple(several)
+    if kind in _MAPPINGS:
+        return _MAPPINGS[kind]({key: put_together(one, tensors) for key, one in value})
+    if kind == "defaultdict":
+        factory, content = value
+        return defaultdict(_FACTORIES.get(factory), put_together(content, tensors))
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](put_together(one, tensors) for one in value)
+    if kind == "namedtuple":
+        module, name, fields, content = value
+        return _find_namedtuple(module, name, fields)._make(put_together(content, tensors))
     if kind == "array":
         name, dtype, shape = value
         return np.frombuffer(tensors[name].numpy().tobytes(), dtype).reshape(shape).copy()
@@ -103,17 +115,51 @@ def _tree_of(state: Any, leaf: Callable[[Any], Any], *place: Any) -> Any:
     if len(place) > _DEEPEST:
         raise TypeError(f"a saved state must not contain itself: {_shown(place[:5])}...")
     if isinstance(state, Mapping):
-        if wrong := [key for key in state if not isinstance(key, (str, int))]:
-            where = _shown(place) or "its top"
-            raise TypeError(f"dicts of a saved state must have texts or integers as keys, got {wrong[0]!r} at {where}")
-        return {"dict": [[key, _tree_of(one, leaf, *place, key)] for key, one in state.items()]}
+        return _tree_of_mapping(state, leaf, *place)
     if isinstance(state, (list, tuple)):
-        kind = "list" if isinstance(state, list) else "tuple"
-        return {kind: [_tree_of(one, leaf, *place, number) for number, one in enumerate(state)]}
+        return _tree_of_sequence(state, leaf, *place)
     raise TypeError(
         "a saved state must be dicts and lists of tensors, numbers, texts, booleans and None, as state_dict() returns, "
         f"got {_what(state)}{f' at {_shown(place)}' if place else ''}"
     )
+
+
+def _tree_of_mapping(state: Mapping[Any, Any], leaf: Callable[[Any], Any], *place: Any) -> Any:
+    if wrong := [key for key in state if not isinstance(key, (str, int))]:
+        where = _shown(place) or "its top"
+        raise TypeError(f"dicts of a saved state must have texts or integers as keys, got {wrong[0]!r} at {where}")
+    pairs = [[key, _tree_of(one, leaf, *place, key)] for key, one in state.items()]
+    if isinstance(state, defaultdict):
+        return {"defaultdict": [_name_factory(state, place), {"dict": pairs}]}
+    return {next((name for name in ("Counter", "OrderedDict") if isinstance(state, _MAPPINGS[name])), "dict"): pairs}
+
+
+def _tree_of_sequence(state: Sequence[Any], leaf: Callable[[Any], Any], *place: Any) -> Any:
+    several = [_tree_of(one, leaf, *place, number) for number, one in enumerate(state)]
+    if isinstance(state, tuple) and hasattr(state, "_fields"):
+        cls = type(state)
+        return {"namedtuple": [cls.__module__, cls.__qualname__, list(state._fields), {"list": several}]}
+    return {"list" if isinstance(state, list) else "Size" if isinstance(state, torch.Size) else "tuple": several}
+
+
+def _name_factory(state: defaultdict[Any, Any], place: Sequence[Any]) -> str | None:
+    factory = state.default_factory
+    if factory is None or factory in _FACTORIES.values():
+        return factory and factory.__name__
+    raise TypeError(
+        f"a defaultdict of a saved state must have one of {', '.join(_FACTORIES)} as factory, got {factory!r}"
+        f"{f' at {_shown(place)}' if place else ''}. Save dict(...) of it"
+    )
+
+
+def _find_namedtuple(module: str, name: str, fields: Sequence[str]) -> Any:
+    """Return the class of a namedtuple; a class like it if this process has not imported the class."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == tuple(fields):
+        return found
+    return namedtuple(name.rpartition(".")[2], fields)
 
 
 def _shown(place: Sequence[Any]) -> str:
