@@ -57,6 +57,19 @@ def test_settings_are_those_that_were_set_last(tmp_path: Path) -> None:
     assert "was" not in session.headline
 
 
+def test_resume_with_nan_setting_reports_no_difference(tmp_path: Path) -> None:
+    search = tmp_path / "search.py"
+    search.write_text(
+        QUICK.read_text().replace("    epochs: int", '    clip: float = float("nan")\n    epochs: int', 1)
+    )
+    for settings in (("seconds=inf",), (), ()):
+        session = start(tmp_path / "run", search, resume=True, settings=settings)
+        text = (tmp_path / "run" / "run.json").read_text()
+        content = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        assert (content["settings"]["clip"], content["settings"]["seconds"]) == ("nan", "inf")
+        assert "losses may not compare" not in session.headline
+
+
 def test_no_password_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = (
         f"sqlite://me:secret@/{tmp_path}/study.db"  # not one that SQLite takes, but the message is written all the same

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import math
 import os
 import traceback
 import typing
@@ -168,9 +169,9 @@ class BoundSearch:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values of the settings, as JSON can hold them."""
+        """The values of the settings, as JSON can hold them; it has no NaN and no infinite numbers."""
         values = dataclasses.asdict(self.settings) if self.settings is not None else {}
-        return {n: v if isinstance(v, (bool, int, float, str, type(None))) else str(v) for n, v in values.items()}
+        return {name: value if _is_in_json(value) else str(value) for name, value in values.items()}
 
     def objective(self, params: dict[str, Any], worker: Any) -> Any:
         """Call the objective, which must be a function."""
@@ -268,6 +269,10 @@ def _objectives(path: Path, objectives: object) -> Objectives:
 
 def _missing(name: str, value: object, kind: str) -> str:
     return f"has no `{name}`" if value is None else f"`{name}` must be {kind}, not {value!r}"
+
+
+def _is_in_json(value: object) -> bool:
+    return isinstance(value, (int, str, type(None))) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _parse(text: str, kind: Any) -> Any:
