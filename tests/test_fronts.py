@@ -24,7 +24,7 @@ from hpo.store.evaluations import Evaluation
 from hpo.store.front import Archive, costs_of, front
 from hpo.store.run_dir import RunDir
 from hpo.store.tensors import write_tensors
-from hpo.store.weights import weights_of
+from hpo.store.weights import BestWeights, weights_of
 from hpo.views.export import table_of, writer
 from hpo.views.live.lines import Pen
 from hpo.views.live.listing import Listing
@@ -104,6 +104,50 @@ def test_what_joins_an_archive_is_what_the_front_of_all_so_far_has() -> None:
         assert len(archive.costs) == len(archive.front)
     assert not archive.add(one(99, "pruned", loss=-1.0, others=(-1.0,)))
     assert not archive.add(one(99, loss=-1.0)), "its other value is not known"
+
+
+def test_front_with_ties_is_that_of_optuna(tmp_path: Path) -> None:
+    """12 trials are undominated, of which 4 differ."""
+    record = make_run(tmp_path / "run", objectives=TWO)
+    for trial in range(15):
+        loss, parameters = (trial % 4, 3 - trial % 4) if trial < 12 else (9, 9)
+        add(record, curve={1: float(loss)}, began=BEGAN + trial, metrics={"parameters": float(parameters)})
+    run = RunReader(tmp_path / "run")
+    undominated = {trial.number for trial in record.study.best_trials}
+    table = table_of(run)
+    marked = {row[1] for row in table.rows if row[list(table.columns).index("front")]}
+    assert marked == undominated == set(range(12))
+    assert {one.trial for one in run.front()} == undominated
+    archive = Archive(TWO)
+    assert [one.trial for one in run.evaluations() if archive.add(one)] == list(range(12))
+    assert {one.trial for one in archive.front} == undominated
+    hypervolume = run.summary(2)["hypervolume"]
+    without_ties = [run.evaluations()[trial] for trial in (0, 1, 2, 3, 12, 13, 14)]
+    assert hypervolume["ideal"] == [0.0, 0.0]
+    assert len(over_time(run.evaluations(), TWO)) == len(over_time(without_ties, TWO)) == 4
+
+
+def test_weights_are_kept_of_the_first_of_ties(tmp_path: Path) -> None:
+    kept = BestWeights(RunDir(tmp_path), TWO)
+    for trial in (1, 2, 0):
+        kept.learn(one(trial, loss=0.5, others=(5.0,)))
+    assert [bool(kept.wanted(trial)) for trial in range(3)] == [True, False, False]
+    archive = Archive(TWO, [one(trial, loss=0.5, others=(5.0,)) for trial in (3, 5)])
+    assert [archive.has_room_for(trial, (0.5, 5.0)) for trial in (2, 4, 6)] == [True, False, False]
+
+
+def test_long_front_shows_ties_in_one_row(capsys: pytest.CaptureFixture[str]) -> None:
+    evaluations = traded([(1.0 + n % 8, 100.0 - n % 8) for n in range(30)])
+    run = manifest(budget=30, objectives={"names": list(TWO.names), "maximized": []})
+    print_tables(summarize(evaluations, run, 3), Path("run"), TWO)
+    text = capsys.readouterr().out.split("The Pareto front\n")[1]
+    trials = re.findall(r"^ *\d+ +[\d.]+ +\d+ .*?(\d+ \+\d+) ", text, re.MULTILINE)
+    assert trials == [*(f"{trial} +3" for trial in range(6)), "6 +2", "7 +2"]
+    assert "22 others of the front: hpo top run -n 30 shows all; +1 is another trial with the same values" in text
+    print_tables(summarize(evaluations, run, 30), Path("run"), TWO)
+    text = capsys.readouterr().out.split("The Pareto front\n")[1]
+    assert "+1" not in text
+    assert len(re.findall(r"^ *\d+ +[\d.]+ +\d+ ", text, re.MULTILINE)) == 30
 
 
 def test_what_was_taken_over_has_joined_before() -> None:

@@ -174,7 +174,7 @@ def individual(trial: int, *values: float, **others: Any) -> Evaluation:
     return one(trial, loss=values[0], others=values[1:], **others)
 
 
-def test_the_front_has_of_equals_the_first_and_nothing_that_has_not_ended_well() -> None:
+def test_front_has_all_ties_and_no_failed_evaluations() -> None:
     evaluations = [
         individual(0, 0.5, 7.0),
         individual(1, 0.5, 5.0),
@@ -185,7 +185,7 @@ def test_the_front_has_of_equals_the_first_and_nothing_that_has_not_ended_well()
         individual(6, 0.6, 4.0),
         individual(7, 0.7, 4.0),
     ]
-    assert [found.trial for found in front(evaluations, TWO)] == [3, 1, 6]
+    assert [found.trial for found in front(evaluations, TWO)] == [3, 1, 2, 6]
     assert [found.trial for found in top(evaluations, 9, TWO)] == [3, 1, 2, 6, 0, 7]
     losses = [replace(evaluation, others=()) for evaluation in evaluations]
     assert [found.trial for found in front(losses, ONLY_LOSS)] == [3]
@@ -320,7 +320,7 @@ def test_of_equals_on_the_front_it_is_the_first_whose_weights_are_kept(tmp_path:
     for assignment, loss, parameters in ((begun[1], 0.5, 5.0), (begun[2], 0.4, 9.0), (begun[0], 0.5, 5.0)):
         assert leader.complete(assignment, loss, {"w": torch.tensor([loss])}, {"parameters": parameters})
     assert not leader.wants(begun[3], 0.5, {"parameters": 5.0})
-    assert {one.trial for one in front(record.evaluations(), TWO)} == {0, 2}
+    assert {one.trial for one in front(record.evaluations(), TWO)} == {0, 1, 2}
     assert {path.name for path in (tmp_path / "front").iterdir()} == {"0.safetensors", "2.safetensors"}
     draft = tmp_path / "front" / ".7.safetensors.7"
     draft.touch()

@@ -73,7 +73,7 @@ def described(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict
     box = box_of(evaluations, objectives)
     if box is None:
         return None
-    share = box.share(costs_of(front(evaluations, objectives), objectives))
+    share = box.share(np.unique(costs_of(front(evaluations, objectives), objectives), axis=0))
     corners = {"ideal": box.ideal, "reference": box.reference}
     return {"share": share, **{name: list(objectives.costs(costs.tolist())) for name, costs in corners.items()}}
 
@@ -91,8 +91,8 @@ def over_time(evaluations: Sequence[Evaluation], objectives: Objectives) -> list
     if archive.front:
         grown.append((0, share))
     for count, one in enumerate(in_order(evaluations), start=1):
-        known = archive.costs
-        if archive.add(one):
-            share += box.gain(costs_of([one], objectives), known)
+        known, own = archive.costs, costs_of([one], objectives)
+        if archive.add(one) and not (known == own).all(axis=1).any():
+            share += box.gain(own, known)
             grown.append((count, min(share, 1.0)))
     return grown

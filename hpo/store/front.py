@@ -23,17 +23,24 @@ def costs_of(evaluations: Sequence[Evaluation], objectives: Objectives) -> Costs
 
 
 def front(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
-    """Return the evaluations of the front, those with the lowest loss first; of equal ones the first alone.
+    """Return the evaluations of the front, those with the lowest loss first; equals are all on it.
 
-    Where the loss is the only objective, it is the evaluation with the lowest.
+    If the loss is the only objective, return the first evaluation with the lowest loss.
     """
+    finite = [
+        one for one in rank(evaluations, len(evaluations)) if all(map(math.isfinite, objectives.costs(one.values)))
+    ]
+    if not objectives.are_several:
+        return finite[:1]
+    return list(itertools.compress(finite, non_dominated(costs_of(finite, objectives))))
+
+
+def first_of_equals(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the evaluations, without those that have the values of an earlier trial."""
     first: dict[tuple[float, ...], Evaluation] = {}
-    for one in rank(evaluations, len(evaluations)):
-        if all(map(math.isfinite, objectives.costs(one.values))):
-            first.setdefault(one.values, one)
-    different = list(first.values())
-    kept = non_dominated(costs_of(different, objectives))
-    return [one for one, is_kept in zip(different, kept, strict=True) if is_kept]
+    for one in evaluations:
+        first[one.values] = min(first.get(one.values, one), one, key=lambda equal: equal.trial)
+    return list(first.values())
 
 
 def top(evaluations: Sequence[Evaluation], n: int, objectives: Objectives) -> list[Evaluation]:
@@ -67,9 +74,9 @@ def far_apart(costs: Costs, most: int) -> list[int]:
 
 
 class Archive:
-    """The front while evaluations come one by one: `front` are those on it by now, with their `costs`, unordered.
+    """The front while evaluations end: `front` are the evaluations on it by now, with their `costs`, unordered.
 
-    Of equals, it has the first by their trials, as `front` does.
+    If the loss is the only objective, only the first of equals is on it, as in `front`.
     """
 
     def __init__(self, objectives: Objectives, evaluations: Sequence[Evaluation] = ()) -> None:
@@ -78,23 +85,24 @@ class Archive:
         self.costs = costs_of(self.front, objectives)
 
     def has_room_for(self, trial: int, values: Sequence[float]) -> bool:
-        """Tell whether a trial with these values would be on the front, or stand for its equals there."""
+        """Tell whether a trial with these values would be on the front, as the first of its equals."""
         own = self._objectives.costs(values)
         behind = (self.costs <= own).all(axis=1)
         equals = np.flatnonzero((self.costs == own).all(axis=1))
-        return not behind.any() or any(self.front[place].trial > trial for place in equals)
+        return not behind.any() or (len(equals) > 0 and all(self.front[index].trial > trial for index in equals))
 
     def add(self, one: Evaluation) -> bool:
-        """Tell whether an evaluation joins the front, which those that it dominates leave; equals are nothing new."""
+        """Tell whether an evaluation joins the front, which those that it dominates leave."""
         own = costs_of([one], self._objectives)
         if one.state != "complete" or not np.isfinite(own).all():
             return False
-        behind = (self.costs <= own).all(axis=1)
-        if behind.any():
-            for place in np.flatnonzero((self.costs == own).all(axis=1)):
-                self.front[place] = min(self.front[place], one, key=lambda equal: equal.trial)
+        equal = (self.costs == own).all(axis=1)
+        if ((self.costs <= own).all(axis=1) & ~equal).any():
             return False
-        stays = ~(self.costs >= own).all(axis=1)
+        if equal.any() and not self._objectives.are_several:
+            self.front = [min(self.front[0], one, key=lambda equal: equal.trial)]
+            return False
+        stays = ~(self.costs >= own).all(axis=1) | equal
         self.front = [*itertools.compress(self.front, stays), one]
         self.costs = np.vstack([self.costs[stays], own])
         return True

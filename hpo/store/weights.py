@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from hpo.errors import UsageError
 from hpo.process.printed import warn
 from hpo.store.evaluations import Evaluation, best
-from hpo.store.front import Archive, spread
+from hpo.store.front import Archive, first_of_equals, spread
 from hpo.text import message
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class BestWeights:
     def _kept(self, *more: int) -> set[int]:
         """Return whose weights are to stay, of those on the front that have some, and of `more` trials."""
         there = {int(path.stem) for path in self._files()} | set(more)
-        on_front = [one for one in self._archive.front if one.trial in there]
+        on_front = [one for one in first_of_equals(self._archive.front) if one.trial in there]
         return {one.trial for one in spread(on_front, self._objectives)}
 
     def _files(self) -> list[Path]:

@@ -78,6 +78,19 @@ def costs_of_entries(entries: Sequence[Mapping[str, Any]], objectives: Objective
     return np.array(costs, float).reshape(-1, len(objectives.names))
 
 
+def together(entries: Sequence[Mapping[str, Any]], objectives: Objectives) -> list[dict[str, Any]]:
+    """Return the individuals of a summary, only the first of those that tie; `ties` counts the others."""
+    groups: dict[tuple[float, ...], list[Mapping[str, Any]]] = {}
+    for entry, costs in zip(entries, costs_of_entries(entries, objectives), strict=True):
+        groups.setdefault(tuple(costs), []).append(entry)
+    return [{**group[0], "ties": len(group) - 1} for group in groups.values()]
+
+
+def trial_text(entry: Mapping[str, Any]) -> str:
+    """Return the number of an individual's trial, and how many others `together` has left out."""
+    return f"{entry['trial']} +{entry['ties']}" if entry.get("ties") else str(entry["trial"])
+
+
 def improved(objectives: Objectives) -> str:
     """Return the heading of the column that counts a propagator's improvements."""
     return "joined the front" if objectives.are_several else "improved the best"

@@ -21,7 +21,16 @@ from hpo.store.run_dir import RunDir
 from hpo.store.weights import kept_weights, trial_of_weights
 from hpo.text import counted, duration, named, number, printable, short, show_command, tenths, value
 from hpo.views.expected import expected_text
-from hpo.views.front import costs_of_entries, improved, objectives_first, others_of_it, what_it_is, worth
+from hpo.views.front import (
+    costs_of_entries,
+    improved,
+    objectives_first,
+    others_of_it,
+    together,
+    trial_text,
+    what_it_is,
+    worth,
+)
 from hpo.views.grid import empty_table, filled_table, table_text
 from hpo.views.individuals import individuals_text
 from hpo.views.rungs import rung_columns
@@ -110,14 +119,16 @@ def _all_islands(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
 
 
 def _front(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:
-    """Return the table of the front, or of some that are spread over it, and what it is."""
+    """Return the table of the front, and what it is; of a long one, ties in a row, and rows that are far apart."""
     front, most = summary["front"], max(_MOST_OF_FRONT, len(summary["top"]))
-    shown = [front[place] for place in far_apart(costs_of_entries(front, objectives), most)]
+    entries = front if len(front) <= most else together(front, objectives)
+    shown = [entries[place] for place in far_apart(costs_of_entries(entries, objectives), most)]
     lines = textwrap.wrap(printable(what_it_is(len(front), objectives)), _WIDTH)
     lines += textwrap.wrap(printable(worth(summary["hypervolume"], objectives)), _WIDTH)
     if rest := len(front) - len(shown):
         command = f"hpo top {shlex.quote(str(run_dir))} -n {len(front)}"
-        lines.insert(0, printable(f"{counted(rest, 'other')} of the front: {command} shows all"))
+        ties = "; +1 is another trial with the same values" if len(entries) < len(front) else ""
+        lines.insert(0, printable(f"{counted(rest, 'other')} of the front: {command} shows all{ties}"))
     return "\n".join([_individuals("The Pareto front", shown, run_dir, objectives) + lines[0], *lines[1:], ""])
 
 
@@ -128,7 +139,8 @@ def _individuals(title: str, entries: Sequence[Mapping[str, Any]], run_dir: Path
         ("loss", [number(entry["loss"]) for entry in entries]),
         *((names[name], [value(entry["metrics"].get(name, "")) for entry in entries]) for name in metrics),
     ]
-    right = [(name, [str(entry[name]) for entry in entries]) for name in ("trial", "island", "worker", "generation")]
+    right = [("trial", [trial_text(entry) for entry in entries])]
+    right += [(name, [str(entry[name]) for entry in entries]) for name in ("island", "worker", "generation")]
     right.append(("seconds", [tenths(entry["seconds"]) for entry in entries]))
     if any(entry["origin"] for entry in entries):
         right.append(("taken over from", [entry["origin"] for entry in entries]))

@@ -29,7 +29,7 @@ from hpo.store.run_dir import write_whole
 from hpo.store.weights import kept_weights, trial_of_weights
 from hpo.text import day, duration, escaped, number, tenths, value
 from hpo.views.expected import expected_text
-from hpo.views.front import costs_of_entries, improved, objectives_first, what_it_is, worth
+from hpo.views.front import costs_of_entries, improved, objectives_first, together, trial_text, what_it_is, worth
 from hpo.views.individuals import MOST_SHOWN, most_different
 from hpo.views.page import front, hyperparameters, lineage, losses, rungs, work
 from hpo.views.page.figure import Figure
@@ -86,6 +86,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         undefined=jinja2.StrictUndefined,
     )
     template.filters |= {"number": number, "value": value, "duration": duration, "tenths": tenths, "day": day}
+    template.filters["trial"] = trial_text
     template.filters["lines"] = lambda text: escaped(text, keep="\n\t")
     return template.get_template("page.html").render(
         about=_about(run.manifest),
@@ -174,9 +175,10 @@ def _headings(
 def _front(
     run: RunReader, entries: Sequence[Mapping[str, Any]], matter: Mapping[str, float], distributions: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what the table of the front holds, which is some that are spread over it where there are very many."""
+    """Return the content of the table of the front; of a long front, individuals that are far apart."""
     objectives = run.manifest.objectives
-    rows = [entries[place] for place in far_apart(costs_of_entries(entries, objectives), _MOST_OF_FRONT)]
+    entries = entries if len(entries) <= _MOST_OF_FRONT else together(entries, objectives)
+    rows = [entries[index] for index in far_apart(costs_of_entries(entries, objectives), _MOST_OF_FRONT)]
     metrics, params = _headings(rows, matter, distributions, objectives)
     files = {entry["trial"]: kept_weights(run.run_dir, entry["trial"]) for entry in rows}
     weights = {trial: path.relative_to(run.run_dir.path) for trial, path in files.items() if path}
