@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import keyword
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import compress, starmap
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from hpo.listing import list_individuals
 from hpo.parameters import Categorical, Float, Gene, Int, Ordinal, Parameter, Value
 from hpo.plain import meant
 from hpo.rules import Constraints, Functions, Rule, batches
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 _DRAWS = 100_000  # of which `check_rules` sees to it that some dozens obey the rules
-_MOST_IN_BATCH = 1000  # candidates that rules are asked about at once
-_MOST_LISTED, _MOST_LOOKED_AT = 100_000, 300_000  # individuals: a second
-_MOST_SECONDS = 5.0  # of listing them; rules may be slow
+_MOST_CANDIDATES = 300_000  # to list all individuals: a second
+_MOST_SECONDS = 5.0  # to list all individuals; rules may be slow
 _MOST_VALUES = 10_000  # of another parameter that a condition may name
 _MOST_SHOWN = 10
 
@@ -190,16 +189,7 @@ class SearchSpace:
     @cached_property
     def everything(self) -> list[dict[str, Value]] | None:
         """The hyperparameters of every individual; None if these are too many, or take too long, to be listed."""
-        if any(parameter.size == math.inf for parameter in self.parameters.values()):
-            return None
-        found: list[dict[str, Value]] = []
-        looked_at, until = 0, time.monotonic() + _MOST_SECONDS
-        for batch in batches(self._all_from(list(self.parameters), {}), most=_MOST_IN_BATCH):
-            found += compress(batch, self.allowed(batch))
-            looked_at += len(batch)
-            if looked_at > _MOST_LOOKED_AT or len(found) > _MOST_LISTED or time.monotonic() > until:
-                return None
-        return found
+        return list_individuals(self, _MOST_CANDIDATES, _MOST_SECONDS)
 
     def describe(self) -> dict[str, str]:
         """Return each parameter as text, to be kept with a run and compared on resuming it."""
@@ -243,15 +233,6 @@ class SearchSpace:
             if self.exists(name, params):
                 params[name] = given[name] if given and name in given else parameter.decode(gene)
         return params
-
-    def _all_from(self, names: Sequence[str], before: dict[str, Value]) -> Iterator[dict[str, Value]]:
-        if not names:
-            yield before
-        elif self.exists(names[0], before):
-            for value in self.parameters[names[0]].values():
-                yield from self._all_from(names[1:], {**before, names[0]: value})
-        else:
-            yield from self._all_from(names[1:], before)
 
 
 def _check_parameter(name: str, parameter: object) -> None:

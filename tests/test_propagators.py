@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hpo.breeding.past import Past
 from hpo.breeding.propagators import make
 from hpo.breeding.upstream import Individual
 from hpo.errors import UsageError
+from hpo.listing import list_individuals
 from hpo.run.request import check_space
 from tests.support.evaluations import one
 
@@ -82,6 +84,61 @@ def test_an_exhausted_space_is_searched_to_its_end() -> None:
     news = [one(trial, params=params) for trial, params in enumerate(space.everything or ())]
     past = Past(space, lambda: news)
     past.update()
+    assert past.draw_new(random.Random(0)) is None
+
+
+class Diagonal:
+    """A space of 360,000 candidates, of which its rule leaves 600, and a count of the questions to the rule."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.space = SearchSpace(a=Int(1, 600), b=Int(1, 600))
+        self.space.require(self.obeys, "a is b")
+
+    def obeys(self, params: dict[str, Any]) -> bool:
+        self.asked += 1
+        return bool(params["a"] == params["b"])
+
+    def past(self, known: int, is_stopping: Callable[[], bool] = lambda: False) -> Past:
+        """Return a run that knows so many of the individuals."""
+        past = Past(self.space, list, is_stopping=is_stopping)
+        past.take(one(trial, params={"a": trial + 1, "b": trial + 1}) for trial in range(known))
+        return past
+
+
+@pytest.mark.slow
+def test_space_that_a_rule_leaves_finite_is_drawn_to_its_end() -> None:
+    diagonal = Diagonal()
+    assert diagonal.space.everything is None
+    past = diagonal.past(598)
+    rest = []
+    for trial in (598, 599):
+        new = past.draw_new(random.Random(trial))
+        assert new is not None
+        past.take([one(trial, params=new)])
+        rest.append(new["a"])
+    assert sorted(rest) == [599, 600]
+    before = diagonal.asked
+    assert [past.draw_new(random.Random(0)) for _ in range(20)] == [None] * 20
+    assert (before < 2_000_000, diagonal.asked - before) == (True, 0), "10,000 draws would ask 6,000,000 times"
+
+
+def test_draw_from_exhausted_space_sees_a_stop() -> None:
+    diagonal = Diagonal()
+    past = diagonal.past(600, is_stopping=lambda: diagonal.asked > 2000)
+    assert past.draw_new(random.Random(0)) is None
+    assert diagonal.asked < 10_000
+    diagonal.asked = 0
+    seen = list_individuals(diagonal.space, math.inf, math.inf, lambda: diagonal.asked > 5000)
+    assert (seen, diagonal.asked < 10_000) == (None, True)
+
+
+def test_infinite_space_that_a_rule_leaves_finite_ends() -> None:
+    space = SearchSpace(kind=Categorical("a", "b"), x=Float(0, 1, when={"kind": "b"}))
+    space.require(lambda p: p["kind"] == "a", "kind is a")
+    past = Past(space, list)
+    assert past.draw_new(random.Random(0)) == {"kind": "a"}
+    past.take([one(0, params={"kind": "a"})])
     assert past.draw_new(random.Random(0)) is None
 
 

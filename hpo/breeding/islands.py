@@ -146,7 +146,7 @@ class Breeder:
         self._island = layout.island_of(worker)
         self._name = islands.propagators[self._island % len(islands.propagators)]
         self._recorder = recorder
-        self._past = Past(islands.space, recorder.news, islands.objectives)
+        self._past = Past(islands.space, recorder.news, islands.objectives, recorder.is_stopping)
         place = worker - layout.first_worker(self._island)
         bred_by = make(self._name, self._past, rng, layout.island_size(self._island), place)
         self.propagator: New = New(bred_by, self._past, rng)

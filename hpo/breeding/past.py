@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import compress
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hpo.listing import list_individuals
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.parameters import Categorical, Int, Value
 from hpo.rules import batches
@@ -22,11 +25,14 @@ Vector = npt.NDArray[np.float64]
 
 _SAME = 1e-9  # genes of integers on a logarithmic scale are further apart, up to a billion
 _TRIES = 100  # random draws, before all hyperparameters that are left are listed
-_MOST_TRIES = 10_000  # where they cannot be
+_MOST_TRIES = 10_000  # if they cannot be listed
+_MOST_SECONDS = 60.0  # to list them, and for draws after that
 
 
 class Past:
     """The evaluations of a run, on all islands; `source` returns those that started or ended since its last call.
+
+    Nothing new is drawn once `is_stopping()` is true.
 
     ``tried`` are the genes of the evaluations that have ended by themselves, shape (evaluations, parameters), and
     ``costs`` what they have of each of the `objectives`, infinite where one failed; ``running`` the genes of those in
@@ -35,11 +41,17 @@ class Past:
     """
 
     def __init__(
-        self, space: SearchSpace, source: Callable[[], Iterable[Evaluation]], objectives: Objectives = ONLY_LOSS
+        self,
+        space: SearchSpace,
+        source: Callable[[], Iterable[Evaluation]],
+        objectives: Objectives = ONLY_LOSS,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.space = space
         self.objectives = objectives
         self._source = source
+        self._is_stopping = is_stopping
+        self._left: list[dict[str, Value]] | None = None  # None until draws find nothing new
         limits = space.limits().values()
         self.low: Vector = np.array([low for low, _ in limits], float)
         self.high: Vector = np.array([high for _, high in limits], float)
@@ -130,15 +142,28 @@ class Past:
         return exist
 
     def draw_new(self, rng: random.Random) -> dict[str, Value] | None:
-        """Return hyperparameters, drawn at random, that are new to the run; None where no such are left, or found."""
-        drawn = self.space.draws(rng)
-        for attempt in range(_MOST_TRIES):
-            if attempt == _TRIES and self.space.everything is not None:
-                left = [params for params in self.space.everything if not self.knows(params)]
-                return rng.choice(left) if left else None
-            params = next(drawn)
+        """Return hyperparameters, drawn at random, that are new to the run; None if no such are left, or found.
+
+        If draws find nothing new, all that are left are listed, once.
+        """
+        if self._left is None:
+            if (params := self._draw(rng, _TRIES)) is not None or self._is_stopping():
+                return params
+            everything = list_individuals(self.space, math.inf, _MOST_SECONDS, self._is_stopping)
+            if everything is None and (params := self._draw(rng, _MOST_TRIES, _MOST_SECONDS)) is not None:
+                return params
+            self._left = everything or []
+        self._left = [params for params in self._left if not self.knows(params)]
+        return rng.choice(self._left) if self._left else None
+
+    def _draw(self, rng: random.Random, tries: int, seconds: float = math.inf) -> dict[str, Value] | None:
+        """Return hyperparameters that are new to the run; None if some tries find none, or take too long."""
+        until = time.monotonic() + seconds
+        for params in islice(self.space.draws(rng), tries):
             if not self.knows(params):
                 return params
+            if self._is_stopping() or time.monotonic() > until:
+                break
         return None
 
     def _key(self, params: Mapping[str, Any]) -> tuple[Value | None, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from hpo.errors import Exit, Stop
 from hpo.evaluation.leader import target_reached
+from hpo.listing import list_individuals
 from hpo.results.summary import busy_fraction, summarize
 from hpo.run.session import Session
 from hpo.space import SearchSpace
@@ -19,6 +21,8 @@ from hpo.store.run_dir import write_json
 from hpo.store.rungs import is_over
 from hpo.store.url import without_password
 from hpo.text import counted
+
+_SECONDS_TO_COUNT = 60.0  # the individuals of a space in which the search found nothing new
 
 
 class Conclusion:
@@ -63,7 +67,9 @@ class Conclusion:
         summary = summarize(evaluations, run, self._top_n, confirmations, self._space.distributions())
         summary["stopped"] = stopped.reason if stopped else None
         summary["remedy"] = stopped.remedy if stopped and stopped.remedy else None
-        summary["exhausted"] = stopped is None and self._is_exhausted(evaluations)
+        individuals = None if stopped else self._count_individuals(evaluations)
+        left = math.inf if individuals is None else individuals - sum(one.finished for one in evaluations)
+        summary["exhausted"] = left <= 0
         self.is_search_done = is_over(evaluations, 0 if summary["exhausted"] else run.budget, run.pruner)
         summary["wall_seconds"] = round(time.time() - self._started, 3)
         everything = [*evaluations, *confirmations]
@@ -73,10 +79,11 @@ class Conclusion:
             print_times(summary)
         write_json(self._files.summary_json, {**summary, **self._times_before(summary)})
         if summary["exhausted"]:
-            count = len(self._space.everything or ())
-            print(f"The search space is exhausted: it has {counted(count, 'individual')}, and all were evaluated")
+            all_of_them = counted(individuals or 0, "individual")
+            print(f"The search space is exhausted: it has {all_of_them}, and all were evaluated")
         elif not stopped and not self._is_spent(evaluations):
-            print("The search has ended since it found nothing new: few individuals are left, or none")
+            some = "few individuals are left, or none" if individuals is None else f"{left} of {individuals} are left"
+            print(f"The search has ended since it found nothing new: {some}")
         print(f"The study is {without_password(session.storage)}, the summary {run_dir.summary_json}")
         if stopped:
             options = f"--run-dir {run_dir.path} --resume{f' and {stopped.remedy}' if stopped.remedy else ''}"
@@ -90,9 +97,13 @@ class Conclusion:
         evaluations = self._session.open_record().evaluations()
         return self._is_spent(evaluations) or self._is_target_reached(evaluations)
 
-    def _is_exhausted(self, evaluations: Sequence[Evaluation]) -> bool:
-        everything = self._space.everything
-        return everything is not None and sum(one.finished for one in evaluations) >= len(everything)
+    def _count_individuals(self, evaluations: Sequence[Evaluation]) -> int | None:
+        """Return the size of the space, None if it is large; a search that found nothing new counts for longer."""
+        if (everything := self._space.everything) is None and not self._is_spent(evaluations):
+            everything = list_individuals(
+                self._space, math.inf, _SECONDS_TO_COUNT, lambda: self._stopping() is not None
+            )
+        return None if everything is None else len(everything)
 
     def _is_spent(self, evaluations: Sequence[Evaluation]) -> bool:
         return is_over(evaluations, self._session.manifest.budget, self._session.manifest.pruner)

@@ -63,7 +63,7 @@ class Recorder:
     ) -> None:
         self._line = line
         self.objectives = objectives
-        self._is_stopping = is_stopping
+        self.is_stopping = is_stopping
         self._known = 0
         self.listeners: list[Callable[[Evaluation], None]] = []
 
@@ -80,13 +80,13 @@ class Recorder:
 
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
         """Start an evaluation as `hpo.store.claims.Claims.claim` does."""
-        if self._is_stopping():
+        if self.is_stopping():
             return None
         return cast("Assignment | None", self._line.ask("claim", params, **attributes))
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
         """Start an evaluation as `hpo.store.claims.Claims.claim_waiting` does."""
-        return None if self._is_stopping() else cast("Assignment | None", self._line.ask("claim_waiting", **attributes))
+        return None if self.is_stopping() else cast("Assignment | None", self._line.ask("claim_waiting", **attributes))
 
     def settle(self, limit: float = math.inf) -> None:
         """Wait until all that was told is durable; raises TimeoutError after `limit` seconds."""

@@ -1,0 +1,56 @@
+"""List all individuals of a search space, if they are few enough."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
+from typing import TYPE_CHECKING
+
+from hpo.rules import batches
+
+if TYPE_CHECKING:
+    from hpo.parameters import Value
+    from hpo.space import SearchSpace
+
+_MOST_IN_BATCH = 1000  # candidates that rules are asked about at once
+_MOST_LISTED = 100_000  # individuals
+
+
+def list_individuals(
+    space: SearchSpace, most_candidates: float, most_seconds: float, is_stopping: Callable[[], bool] = lambda: False
+) -> list[dict[str, Value]] | None:
+    """Return the hyperparameters of every individual of a space.
+
+    Args:
+        space: The search space.
+        most_candidates: The number of candidates, which may break rules, after which to give up.
+        most_seconds: The time after which to give up; rules may be slow.
+        is_stopping: Returns whether to give up now.
+
+    Returns:
+        The hyperparameters, or None if these are infinite, too many, or take too long.
+
+    """
+    if any(parameter.size == math.inf for parameter in space.parameters.values()):
+        return None
+    found: list[dict[str, Value]] = []
+    candidates, until = 0, time.monotonic() + most_seconds
+    for batch in batches(_list_from(space, list(space.parameters), {}), most=_MOST_IN_BATCH):
+        found += compress(batch, space.allowed(batch))
+        candidates += len(batch)
+        is_late = time.monotonic() > until or is_stopping()
+        if candidates > most_candidates or len(found) > _MOST_LISTED or is_late:
+            return None
+    return found
+
+
+def _list_from(space: SearchSpace, names: Sequence[str], before: dict[str, Value]) -> Iterator[dict[str, Value]]:
+    if not names:
+        yield before
+    elif space.exists(names[0], before):
+        for value in space.parameters[names[0]].values():
+            yield from _list_from(space, names[1:], {**before, names[0]: value})
+    else:
+        yield from _list_from(space, names[1:], before)
