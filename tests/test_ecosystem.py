@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -16,8 +17,11 @@ from typing import Any
 import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._storage import JournalOperation
 
 from hpo.objectives import Objectives
+from hpo.results.reader import RunReader
+from hpo.store.record import Record
 from tests.support.launch import ROOT, SEARCHES, Mpi, call_hpo, finish
 from tests.support.outcome import trials_of
 from tests.support.runs import add, make_run, run_of_everything
@@ -36,6 +40,26 @@ def is_running(run_dir: Path) -> bool:
     if not (run_dir / "run.json").exists():
         return False
     return any(trial.state.name == "RUNNING" and trial.intermediate_values for trial in trials_of(run_dir))
+
+
+def test_journal_with_discarded_trials_is_read(tmp_path: Path) -> None:
+    """Other programs write the operation, which Optuna 5 knows and skips."""
+    record = make_run(tmp_path / "run")
+    add(record)
+    entry = {"op_code": JournalOperation.DISCARD_TRIALS, "worker_id": "x", "study_id": 0, "trial_ids": [0]}
+    with (tmp_path / "run" / "study.log").open("a") as journal:
+        journal.write(json.dumps(entry) + "\n")
+    add(Record(tmp_path / "run" / "study.log", "run"))
+    assert [one.trial for one in RunReader(tmp_path / "run").evaluations()] == [0, 1]
+    assert [trial.number for trial in study_of(tmp_path / "run").trials] == [0, 1]
+
+
+def test_required_optuna_is_the_one_that_is_tested() -> None:
+    needed = re.search(r'"optuna>=(\d+)', (ROOT / "pyproject.toml").read_text())
+    tested = re.search(r"^optuna==(\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert needed is not None
+    assert tested is not None
+    assert needed[1] == tested[1] == optuna.__version__.split(".")[0]
 
 
 class Dashboard:
