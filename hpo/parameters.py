@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Union
 
-from hpo.plain import elements, plain_condition, round_float, round_inwards, with_type
+from hpo.plain import elements, find_wrong_bounds, plain_condition, round_float, round_inwards, with_type
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -144,11 +144,11 @@ class Float(_Parameter):
         for bound in (self.low, self.high):
             if type(bound) not in (int, float):
                 return f"the bounds of a Float must be numbers, not {with_type(bound)}"
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and math.isfinite(self.high - self.low)):
-            return "the bounds of a Float must be finite"
-        if not self.low < self.high:
-            return "low < high must hold, in 12 significant digits"
-        return _problem_with_scale(self) or (None if self.step is None else self._problem_with_step(self.step))
+        return (
+            find_wrong_bounds(self.low, self.high)
+            or _problem_with_scale(self)
+            or (None if self.step is None else self._problem_with_step(self.step))
+        )
 
     def _problem_with_step(self, step: Any) -> str | None:
         if type(step) not in (int, float) or not 0 < step < 1e308:
@@ -226,7 +226,7 @@ class _Choices(_Parameter):
         for choice in self.choices:
             if type(choice) not in (bool, int, float, str):
                 if elements(choice) is not None:
-                    return "choices are given one by one, each a string, a number or a boolean"
+                    return "choices must be given one by one, each a string, a number or a boolean"
                 return f"a choice must be a string, a number or a boolean, not {with_type(choice)}"
             if type(choice) is float and not math.isfinite(choice):
                 return f"a choice must be finite, not {choice!r}"

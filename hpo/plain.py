@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
 Parameter = TypeVar("Parameter")
 
+_LARGEST_FLOAT = sys.float_info.max
+_LARGEST_WHOLE = 2**53  # above, not all integers are floats
+_TRUTHS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _MANY = 100  # more choices than anybody writes one by one
 
 
@@ -32,13 +36,29 @@ def round_inwards(value: float, inside: float) -> float:
     return round_float(rounded + math.copysign(step, inside - value))
 
 
+def find_wrong_bounds(low: float, high: float) -> str:
+    """Return what is wrong with the bounds of a Float, empty if nothing is."""
+    if not all(-_LARGEST_FLOAT <= bound <= _LARGEST_FLOAT for bound in (low, high)):
+        return "the bounds of a Float must be finite"
+    if not math.isfinite(float(high) - float(low)):
+        return f"the bounds of a Float must be at most {_LARGEST_FLOAT:.1e} apart"
+    return "" if low < high else "low < high must hold, in 12 significant digits"
+
+
+def written(parameter: Any) -> str:
+    """Return a parameter as a search file has it; its `repr` leaves out `tunable`, which may change on a resume."""
+    return repr(parameter) if parameter.tunable is False else f"{repr(parameter)[:-1]}, tunable={parameter.tunable!r})"
+
+
 def meant(parameter: Parameter) -> Parameter | None:
-    """Return the valid parameter that a person meant by one with values of wrong types; None where there is none."""
+    """Return the valid parameter that a user meant by a parameter with wrong values; None if there is none."""
     given: Any = parameter
+    tunable = _TRUTHS.get(str(given.tunable).lower())
+    if tunable is None:
+        return None
     if hasattr(given, "choices"):
-        spread = [elements(choice) or [choice] for choice in given.choices]
-        choices = [_plain(choice) for several in spread for choice in several]
-        candidate = type(given)(*choices, tunable=given.tunable, when=given.when)
+        choices = ["none" if choice is None else _plain(choice) for choice in _listed_choices(given.choices)]
+        candidate = type(given)(*choices, tunable=tunable, when=given.when)
     else:
         low, high = _number(given.low), _number(given.high)
         if low is None or high is None:
@@ -46,8 +66,36 @@ def meant(parameter: Parameter) -> Parameter | None:
         step = None if given.step is None else _number(given.step)
         if (step is None) != (given.step is None):
             return None
-        candidate = dataclasses.replace(given, low=low, high=high, step=_short(step))
+        candidate = dataclasses.replace(given, low=low, high=high, step=_short(step), tunable=tunable)
     return None if candidate.problem() else candidate
+
+
+def _listed_choices(choices: Collection[Any]) -> list[Any]:
+    """Return the choices that a user meant: the elements of one collection, and names of several collections."""
+    several = [elements(choice) for choice in choices]
+    if len(several) == 1 and several[0] is not None:
+        return _named_choices(several[0])
+    if all(len(one) == 1 for one in several if one is not None):
+        return [choice if one is None else one[0] for choice, one in zip(choices, several, strict=True)]
+    return _named_choices(list(choices))
+
+
+def _named_choices(choices: list[Any]) -> list[Any]:
+    """Return choices with a name instead of each collection, such as 128-64 of (128, 64)."""
+    found = [elements(choice) for choice in choices]
+    return [choice if one is None else "-".join(map(str, one)) for choice, one in zip(choices, found, strict=True)]
+
+
+def find_lookup(given: Any, instead: Any) -> str:
+    """Return how an objective finds the values that have names as choices `instead`; empty if there are none."""
+    values = list(given.choices) if hasattr(given, "choices") else []
+    if len(values) == 1 and len(instead.choices) != 1:
+        values = elements(values[0]) or []
+    if all(len(one) == 1 for one in map(elements, values) if one is not None):  # each of them became its element
+        values = [None if value is None else "" for value in values]
+    pairs = dict(zip(instead.choices, values, strict=False)) if values else {}
+    named = {name: value for name, value in pairs.items() if value is None or elements(value) is not None}
+    return repr(named) if named and all(type(name) is str for name in named) else ""
 
 
 def elements(value: object) -> list[Any] | None:
@@ -109,5 +157,5 @@ def _number(value: Any) -> int | float | None:
         return value
     with suppress(TypeError, ValueError, OverflowError):
         number = float(value)
-        return int(number) if number.is_integer() else number
+        return int(number) if number.is_integer() and abs(number) < _LARGEST_WHOLE else number
     return None

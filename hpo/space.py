@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.listing import list_individuals
 from hpo.parameters import Categorical, Float, Gene, Int, Ordinal, Parameter, Value
-from hpo.plain import meant
+from hpo.plain import find_lookup, meant, written
 from hpo.rules import Constraints, Functions, Rule, batches
 
 if TYPE_CHECKING:
@@ -248,8 +248,10 @@ def _check_parameter(name: str, parameter: object) -> None:
         problem = f"tunable must be True or False, not {parameter.tunable!r}"
     if problem:
         instead = meant(parameter)
-        hint = f": write {instead!r}" if instead else ""
-        raise ValueError(f"parameter {name!r}: {problem}, but got {parameter!r}{hint}")
+        hint = f": write {written(instead)}" if instead else ""
+        if instead and (lookup := find_lookup(parameter, instead)):
+            hint += f", and in the objective {lookup}.get(params[{name!r}], params[{name!r}])"
+        raise ValueError(f"parameter {name!r}: {problem}, but got {written(parameter)}{hint}")
 
 
 def _condition(name: str, parameter: Parameter, before: Mapping[str, Parameter]) -> Condition:

@@ -217,7 +217,10 @@ def test_a_bad_range_is_named_and_shown(parameter: Parameter, reason: str, shown
         ("Categorical(np.array([0.5, 1.0]))", "one by one", "Categorical(0.5, 1.0)"),
         ("Categorical('a', ['b'])", "one by one", "Categorical('a', 'b')"),
         ("Categorical(*np.array([16, 32]))", "not 16 (numpy.int64)", "Categorical(16, 32)"),
-        ("Categorical(['a', None])", "one by one", None),
+        ("Categorical(['a', 'none', None])", "one by one", None),
+        ("Float(-1e308, 1e308)", "at most 1.8e+308 apart", None),
+        ("Float(1, 10**400)", "must be finite", None),
+        ("Float(math.nan, 1)", "must be finite", None),
         ("Categorical(['a', 'a'])", "one by one", None),
         ("Categorical([])", "one by one", None),
         ("Categorical(range(10**9))", "one by one", None),
@@ -247,6 +250,34 @@ def test_what_would_work_is_said_where_it_can_be_told(written: str, problem: str
     if instead:
         space = SearchSpace(width=eval(instead))
         assert repr(space.parameters["width"]) == instead
+
+
+@pytest.mark.parametrize(
+    ("given", "instead", "lookup"),
+    [
+        ("Categorical((128, 64), (32,))", "Categorical('128-64', '32')", "{'128-64': (128, 64), '32': (32,)}"),
+        ("Categorical([(1, 2), (3, 4)])", "Categorical('1-2', '3-4')", "{'1-2': (1, 2), '3-4': (3, 4)}"),
+        ("Ordinal('x', (1, 2))", "Ordinal('x', '1-2')", "{'1-2': (1, 2)}"),
+        ("Categorical('x', None)", "Categorical('x', 'none')", "{'none': None}"),
+        ("Categorical([0.5, None])", "Categorical(0.5, 'none')", "{'none': None}"),
+    ],
+)
+def test_choice_that_json_cannot_hold_gets_a_name_and_lookup(given: str, instead: str, lookup: str) -> None:
+    with pytest.raises(ValueError, match="parameter 'width'") as raised:
+        SearchSpace(width=eval(given))
+    hint = str(raised.value).partition(": write ")[2]
+    assert hint == f"{instead}, and in the objective {lookup}.get(params['width'], params['width'])"
+    params = SearchSpace(width=eval(instead)).draw(random.Random(0))
+    flat = [value for choice in eval(given).choices for value in (choice if isinstance(choice, list) else [choice])]
+    assert eval(lookup).get(params["width"], params["width"]) in flat
+
+
+@pytest.mark.parametrize(("given", "instead"), [("'yes'", "True"), ("1", "True"), ("'off'", "False")])
+def test_tunable_stays_in_the_advice(given: str, instead: str) -> None:
+    with pytest.raises(ValueError, match="tunable must be True or False") as raised:
+        SearchSpace(width=eval(f"Float(0.0, 1.0, tunable={given})"))
+    assert f"but got Float(0.0, 1.0, tunable={given}): write Float(0.0, 1.0" in str(raised.value)
+    assert ("tunable=True" in str(raised.value).partition(": write ")[2]) == (instead == "True")
 
 
 @pytest.mark.parametrize("name", ["learning rate", "2lr", "class", "_hidden", ""])
