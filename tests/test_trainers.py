@@ -91,6 +91,32 @@ def test_trainer_is_replaced_if_something_is_left_in_it(mpi: Mpi, tmp_path: Path
     assert len(set(re.findall(r"process (\d+)", fresh.stdout))) == 2, "each evaluation has a process of its own"
 
 
+def test_logging_of_a_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) -> None:
+    """Logging may be configured in the file, in the objective, or not at all."""
+    text = "import logging, sys\nfrom hpo import Int, SearchSpace\n{}"
+    text += "space = SearchSpace(k=Int(0, 9))\nlog = logging.getLogger('mine')\n"
+    text += (
+        "def objective(params, worker):\n    {}\n    log.info('at info')\n    log.warning('at warning')\n    return 1\n"
+    )
+    config = "logging.basicConfig(level=logging.INFO, format='%(name)s: %(message)s', stream=sys.{})"
+    files = {
+        "file": (config.format("stderr") + "\n", "pass", ["mine: at info", "mine: at warning"]),
+        "objective": ("", config.format("stdout"), ["mine: at info", "mine: at warning"]),
+        "none": ("", "pass", ["WARNING mine: at warning"]),
+    }
+    for name, (above, inside, lines) in files.items():
+        (tmp_path / f"{name}.py").write_text(text.format(above, inside))
+        options = ["--ranks-per-worker", 1, "--evaluations", 2, "--run-dir", f"run-{name}"]
+        job = mpi.run(1, PROGRAM, f"{name}.py", *options, cwd=tmp_path)
+        assert job.returncode == 0, job.stderr
+        stream = job.stdout if name == "objective" else job.stderr
+        labelled = [line for line in stream.splitlines() if line.startswith("worker 0 rank 0 | ")]
+        assert labelled == [f"worker 0 rank 0 | {line}" for line in lines] * 2, name
+        for trial in range(2):
+            kept = (tmp_path / f"run-{name}" / "printed" / f"{trial}.txt").read_text().splitlines()
+            assert kept[-len(lines) :] == [f"rank 0 | {line}" for line in lines]
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()

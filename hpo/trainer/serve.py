@@ -243,9 +243,16 @@ def _take_streams(out: int, err: int) -> None:
 
 
 def _start_logging(level: str) -> None:
+    """Show logs on standard error until a search file configures logging, which it may do at any time.
+
+    `basicConfig` would not have an effect if the root logger had a handler.
+    """
+    if not logging.getLogger().handlers:
+        logging.getLogger().setLevel(level)
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(level)  # for libraries whose loggers have levels of their own
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[handler], force=True)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.lastResort = handler  # type: ignore[assignment]
 
 
 def _take_threads(threads: int) -> None:
