@@ -117,6 +117,17 @@ def test_logging_of_a_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) ->
             assert kept[-len(lines) :] == [f"rank 0 | {line}" for line in lines]
 
 
+def test_compiler_and_functional_collectives_work_in_each_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+    """After a failure, after one rank's trainer was replaced, and after more compilations than torch allows."""
+    (tmp_path / "given.json").write_text(json.dumps([{"k": k} for k in (50, 2, 51, 3)]))
+    options = ["--ranks-per-worker", 2, "--evaluations", 16, "--start-with", "given.json", "--run-dir", "run"]
+    job = mpi.run(2, PROGRAM, SEARCHES / "lasting.py", *options, cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    failures = [trial.user_attrs.get("failure") for trial in trials_of(tmp_path / "run")]
+    assert (len(failures), [one for one in failures if one]) == (16, ["rank 0, lasting.py:22: ValueError: no"])
+    assert "recompile_limit" not in job.stdout + job.stderr
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()

@@ -252,7 +252,7 @@ def _start_logging(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(level)  # for libraries whose loggers have levels of their own
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    logging.lastResort = handler  # type: ignore[assignment]
+    logging.lastResort = handler
 
 
 def _take_threads(threads: int) -> None:
