@@ -128,6 +128,24 @@ def test_compiler_and_functional_collectives_work_in_each_evaluation(mpi: Mpi, t
     assert "recompile_limit" not in job.stdout + job.stderr
 
 
+def test_changes_of_a_process_reach_neither_the_search_nor_other_ranks(mpi: Mpi, tmp_path: Path) -> None:
+    """The search file changes numpy's errors, the folder, the dtype, the environment, the umask, and stdout."""
+    given = [{"x": 1e-300, "y": 0.0}, {"x": 1e-300, "y": 1.0}]
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    (tmp_path / "changing.py").write_text((SEARCHES / "changing.py").read_text())
+    options = ["--ranks-per-worker", 2, "--propagators", "tpe", "--start-with", "given.json", "--run-dir", "run"]
+    job = mpi.run(4, PROGRAM, "changing.py", *options, "--evaluations", 18, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert job.stdout.startswith("bytes at import\nwrapped at import\n")
+    assert {trial.state.name for trial in trials_of(tmp_path / "run")} == {"COMPLETE"}
+    mask = os.umask(0o022)
+    os.umask(mask)
+    seen = re.findall(r"^worker \d rank \d \| seen (.*)$", job.stdout, re.MULTILINE)
+    assert (len(seen), set(seen)) == (36, {f"torch.float32 raise {mask} None {tmp_path}"})
+    assert job.stdout.count(" | bytes in an evaluation\n") == job.stdout.count(" | wrapped in an evaluation\n") == 36
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
