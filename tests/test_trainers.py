@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hpo.process.template_start import is_first_on_host, plain_environment
+from hpo.process.template_start import is_first_on_host, plain_environment, template_environment
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 from tests.support.outcome import finished, trials_of
 
@@ -216,7 +218,18 @@ def test_environment_of_trainers_has_no_launchers_variables(monkeypatch: pytest.
         monkeypatch.delenv(name)
     for name, value in {**kept, **dict.fromkeys(gone, "1")}.items():
         monkeypatch.setenv(name, value)
-    assert plain_environment() == kept
+    assert plain_environment() == {**kept, "PYTHONHASHSEED": "0"}
+
+
+@pytest.mark.parametrize(("given", "seed"), [(None, "0"), ("random", "0"), ("7", "7")])
+def test_templates_have_the_same_hashes(monkeypatch: pytest.MonkeyPatch, given: str | None, seed: str) -> None:
+    """Each host has a template of its own."""
+    if given is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", given)
+    assert plain_environment()["PYTHONHASHSEED"] == template_environment()["PYTHONHASHSEED"] == seed
+    code = [sys.executable, "-c", "print(list({'a', 'b', 'c', 'd', 'e', 'f'}))"]
+    orders = {subprocess.check_output(code, env=template_environment()) for _ in range(3)}
+    assert len(orders) == 1
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,18 @@ def command_of(state: Mapping[str, Any]) -> list[str]:
 
 
 def plain_environment() -> dict[str, str]:
-    """Return this rank's environment without what describes it as a task of a launcher."""
+    """Return this rank's environment without the variables that describe it as a task of a launcher.
+
+    Hashes of texts are the same on all ranks, so that sets have one order. Python reads the seed when it starts.
+    """
     tasks = {f"SLURM_{name}" for name in _TASKS}
-    return {
+    kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith((*_LAUNCHERS, "SLURM_STEP_")) and name not in tasks
     }
+    seed = kept.get("PYTHONHASHSEED", "")
+    return {**kept, "PYTHONHASHSEED": seed if seed.isdecimal() else "0"}
 
 
 def template_environment() -> dict[str, str]:
