@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import os
 import py_compile
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -278,3 +279,34 @@ def test_load_if_the_file_fails_gives_the_rank_its_traceback(tmp_path: Path) -> 
     with pytest.raises(UsageError, match="ZeroDivisionError: division by zero") as raised:
         describe(path)
     assert str(raised.value).startswith(f"{path} could not be imported:\nTraceback (most recent call last):\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_early", [True, False])
+def test_processes_of_joblib_use_classes_of_a_search_file(tmp_path: Path, is_early: bool) -> None:
+    joblib = "from joblib import Parallel, delayed"
+    (tmp_path / "beside.py").write_text("def triple(x):\n    return 3 * x\n")
+    (tmp_path / "my_search.py").write_text(
+        f"""{joblib if is_early else ""}
+from dataclasses import dataclass
+from beside import triple
+from hpo import Int, SearchSpace
+
+space = SearchSpace(k=Int(0, 9))
+
+@dataclass
+class Point:
+    x: int
+
+def double(point):
+    return Point(2 * triple(point.x))
+
+def objective(params, worker):
+    {"pass" if is_early else joblib}
+    return sum(point.x for point in Parallel(n_jobs=2)(delayed(double)(Point(x)) for x in range(4)))
+"""
+    )
+    code = "from pathlib import Path; from hpo.trainer.search_file import load_search_file; "
+    code += "print(load_search_file(Path('my_search.py')).objective({}, None))"
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, "36\n"), found.stderr

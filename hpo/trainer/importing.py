@@ -18,6 +18,8 @@ from hpo.process.failure import find_hint
 
 EXAMPLE = "a search space is a Python file with a `space` and an `objective`, such as search_spaces/digits_cnn.py"
 
+_PICKLERS = {"cloudpickle.cloudpickle", "joblib.externals.cloudpickle.cloudpickle"}
+
 
 def read_source(path: Path) -> bytes:
     """Return the content of a search file. Raises UsageError if it is not a Python file, or cannot be read."""
@@ -46,6 +48,7 @@ def import_source(path: Path, location: Path, source: bytes) -> ModuleType:
     sys.modules[loader.name] = module  # dataclasses look their module up
     sys.path.insert(0, str(location.parent))  # The file can import modules next to it, as a script can.
     sys.meta_path.insert(0, _Namesake(location))
+    _send_by_value(module)
     try:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -56,6 +59,36 @@ def import_source(path: Path, location: Path, source: bytes) -> ModuleType:
         hint = f" ({found})" if (found := find_hint(error)) else ""
         raise UsageError(f"{path} could not be imported:\n{''.join(lines).rstrip()}{hint}") from error
     return module
+
+
+def _send_by_value(module: ModuleType) -> None:
+    """Let processes of joblib and dask use classes of a search file, which they cannot import by its module's name."""
+    sys.meta_path.insert(0, _Pickler(module))
+    for name in _PICKLERS & sys.modules.keys():
+        sys.modules[name].register_pickle_by_value(module)
+
+
+class _Pickler(MetaPathFinder):
+    """Finds cloudpickle, and registers a module when it is imported: it takes too long to import it in advance."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the specification of cloudpickle with a loader that registers the module."""
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in _PICKLERS else None
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(pickler: ModuleType) -> None:
+            run(pickler)
+            pickler.register_pickle_by_value(self._module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign, assignment]
+        return spec
 
 
 class _Loader(SourceFileLoader):
