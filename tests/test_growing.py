@@ -203,11 +203,13 @@ def test_workers_that_gain_nothing_part_again(mpi: Mpi, folder: Path, expected: 
     assert back["after"] == there["after"] + 2, "two losses tell"
 
 
-def test_what_does_not_save_does_not_grow(mpi: Mpi, folder: Path) -> None:
+def test_grow_without_saving_is_one_warning(mpi: Mpi, folder: Path) -> None:
     options = ["--ranks-per-worker", 1, "--grow"]
-    job = mpi.run(2, *growing("run", *options, saves=False, seconds=0.3), cwd=folder)
-    assert (job.returncode, job.stderr) == (0, "")
-    assert teams_of(folder / "run") == [[], []]
+    job = mpi.run(2, *growing("run", *options, evaluations=6, saves=False, seconds=0.1), cwd=folder)
+    said = r"warning: --grow does nothing: trial \d+ has not called worker\.save\. Call it before each yield, and .*\n"
+    assert job.returncode == 0
+    assert re.fullmatch(said, job.stderr), job.stderr
+    assert teams_of(folder / "run") == [[]] * 6
 
 
 def test_an_objective_that_begins_again_is_told_so_once(

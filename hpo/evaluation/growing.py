@@ -58,6 +58,8 @@ class Growing:
         self._seconds_formerly = 0.0  # that a loss took those
         self._doubling = _IDEAL  # what twice the workers make of the time that a loss takes, as far as is known
         self._is_off = False  # since the objective begins again
+        self._has_saved = False  # in this evaluation
+        self._warns = offers.worker == 0  # of an objective that does not save, once a run
         self._waited_for: set[int] = set()  # trials that did not take this worker on
 
     def next(self, claim: Claim) -> Told:
@@ -87,6 +89,7 @@ class Growing:
 
     def begin(self, assignment: Assignment, workers: tuple[int, ...], saved: int = 0) -> None:
         """Begin with these workers, or go on after so many losses that were saved; those that were reserved come."""
+        self._has_saved = saved > 0
         if workers != self._workers:
             self._recorder.grew(assignment, saved or self._recorder.saved_after(assignment.number), workers)
         self._offers.begin([one for one in self._reserved if one in workers], Invitation(assignment, workers))
@@ -115,11 +118,22 @@ class Growing:
         if verdict.loss is not None:
             self._times.append(clock.now() - self._began)
             self._check_goes_on(attempt)
+        self._has_saved |= attempt.has_saved
         verdict = decide(verdict, printed)
+        self._check_saves(attempt, verdict)
         if verdict.loss is None or verdict.state != "going" or not leader.can_hand_on(attempt):
             return verdict
         workers = () if self._is_off else self._back(attempt) or self._more(attempt)
         return replace(verdict, state="regrouped", save=True, workers=workers) if workers else verdict
+
+    def _check_saves(self, attempt: Attempt, verdict: Verdict) -> None:
+        """Warn if an evaluation of several losses is complete, and has saved nothing for other workers."""
+        if verdict.state == "complete" and len(attempt.losses) > 1 and not self._has_saved and self._warns:
+            self._warns = False
+            warn(
+                f"warning: --grow does nothing: trial {attempt.assignment.number} has not called worker.save. Call it "
+                "before each yield, and continue from worker.restored"
+            )
 
     def _check_goes_on(self, attempt: Attempt) -> None:
         """Let nothing grow any more where an objective begins again in the place of going on."""
