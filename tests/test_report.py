@@ -184,6 +184,40 @@ def test_nothing_is_wider_than_the_window(page: Page) -> None:
         assert all(box and box["width"] >= min(280, width - 60) for box in boxes), width
 
 
+def test_long_names_and_many_categories_are_legible(show: Show, tmp_path: Path) -> None:
+    """Names of 66 characters and 60 categories overlap neither each other nor the edge of the window."""
+    long = [f"encoder_block_{number}_attention_projection_dropout_probability_at_theend" for number in range(4)]
+    assert len(long[0]) == 66
+    space = SearchSpace(**{name: Float(0, 1) for name in long}, kind=Categorical(*(f"kind_{n:02}" for n in range(60))))
+    record, chance = make_run(tmp_path / "run", space), random.Random(0)
+    for trial in range(70):
+        add(record, curve={1: chance.random()}, params=space.draw(chance), space=space, began=BEGAN + trial)
+
+    def count_overlaps(page: Page, selector: str) -> int:
+        boxes = page.evaluate(
+            f"[...document.querySelectorAll('{selector}')].map(it => it.getBoundingClientRect()).map(it => it.toJSON())"
+        )
+        assert len(boxes) >= 6, selector
+        ordered = sorted(boxes, key=lambda box: float(box["left"]))
+        return sum(box["left"] < before["right"] - 2 for before, box in pairwise(ordered))
+
+    with show(tmp_path / "run") as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1000
+        values = page.locator("#answer .plain td").all()
+        assert all(box and box["height"] < 60 for box in (value.bounding_box() for value in values))
+        tops = page.evaluate(
+            "[...document.querySelectorAll('#parallel .annotation-text')]"
+            ".filter(it => it.textContent.startsWith('kind_'))"
+            ".map(it => it.getBoundingClientRect().top).sort((a, b) => a - b)"
+        )
+        assert len(tops) == 60
+        assert min(after - before for before, after in pairwise(tops)) > 10
+        assert count_overlaps(page, "#parallel .xtick text") == 0
+        slices = [page.locator(f"#slice-{number} .xtick text").all_text_contents() for number in range(5)]
+        (number,) = [number for number, texts in enumerate(slices) if "kind_59" in texts]
+        assert count_overlaps(page, f"#slice-{number} .xtick text") == 0
+
+
 def test_colours_follow_the_theme_and_paper_is_white(page: Page) -> None:
     page.emulate_media(color_scheme="dark")
 

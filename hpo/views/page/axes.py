@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from hpo.text import short, value
 
 _MOST_WHOLE_TICKS = 6
+_LONGEST_TICK = 24  # characters
 _LARGEST_POWER = 308  # of ten, that a float can be
 
 
@@ -31,9 +33,27 @@ def axis(title: str, values: Sequence[float] = (), *, log: bool = False, whole: 
     return made
 
 
+def wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a name, which are broken behind underscores if possible, as plotly shows them."""
+    lines = [""]
+    for part in re.findall(r"[^_]*_+|[^_]+", short(text, 80)):
+        for start in range(0, len(part), width):
+            piece = part[start : start + width]
+            if lines[-1] and len(lines[-1]) + len(piece) > width:
+                lines.append("")
+            lines[-1] += piece
+    return [plain(line) for line in lines]
+
+
+def fitting(text: str) -> str:
+    """Return a text that may be long with its middle left out, as plotly shows it."""
+    half = _LONGEST_TICK // 2
+    return plain(text if len(text) <= _LONGEST_TICK else f"{text[:half]}\N{HORIZONTAL ELLIPSIS}{text[-half:]}")
+
+
 def named_ticks(choices: Sequence[Any]) -> dict[str, Any]:
     """Return the ticks of an axis on which values are drawn at these places: 0, 1, 2..."""
-    return {"tickvals": list(range(len(choices))), "ticktext": [plain(value(item)) for item in choices]}
+    return {"tickvals": list(range(len(choices))), "ticktext": [fitting(value(item)) for item in choices]}
 
 
 def upright(values: Sequence[Any], distribution: Any, log: bool) -> tuple[list[float], list[tuple[float, str]]]:

@@ -9,11 +9,14 @@ from typing import Any
 from hpo.results.names import params_shown
 from hpo.store.evaluations import Evaluation, rank
 from hpo.text import value
-from hpo.views.page.axes import axis, is_log, named_ticks, plain, upright
+from hpo.views.page.axes import axis, fitting, is_log, named_ticks, plain, upright, wrapped
 from hpo.views.page.edge import EDGE, TRIANGLE, TRIANGLE_SIZE, loss_layout, marked, said, told
 from hpo.views.page.figure import MOST_POINTS, Figure, Trace, drawn, joined, points, shortened, spread
 from hpo.views.scale import Scale, complete_losses, scale_of
 
+_LINE, _LETTER = 15, 8  # height and width in pixels
+_TITLE_WIDTH = 20  # characters in a line of a title
+_MOST_LEVEL = 12  # names of categories that are written level
 _LEAST_POINTS, _MOST_IN_ALL = 200, 40_000  # of slices
 
 
@@ -38,28 +41,32 @@ def parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mappi
         trace = {"x": x, "y": y, "name": name, "mode": "lines", "line": line, "hoverinfo": "skip", "legendgroup": name}
         far = [one for one in shown[first:last] if scale.beyond(one.loss)]
         traces += [*_triangles(far, name), trace]
+    titles = [wrapped(name, _TITLE_WIDTH) for name in ("loss", *params_shown(names, ("loss",)).values())]
+    widest = max(max(map(len, lines)) for lines in titles)
+    tallest = max(len(ticks) for _, ticks in axes)
     labels = {"showarrow": False, "xanchor": "left", "xshift": 4, "bgcolor": "--veil", "borderpad": 1}
     layout = {
         "xaxis": {
             "tickvals": places,
-            "ticktext": ["loss", *map(plain, params_shown(names, ("loss",)).values())],
+            "ticktext": ["<br>".join(lines) for lines in titles],
             "side": "top",
             "range": [-0.1, len(axes) - 0.6],
         },
         "yaxis": {"visible": False, "range": [-0.03, EDGE + 0.03 if scale.beyond(shown[-1].loss) else 1.03]},
         "annotations": [
-            {**labels, "x": place, "y": height, "text": plain(text), "font": {"size": 11}}
+            {**labels, "x": place, "y": height, "text": fitting(text), "font": {"size": 11}}
             for place, (_, ticks) in enumerate(axes)
             for height, text in ticks
         ],
-        "margin": {"l": 10, "r": 10, "t": 40, "b": 40},
+        "margin": {"l": 10, "r": 10, "t": 25 + _LINE * max(map(len, titles)), "b": 40},
         "legend": {"orientation": "h", "y": 0, "yanchor": "top", "traceorder": "reversed"},
     }
     about = "Each line is a complete evaluation. A click on the legend hides its lines."
     if any(name not in one.params for one in shown for name in names):
         about += " A line has a gap where a hyperparameter does not exist."
     beyond = told(losses, scale)
-    return Figure("parallel", "Parallel coordinates", about, traces[::-1], layout, 420, 90 * len(axes), beyond)
+    height, width = max(420, 100 + _LINE * tallest), max(90, _LETTER * widest) * len(axes)
+    return Figure("parallel", "Parallel coordinates", about, traces[::-1], layout, height, width, beyond)
 
 
 def _losses(shown: Sequence[Evaluation], scale: Scale) -> tuple[list[float], list[tuple[float, str]]]:
@@ -109,7 +116,12 @@ def slices(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], 
     for count, name in enumerate(order):
         having = [one for one in shown if name in one.params]
         trace, layout = _slice(having, name, distributions[name], scale)
-        figures.append(Figure(f"slice-{count}", name, "", [trace], layout, height=280, beyond=beyond))
+        choices = getattr(distributions[name], "choices", ())
+        is_long = len(choices) > _MOST_LEVEL
+        width, height = (_LINE * len(choices), 420) if is_long else (0, 280)
+        if is_long:  # plotly would turn them by less, so that they overlap
+            layout["xaxis"] |= {"tickangle": 90, "tickfont": {"size": 11}, "automargin": True}
+        figures.append(Figure(f"slice-{count}", name, "", [trace], layout, height, width, beyond))
     return figures
 
 
@@ -128,6 +140,7 @@ def _slice(shown: Sequence[Evaluation], name: str, distribution: Any, scale: Sca
     texts = [plain(f"trial {one.trial}: {name} = {value(one.params[name])}") for one in shown]
     trace["text"] = [text + said(loss, scale) for text, loss in zip(texts, losses, strict=True)]
     xaxis = axis(name, values, log=is_log(distribution))
+    xaxis["title"]["text"] = "<br>".join(wrapped(name, 2 * _TITLE_WIDTH))
     if choices:
         xaxis |= named_ticks(choices)
     return trace, {"xaxis": xaxis, **loss_layout(losses, scale), "showlegend": False}
