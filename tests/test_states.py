@@ -169,16 +169,16 @@ def itself() -> list[Any]:
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
-        (nn.Linear(1, 1), r"not the Linear itself: save its state_dict\(\)$"),
-        ({"a": [0, {"b": torch.Generator()}]}, r"not a Generator at \['a'\]\[1\]\['b'\]$"),
-        ({"a": {1, 2}}, r"not a set at \['a'\]$"),
-        ({"a": b"bytes"}, r"not a bytes at \['a'\]$"),
-        ({("a", 1): 2}, r"names or integers as keys, not \('a', 1\), at its top$"),
-        ({"a": {2.5: 2}}, r"names or integers as keys, not 2\.5, at \['a'\]$"),
-        ([torch.eye(3).to_sparse()], r"not a Tensor that is sparse at \[0\]$"),
-        ([torch.empty(3, device="meta")], r"not a Tensor that is on no device at \[0\]$"),
-        ({"a": np.array([object()])}, r"not a ndarray at \['a'\]$"),
-        (itself(), r"no state that contains itself: \[0\]\[0\]"),
+        (nn.Linear(1, 1), r"got the Linear itself: save its state_dict\(\)$"),
+        ({"a": [0, {"b": torch.Generator()}]}, r"got a Generator at \['a'\]\[1\]\['b'\]$"),
+        ({"a": {1, 2}}, r"got a set at \['a'\]$"),
+        ({"a": b"bytes"}, r"got a bytes at \['a'\]$"),
+        ({("a", 1): 2}, r"texts or integers as keys, got \('a', 1\) at its top$"),
+        ({"a": {2.5: 2}}, r"texts or integers as keys, got 2\.5 at \['a'\]$"),
+        ([torch.eye(3).to_sparse()], r"got a Tensor that is sparse at \[0\]$"),
+        ([torch.empty(3, device="meta")], r"got a Tensor that is on no device at \[0\]$"),
+        ({"a": np.array([object()])}, r"got a ndarray at \['a'\]$"),
+        (itself(), r"must not contain itself: \[0\]\[0\]"),
     ],
 )
 def test_what_cannot_be_saved_is_named_with_its_place(saved: Any, message: str) -> None:
@@ -328,7 +328,7 @@ def test_the_state_before_stays_where_the_disk_is_full_or_writing_fails(
     with pytest.raises(TypeError):
         write(states, assignment(0), State(About(PARAMS, [], {}, 0.0, object()), {}))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60e6))
-    with pytest.raises(OSError, match="it takes 0 MB, and 60 MB are free"):
+    with pytest.raises(OSError, match="it takes 0 MB, and of the 60 MB that are free, 67 MB are kept for the record"):
         write(states, assignment(0), state_of({"a": torch.ones(3)}))
     assert [path.name for path in tmp_path.iterdir()] == ["0.safetensors"]
     assert (tmp_path / "0.safetensors").read_bytes() == before

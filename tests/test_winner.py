@@ -94,7 +94,7 @@ def test_what_is_copied_are_the_weights_of_that_moment(tmp_path: Path) -> None:
     weights += 1  # the network trains on
     about = {"trial": "0", "params": "{}", "settings": "{}"}
     path = tmp_path / "best.safetensors"
-    assert trainer.ask("write_weights", "written", path=str(path), about=about) == {"error": ""}
+    assert trainer.write_weights(str(path), about) == ""
     written = read_weights(path)
     assert written is not None
     assert written.state["w"].tolist() == [[1.0, 1.0]] * 3

@@ -170,8 +170,7 @@ class Template:
 
         The new process answers the request that this one answers.
         """
-        assert self._file is not None
-        if (path := self._file.program) is None:
+        if self._file is None or (path := self._file.program) is None:
             return
         for package in import_packages(path, self._file.program_source, self._skipped):
             if danger := find_danger():

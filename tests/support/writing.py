@@ -86,11 +86,10 @@ def holding(weights: Mapping[str, Tensor]) -> Any:
     assert kept is not None
     assert kept["has_weights"]
 
-    def ask(kind: str, answer: str, *, path: str, about: Mapping[str, str]) -> dict[str, Any]:
-        assert (kind, answer) == ("write_weights", "written")
-        return keeper.write_weights(path, about)
+    def write_weights(path: str, about: Mapping[str, str]) -> str:
+        return str(keeper.write_weights(path, about)["error"])
 
-    return SimpleNamespace(ask=ask)
+    return SimpleNamespace(write_weights=write_weights)
 
 
 class Leading:
