@@ -80,7 +80,7 @@ UNTOLD = {
     "no offer": "wrong  No weights are offered, .* and `test` will not be called worker.offer",
     "test": r"wrong  `test` fails with them: mistaken\.py:\d+: KeyError: 'missing'",
     "no optimizer": r"wrong  It goes on from .* with other losses, \d.* off Whatever changes",
-    "saved late": r"wrong  It goes on from .* with other losses, \d.* before the yield",
+    "saved late": r"wrong  It goes on from .* with other losses, \d.* before the loss",
     "not restored": "wrong  It saves its state, and begins again all the same At its start, load",
     "saved model": r"wrong  It cannot go on from what it has saved: rank \d, mistaken\.py:\d+: RuntimeError: .*Missing",
     "global network": "wrong  The same seed .* begins with other weights Make the network in the objective",

@@ -46,10 +46,13 @@ class Holder:
         """Begin an evaluation."""
         self.keeper = Keeper(params, True, restored, None)
 
-    def ask(self, kind: str, answer: str, /, **content: Any) -> Message:
-        """Answer a request of the leader."""
-        done = getattr(self.keeper, kind)(**through_json(content))
-        return Message(answer, through_json(done))
+    def write_state(self, path: str) -> dict[str, Any]:
+        """Write the last state."""
+        return dict(through_json(self.keeper.write_state(path)))
+
+    def write_weights(self, path: str, about: dict[str, str]) -> str:
+        """Write the weights of the lowest loss."""
+        return str(self.keeper.write_weights(path, through_json(about))["error"])
 
 
 class Led:

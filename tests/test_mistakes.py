@@ -66,7 +66,7 @@ def test_a_mistake_is_told_with_its_line_and_what_would_work(mpi: Mpi, tmp_path:
     reasons = {
         "tuple": f"{at('yield wrong')}: TypeError: metrics are a dict of numbers by name, not 0\\.9: .*",
         "text": f"{at('yield wrong')}: TypeError: metric 'note' must be a number, not 'good'",
-        "model": rf"{at('offer(model)')}: TypeError: .* worker\.offer\(model\.state_dict\(\)\)",
+        "model": rf"{at('offer(model)')}: TypeError: .* offer model\.state_dict\(\)",
         "sharded": f"{at('offer(model.state_dict())')}: TypeError: .* is sharded: offer, on all ranks, get_model_.*",
         "path": rf"{at('missing.bin')}: FileNotFoundError: .* \(a relative path, looked for in /.*\)",
         "cuda": rf"{at('model.cuda()')}: {computes}",

@@ -207,6 +207,7 @@ def kill_after(job: subprocess.Popen[str], evaluations: int, log: Path) -> None:
     deadline = time.monotonic() + 60
     while len(lines_of(log.read_text())) < evaluations and time.monotonic() < deadline and job.poll() is None:
         time.sleep(0.02)
+    time.sleep(0.2)  # the next evaluations have begun, also if all workers ended at the same time
     os.killpg(job.pid, signal.SIGKILL)
     job.communicate(timeout=30)
 
