@@ -20,7 +20,8 @@ from hpo.process.template_start import command_of, is_first_on_host, template_en
 
 _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_DEATHS = 60.0
-_SECONDS_FOR_A_STATUS = 3.0  # the template may import something just then
+_SECONDS_FOR_A_STATUS = 10.0  # the template may import torch's compiler just then, on busy cores
+_SECONDS_TO_END = 3.0
 _MOST_SHOWN = 4000  # characters of what a template has printed
 
 
@@ -74,7 +75,7 @@ class TemplateProcess:
     def describe_death(self) -> str:
         """Print the rest of standard output; return how the template has ended, and the last of standard error."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS_FOR_A_STATUS)
+            self._process.wait(_SECONDS_TO_END)
         _print(self._printed[0].read(), sys.stdout)
         text = self._printed[1].read()[-_MOST_SHOWN:].strip()
         return f"{describe_status(self._process.returncode)}{f':{chr(10)}{text}' if text else ''}"
@@ -83,7 +84,7 @@ class TemplateProcess:
         """Kill the template, with its trainers."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS_FOR_A_STATUS)
+            self._process.wait(_SECONDS_TO_END)
 
 
 def start_template() -> TemplateProcess | None:
