@@ -61,6 +61,8 @@ class Int(_Parameter):
             return "low < high must hold"
         if max(abs(self.low), abs(self.high)) > _LARGEST_INT:
             return f"the bounds of an Int must lie within ±2**53 ({_LARGEST_INT})"
+        if self.high - self.low > _LARGEST_INT:  # Optuna subtracts the low bound from a value as floats
+            return f"an Int must be at most 2**53 ({_LARGEST_INT}) wide, and this is {self.high - self.low}"
         if type(self.step) is not int or self.step < 1:
             return f"the step of an Int must be a positive integer, not {with_type(self.step)}"
         if (self.high - self.low) % self.step:
