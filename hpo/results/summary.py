@@ -34,7 +34,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Return what the record says of a run: the content of summary.json without its times.
 
-    With Optuna's `distributions` of the parameters, it says what a model expects of the best, too.
+    With Optuna's `distributions` of the parameters, it also has what models say: the expected loss of the best, and
+    the importances of hyperparameters.
     """
     objectives = run.objectives
     best, confirmed = front(evaluations, objectives), compare(confirmations)
@@ -54,6 +55,7 @@ def summarize(
         "front": [_entry(evaluation) for evaluation in best] if objectives.are_several else [],
         "hypervolume": described(evaluations, objectives),
         "expected": _expected(evaluations, run, first, distributions or {}),
+        "importances": _importances(evaluations, run) if distributions else [],
         "islands": [
             {
                 "island": island,
@@ -89,6 +91,15 @@ def _expected(
         "evaluations": len(losses),
         "lowest": {"trial": lowest, "loss": losses[lowest]},
     }
+
+
+def _importances(evaluations: Sequence[Evaluation], run: Manifest) -> list[dict[str, Any]]:
+    from hpo.results.importances import compute_importances  # imports scipy, as `_expected` does
+
+    return [
+        {"name": one.name, "share": one.share, "low": one.low, "high": one.high, "told_apart": one.is_told_apart}
+        for one in compute_importances(evaluations, run.space)
+    ]
 
 
 def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

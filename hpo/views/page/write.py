@@ -33,7 +33,6 @@ from hpo.views.front import costs_of_entries, improved, objectives_first, togeth
 from hpo.views.individuals import MOST_SHOWN, most_different
 from hpo.views.page import front, hyperparameters, lineage, losses, rungs, work
 from hpo.views.page.figure import Figure
-from hpo.views.page.importances import importances
 from hpo.views.rungs import rung_columns
 
 _MOST_FAILURES, _MOST_OF_FRONT = 50, 100
@@ -57,7 +56,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     evaluations, confirmations = run.evaluations(), run.confirmations()
     distributions = run.distributions()
     summary = summarize(evaluations, run.manifest, top_n, confirmations, distributions)
-    matter = importances(evaluations, distributions)
+    matter = [entry["name"] for entry in summary["importances"]]
     order = list(dict.fromkeys([*matter, *distributions]))
     objectives = run.manifest.objectives
     top_metrics, top_params = _headings(summary["top"], matter, distributions, objectives)
@@ -110,7 +109,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         rungs=rung_columns(summary["rungs"]),
         runner_up=losses.runner_up(evaluations, best),
         first=min((one.started for one in evaluations if not one.origin and one.started > 0), default=now),
-        importances=matter,
+        importances=summary["importances"],
         conditional=any(map(is_conditional, run.manifest.space.values())),
         islands=_islands(evaluations),
         failures=_failures([*evaluations, *confirmations]),
@@ -161,7 +160,7 @@ def _by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:
 
 def _headings(
     entries: Sequence[Mapping[str, Any]],
-    matter: Mapping[str, float],
+    matter: Sequence[str],
     distributions: Mapping[str, Any],
     objectives: Objectives,
 ) -> tuple[dict[str, str], dict[str, str]]:
@@ -173,7 +172,7 @@ def _headings(
 
 
 def _front(
-    run: RunReader, entries: Sequence[Mapping[str, Any]], matter: Mapping[str, float], distributions: Mapping[str, Any]
+    run: RunReader, entries: Sequence[Mapping[str, Any]], matter: Sequence[str], distributions: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the content of the table of the front; of a long front, individuals that are far apart."""
     objectives = run.manifest.objectives
@@ -186,7 +185,7 @@ def _front(
     return {"rows": rows, "metrics": metrics, "params": params, "weights": weights, "ways": ways}
 
 
-def _most_telling(matter: Mapping[str, float], top: Sequence[Mapping[str, Any]]) -> list[str]:
+def _most_telling(matter: Sequence[str], top: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the top's hyperparameters that there is room for: all, or those that seem to matter most."""
     names = all_names(top)
     if len(names) <= MOST_SHOWN or not matter:
