@@ -16,11 +16,11 @@ from optuna.trial import TrialState
 from hpo.errors import KnownError
 from hpo.results.summary import rungs, summarize
 from hpo.store.claims import Claims
-from hpo.store.evaluations import Assignment, Evaluation
+from hpo.store.evaluations import Assignment, Evaluation, individuals
 from hpo.store.pruning import Pausing
 from hpo.store.record import Record
 from hpo.store.recorder import Direct, Recorder
-from hpo.store.rungs import HALVINGS, Halving, Ladder, Rung, individuals, is_over, promotable, rungs_of
+from hpo.store.rungs import HALVINGS, Halving, Ladder, Rung, is_over, promotable, rungs_of
 from tests.support.runs import SPACE, make_run, manifest
 from tests.support.writing import writer_of
 

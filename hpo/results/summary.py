@@ -12,11 +12,11 @@ from hpo.objectives import Objectives
 from hpo.results.confirmation import compare, seed_noise
 from hpo.results.history import improvements, in_order, joined
 from hpo.results.hypervolume import described
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import Evaluation, individuals
 from hpo.store.front import front, top
 from hpo.store.growth import help_with
 from hpo.store.lineage import line_of
-from hpo.store.rungs import HALVINGS, Halving, Rung, individuals, rungs_of
+from hpo.store.rungs import HALVINGS, Halving, Rung, rungs_of
 
 if TYPE_CHECKING:
     from hpo.store.manifest import Manifest

@@ -98,6 +98,16 @@ class Evaluation:
         return self.has_ended and self.state != "failed"
 
     @property
+    def ended_in_run(self) -> bool:
+        """Whether it ended by itself in this run, also where its individual has gone on since."""
+        return self.has_ended and not self.origin
+
+    @property
+    def state_at_end(self) -> str:
+        """The state that it ended with, also where its individual has gone on since."""
+        return "paused" if self.state == "promoted" else self.state
+
+    @property
     def counts(self) -> bool:
         """Whether it is finished, and counts for the run's budget."""
         return self.finished and not self.origin
@@ -122,6 +132,22 @@ class Assignment:
 def label(trial: int, confirms: bool) -> str:
     """Return the name of a trial of the search, or of the study that confirms the best, which has its own numbers."""
     return f"{CONFIRMING}{trial}" if confirms else str(trial)
+
+
+def individuals(evaluations: Iterable[Evaluation]) -> dict[int, list[Evaluation]]:
+    """Return the evaluations of each individual, by the first of them."""
+    roots: dict[int, int] = {}
+    groups: dict[int, list[Evaluation]] = {}
+    for evaluation in evaluations:
+        groups.setdefault(find_root(evaluation, roots), []).append(evaluation)
+    return groups
+
+
+def find_root(evaluation: Evaluation, roots: dict[int, int]) -> int:
+    """Return the first trial of an evaluation's individual, which is added to those that are known, by trial."""
+    before = evaluation.repeats
+    roots[evaluation.trial] = evaluation.trial if before is None else roots.get(before, evaluation.trial)
+    return roots[evaluation.trial]
 
 
 def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import Evaluation, find_root
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Ladder:
             self._look_at(place, one)
             if one.origin:
                 continue
-            moved.add(root := _root(one, self._roots))
+            moved.add(root := find_root(one, self._roots))
             if place >= self._seen:
                 self._groups.setdefault(root, []).append(place)
         self._seen = len(evaluations)
@@ -225,21 +225,6 @@ def is_over(evaluations: Sequence[Evaluation], budget: float, pruner: str) -> bo
     """Tell whether a search has spent its budget, and has nothing to promote."""
     spent = sum(evaluation.counts for evaluation in evaluations) >= budget
     return spent and not promotable(HALVINGS.get(pruner), evaluations)
-
-
-def individuals(evaluations: Sequence[Evaluation]) -> dict[int, list[Evaluation]]:
-    """Return the evaluations of each individual, by the first of them."""
-    roots: dict[int, int] = {}
-    groups: dict[int, list[Evaluation]] = {}
-    for one in evaluations:
-        groups.setdefault(_root(one, roots), []).append(one)
-    return groups
-
-
-def _root(one: Evaluation, roots: dict[int, int]) -> int:
-    """Return the first trial of an evaluation's individual, which is added to those that are known, by trial."""
-    roots[one.trial] = one.trial if one.repeats is None else roots.get(one.repeats, one.trial)
-    return roots[one.trial]
 
 
 def _known(loss: float) -> float:
