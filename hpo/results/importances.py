@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from hpo.breeding.cube import Cube
 from hpo.parameters import Categorical, Parameter
-from hpo.parsing import parse_parameter
 from hpo.results.anova import Anova, Effect, Vector
+from hpo.results.genes import compute_genes, make_cube, read_space
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation
 
@@ -58,7 +57,9 @@ class Importance:
 def compute_importances(evaluations: Sequence[Evaluation], described: Mapping[str, str]) -> list[Importance]:
     """Return the importance of each hyperparameter, the most important first; nothing if too little is known.
 
-    `described` has a text for each parameter, as run.json has it. Rules of the space are not considered.
+    `described` has a text for each parameter, as run.json has it. Constraints of the space are not considered.
+
+    Raises ValueError if a text describes no parameter, or a value is not one of its parameter.
     """
     complete = [one for one in evaluations if one.state == "complete" and math.isfinite(one.loss)]
     known = tuple((tuple(one.params.items()), one.loss) for one in complete)
@@ -69,14 +70,10 @@ def compute_importances(evaluations: Sequence[Evaluation], described: Mapping[st
 
 @lru_cache(maxsize=1)  # the summary and the report at the end of a run ask for the same importances
 def _compute(known: tuple[_Known, ...], described: tuple[tuple[str, str], ...]) -> Sequence[Importance]:
-    try:
-        space = SearchSpace(**{name: parse_parameter(text) for name, text in described})
-    except ValueError:  # run.json was edited
-        return []
+    space = read_space(dict(described))
     complete = [dict(params) for params, _ in known]
-    existing = np.array([[name in params for name in space.parameters] for params in complete])
-    genes = np.array([_genes_of(params, space) for params in complete])
-    chosen = _choose_spread(_cube_of(space).points(genes, existing))
+    genes, existing = compute_genes(complete, space)
+    chosen = _choose_spread(make_cube(space).points(genes, existing))
     losses = np.array([loss for _, loss in known])[chosen]
     shares = _draw_shares(space, genes[chosen], existing[chosen], losses)
     means, (low, high) = shares.mean(axis=0), np.quantile(shares, _INTERVAL, axis=0)
@@ -86,16 +83,6 @@ def _compute(known: tuple[_Known, ...], described: tuple[tuple[str, str], ...]) 
         for index, name in enumerate(space.parameters)
     ]
     return sorted(found, key=lambda one: -one.share)
-
-
-def _genes_of(params: Mapping[str, Any], space: SearchSpace) -> list[float]:
-    """Return the genes of hyperparameters, 0 if one does not exist."""
-    return [float(one.encode(params[name])) if name in params else 0.0 for name, one in space.parameters.items()]
-
-
-def _cube_of(space: SearchSpace) -> Cube:
-    low, high = np.array(list(space.limits().values()), float).T
-    return Cube(low, high, np.array([isinstance(one, Categorical) for one in space.parameters.values()]))
 
 
 def _draw_shares(space: SearchSpace, genes: Vector, existing: npt.NDArray[np.bool_], losses: Vector) -> Vector:

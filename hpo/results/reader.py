@@ -78,7 +78,7 @@ class RunReader:
     def summary(self, top_n: int) -> dict[str, Any]:
         """Return a summary of the run as it stands: summary.json without the times."""
         run = self.manifest
-        return summarize(self.evaluations(), run, top_n, self.confirmations(), self.distributions())
+        return summarize(self.evaluations(), run, top_n, self.confirmations())
 
     def distributions(self) -> dict[str, Any]:
         """Return the Optuna distributions of the search space; empty before the first evaluation."""

@@ -55,7 +55,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     goes_on = run.run_dir.in_use is not False
     evaluations, confirmations = run.evaluations(), run.confirmations()
     distributions = run.distributions()
-    summary = summarize(evaluations, run.manifest, top_n, confirmations, distributions)
+    summary = summarize(evaluations, run.manifest, top_n, confirmations)
     important = names_told_apart(summary)
     order = list(dict.fromkeys([*(entry["name"] for entry in summary["importances"]), *distributions]))
     objectives = run.manifest.objectives
