@@ -86,6 +86,8 @@ def test_a_rung_near_the_end_is_none() -> None:
     longer = [one(0, "complete", *[0.5] * 27), evaluations[1]]
     assert [rung.epochs for rung in rungs_of(ASHA, longer)] == [1, 3, 9]
     assert [rung.epochs for rung in rungs_of(ASHA, evaluations[1:])] == [1, 3, 9], "nobody knows the end yet"
+    cut = [one(0, "complete", *[0.5] * 10, cut_after=10), evaluations[1]]
+    assert [rung.epochs for rung in rungs_of(ASHA, cut)] == [1, 3, 9], "it could have been longer"
 
 
 def test_what_was_paused_where_nobody_knew_the_end_goes_on_when_it_is_known() -> None:

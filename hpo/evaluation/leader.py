@@ -275,7 +275,9 @@ class Leader:
     def _end(self, attempt: Attempt, seconds: float) -> None:
         assignment, verdict, record = attempt.assignment, attempt.verdict, self._recorder
         if verdict.state == "complete":
-            record.complete(assignment, attempt.loss, seconds, attempt.metrics)
+            is_cut = attempt.loss <= self.limits.target_loss and not verdict.is_last
+            cut = {"cut_after": len(attempt.losses)} if is_cut else {}
+            record.complete(assignment, attempt.loss, seconds, attempt.metrics, **cut)
             copies = self._copies(attempt)
             if self._keeper and attempt.has_weights and copies is not None:
                 self._keeper.keep(assignment, copies)

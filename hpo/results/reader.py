@@ -77,8 +77,13 @@ class RunReader:
 
     def summary(self, top_n: int) -> dict[str, Any]:
         """Return a summary of the run as it stands: summary.json without the times."""
-        run = self.manifest
-        return summarize(self.evaluations(), run, top_n, self.confirmations())
+        end = _last_summary(self.run_dir)
+        return {
+            **summarize(self.evaluations(), self.manifest, top_n, self.confirmations()),
+            "stopped": end.get("stopped"),
+            "remedy": end.get("remedy"),
+            "exhausted": bool(end.get("exhausted")),
+        }
 
     def distributions(self) -> dict[str, Any]:
         """Return the Optuna distributions of the search space; empty before the first evaluation."""

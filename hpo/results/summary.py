@@ -47,7 +47,8 @@ def summarize(
         "lineage": lineage(evaluations, first),
         "best": _entry(first) if first else None,
         "top": [_entry(evaluation) for evaluation in top(evaluations, top_n, objectives)],
-        "objectives": objectives.described(),
+        "objectives": list(objectives.names),
+        "maximized": list(objectives.maximized),
         "front": [_entry(evaluation) for evaluation in best] if objectives.are_several else [],
         "hypervolume": described(evaluations, objectives),
         **_ask_models(evaluations, run, first),
@@ -114,12 +115,14 @@ def _importances(evaluations: Sequence[Evaluation], run: Manifest) -> list[dict[
 def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return the reasons of failures, the most frequent first, with their counts and the latest trial of each.
 
-    `confirms` is the trial that the latest trial confirms; None where it is a trial of the search.
+    `confirms` is the trial that the latest trial confirms; None where it is a trial of the search. `has_traceback`
+    tells whether a traceback of the latest trial was recorded.
     """
     counted = []
     for reason, group in by_reason(evaluations):
         latest = max(group, key=lambda one: (one.ended, one.trial))
-        counted.append({"reason": reason, "count": len(group), "trial": latest.trial, "confirms": latest.confirms})
+        about = {"trial": latest.trial, "confirms": latest.confirms, "has_traceback": bool(latest.traceback)}
+        counted.append({"reason": reason, "count": len(group), **about})
     return counted
 
 

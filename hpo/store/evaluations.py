@@ -33,7 +33,8 @@ class Evaluation:
     `went_on_after` is the number of losses that it took over from that trial, whose state it went on from, and
     `saved_after` that of its own last state; `seconds_before` are those of its `seconds` that were that trial's.
     `others` are the values of the objectives behind the loss, empty where there are none or it has no loss.
-    `paused_after` is the number of losses with which it was paused. `inherits` is the trial whose state it began with.
+    `paused_after` is the number of losses with which it was paused, and `cut_after` that with which a complete one was
+    ended at the target loss. `inherits` is the trial whose state it began with.
     `teams` are the workers that it went on with, the first of which is its own: each a dict of `workers`, `after` how
     many losses, and `at` what time.
     """
@@ -63,6 +64,7 @@ class Evaluation:
     saved_after: int = 0
     seconds_before: float = 0.0
     paused_after: int = 0
+    cut_after: int = 0
     inherits: int | None = None
     teams: Sequence[Mapping[str, Any]] = ()
     others: tuple[float, ...] = ()

@@ -162,10 +162,12 @@ class Record:
         """Record an intermediate value."""
         self._storage.set_trial_intermediate_value(assignment.trial_id, step, loss)
 
-    def complete(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
-        """Record that an evaluation succeeded; durable when this returns."""
+    def complete(
+        self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
+    ) -> None:
+        """Record that an evaluation succeeded, or that it was `cut_after` some losses; durable when this returns."""
         values = [loss, *self.objectives.of(metrics)]
-        self._end(assignment, TrialState.COMPLETE, values, seconds=seconds, **kept(metrics))
+        self._end(assignment, TrialState.COMPLETE, values, seconds=seconds, **kept(metrics), **attributes)
 
     def prune(
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int

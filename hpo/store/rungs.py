@@ -173,7 +173,7 @@ class Ladder:
             self._going[place] = one
             return
         self._going.pop(place, None)
-        if one.state == "complete":
+        if one.state == "complete" and not one.cut_after:
             self._longest = max(self._longest or 0, *one.curve, 0)
 
     def _put(self, root: int, group: Sequence[Evaluation]) -> None:

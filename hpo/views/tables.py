@@ -235,4 +235,5 @@ def _failures(reasons: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
     if rest := reasons[_MOST_REASONS:]:
         table.add_row(str(sum(entry["count"] for entry in rest)), f"{len(rest)} other reasons")
     first = label(reasons[0]["trial"], reasons[0]["confirms"] is not None)
-    return table_text("Failures", table, f"{show_command(run_dir, first)} shows the traceback")
+    more = "the traceback" if reasons[0]["has_traceback"] else "more of it"
+    return table_text("Failures", table, f"{show_command(run_dir, first)} shows {more}")
