@@ -18,6 +18,7 @@ from pathlib import Path
 from hpo.errors import UsageError
 from hpo.process.printed import warn
 from hpo.results.confirmation import Plan, plan_of
+from hpo.run.asked import describe_changes, find_options
 from hpo.run.request import Request
 from hpo.run.source import changes, keep
 from hpo.run.takeover import differences, find_misfits, take_over
@@ -119,7 +120,10 @@ def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
     _check_storage(session, resumes=before is not None)
     taken_up = _take_up(session, problem.space) if before else _create(session, problem.space)
     earlier = before.sessions if before else ()
-    this = keep(run_dir, problem.file, earlier, manifest.started)
+    options = find_options(request)
+    this = dataclasses.replace(
+        keep(run_dir, problem.file, earlier, manifest.started), options=options, settings=manifest.settings
+    )
     manifest = dataclasses.replace(manifest, sessions=(*earlier, this))
     session = dataclasses.replace(session, manifest=manifest)
     lines = [
@@ -127,6 +131,7 @@ def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
         f"{', '.join(manifest.propagators[: request.layout.islands])}; seed {manifest.seed}",
         f"in {run_dir.path}{taken_up}",
         *changes(run_dir, problem.file, earlier, this),
+        *describe_changes(earlier[-1].options if earlier else {}, options),
         *differences(before.settings if before else {}, "before", manifest.settings, "now"),
     ]
     if request.options.save_every != math.inf and (shortage := States(run_dir.states).shortage(_most_states(request))):

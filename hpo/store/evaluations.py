@@ -26,8 +26,8 @@ class Evaluation:
     evaluation is complete, pruned, paused or promoted; `seconds` is how long one that has ended took, NaN where that is
     not known; `started` and `ended` are seconds since the epoch, by clocks that may have been set in between; `curve`
     holds the loss after each epoch, counted from 1. `origin` says where it was taken over from, if another run has made
-    it; `confirms` and `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island
-    that bred them, the individuals of other islands that lived on its own island when it began. `repeats` is the
+    it; `seed` is its own, None before it starts; `confirms` is the trial that it confirms. `immigrants` counts, by the
+    island that bred them, the individuals of other islands that lived on its own island when it began. `repeats` is the
     interrupted or paused trial that it evaluates again, or goes on with, and `deaths` how often in a row the job has
     died while one of them was evaluated.
     `went_on_after` is the number of losses that it took over from that trial, whose state it went on from, and
@@ -117,7 +117,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial that has been started: its number in the study, its hyperparameters, its seed if it is not the run's.
+    """A trial that has been started: its number in the study, its hyperparameters, its seed (None for the run's).
 
     `root` is the first of the trials that repeat each other, of which this may be one, and `parent` that of the
     individual whose state it begins with, if there is one.

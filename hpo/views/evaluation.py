@@ -68,7 +68,7 @@ def _facts(details: Details, now: float) -> Iterator[tuple[str, str]]:
     yield from _listed("parameters", [f"{name} = {item}" for name, item in one.params.items()])
     yield from _origin(details)
     if details.seed is not None:
-        yield "seed", f"{details.seed}{', as for the whole run' if one.seed is None else ''}"
+        yield "seed", str(details.seed)
     yield from _times(details, now)
     if one.state == "failed" and not one.traceback:
         yield "traceback", "none was recorded"
