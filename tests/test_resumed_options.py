@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpo.cli.command_line import call
+from hpo.cli.entry import find_layout
+from hpo.cli.search import search_app
 from hpo.errors import UsageError
-from hpo.run.options import Options
+from hpo.run.options import KEPT, Options
 from hpo.store.asked import OPTIONS, from_json, to_json
 from hpo.trainer.search_file import load_search_file
 from tests.support.launch import PROGRAM, SEARCHES, Hpo, Mpi
@@ -37,7 +41,7 @@ def test_session_records_its_options_and_settings(tmp_path: Path) -> None:
 
 def test_resume_names_the_options_that_differ(tmp_path: Path) -> None:
     start(tmp_path / "run", migration_probability=0.5)
-    now = {"migration_probability": 0.5, "seed": 7, "propagators": ("tpe", "random"), "grow": True}
+    now: dict[str, Any] = {"migration_probability": 0.5, "seed": 7, "propagators": ("tpe", "random"), "grow": True}
     lines = start(tmp_path / "run", resume=True, evaluations=9, confirm=1, **now).headline.splitlines()[2:]
     assert lines == [
         "--propagators was ga before, and is tpe,random now",
@@ -70,6 +74,64 @@ def test_options_are_the_same_after_json() -> None:
     assert {name: from_json(name, value) for name, value in values.items()} == {
         name: getattr(options, name) for name in OPTIONS
     }
+
+
+def parse(*arguments: object) -> Options:
+    """Return the options of a command line."""
+    chosen: list[Options] = []
+    assert call(search_app(QUICK, chosen.append), "run_islands.py", list(map(str, arguments))) == 0
+    return chosen[0]
+
+
+# By the fields of Options: a value that a run was started with, and the words that override it, with their value.
+KEPT_VALUES: dict[str, tuple[Any, str, Any]] = {
+    "migration_probability": (0.5, "--migration-probability 0.9", 0.9),
+    "pollination": (False, "--pollination", True),
+    "top_n": (5, "--top-n 3", 3),
+    "collective_timeout": (90.0, "--collective-timeout 10m", 600.0),
+    "evaluation_timeout": (30.0, "--evaluation-timeout off", math.inf),
+    "fresh_trainers": (True, "--no-fresh-trainers", False),
+    "save_every": (math.inf, "--save-every 10", 10.0),
+    "grow": (True, "--no-grow", False),
+    "max_failures": (7, "--max-failures 0", 0),
+    "target_loss": (-0.5, "--target-loss off", -math.inf),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_resume_keeps_an_option_unless_it_is_given(tmp_path: Path, name: str) -> None:
+    value, words, other = KEPT_VALUES[name]
+    path = tmp_path / "run"
+    asked: dict[str, Any] = {name: value}
+    start(path, **asked)
+    resume = ("--run-dir", path, "--resume")
+    assert getattr(parse(*resume), name) == value
+    assert getattr(parse(*resume, *words.split()), name) == other
+    assert getattr(parse(), name) == Options.__dataclass_fields__[name].default, "another run does not have it"
+    asked = {name: other}
+    start(path, resume=True, **asked)
+    assert getattr(parse(*resume), name) == other
+
+
+def test_resume_keeps_nothing_of_the_machine_and_the_job(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    start(path, ranks_per_worker=4, time_limit=60.0, trackers=("tensorboard",), log_level="error")
+    assert parse("--run-dir", path, "--resume") == Options(QUICK, run_dir=path, resume=True)
+
+
+def test_resume_keeps_islands_as_far_as_there_are_workers(tmp_path: Path) -> None:
+    def islands(workers: int, *arguments: object) -> int:
+        options = parse("--run-dir", tmp_path / "run", "--resume", "--ranks-per-worker", 1, *arguments)
+        return find_layout(options, workers).islands
+
+    assert islands(8) == 2, "there is no run yet"
+    start(tmp_path / "run", islands=4)
+    assert [islands(8), islands(3), islands(8, "--islands", 1)] == [4, 3, 1]
+    start(tmp_path / "run", resume=True, propagators=("ga", "tpe", "random"))
+    assert [islands(8), islands(2)] == [4, 2]
+    (tmp_path / "run").rename(tmp_path / "other")
+    start(tmp_path / "run", propagators=("ga", "tpe", "random"))
+    assert [islands(8), islands(8, "--propagators", "ga")] == [3, 2]
 
 
 def test_repeated_evaluation_keeps_its_seed(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ class Limits:
 
 def target_reached(target_loss: float) -> Stop:
     """Return the stop of a run that has reached its target loss."""
-    return Stop(f"the loss of --target-loss {target_loss:g} is reached", Exit.BUDGET_SPENT)
+    reason = f"the loss of --target-loss {target_loss:g} is reached"
+    return Stop(reason, Exit.BUDGET_SPENT, "a lower --target-loss, or --target-loss off")
 
 
 def _unreported(missing: Sequence[str], metrics: Mapping[str, float]) -> str:

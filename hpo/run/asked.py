@@ -1,4 +1,4 @@
-"""What a session of a run is asked with its options: recorded, kept when the run is resumed, and compared."""
+"""The options of a session: recorded, kept by a resumed run, and compared with those of the session before."""
 
 from __future__ import annotations
 

@@ -117,9 +117,10 @@ class Conclusion:
         session, stopping = self._session, self._stopping()
         if self._is_target_reached(evaluations) and (stopping is None or not session.plan.count):
             stopping = target_reached(self._target)
-        unconfirmed = session.plan.to_do(session.top(evaluations, self._top_n), confirmations)
+        best = session.find_to_confirm(evaluations, confirmations, self._top_n)
+        unconfirmed = session.plan.to_do(best, confirmations)
         if stopping and unconfirmed and stopping.status == Exit.BUDGET_SPENT:
-            return replace(stopping, status=Exit.MORE_TO_DO)
+            return replace(stopping, status=Exit.MORE_TO_DO, remedy="")
         return None if self._is_spent(evaluations) and not unconfirmed else stopping
 
     def _confirmations(self) -> list[Evaluation]:

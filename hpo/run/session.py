@@ -83,6 +83,17 @@ class Session:
         """Return the n best of these evaluations by the objectives of the run."""
         return top(evaluations, n, self.manifest.objectives)
 
+    def find_to_confirm(
+        self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation], n: int
+    ) -> list[Evaluation]:
+        """Return the n best, and what was confirmed before; only the n best if n has changed since the last session."""
+        best = self.top(evaluations, n)
+        if any(one.options.get("top_n", n) != n for one in self.manifest.sessions[-2:]):
+            return best
+        ended = self.plan.of([one for one in confirmations if one.finished])
+        others = dict.fromkeys(one.confirms for one in ended if one.confirms is not None)
+        return [*best, *(evaluations[trial] for trial in others if evaluations[trial] not in best)]
+
     def has_confirmations(self) -> bool:
         """Tell whether the study of the evaluations that confirm the best exists."""
         return self.manifest.confirming_study in studies(self.storage, self.patience)
