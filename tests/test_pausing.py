@@ -78,7 +78,7 @@ def test_the_best_of_each_rung_go_on_where_they_were_paused(
     mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
 ) -> None:
     command = saving("run", *OPTIONS, saves=",".join(WAYS), epochs=EPOCHS, seconds=0, folder=folder)
-    job = mpi.run(4, *command, cwd=folder)
+    job = mpi.run(2, *command, cwd=folder)  # one worker: which individuals are promoted depends on no timing
     assert (job.returncode, job.stderr) == (0, "")
     trials = assert_halved(folder / "run", curves)
     promoted = [trial for trial in trials if "repeats" in trial.user_attrs]
