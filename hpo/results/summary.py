@@ -72,13 +72,10 @@ def summarize(
 def _expected(
     evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None, distributions: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the loss that a model expects of the best, and of whom it expects the lowest; None where it cannot say.
-
-    What has inherited does not follow from its hyperparameters alone.
-    """
+    """Return the loss that a model expects of the best, and of whom it expects the lowest; None where it cannot say."""
     from hpo.results.expected import expected_losses  # scipy, which takes 0.1 s, and only the first rank needs
 
-    can_say = best and distributions and not run.objectives.are_several and not run.inherit
+    can_say = best and distributions and not run.objectives.are_several
     losses = expected_losses(evaluations, distributions) if can_say else {}
     if not best or best.trial not in losses:
         return None
@@ -211,4 +208,5 @@ def _entry(evaluation: Evaluation) -> dict[str, Any]:
         "seconds": None if math.isnan(evaluation.seconds) else evaluation.seconds,
         "metrics": evaluation.metrics,
         "origin": evaluation.origin,
+        "inherits": evaluation.inherits,
     }

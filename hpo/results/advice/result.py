@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.store.evaluations import Evaluation, rank
+from hpo.store.lineage import has_heirs
 from hpo.store.manifest import Manifest
 from hpo.store.rungs import is_over
 
@@ -60,6 +61,11 @@ class Result:
     def is_spent(self) -> bool:
         """Whether the search is at its end."""
         return self.is_exhausted or is_over(self.evaluations, self.manifest.budget, self.manifest.pruner)
+
+    @property
+    def has_heirs(self) -> bool:
+        """Whether any evaluation inherits, so that losses are not those of hyperparameters alone."""
+        return has_heirs(self.evaluations)
 
     def ranked(self) -> list[Evaluation]:
         """Return the complete evaluations that have a loss, best first."""
