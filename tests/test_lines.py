@@ -19,6 +19,7 @@ from hpo.breeding.parzen import Parzen
 from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
 from hpo.breeding.upstream import Individual
+from hpo.errors import UsageError
 from hpo.results.expected import expected_losses
 from hpo.results.reader import RunReader
 from hpo.run.session import Session
@@ -170,6 +171,29 @@ def test_start_from_leaves_out_evaluations_that_inherit(tmp_path: Path) -> None:
     assert f"with 2 evaluations of {tmp_path}/before, the best 2\n" in session.headline
     assert "without 1 evaluation that began with the weights of others" in session.headline
     assert [each.loss for each in session.open_record().evaluations()] == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"confirm": 2},
+            "trial 2, which inherits from trial 0, and --confirm 2: .*.*give --confirm 0, or start another run",
+        ),
+        (
+            {"pruner": "asha"},
+            "trial 2, which inherits from trial 0, and --pruner asha: .*give --pruner none, or start another run",
+        ),
+    ],
+)
+def test_no_inherit_keeps_guards_of_a_run_with_heirs(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    run_with_heirs(tmp_path / "run")
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    resume = {"resume": True, "inherit": False}
+    with pytest.raises(UsageError, match=said):
+        start(tmp_path / "run", SEARCHES / "heirs.py", **resume, **options)
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    assert "going on after 3 evaluations" in start(tmp_path / "run", SEARCHES / "heirs.py", **resume).headline
 
 
 def test_tables_mark_evaluations_that_inherit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

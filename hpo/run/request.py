@@ -192,17 +192,20 @@ def check_inherit(file: Description, propagators: Sequence[str], save_every: flo
         raise UsageError("--inherit and --save-every off: only what is saved can be inherited")
 
 
-def check_with_heirs(pruner: str, confirm: int, inherits: str) -> None:
-    """Raise a UsageError for options that make no sense where evaluations inherit; `inherits` says why they do."""
+def check_with_heirs(pruner: str, confirm: int, inherits: str, instead: str = "") -> None:
+    """Raise a UsageError for options that make no sense if evaluations inherit.
+
+    `inherits` says why they do, and `instead` what would work in place of the option.
+    """
     if pruner != "none":
         raise UsageError(
             f"{inherits} and --pruner {pruner}: who inherits is ahead of who begins anew after as many epochs, so that "
-            "they do not compare: choose one of the two"
+            f"they do not compare: {f'give --pruner none, or {instead}' if instead else 'choose one of the two'}"
         )
     if confirm:
         raise UsageError(
             f"{inherits} and --confirm {confirm}: what an individual has inherited is not trained again with other "
-            "seeds"
+            f"seeds{f': give --confirm 0, or {instead}' if instead else ''}"
         )
 
 
