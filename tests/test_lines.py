@@ -20,10 +20,13 @@ from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
 from hpo.breeding.upstream import Individual
 from hpo.errors import UsageError
+from hpo.evaluation.saver import Saver
 from hpo.results.expected import expected_losses
 from hpo.results.reader import RunReader
 from hpo.run.session import Session
 from hpo.store.evaluations import Evaluation
+from hpo.store.heirs import Heirs
+from hpo.store.states import States
 from hpo.trainer.search_file import load_search_file
 from hpo.views.tables import print_tables
 from tests.support.evaluations import one
@@ -194,6 +197,21 @@ def test_no_inherit_keeps_guards_of_a_run_with_heirs(tmp_path: Path, options: di
         start(tmp_path / "run", SEARCHES / "heirs.py", **resume, **options)
     assert (tmp_path / "run" / "run.json").read_bytes() == before
     assert "going on after 3 evaluations" in start(tmp_path / "run", SEARCHES / "heirs.py", **resume).headline
+
+
+def test_parent_without_its_state_is_skipped(tmp_path: Path) -> None:
+    session = run_with_heirs(tmp_path / "run")
+    states, space = States(session.run_dir.states), load_search_file(SEARCHES / "heirs.py").space
+    heirs = Heirs(session.open_record(), space, 2, states)
+    params = {"kind": 1, "lr": 0.7, "decays": False}
+    assert heirs.parent(params, 0) is None, "all states are gone"
+    states.path(0).parent.mkdir()
+    for trial, expected in ((1, 1), (0, 0), (2, 2)):
+        states.path(trial).touch()
+        assert heirs.parent(params, 0) == expected
+    with pytest.raises(ValueError, match="cannot be read"):
+        Saver(states, None).parents(2)
+    assert heirs.parent(params, 0) == 0, "a damaged state is removed"
 
 
 def test_tables_mark_evaluations_that_inherit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
