@@ -23,7 +23,7 @@ from hpo import Float, SearchSpace
 from hpo.trainer.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[1]
-LOW = 0.5  # A learning rate below this one loses more than a third of what an epoch can gain.
+LOW = 0.5  # A learning rate below this lowers the loss by less than half of what is possible in an epoch.
 
 space = SearchSpace(lr=Float(0.01, 1.0, log=True, tunable=True))
 

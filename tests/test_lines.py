@@ -1,4 +1,4 @@
-"""With inheritance, propagators learn what an evaluation gained beside its parent."""
+"""With inheritance, propagators learn how a loss changed from the parent's."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def past_of(evaluations: Sequence[Evaluation], space: SearchSpace = RATES, inher
     return past
 
 
-def test_heirs_sample_has_changes_beside_the_parent() -> None:
+def test_heirs_sample_has_changes_from_the_parent() -> None:
     evaluations = [ended(0, 8.0), ended(1, 4.0, 0), ended(2, 5.0, 1), ended(3, math.inf, 1, state="failed")]
     past = past_of([*evaluations, one(4, state="running", params={"lr": 0.5}, inherits=1)])
     assert past.founders().costs.tolist() == [[8.0]]
