@@ -251,6 +251,19 @@ def test_a_runner_up_that_is_close_asks_for_other_seeds() -> None:
     assert "are the same" in same.evidence
 
 
+def test_advice_ignores_losses_that_were_inherited() -> None:
+    heirs = [replace(each, inherits=each.trial - 1) for each in flat()[1:]]
+    for kind in ("confirm", "flat"):
+        assert told(result(flat()), kind)
+        assert told(result([flat()[0], *heirs]), kind) is None, "whatever the options of the last session"
+    still = with_curves(falling)
+    assert told(result(still), "epochs")
+    assert told(result([*still[:-1], replace(still[-1], inherits=0)]), "epochs") is None
+    near = crowded(64, far, lr=1.0)
+    assert told(result(near), "bounds")
+    assert told(result([replace(each, inherits=0) if each.trial else each for each in near]), "bounds") is None
+
+
 def test_where_the_winner_is_clear_or_the_search_goes_on_nobody_asks_for_seeds() -> None:
     close = [one(0, 0.500), one(1, 0.504)]
     assert told(result([one(0, 0.5), one(1, 0.52)]), "confirm") is None

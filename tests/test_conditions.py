@@ -433,7 +433,7 @@ def test_the_surrogate_sees_no_genes_of_what_does_not_exist() -> None:
         news.append(Evaluation(trial, "complete", loss, params, 0, 0, trial))
     past = Past(space, lambda: news)
     past.update()
-    merits_of = Surrogate(past, np.random.default_rng(0)).learn()
+    merits_of = Surrogate(past, np.random.default_rng(0)).learn(past.founders())
     off = merits_of(np.array([[1, 0.31, y, 1] for y in (0.0, 0.2, 0.7)]))
     on = merits_of(np.array([[0, 0.31, y, 1] for y in (0.0, 0.2, 0.7)]))
     assert off == pytest.approx(off[0])

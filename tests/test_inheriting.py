@@ -46,19 +46,17 @@ def test_what_is_saved_at_its_end_can_be_inherited() -> None:
     assert not can_be_inherited(one(0, 0.5, origin="trial 3 of runs/before"))
 
 
-def test_the_parent_is_the_nearest_of_those_that_differ_in_tunable_parameters_alone() -> None:
-    among = [
+def test_parent_is_the_best_with_equal_fixed_parameters() -> None:
+    best = [
         one(0, 0.1, params={"layers": 3, "lr": 0.2}),
-        one(1, 0.9, params={"lr": 0.01}),
-        one(2, 0.5, params={"lr": 0.4}),
-        one(3, 0.2, params={"lr": 0.2, "kind": "b"}),
-        one(4, 0.3, params={"lr": 0.2, "rate": 9.0}),
+        one(1, 0.2, params={"lr": 0.01, "kind": "b"}),
+        one(2, 0.3, params={"lr": 0.2}),
     ]
     params = {"layers": 2, "kind": "a", "lr": 0.2, "rate": 5.0}
-    parent = parent_of(params, among, SPACE)
+    parent = parent_of(params, best, SPACE)
     assert parent is not None
-    assert parent.trial == 2, "a tenth of the range of lr, and not four tenths of that of rate, or another kind"
-    assert parent_of({**params, "layers": 5}, among, SPACE) is None
+    assert parent.trial == 1
+    assert parent_of({**params, "layers": 5}, best, SPACE) is None
     assert parent_of(params, [], SPACE) is None
 
 
@@ -229,6 +227,7 @@ def test_a_run_that_cannot_inherit_is_refused(mpi: Mpi, tmp_path: Path) -> None:
     [
         ("heirs", {"confirm": 2}, "--inherit and --confirm 2: what an individual has inherited is not trained again"),
         ("heirs", {"save_every": math.inf}, "--inherit and --save-every off: only what is saved can be inherited"),
+        ("heirs", {"propagators": ("ga", "propulate")}, "among ga, tpe, random with --inherit, got propulate"),
         ("tiny", {}, r"--inherit: no parameter is tunable.*depth=Int\(1, 3, tunable=True\)"),
     ],
 )

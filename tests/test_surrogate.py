@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hpo.breeding.gaussian import GaussianProcess
 from hpo.breeding.merits import Gain, log_expected_gain
 from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
+from hpo.breeding.rows import Vector
 from hpo.breeding.scores import learned_from, normal_scores, power_transformed
 from hpo.breeding.surrogate import Surrogate
 from hpo.breeding.upstream import Individual
@@ -99,10 +101,10 @@ def test_what_is_promising_is_bred_on() -> None:
     assert max(abs(float(str(value)) - 0.25) for value in bred.values()) < 0.2, "of 150 candidates, the best has 0.36"
 
 
-def _surrogate(*known: Evaluation) -> Surrogate:
+def _learned(*known: Evaluation) -> Callable[..., Vector]:
     past = Past(FIVE, lambda: known)
     past.update()
-    return Surrogate(past, np.random.default_rng(0))
+    return Surrogate(past, np.random.default_rng(0)).learn(past.founders())
 
 
 def _drawn(count: int) -> list[Evaluation]:
@@ -117,7 +119,7 @@ def test_what_is_in_flight_counts_as_evaluated(daring: float, monkeypatch: pytes
     monkeypatch.setattr(hpo.breeding.surrogate, "_DARING", daring)
     running = one(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
     beside = np.array([[0.1, 0.0, 0.0, 0.0, 0.0]])
-    before, after = _surrogate(*_drawn(40)).learn(), _surrogate(*_drawn(40), running).learn()
+    before, after = _learned(*_drawn(40)), _learned(*_drawn(40), running)
     assert after(beside) < before(beside)
 
 
@@ -126,7 +128,7 @@ def test_what_is_next_to_something_known_is_not_asked_for(daring: float, monkeyp
     monkeypatch.setattr(hpo.breeding.surrogate, "_DARING", daring)
     known = _drawn(40)
     running = one(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
-    merits_of = _surrogate(*known, running).learn()
+    merits_of = _learned(*known, running)
     for evaluation in (known[7], running):
         genes = np.array(list(FIVE.encode(evaluation.params).values()))
         within, outside = genes + 0.019, genes + np.array([0.0, 0.021, 0.0, 0.0, 0.0])  # of a range of 2
@@ -218,7 +220,7 @@ def test_the_misfit_falls_as_its_gradient_says() -> None:
 def test_where_a_merit_is_of_no_use_nothing_near_is_looked_for() -> None:
     known = _drawn(40)
     genes = np.array([list(FIVE.encode(known[7].params).values()), [0.5] * 5])
-    merits_of = _surrogate(*known).learn()
+    merits_of = _learned(*known)
     assert merits_of(genes)[0] == -np.inf
     assert np.isfinite(merits_of(genes, math.inf)).all()
     assert merits_of(genes, math.inf)[1] == merits_of(genes)[1]

@@ -5,21 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from hpo.breeding.past import Past, Vector
+from hpo.breeding.past import Past
+from hpo.breeding.rows import Sample, Vector
 from hpo.breeding.selection import costs_of
 from hpo.breeding.upstream import Individual, Propagator
 from hpo.dominance import best_first
-from hpo.parameters import Gene
+from hpo.parameters import Gene, Value
 
 if TYPE_CHECKING:
     from hpo.breeding.surrogate import Surrogate
+    from hpo.store.evaluations import Evaluation
+
+Mask = npt.NDArray[np.bool_]
 
 _PARENTS = 10
 _OFFSPRING = 100
@@ -63,10 +68,19 @@ class Genetic(Propagator):  # type: ignore[misc]
 
     @cached_property
     def _surrogate(self) -> Surrogate:
-        """The surrogate, from when enough is known: scipy, which it needs, would make each start later by 0.15 s."""
+        """The surrogate of evaluations without a parent."""
+        return self._make_surrogate(0)
+
+    @cached_property
+    def _surrogate_of_heirs(self) -> Surrogate:
+        """The surrogate of evaluations that inherit. It also uses the parent's loss and the age."""
+        return self._make_surrogate(2)
+
+    def _make_surrogate(self, facts: int) -> Surrogate:
+        """Import scipy when it is needed: it would delay each start by 0.15 s."""
         from hpo.breeding.surrogate import Surrogate
 
-        return Surrogate(self._past, self._draws)
+        return Surrogate(self._past, self._draws, facts)
 
     @cached_property
     def _threads(self) -> ThreadpoolController:
@@ -74,29 +88,60 @@ class Genetic(Propagator):  # type: ignore[misc]
         return ThreadpoolController()
 
     def _choose(self, population: list[Individual]) -> dict[str, Gene] | None:
-        """Return the genes of the best candidate that is new; None where too little is known, or no candidate is."""
+        """Return the genes of the best candidate that is new; None if too little is known, or no candidate is."""
         parents = self._parents(population)
-        if len(self._past.costs) <= len(self._width) or not len(parents):
+        if self._past.count <= len(self._width) or not len(parents):
             return None
-        surrogate = self._surrogate
-        # The matrices are small: if all ranks of a host used a thread per core, this would take ten times longer.
-        with self._threads.limit(limits=1, user_api="blas"):
-            candidates = self._bred_on(surrogate, parents)
+        parent = self._past.lines.draw_parent(self.rng)
+        chosen = self._choose_founder(parents) if parent is None else None
+        if chosen is None and self._past.lines.parents:
+            chosen = self._choose_heir(parent or self._past.lines.parents[0], parents)
+        return chosen
+
+    def _choose_founder(self, parents: Vector) -> dict[str, Gene] | None:
+        """Return the genes of the best candidate that has no parent."""
+        sample = self._past.founders()
+        if not len(sample.costs):
+            return None
+        candidates = self._screened(self._surrogate, sample, parents, self._movable)
+        return self._first_new(candidates, lambda params: self._past.lines.parent_of(params) is None)
+
+    def _choose_heir(self, parent: Evaluation, parents: Vector) -> dict[str, Gene] | None:
+        """Return the genes of the best candidate that inherits from a parent: only tunable genes differ."""
+        sample, tunable = self._past.heirs(parent), self._past.tunable
+        own = self._past.genes_of(parent.params)
+        if len(sample.costs) <= tunable.sum():
+            return self._first_new(np.where(tunable, self._newcomers(), own))
+        same = np.unique(np.where(tunable, parents, own), axis=0)
+        return self._first_new(self._screened(self._surrogate_of_heirs, sample, same, self._movable & tunable))
+
+    def _first_new(
+        self, candidates: Vector, is_wanted: Callable[[dict[str, Value]], bool] = lambda _: True
+    ) -> dict[str, Gene] | None:
+        """Return the genes of the first candidate that is new to the run, wanted, and obeys the rules of the space."""
         past = self._past
-        new = (index for index, genes in enumerate(candidates) if not past.knows(past.params_of(genes)))
+        everything = ((index, past.params_of(genes)) for index, genes in enumerate(candidates))
+        new = (index for index, params in everything if not past.knows(params) and is_wanted(params))
         chosen = next(past.allowed(candidates, new), None)
         if chosen is None:
             return None
         return past.space.rounded(dict(zip(self._limits, candidates[chosen].tolist(), strict=True)))
 
-    def _bred_on(self, surrogate: Surrogate, parents: Vector) -> Vector:
+    def _screened(self, surrogate: Surrogate, sample: Sample, parents: Vector, free: Mask) -> Vector:
+        """Return candidates that differ from parents in `free` genes, the best first by a surrogate of a sample."""
+        # The matrices are small: if all ranks of a host used a thread per core, this would take ten times longer.
+        with self._threads.limit(limits=1, user_api="blas"):
+            return self._bred_on(surrogate.learn(sample), parents, free)
+
+    def _bred_on(self, merits_of: Callable[..., Vector], parents: Vector, free: Mask) -> Vector:
         """Return offspring, newcomers, and what some generations bred of the most promising of them, the best first."""
-        merits_of, chances = surrogate.learn(), self._chances(1 + _GENERATIONS)
-        bred = [np.vstack([self._offspring(parents, next(chances)), self._newcomers()])]
+        chances = self._chances(1 + _GENERATIONS)
+        newcomers = np.where(free, self._newcomers(), parents[0])
+        bred = [np.vstack([self._offspring(parents, next(chances), free), newcomers])]
         merits = [merits_of(bred[0], precision=np.float32)]
         promising, hopes = self._most_promising(bred[0], merits[0])
         for chance in chances if len(promising) else ():
-            bred.append(self._offspring(promising, chance))
+            bred.append(self._offspring(promising, chance, free))
             merits.append(merits_of(bred[-1], hopes[-1] if len(hopes) == _PROMISING else -math.inf, np.float32))
             promising, hopes = self._most_promising(np.vstack([promising, bred[-1]]), np.append(hopes, merits[-1]))
         # Of noiseless functions, screening takes another one than the best for it in up to one of six suggestions.
@@ -140,14 +185,14 @@ class Genetic(Propagator):  # type: ignore[misc]
         shifts = 1 + np.floor(shifting * np.maximum(self._width, 1))
         return zip(draws.random((generations, 2, _OFFSPRING)), mixing, mutating, choosing, steps, shifts, strict=True)
 
-    def _offspring(self, parents: Vector, chances: tuple[Vector, ...]) -> Vector:
+    def _offspring(self, parents: Vector, chances: tuple[Vector, ...], free: Mask) -> Vector:
         couples, mixing, mutating, choosing, steps, shifts = chances
         mothers, fathers = parents[(couples * len(parents)).astype(int)]
         offspring = np.where(mixing < 0.5, mothers, fathers)
         existing = self._past.existing(offspring)
         mutated = mutating < 1 / existing.sum(axis=1, keepdims=True)
-        mutated[np.arange(_OFFSPRING), np.argmax(choosing * (existing & self._movable), axis=1)] = True
-        mutants: Vector = np.where(mutated & self._movable, self._mutated(offspring, steps, shifts), offspring)
+        mutated[np.arange(_OFFSPRING), np.argmax(choosing * (existing & free), axis=1)] = True
+        mutants: Vector = np.where(mutated & free, self._mutated(offspring, steps, shifts), offspring)
         return self._past.rounded(mutants)
 
     def _mutated(self, genes: Vector, steps: Vector, shifts: Vector) -> Vector:

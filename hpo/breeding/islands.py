@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpo.breeding.lines import Lines
 from hpo.breeding.past import Past
 from hpo.breeding.propagators import New, make
 from hpo.breeding.upstream import Individual, Migrator, Pollinator
@@ -39,7 +40,8 @@ class _BudgetSpent(Exception):  # noqa: N818 - the end, and no error
 class Archipelago:
     """The islands of a run: which workers they have, how they breed, and how they exchange individuals.
 
-    The propagators are dealt to the islands in turn.
+    The propagators are dealt to the islands in turn. With `inherits`, an individual may begin with the state of one of
+    the best of its island.
     """
 
     space: SearchSpace
@@ -49,6 +51,7 @@ class Archipelago:
     pollination: bool = True
     seed: int = 0
     objectives: Objectives = ONLY_LOSS
+    inherits: bool = False
 
     def evolve(self, leaders: SleepingComm, recorder: Recorder, evaluate: Evaluate) -> None:
         """Breed, claim and evaluate individuals until there is nothing more to claim; collective among all leaders.
@@ -147,7 +150,8 @@ class Breeder:
         self._seed = islands.seed
         self._name = islands.propagators[self._island % len(islands.propagators)]
         self._recorder = recorder
-        self._past = Past(islands.space, recorder.news, islands.objectives, recorder.is_stopping)
+        lines = Lines(islands.space, self._island, layout.islands, islands.inherits)
+        self._past = Past(islands.space, recorder.news, islands.objectives, recorder.is_stopping, lines)
         place = worker - layout.first_worker(self._island)
         bred_by = make(self._name, self._past, rng, layout.island_size(self._island), place)
         self.propagator: New = New(bred_by, self._past, rng)
@@ -191,6 +195,8 @@ def _restore(propulator: Any, islands: Archipelago, past: Sequence[Evaluation], 
     for evaluation in past:
         if not evaluation.finished or evaluation.island % layout.islands != island:
             continue
+        if evaluation.inherits is not None and not islands.inherits:
+            continue  # Its loss does not compare with those of evaluations without a parent.
         place = (evaluation.worker - layout.first_worker(island)) % size
         individual = Individual(dict(space.encode(evaluation.params)), limits)
         individual.loss = evaluation.loss

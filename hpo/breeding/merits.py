@@ -23,7 +23,7 @@ _FAR = -30.0
 Merit = Callable[[Vector, Vector], Vector]
 
 
-def bound(models: Sequence[GaussianProcess], draws: np.random.Generator) -> Merit:
+def bound(models: Sequence[GaussianProcess], draws: np.random.Generator, _: float | None = None) -> Merit:
     """Return what prefers the lowest lower confidence bound, or of several objectives, the one that adds most.
 
     Srinivas et al., Gaussian process optimization in the bandit setting (2010).
@@ -34,15 +34,17 @@ def bound(models: Sequence[GaussianProcess], draws: np.random.Generator) -> Meri
     return lambda mean, deviation: gain((mean - _DEVIATIONS * deviation)[None])
 
 
-def expected_gain(models: Sequence[GaussianProcess], draws: np.random.Generator) -> Merit:
+def expected_gain(models: Sequence[GaussianProcess], draws: np.random.Generator, lowest: float | None = None) -> Merit:
     """Return what prefers most expected improvement, of the lowest mean, or of several objectives, of hypervolume.
+
+    `lowest` replaces the lowest mean at the points that the model has learned.
 
     Jones et al., Efficient global optimization of expensive black-box functions (1998), equation 15. Of several
     objectives, it is the mean over values that are drawn.
     """
     if len(models) == 1:
-        lowest = models[0].lowest
-        return lambda mean, deviation: np.log(deviation[0]) + log_expected_gain((lowest - mean[0]) / deviation[0])
+        best = models[0].lowest if lowest is None else lowest
+        return lambda mean, deviation: np.log(deviation[0]) + log_expected_gain((best - mean[0]) / deviation[0])
     gain = Gain(np.array([model.means for model in models]), draws)
     drawn = draws.standard_normal((_RAYS, len(models), 1))
     return lambda mean, deviation: gain(mean + deviation * drawn)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import optuna
@@ -19,6 +21,7 @@ from hpo.store.directions import directions
 from hpo.store.evaluations import Evaluation
 from hpo.store.front import costs_of
 
+_CONTEMPORARIES = 20  # evaluations with which one is compared in a run with inheritance
 _MOST_TRIALS = 512  # that the sampler knows: its time grows with their number (10,000: 0.2 s an individual)
 
 
@@ -35,6 +38,9 @@ class Parzen(Propagator):  # type: ignore[misc]
     Bergstra et al., Algorithms for hyper-parameter optimization (2011). What is in flight counts as bad ("constant
     liar"), so that workers which breed at the same time search differently. In a long run, the sampler knows the best
     and the last evaluations only.
+
+    In a run with inheritance, losses do not compare. The sampler then learns which share of the last evaluations an
+    evaluation is behind. Founders are compared by losses, and heirs by changes of losses.
     """
 
     def __init__(self, past: Past, rng: random.Random) -> None:
@@ -51,8 +57,9 @@ class Parzen(Propagator):  # type: ignore[misc]
         self._known: dict[int, Evaluation] = {}  # ended evaluations in the study, by trial
         self._running: dict[int, Evaluation] = {}  # those in flight, by trial
         self._trials: dict[int, int] = {}
+        self._last: dict[bool, deque[float]] = {kind: deque(maxlen=_CONTEMPORARIES) for kind in (False, True)}
         self._forget()
-        past.listeners.append(self._learn)
+        past.listeners.append(self._take)
 
     def __call__(self, _: list[Individual]) -> Individual:
         """Breed one individual."""
@@ -71,6 +78,18 @@ class Parzen(Propagator):  # type: ignore[misc]
         """Return hyperparameters, those with an order among their choices as places in it."""
         of = self._space.parameters
         return {n: of[n].encode(value) if isinstance(of[n], Ordinal) else value for n, value in params.items()}
+
+    def _take(self, evaluation: Evaluation) -> None:
+        """Learn from an evaluation, in a run with inheritance from how it compares with the last ones of its kind."""
+        lines = self._past.lines
+        if evaluation.succeeded and lines.inherits:
+            cost, last = lines.cost(evaluation), self._last[lines.context(evaluation) is not None]
+            last.append(cost)
+            behind = sum(other < cost for other in last) + sum(other == cost for other in last) / 2
+            evaluation = replace(evaluation, loss=behind / len(last))
+        elif evaluation.succeeded and evaluation.inherits is not None:
+            evaluation = replace(evaluation, state="failed")
+        self._learn(evaluation)
 
     def _learn(self, evaluation: Evaluation) -> None:
         """Tell the sampler's study of an evaluation that has started or ended; failures teach it nothing."""

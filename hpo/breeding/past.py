@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hpo.breeding.lines import Lines
+from hpo.breeding.rows import Rows, Sample, Vector
 from hpo.listing import list_individuals
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.parameters import Categorical, Int, Value
@@ -20,8 +22,6 @@ from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
     from hpo.store.evaluations import Evaluation
-
-Vector = npt.NDArray[np.float64]
 
 _SAME = 1e-9  # genes of integers on a logarithmic scale are further apart, up to a billion
 _TRIES = 100  # random draws, before all hyperparameters that are left are listed
@@ -34,10 +34,10 @@ class Past:
 
     Nothing new is drawn once `is_stopping()` is true.
 
-    ``tried`` are the genes of the evaluations that have ended by themselves, shape (evaluations, parameters), and
-    ``costs`` what they have of each of the `objectives`, infinite where one failed; ``running`` the genes of those in
-    flight. ``low`` and ``high`` are the limits of the genes, ``unordered`` says which genes are of categorical
-    parameters, and ``continuous`` which may lie anywhere between their limits; all others are integers.
+    Heirs are apart from founders, which have no parent: their losses do not compare. ``lines`` has the parents.
+    ``low`` and ``high`` are the limits of the genes. ``unordered`` marks genes of categorical parameters, ``tunable``
+    genes that may differ from the parent's, and ``continuous`` genes that may lie anywhere between their limits. All
+    others are integers.
     """
 
     def __init__(
@@ -46,8 +46,10 @@ class Past:
         source: Callable[[], Iterable[Evaluation]],
         objectives: Objectives = ONLY_LOSS,
         is_stopping: Callable[[], bool] = lambda: False,
+        lines: Lines | None = None,
     ) -> None:
         self.space = space
+        self.lines = lines or Lines(space)
         self.objectives = objectives
         self._source = source
         self._is_stopping = is_stopping
@@ -57,15 +59,14 @@ class Past:
         self.high: Vector = np.array([high for _, high in limits], float)
         parameters = list(space.parameters.values())
         self.unordered = np.array([isinstance(parameter, Categorical) for parameter in parameters])
+        self.tunable = np.array([parameter.tunable for parameter in parameters])
         self.continuous = np.array([parameter.continuous for parameter in parameters])
         self._whole = [(gene, one) for gene, one in enumerate(parameters) if isinstance(one, Int) and one.continuous]
         self._conditions = _conditions(space)
         self.listeners: list[Callable[[Evaluation], None]] = []
-        self._count = 0
-        self._places: dict[int, int] = {}  # of evaluations that are paused, by trial
-        self._genes: Vector = np.empty((64, len(self.low)))
-        self._costs: Vector = np.empty((64, len(objectives.names)))
-        self._running: dict[int, Vector] = {}
+        # Their rows have the genes, the costs, and for heirs the context: the parent's loss and the age.
+        parts = (len(self.low), len(objectives.names))
+        self._founders, self._heirs = Rows(*parts), Rows(*parts, 2)
         self._known: set[tuple[Value | None, ...]] = set()
 
     def update(self) -> None:
@@ -75,29 +76,34 @@ class Past:
     def take(self, evaluations: Iterable[Evaluation]) -> None:
         """Take in evaluations that have started or ended."""
         for evaluation in evaluations:
+            self.lines.learn(evaluation)
             for listener in self.listeners:
                 listener(evaluation)
             self._known.add(self._key(evaluation.params))
-            self._running.pop(evaluation.trial, None)
-            if evaluation.state in ("running", "waiting"):
-                self._running[evaluation.trial] = self.genes_of(evaluation.params)
-            elif evaluation.finished:
-                self._take(evaluation)
+            for rows in (self._founders, self._heirs):
+                rows.forget(evaluation.trial)
+            self._take(evaluation)
 
     @property
-    def tried(self) -> Vector:
-        """The genes of the evaluations that have ended by themselves, shape (evaluations, parameters)."""
-        return self._genes[: self._count]
+    def count(self) -> int:
+        """The number of evaluations that have ended by themselves."""
+        return self._founders.count + self._heirs.count
 
-    @property
-    def costs(self) -> Vector:
-        """The costs of the evaluations that have ended by themselves, shape (evaluations, objectives)."""
-        return self._costs[: self._count]
+    def founders(self) -> Sample:
+        """Return the evaluations without a parent as a sample. The loss is the merit of the hyperparameters."""
+        rows, (running, nothing) = self._founders, self._founders.running
+        return Sample(rows.genes, rows.costs, running, rows.contexts, nothing, context=np.empty(0))
 
-    @property
-    def running(self) -> Vector:
-        """The genes of the evaluations in flight, shape (evaluations, parameters)."""
-        return np.array(list(self._running.values())).reshape(-1, len(self.low))
+    def heirs(self, parent: Evaluation) -> Sample:
+        """Return the evaluations that inherit, as a sample for the next one that inherits from `parent`.
+
+        A cost is the change of the loss. A context has the rank of the parent's loss and the age, both from 0 to 1.
+        """
+        rows, (running, contexts) = self._heirs, self._heirs.running
+        every = np.vstack([rows.contexts, contexts, [self.lines.next_context(parent)]])
+        every[:, 0] = np.unique(every[:, 0], return_inverse=True)[1]
+        every /= np.maximum(every.max(axis=0), 1)
+        return Sample(rows.genes, rows.costs, running, every[: rows.count], every[rows.count : -1], every[-1])
 
     def knows(self, params: Mapping[str, Value]) -> bool:
         """Tell whether these hyperparameters were tried, or are in flight."""
@@ -170,18 +176,15 @@ class Past:
         return tuple(params.get(name) for name in self.space.parameters)
 
     def _take(self, evaluation: Evaluation) -> None:
-        """Take in an evaluation that has ended, in the place of the paused one from which it was promoted."""
-        place = None if evaluation.repeats is None else self._places.pop(evaluation.repeats, None)
-        if place is None:
-            place = self._count
-            self._count += 1
-        if place == len(self._costs):
-            self._genes = np.concatenate([self._genes, np.empty_like(self._genes)])
-            self._costs = np.concatenate([self._costs, np.empty_like(self._costs)])
-        self._genes[place] = self.genes_of(evaluation.params)
-        self._costs[place] = self.objectives.costs(evaluation.values)
-        if evaluation.state == "paused":
-            self._places[evaluation.trial] = place
+        """Add an evaluation to the founders or to the heirs."""
+        known = self.lines.context(evaluation)
+        rows, context = (self._founders, np.empty(0)) if known is None else (self._heirs, np.array(known))
+        genes = self.genes_of(evaluation.params)
+        if evaluation.state in ("running", "waiting"):
+            rows.start(evaluation.trial, genes, context)
+        elif evaluation.finished:
+            values = evaluation.values if known is None else (self.lines.cost(evaluation),)
+            rows.end(evaluation, genes, np.array(self.objectives.costs(values)), context)
 
 
 def _conditions(space: SearchSpace) -> list[tuple[int, int, Vector]]:

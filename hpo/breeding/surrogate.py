@@ -15,6 +15,7 @@ from hpo.breeding.scores import learned_from, normal_scores, power_transformed
 
 if TYPE_CHECKING:
     from hpo.breeding.past import Past
+    from hpo.breeding.rows import Sample
 
 _DARING = 0.5  # the share of suggestions that explore
 # What is nearer to an individual than this share of each range is as good as known: a model that is too sure of itself
@@ -31,38 +32,43 @@ class Surrogate:
     them most. The first is the better one where losses are noisy and parameters are categories, the second one where
     losses are smooth functions of numbers. Each suggestion asks one of the two, drawn at random, which is nearly as
     good as the better one in either case (benchmarks/README.md). Of several objectives, each has two models of its own.
+    The context of an evaluation, of `facts` numbers, is a further input of all models.
     """
 
-    def __init__(self, past: Past, draws: np.random.Generator) -> None:
+    def __init__(self, past: Past, draws: np.random.Generator, facts: int = 0) -> None:
         self._past = past
         self._draws = draws
         self._cube = Cube(past.low, past.high, past.unordered)
-        scale_of = self._cube.scale_of
+        parameters = len(past.low)
+        scale_of = np.append(self._cube.scale_of, np.arange(parameters, parameters + facts))
         self._models = [(GaussianProcess(scale_of), GaussianProcess(scale_of)) for _ in past.objectives.names]
 
-    def learn(self) -> Callable[..., Vector]:
-        """Learn from all that is known now; return a function that gives the merit of each of some candidates' genes.
+    def learn(self, sample: Sample) -> Callable[..., Vector]:
+        """Learn from a sample; return a function that gives the merit of each of some candidates' genes.
 
         Merits, shape (candidates,), compare with each other alone: the higher, the better. The function also takes
         the highest merit that is of no use (whether what has no more is near to something known is not looked at), and
         the precision, of which a single one is good for screening.
         """
-        past, chosen = self._past, learned_from(self._past.costs)
-        tried, running = self._points(past.tried[chosen]), self._points(past.running)
+        chosen, here = learned_from(sample.costs), sample.context
+        tried = self._points(sample.genes[chosen], sample.contexts[chosen])
+        running = self._points(sample.running, sample.running_contexts)
         daring = self._draws.random() < _DARING
         models = []
-        for costs, (places, sizes) in zip(past.costs[chosen].T, self._models, strict=True):
+        for costs, (places, sizes) in zip(sample.costs[chosen].T, self._models, strict=True):
             model, values = (places, normal_scores(costs)) if daring else (sizes, power_transformed(costs))
-            model.fit(tried, values, known=len(past.costs))
+            model.fit(tried, values, known=len(sample.costs))
             model.assume(running)
             models.append(model)
-        merit = (bound if daring else expected_gain)(models, self._draws)
+        # The lowest cost in this context: another context may allow lower costs.
+        lowest = float(models[0].predict(self._points(sample.genes[chosen], here))[0].min()) if len(here) else None
+        merit = (bound if daring else expected_gain)(models, self._draws, lowest)
         known = np.vstack([tried, running])
 
         def merits_of(
             candidates: Vector, useless: float = -np.inf, precision: type[np.floating[Any]] = np.float64
         ) -> Vector:
-            points = self._points(candidates)
+            points = self._points(candidates, here)
             means, deviations = zip(*(model.predict(points, precision) for model in models), strict=True)
             merits = merit(np.array(means), np.array(deviations))
             useful = np.flatnonzero(merits > useless)  # a fifth of all, which take 0.5 ms more of a suggestion
@@ -72,5 +78,6 @@ class Surrogate:
 
         return merits_of
 
-    def _points(self, genes: Vector) -> Vector:
-        return self._cube.points(genes, self._past.existing(genes))
+    def _points(self, genes: Vector, contexts: Vector) -> Vector:
+        points = self._cube.points(genes, self._past.existing(genes))
+        return np.hstack([points, np.broadcast_to(contexts, (len(genes), contexts.shape[-1]))])

@@ -56,9 +56,16 @@ class Saver:
         return path
 
     def parents(self, parent: int) -> Path:
-        """Return the file of the state of one that is inherited from, by its first trial; raises ValueError without."""
+        """Return the file of the state of one that is inherited from, by its first trial; raises ValueError without.
+
+        A file that cannot be read is removed, so that it is not inherited again.
+        """
         path = self._states.path(parent)
-        read_about(path)
+        try:
+            read_about(path)
+        except ValueError:
+            self._states.drop(parent)
+            raise
         return path
 
     def reject(self, assignment: Assignment, reason: str) -> None:

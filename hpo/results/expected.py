@@ -26,9 +26,11 @@ _FITS = 6  # each of which continues the one before
 def expected_losses(evaluations: Sequence[Evaluation], space: SearchSpace) -> dict[int, float]:
     """Return by their trials the losses that a model expects of the complete evaluations that it has learned from.
 
-    Nothing is expected of too few.
+    Nothing is expected of too few. Evaluations that inherit are left out: their losses do not follow from their
+    hyperparameters alone.
     """
-    complete = [one for one in evaluations if one.state == "complete" and math.isfinite(one.loss)]
+    founders = [one for one in evaluations if one.inherits is None]
+    complete = [one for one in founders if one.state == "complete" and math.isfinite(one.loss)]
     if len({one.loss for one in complete}) < max(_LEAST, 2 * len(space.parameters)):
         return {}
     some = [complete[place] for place in learned_from(np.array([[one.loss] for one in complete]))]

@@ -58,10 +58,12 @@ def compute_importances(evaluations: Sequence[Evaluation], described: Mapping[st
     """Return the importance of each hyperparameter, the most important first; nothing if too little is known.
 
     `described` has a text for each parameter, as run.json has it. Constraints of the space are not considered.
+    Evaluations that inherit are left out: their losses do not follow from their hyperparameters alone.
 
     Raises ValueError if a text describes no parameter, or a value is not one of its parameter.
     """
-    complete = [one for one in evaluations if one.state == "complete" and math.isfinite(one.loss)]
+    founders = [one for one in evaluations if one.inherits is None]
+    complete = [one for one in founders if one.state == "complete" and math.isfinite(one.loss)]
     known = tuple((tuple(one.params.items()), one.loss) for one in complete)
     if len(complete) < _LEAST or len({one.loss for one in complete}) < 2:
         return []

@@ -70,7 +70,7 @@ def summarize(
 def _ask_models(evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None) -> dict[str, Any]:
     """Return what models say: the expected loss of the best, and the importances of hyperparameters.
 
-    Both need losses that follow from hyperparameters alone, so they are not known of a run that inherits.
+    Both leave out evaluations that inherit: their losses do not follow from their hyperparameters alone.
     """
     from hpo.results.genes import read_space  # imports numpy, which ranks without a worker to lead do not need
 
@@ -90,7 +90,7 @@ def _expected(
     """Return the loss that a model expects of the best, and of whom it expects the lowest; None where it cannot say."""
     from hpo.results.expected import expected_losses  # scipy, which takes 0.1 s, and only the first rank needs
 
-    can_say = best and not run.objectives.are_several and not run.inherit
+    can_say = best and not run.objectives.are_several
     losses = expected_losses(evaluations, space) if can_say else {}
     if not best or best.trial not in losses:
         return None
@@ -108,7 +108,7 @@ def _importances(evaluations: Sequence[Evaluation], run: Manifest) -> list[dict[
 
     return [
         {"name": one.name, "share": one.share, "low": one.low, "high": one.high, "told_apart": one.is_told_apart}
-        for one in ([] if run.inherit else compute_importances(evaluations, run.space))
+        for one in compute_importances(evaluations, run.space)
     ]
 
 
@@ -234,4 +234,5 @@ def _entry(evaluation: Evaluation) -> dict[str, Any]:
         "seconds": None if math.isnan(evaluation.seconds) else evaluation.seconds,
         "metrics": evaluation.metrics,
         "origin": evaluation.origin,
+        "inherits": evaluation.inherits,
     }

@@ -71,7 +71,7 @@ class FirstRank:
             mirror,
             pruner=make_pruner(run.pruner, run.budget),
             halving=halving,
-            heirs=Heirs(record, space, run.layout.islands) if run.inherit else None,
+            heirs=Heirs(record, space, run.layout.islands, States(self.files.states)) if run.inherit else None,
             weights=BestWeights(self.files, run.objectives),
         )
 

@@ -60,7 +60,7 @@ class Leading:
         keeper = WeightsKeeper(recorder, run.settings)
         leader = Leader(recorder, self._slot, limits, self._watch.stop, keeper, saver)
         exchange = (options.migration_probability, options.pollination)
-        islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.objectives)
+        islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.objectives, run.inherit)
         growing = self._growing(recorder)
         islands.evolve(self._leaders, recorder, self._make_evaluator(leader, growing))
         if growing:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hpo.breeding.names import DEFAULT_PROPAGATORS, OF_NUMBERS, OF_SEVERAL, PROPAGATORS
+from hpo.breeding.names import DEFAULT_PROPAGATORS, OF_LINES, OF_NUMBERS, OF_SEVERAL, PROPAGATORS
 from hpo.errors import RunError, UsageError
 from hpo.layout import Layout
 from hpo.objectives import Objectives
@@ -83,7 +83,8 @@ def resolve(options: Options, layout: Layout, ask: Ask, constraints: Constraints
     confirm = _chosen(options.confirm, before.confirm if before else None, 0)
     inherit = _chosen(options.inherit, before.inherit if before else None, False)
     if inherit:
-        check_inherit(file, pruner, confirm, options.save_every)
+        check_inherit(file, propagators, options.save_every)
+        check_with_heirs(pruner, confirm, "--inherit")
     return Request(
         options=options,
         layout=layout,
@@ -167,8 +168,8 @@ def check_script(options: Options, file: Description) -> None:
         )
 
 
-def check_inherit(file: Description, pruner: str, confirm: int, save_every: float | None) -> None:
-    """Raise a UsageError where individuals cannot inherit, or what else is asked for makes no sense then."""
+def check_inherit(file: Description, propagators: Sequence[str], save_every: float | None) -> None:
+    """Raise a UsageError where individuals cannot inherit."""
     space = file.space
     if file.objectives.are_several:
         raise UsageError(
@@ -181,17 +182,31 @@ def check_inherit(file: Description, pruner: str, confirm: int, save_every: floa
             "--inherit: no parameter is tunable; mark those that can change while a network trains, such as a learning "
             f"rate: {name}={str(space.parameters[name])[:-1]}, tunable=True)"
         )
+    for propagator in propagators:
+        if propagator not in OF_LINES:
+            raise UsageError(
+                f"--propagators must be among {', '.join(OF_LINES)} with --inherit, got {propagator}. It takes a loss "
+                "that was inherited for the merit of hyperparameters."
+            )
+    if save_every == math.inf:
+        raise UsageError("--inherit and --save-every off: only what is saved can be inherited")
+
+
+def check_with_heirs(pruner: str, confirm: int, inherits: str, instead: str = "") -> None:
+    """Raise a UsageError for options that make no sense if evaluations inherit.
+
+    `inherits` says why they do, and `instead` what would work in place of the option.
+    """
     if pruner != "none":
         raise UsageError(
-            f"--inherit and --pruner {pruner}: who inherits is ahead of who begins anew after as many epochs, so that "
-            "they do not compare: choose one of the two"
+            f"{inherits} and --pruner {pruner}: who inherits is ahead of who begins anew after as many epochs, so that "
+            f"they do not compare: {f'give --pruner none, or {instead}' if instead else 'choose one of the two'}"
         )
     if confirm:
         raise UsageError(
-            f"--inherit and --confirm {confirm}: what an individual has inherited is not trained again with other seeds"
+            f"{inherits} and --confirm {confirm}: what an individual has inherited is not trained again with other "
+            f"seeds{f': give --confirm 0, or {instead}' if instead else ''}"
         )
-    if save_every == math.inf:
-        raise UsageError("--inherit and --save-every off: only what is saved can be inherited")
 
 
 def check_objectives(propagators: Sequence[str], objectives: Objectives) -> None:

@@ -19,7 +19,7 @@ from hpo.errors import UsageError
 from hpo.process.printed import warn
 from hpo.results.confirmation import Plan, plan_of
 from hpo.run.asked import describe_changes, find_options
-from hpo.run.request import Request
+from hpo.run.request import Request, check_with_heirs
 from hpo.run.source import changes, keep
 from hpo.run.takeover import differences, find_misfits, take_over
 from hpo.space import SearchSpace
@@ -237,6 +237,7 @@ def _take_up(session: Session, space: SearchSpace) -> str:
         )
     check_objectives(record, session.manifest, run_dir)
     _check_trials(record, session, space)
+    _check_heirs(record, session)
     with mistakes(storage):
         record.requeue_interrupted(run_dir.died)
         confirmations = open_study(storage, session.manifest.confirming_study)
@@ -263,6 +264,15 @@ def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
             raise UsageError(
                 f"{without_password(session.storage)}: {misfit}{'' if space.allows(evaluation.params) else new_rule}"
             )
+
+
+def _check_heirs(record: Record, session: Session) -> None:
+    """Raise a UsageError for options that make no sense with evaluations of any session that inherit."""
+    heir = next((one for one in record.evaluations() if one.inherits is not None), None)
+    if heir is not None:
+        inherits = f"trial {heir.trial}, which inherits from trial {heir.inherits},"
+        another = f"start another run with --start-from {session.run_dir.path}"
+        check_with_heirs(session.manifest.pruner, session.manifest.confirm, inherits, another)
 
 
 def _start_with(session: Session, request: Request) -> list[str]:

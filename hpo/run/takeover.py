@@ -34,20 +34,22 @@ _MANY = 1000  # so many evaluations take seconds to record
 class Takeover:
     """The evaluations of another run that are of the search space, the best first, and why the others are not.
 
-    `source` names the run, without a password; `settings` are those it had, empty where that is not known.
+    `source` names the run, without a password; `settings` are those it had, empty where that is not known. `heirs` is
+    the number of evaluations that are left out because they inherit.
     """
 
     source: str
     evaluations: list[Evaluation]
     misfits: list[str]
     settings: Mapping[str, Any]
+    heirs: int = 0
 
 
 def read_takeover(source: str, space: SearchSpace, objectives: Objectives) -> Takeover:
     """Return the complete, pruned and paused evaluations of a run directory, or of a study at a URL or in a file.
 
     Where there are several studies, `source` ends with # and the name of one. What it has not as objectives may be
-    among its metrics.
+    among its metrics. Evaluations that inherit are left out: their hyperparameters alone do not give such losses.
 
     Raises UsageError where there is no such study, or none of its evaluations is of this space.
     """
@@ -59,13 +61,15 @@ def read_takeover(source: str, space: SearchSpace, objectives: Objectives) -> Ta
         evaluations, theirs = record.evaluations(), _theirs(record, objectives)
     except UsageError as error:
         raise UsageError(f"--start-from {shown}: {error}") from error
-    ended = [
-        _cleaned(evaluation, space, theirs, objectives)
+    succeeded = [
+        evaluation
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.loss)
         if evaluation.finished
         and evaluation.succeeded
         and all(map(math.isfinite, (evaluation.loss, evaluation.started, evaluation.ended)))
     ]
+    founders = [evaluation for evaluation in succeeded if evaluation.inherits is None]
+    ended = [_cleaned(evaluation, space, theirs, objectives) for evaluation in founders]
     why_not = find_misfits(ended, space)
     judged = [(one, misfit or _unknown(one, objectives)) for one, misfit in zip(ended, why_not, strict=True)]
     fitting = [evaluation for evaluation, misfit in judged if not misfit]
@@ -73,7 +77,7 @@ def read_takeover(source: str, space: SearchSpace, objectives: Objectives) -> Ta
     if not fitting:
         why = misfits[0] if misfits else "it has none"
         raise UsageError(f"--start-from {shown}: no finished evaluation is of this search space: {why}")
-    return Takeover(shown, fitting, misfits, settings)
+    return Takeover(shown, fitting, misfits, settings, len(succeeded) - len(founders))
 
 
 def take_over(
@@ -103,6 +107,11 @@ def take_over(
         are = "is" if len(misfits) == 1 else "are"
         such = short(printable(misfits[0]))
         lines.append(f"without {len(misfits)} that {are} not of this search space, such as {such}")
+    if takeover.heirs:
+        began = counted(takeover.heirs, "evaluation")
+        lines.append(
+            f"without {began} that began with the weights of others: such losses take more than hyperparameters"
+        )
     return [*lines, *differences(takeover.settings, "there", settings, "here")]
 
 

@@ -13,7 +13,7 @@ CONFIRMING = "confirm-"  # before the numbers of trials of the study that confir
 # What leaders are told of an evaluation: what breeding needs, and no more, since there may be many of both.
 TOLD = (
     *("trial", "state", "loss", "others", "params", "island", "worker", "generation"),
-    *("seconds", "ended", "origin", "repeats"),
+    *("seconds", "ended", "origin", "repeats", "inherits", "saved_after"),
 )
 
 

@@ -6,7 +6,7 @@ the best of its island in tunable parameters alone goes on with what that has le
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hpo.space import SearchSpace
@@ -31,33 +31,21 @@ def can_be_inherited(one: Evaluation) -> bool:
     return one.state == "complete" and not one.origin and one.saved_after > 0 and one.saved_after == len(one.curve)
 
 
-def parent_of(params: Mapping[str, Any], among: Sequence[Evaluation], space: SearchSpace) -> Evaluation | None:
-    """Return the evaluation whose tunable parameters are the nearest, of those whose other parameters are equal.
-
-    That is the parent, or one of the two, as long as it is among the best. Returns None where there is none.
-    """
-    same = [one for one in among if all(one.params.get(name) == params.get(name) for name in space.fixed)]
-    return min(same, key=lambda one: (_distance(params, one.params, space), one.loss), default=None)
-
-
-def _distance(params: Mapping[str, Any], others: Mapping[str, Any], space: SearchSpace) -> float:
-    """Return the sum of the distances of genes as shares of their ranges: 1 for other choices, and what one lacks."""
-    distance = 0.0
-    for name, parameter in space.parameters.items():
-        low, high = parameter.limits
-        if name not in params or name not in others:
-            distance += (name in params) != (name in others)
-        elif hasattr(parameter, "choices"):
-            distance += params[name] != others[name]
-        elif parameter.tunable:
-            distance += abs(parameter.encode(params[name]) - parameter.encode(others[name])) / (high - low)
-    return distance
+def parent_of(params: Mapping[str, Any], best: Sequence[Evaluation], space: SearchSpace) -> Evaluation | None:
+    """Return the first of the best that differs in tunable parameters alone; None where there is none."""
+    fixed = space.fixed
+    return next((one for one in best if all(one.params.get(name) == params.get(name) for name in fixed)), None)
 
 
 def disinherited(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
     """Return the first evaluations behind the best of an island, but for those that somebody inherits from now."""
     used = {one.inherits for one in evaluations if one.state in ("running", "waiting")}
     return [one for one in ranked(evaluations, island, islands)[KEPT : 2 * KEPT] if one.trial not in used]
+
+
+def has_heirs(evaluations: Iterable[Evaluation]) -> bool:
+    """Return whether any evaluation inherits: its loss is then not that of its hyperparameters alone."""
+    return any(one.inherits is not None for one in evaluations)
 
 
 def to_keep(evaluations: Sequence[Evaluation], islands: int) -> list[int]:

@@ -148,10 +148,16 @@ def _individuals(
     right = [("trial", [trial_text(entry) for entry in entries])]
     right += [(name, [str(entry[name]) for entry in entries]) for name in ("island", "worker", "generation")]
     right.append(("seconds", [tenths(entry["seconds"]) for entry in entries]))
+    if any(entry["inherits"] is not None for entry in entries):
+        right.append(("inherits", [_inherited(entry) for entry in entries]))
     if any(entry["origin"] for entry in entries):
         right.append(("taken over from", [entry["origin"] for entry in entries]))
     more = show_command(run_dir, str(entries[0]["trial"]))
     return individuals_text(title, [entry["params"] for entry in entries], left, right, more, names_told_apart(summary))
+
+
+def _inherited(entry: Mapping[str, Any]) -> str:
+    return "" if entry["inherits"] is None else f"from {entry['inherits']}"
 
 
 def _confirmed(summary: Mapping[str, Any], run_dir: Path) -> str:

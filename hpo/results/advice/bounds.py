@@ -13,7 +13,8 @@ def on_bounds(result: Result) -> Advice | None:
     """Advise to widen the search space where the best lie at its bounds."""
     if result.manifest.objectives.are_several:
         return None  # the ends of a front are where losses, or something else, are the lowest
-    found = edges(result.ranked(), result.distributions)
+    founders = [one for one in result.ranked() if one.inherits is None]
+    found = edges(founders, result.distributions)
     if not found:
         return None
     after = ", after you have changed --space" if result.has_space_in_command else ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from hpo.store.asked import OPTIONS, from_json
 from hpo.store.evaluations import Evaluation, best, rank
+from hpo.store.lineage import has_heirs
 from hpo.store.manifest import Manifest
 from hpo.store.rungs import is_over
 from hpo.store.url import is_hidden, is_remote
@@ -74,6 +75,11 @@ class Result:
     def options(self) -> Mapping[str, Any]:
         """The options of the last session, as JSON holds them."""
         return self.manifest.sessions[-1].options
+
+    @property
+    def has_heirs(self) -> bool:
+        """Whether any evaluation inherits, so that losses are not those of hyperparameters alone."""
+        return has_heirs(self.evaluations)
 
     def ranked(self) -> list[Evaluation]:
         """Return the complete evaluations that have a loss, best first."""

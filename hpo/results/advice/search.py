@@ -22,7 +22,7 @@ def too_few_epochs(result: Result) -> Advice | None:
 
     Five curves that have come to rest are all lowest at their last epoch in one of 4^5 = 1,024 runs, or more rarely.
     """
-    if result.manifest.inherit:
+    if result.has_heirs:
         return None  # individuals go on in those that inherit from them
     own = [one for one in result.ranked() if not one.origin][:_BEST]
     curves = [[one.curve[epoch] for epoch in sorted(one.curve)] for one in own]
@@ -61,9 +61,10 @@ def too_many_evaluations(result: Result) -> Advice | None:
     """Advise to stop where the second half of a search found nothing, and as much again would find little.
 
     That the best was found in the first half says little: in a random search, it is so in one of two runs. How close
-    together the best losses are says more, see `_expected_gain`. Of several objectives, the others may still gain.
+    together the best losses are says more, see `_expected_gain`. Of several objectives, the others may still gain. With
+    inheritance, each line continues from losses that are close together.
     """
-    if result.manifest.objectives.are_several:
+    if result.manifest.objectives.are_several or result.has_heirs:
         return None
     ended = in_order(result.evaluations)
     complete = [one for one in ended if one.state == "complete"]

@@ -46,7 +46,7 @@ def _to_confirm(result: Result) -> Advice | None:
     if result.manifest.objectives.are_several:
         return None
     best = result.ranked()[:2]
-    if len(best) < 2 or not result.is_spent or result.manifest.confirm or result.manifest.inherit:
+    if len(best) < 2 or not result.is_spent or result.manifest.confirm or result.has_heirs:
         return None
     distance = apart(best[0].loss, best[1].loss)
     if distance > _CLOSE:
