@@ -20,6 +20,7 @@ from hpo.store.front import far_apart
 from hpo.store.run_dir import RunDir
 from hpo.store.weights import kept_weights, trial_of_weights
 from hpo.text import counted, duration, named, number, numbers, printable, short, show_command, tenths, value
+from hpo.views.confirmed import confirmed_sentences, confirmed_table
 from hpo.views.expected import expected_text
 from hpo.views.front import (
     costs_of_entries,
@@ -49,9 +50,11 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
             print(_individuals(f"Island {island['island']}", island["top"], summary, run_dir, objectives))
     print(_all_islands(summary, run_dir, objectives))
     if summary["confirmed"]:
-        print(_confirmed(summary, run_dir))
+        print(confirmed_table(summary, run_dir))
         if not summary["unconfirmed"]:
-            print(_told_apart(summary["confirmed"], summary["seed_noise"]))
+            places = [str(place) for place in range(1, 1 + len(summary["confirmed"]))]
+            lines = (textwrap.fill(sentence, _WIDTH) for sentence in confirmed_sentences(summary, places))
+            print(*lines, "", sep="\n")
     if summary["best"]:
         print(_propagators(summary["propagators"], improved(objectives)))
     print(_ways(summary), end="")
@@ -152,49 +155,6 @@ def _individuals(
         right.append(("taken over from", [entry["origin"] for entry in entries]))
     more = show_command(run_dir, str(entries[0]["trial"]))
     return individuals_text(title, [entry["params"] for entry in entries], left, right, more, names_told_apart(summary))
-
-
-def _confirmed(summary: Mapping[str, Any], run_dir: Path) -> str:
-    entries = summary["confirmed"]
-    left = [
-        ("mean loss", numbers([entry["mean"] for entry in entries])),
-        ("deviation", [_known(entry["deviation"]) for entry in entries]),
-        ("seeds", [str(len(entry["losses"]) + entry["failed"]) for entry in entries]),
-        ("failed", [str(entry["failed"] or "") for entry in entries]),
-        ("loss before", numbers([entry["loss"] for entry in entries])),
-    ]
-    right = [
-        ("trial", [str(entry["trial"]) for entry in entries]),
-        ("beside 1", ["" if entry["p"] is None else f"p = {entry['p']:.2g}" for entry in entries]),
-    ]
-    more = show_command(run_dir, str(entries[0]["trial"]))
-    params = [entry["params"] for entry in entries]
-    return individuals_text("Confirmed with other seeds", params, left, right, more, names_told_apart(summary))
-
-
-def _known(figure: float | None) -> str:
-    return "" if figure is None else number(figure)
-
-
-def _told_apart(entries: Sequence[Mapping[str, Any]], noise: Mapping[str, float] | None) -> str:
-    """Return whether the first individual is told apart from the others, and what seeds do to losses, where known."""
-    compared = [(place, entry) for place, entry in enumerate(entries[1:], start=2) if entry["p"] is not None]
-    same = [str(place) for place, entry in compared if not entry["told_apart"]]
-    test = "Welch's t-test, Holm's correction"
-    if len(entries) == 1:
-        text = "There is nothing to tell it apart from: --top-n 3 would confirm three."
-    elif not compared:
-        text = "Too few losses to tell them apart."
-    elif same:
-        text = f"1 is not told apart from {', '.join(same)} ({test}, p >= 0.05)."
-    else:
-        text = f"1 is told apart from all others ({test}, p < 0.05)."
-    if noise:
-        text += (
-            f"\nSeeds make {noise['share']:.0%} of the variance of these losses: those of one individual have a "
-            f"standard deviation of {number(noise['deviation'])}."
-        )
-    return text + "\n"
 
 
 def _propagators(bred: Sequence[Mapping[str, Any]], improved: str) -> str:

@@ -28,6 +28,7 @@ from hpo.store.manifest import Manifest
 from hpo.store.run_dir import write_whole
 from hpo.store.weights import kept_weights, trial_of_weights
 from hpo.text import day, duration, escaped, number, numbers, tenths, value
+from hpo.views.confirmed import confirmed_sentences
 from hpo.views.expected import expected_text
 from hpo.views.front import costs_of_entries, improved, objectives_first, together, trial_text, what_it_is, worth
 from hpo.views.individuals import choose_names, names_told_apart
@@ -103,6 +104,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         top_params=top_params,
         params_of_top=all_names(entry["params"] for entry in summary["top"]),
         confirmed=_confirmed(summary, best),
+        comparison=confirmed_sentences(summary, [f"trial {entry['trial']}" for entry in summary["confirmed"]]),
         advice=run.advice(),
         lineage=summary["lineage"],
         pruner=run.manifest.pruner,
