@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,21 +11,16 @@ from typing import Any
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.advice.result import Advice
 from hpo.results.names import all_names, metrics_shown
-from hpo.results.reader import RunReader
 from hpo.results.summary import COUNTED
-from hpo.results.winner import examined
-from hpo.store.evaluations import Evaluation, label
+from hpo.store.evaluations import label
 from hpo.store.front import far_apart
-from hpo.store.run_dir import RunDir
-from hpo.store.weights import kept_weights, trial_of_weights
-from hpo.text import counted, duration, named, number, numbers, printable, short, show_command, tenths, value
+from hpo.text import counted, duration, number, numbers, printable, short, show_command, tenths, value
 from hpo.views.confirmed import confirmed_sentences, confirmed_table
 from hpo.views.expected import expected_text
 from hpo.views.front import (
     costs_of_entries,
     improved,
     objectives_first,
-    others_of_it,
     together,
     trial_text,
     what_it_is,
@@ -40,7 +34,7 @@ _MOST_REASONS = 10
 _MOST_OF_FRONT = 20  # individuals of the front in its table, or as many as are asked for
 _WIDTH = 100  # of sentences
 _MOST_CHANGED = 8  # hyperparameters in a table
-_OWN = ("loss", "trial", "island", "worker", "generation", "seconds")  # columns
+OWN_COLUMNS = ("loss", "trial", "island", "worker", "generation", "seconds")  # columns
 
 
 def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives = ONLY_LOSS) -> None:
@@ -88,28 +82,6 @@ def print_advice(advice: Sequence[Advice]) -> None:
         print("\n".join(lines))
 
 
-def print_winner(run: RunReader, chosen: Evaluation, by: str | None = None) -> None:
-    """Print on stderr how good the best individual is, and where its weights are; `by` says in what it is the best."""
-    objectives, test = run.manifest.objectives, examined(run.run_dir, chosen)
-    names = metrics_shown(chosen.metrics, chosen.params, _OWN)
-    metrics = {names[name]: chosen.metrics[name] for name in objectives_first(chosen.metrics, objectives)}
-    lines = [f"trial {chosen.trial}: {named({'loss': chosen.loss, **metrics})}"]
-    if objectives.are_several and by is None:
-        lines.append(others_of_it(run.front(), objectives))
-    if test:
-        lines.append(f"on test data: {named(test['metrics'])}")
-    lines += _weights(run.run_dir, chosen)
-    print(*map(printable, lines), sep="\n", file=sys.stderr)
-
-
-def _weights(run_dir: RunDir, chosen: Evaluation) -> list[str]:
-    """Return a line that says where an individual's weights are, or whose there are; none without any."""
-    if own := kept_weights(run_dir, chosen.trial):
-        return [f"its weights: {own}"]
-    kept = trial_of_weights(run_dir.weights)
-    return [] if kept is None else [f"the weights of trial {kept}: {run_dir.weights}"]
-
-
 def _all_islands(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:
     """Return the table of the best of the whole run."""
     if summary["front"]:
@@ -143,7 +115,7 @@ def _individuals(
     objectives: Objectives,
 ) -> str:
     metrics = objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
-    names = metrics_shown(metrics, all_names(entry["params"] for entry in entries), _OWN)
+    names = metrics_shown(metrics, all_names(entry["params"] for entry in entries), OWN_COLUMNS)
     left = [
         ("loss", numbers([entry["loss"] for entry in entries])),
         *((names[name], numbers([entry["metrics"].get(name) for entry in entries])) for name in metrics),

@@ -18,6 +18,7 @@ from hpo.errors import UsageError
 from hpo.objectives import Objectives
 from hpo.parameters import is_conditional
 from hpo.results.names import all_names, metrics_shown, params_shown
+from hpo.results.network import network_of
 from hpo.results.reader import RunReader
 from hpo.results.summary import by_reason, summarize
 from hpo.results.winner import examined, winner_of
@@ -98,6 +99,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         best=best,
         test=examined(run.run_dir, best) if best else None,
         weights=trial_of_weights(run.run_dir.weights),
+        network=network_of(run.run_dir, best, run.confirmations(all_plans=True)) if best else None,
         best_json=json.dumps(best.params) if best else "",
         best_metrics=metrics_shown(best.metrics, best.params, _COLUMNS) if best else {},
         top_metrics=top_metrics,
