@@ -81,10 +81,10 @@ def save_checkpoint(state: Any) -> None:
 def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
     """Offer the network's weights, before the script reports the loss that belongs to them.
 
-    The weights of the run's best individual are kept in RUN_DIR/best.safetensors. Rank 0 writes a file each time: offer
-    weights if the loss is the lowest so far. Call it on rank 0, or on all ranks; on all of them if `weights` is a
-    function, which may gather a sharded network. Without a search, nothing happens. In an objective that is a function,
-    it is ``worker.offer``.
+    The weights of the run's best individual are kept in RUN_DIR/best.safetensors, and with ``--confirm`` those of the
+    confirmed winner in RUN_DIR/confirmed. Rank 0 writes a file each time: offer weights if the loss is the lowest so
+    far. Call it on rank 0, or on all ranks; on all of them if `weights` is a function, which may gather a sharded
+    network. Without a search, nothing happens. In an objective that is a function, it is ``worker.offer``.
 
     Args:
         weights: Whole tensors by their names, such as ``state_dict()`` returns; or a function that returns them.

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import shlex
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -285,21 +286,40 @@ def confirmed(*groups: Sequence[float]) -> Result:
     return result(evaluations, {"confirm": len(groups[0])}, confirmations=confirmations)
 
 
-def test_seeds_that_do_not_tell_the_best_apart_ask_for_more() -> None:
-    advice = told(confirmed([0.10, 0.12, 0.11], [0.11, 0.13, 0.125], [0.5, 0.51, 0.52]), "confirm")
+def spaced(mean: float, deviation: float, count: int) -> list[float]:
+    """Return evenly spaced losses with this mean and this standard deviation."""
+    steps = [place - (count - 1) / 2 for place in range(count)]
+    return [mean + deviation * step / statistics.stdev(steps) for step in steps]
+
+
+def test_advice_if_bounds_are_wide_asks_for_more_seeds() -> None:
+    advice = told(confirmed(spaced(0.110, 0.010, 3), spaced(0.112, 0.010, 3), spaced(0.9, 0.01, 3)), "confirm")
     assert advice is not None
-    assert advice.text == "Confirm with 13 seeds, or take the cheapest of trials 0 and 1."
-    assert advice.evidence.startswith("With 3 other seeds each, the mean losses of trials 0 and 1 are 0.11 and 0.1217")
-    assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm 13"
+    assert advice.text == "Confirm with 7 seeds, or take trial 0, which is worse than the best by 0.01798 at most."
+    assert advice.evidence == (
+        "With 3 other seeds each, trials 0 and 1 may be the best, and none is certain to be as good within 0.01, one "
+        "standard deviation by seeds."
+    )
+    assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm 7"
+    enough = [spaced(mean, 0.010, 7) for mean in (0.110, 0.112, 0.9)]
+    assert told(confirmed(*enough), "confirm") is None, "as many seeds settle it"
 
 
-def test_seeds_that_will_never_tell_the_best_apart_are_not_asked_for() -> None:
-    for other in ([0.1003, 0.1201, 0.1102], [0.10, 0.12, 0.11]):
-        advice = told(confirmed([0.10, 0.12, 0.11], other), "confirm")
-        assert advice is not None
-        assert advice.text == "Take the cheapest of trials 0 and 1."
-        assert "more than 30 seeds each would be needed" in advice.evidence
-        assert advice.command == ""
+def test_advice_names_the_cheapest_only_of_trials_within_bounds() -> None:
+    groups = [spaced(mean, 0.13, 30) for mean in (0.683, 0.69, 0.75, 1.0, 1.719)]
+    advice = told(confirmed(*groups), "confirm")
+    assert advice is not None
+    assert advice.text == "Take the cheapest of trials 0 and 1."
+    assert "as good as the best within 0.13, one standard deviation by seeds" in advice.evidence
+    assert advice.command == ""
+
+
+def test_advice_if_bounds_stay_wide_takes_the_first_trial() -> None:
+    advice = told(confirmed([0.0, 0.0, 0.0], [-0.1, 0.0, 0.1]), "confirm")
+    assert advice is not None
+    assert advice.text.startswith("Take trial 0, which is worse than the best by 0.")
+    assert "That would need more than 30 seeds." in advice.evidence
+    assert advice.command == ""
 
 
 def test_one_seed_asks_for_three_and_a_clear_winner_for_none() -> None:
@@ -313,12 +333,12 @@ def test_one_seed_asks_for_three_and_a_clear_winner_for_none() -> None:
     assert told(waiting, "confirm") is None
 
 
-def test_huge_losses_of_other_seeds_are_compared() -> None:
+def test_advice_compares_huge_and_tiny_losses() -> None:
     tiny, huge = ([5e-324, 0.0], [0.0, 0.0]), ([1e300] * 3, [1e300, 9e299, 1e300])
     for groups in (([1e308, -1e308], [1e308, -1e307]), tiny, huge):
         advice = told(confirmed(*groups), "confirm")
         assert advice is not None
-        assert "more than 30 seeds each would be needed" in advice.evidence
+        assert "trials 0 and 1 may be" in advice.evidence.replace("trials 1 and 0", "trials 0 and 1")
 
 
 def broken(worker: int, others: str = "complete") -> list[Evaluation]:

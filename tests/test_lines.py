@@ -227,6 +227,6 @@ def test_expected_losses_leave_out_heirs() -> None:
     rates = np.exp(draws.uniform(math.log(0.01), 0, 60)).round(6).tolist()
     plain = [ended(trial, 1 + abs(math.log(lr)), params={"lr": lr}) for trial, lr in enumerate(rates)]
     heirs = [replace(each, trial=60 + each.trial, loss=each.loss / 100, inherits=each.trial) for each in plain]
-    alone = expected_losses(plain, RATES.distributions())
+    alone = expected_losses(plain, RATES)
     assert len(alone) == 60
-    assert expected_losses([*plain, *heirs], RATES.distributions()) == alone
+    assert expected_losses([*plain, *heirs], RATES) == alone

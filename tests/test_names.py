@@ -16,7 +16,8 @@ from hpo.views.live.standing import standing
 from hpo.views.live.view import View
 from hpo.views.page.write import render
 from hpo.views.progress import Lines
-from hpo.views.tables import print_tables, print_winner
+from hpo.views.tables import print_tables
+from hpo.views.winner import print_winner
 from tests.support.runs import BEGAN, add, make_run
 
 SPACE = SearchSpace(lr=Float(0, 1), trial=Float(0, 1), search=Categorical("a"))

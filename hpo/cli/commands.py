@@ -124,7 +124,7 @@ def best(
 ) -> None:
     """Print the hyperparameters of the best individual, as JSON; and on stderr, how good it is."""
     from hpo.results.reader import RunReader
-    from hpo.views.tables import print_winner
+    from hpo.views.winner import print_winner
 
     run = RunReader(run_dir, storage)
     chosen = run.winner() if by is None else run.best_by(by)

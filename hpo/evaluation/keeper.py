@@ -31,7 +31,12 @@ class WeightsKeeper:
         recorder.listeners.append(self._learn)
 
     def wants(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
-        """Tell whether an evaluation with these values would be the best, or on the front, as far as is known."""
+        """Tell whether an evaluation with these values would be the best, or on the front, as far as is known.
+
+        One that confirms the best has to be better than the others of the same individual.
+        """
+        if assignment.confirms is not None:
+            return self._recorder.wants_weights(assignment.number, loss)
         values = (loss, *self._recorder.objectives.of(metrics))
         return self._archive.has_room_for(assignment.number, values)
 
@@ -48,6 +53,8 @@ class WeightsKeeper:
         try:
             path.parent.mkdir(exist_ok=True)
             about = {"trial": assignment.number, "params": assignment.params, "settings": self._settings}
+            if assignment.confirms is not None:
+                about |= {"trial": assignment.confirms, "confirmation": assignment.number, "seed": assignment.seed}
             texts = {name: json.dumps(value) for name, value in about.items()}
             if error := copies.write_weights(str(draft.absolute()), texts):
                 raise OSError(error)

@@ -12,18 +12,16 @@ import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hpo.results.comparison import ROUNDING, Sample, compare_with_lowest, pool_variances
 from hpo.store.evaluations import INTERRUPTED, Evaluation
 
 if TYPE_CHECKING:
     from hpo.space import SearchSpace
     from hpo.store.manifest import Manifest
     from hpo.store.record import Record
-
-_SIGNIFICANT = 0.05
-_ROUNDING = 1e-12  # of losses that are the same but for the order in which they were added up
 
 
 @dataclass(frozen=True)
@@ -95,11 +93,11 @@ def _counts(confirmation: Evaluation) -> bool:
 def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return confirmed individuals, ordered by the number of their failures, and then by the mean of their losses.
 
-    Each is a dict of its `trial`, its `losses`, their `mean` and standard `deviation` (None where there are too few),
-    how many evaluations have `failed`, and `p`: the probability of losses that differ as much from those of the first
-    individual, if the means are the same (Welch, The generalization of Student's problem, 1947). It is corrected for
-    the number of all pairs, since the first individual was chosen by the same losses (Holm, A simple sequentially
-    rejective multiple test procedure, 1979). `told_apart` is whether `p` is under 5%; the first one's `p` is None.
+    Each is a dict of its `trial`, its `losses`, their `mean` and standard `deviation` (None if there are too few), and
+    how many evaluations have `failed`. Individuals that failed as often as the first are compared, see
+    `hpo.results.comparison`. Then `may_be_best` is whether the mean over all seeds may be the lowest, and
+    `worse_by_at_most` bounds its difference to the lowest. Both are None without a comparison. An individual is
+    `as_good` as the best if this bound is `as_good_within` or less.
     """
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in confirmations:
@@ -107,12 +105,51 @@ def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
             groups.setdefault(evaluation.confirms, []).append(evaluation)
     entries = [_entry(trial, group) for trial, group in groups.items()]
     entries.sort(key=lambda entry: (entry["failed"], math.inf if entry["mean"] is None else entry["mean"]))
-    pairs = list(itertools.combinations(entries, 2))
-    corrected = _holm([_welch(one["losses"], other["losses"]) for one, other in pairs])
-    for entry, p in zip(entries, [None, *corrected], strict=False):  # the pairs with the first come first
-        entry["p"] = p
-        entry["told_apart"] = p is not None and p < _SIGNIFICANT
+    rivals = comparable(entries)
+    samples, scale = _samples(rivals)
+    margin = _margin(samples)
+    for entry, bound in zip(rivals, compare_with_lowest(samples) if samples else [], strict=True):
+        excess = max(0.0, scale * bound.excess)
+        entry["may_be_best"] = bound.may_be_lowest
+        entry["worse_by_at_most"] = excess if math.isfinite(excess) else None
+        entry["as_good"] = bound.excess <= margin + ROUNDING
     return entries
+
+
+def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the individuals that can be compared with the best, the first included; none if it is the only one."""
+    rivals = [one for one in entries if one["failed"] == entries[0]["failed"] and len(one["losses"]) > 1]
+    return rivals if len(rivals) > 1 and rivals[0] is entries[0] else []
+
+
+def as_good_within(entries: Sequence[dict[str, Any]]) -> float | None:
+    """Return how much worse than the best an individual may be that is as good; None without a comparison.
+
+    It is the standard deviation of the losses of one individual: the first one's, or the pooled one if that is smaller.
+    Another seed changes a loss by as much.
+    """
+    samples, scale = _samples(comparable(entries))
+    return scale * _margin(samples) if samples else None
+
+
+def count_seeds_needed(entries: Sequence[dict[str, Any]], most: int) -> int | None:
+    """Estimate how many seeds each show that the first is as good as the best; None if more than `most`."""
+    samples, _ = _samples(comparable(entries))
+    margin = _margin(samples)
+    for count in range(samples[0].size + 1, most + 1):
+        if compare_with_lowest([replace(sample, size=count) for sample in samples])[0].excess <= margin + ROUNDING:
+            return count
+    return None
+
+
+def _samples(entries: Sequence[dict[str, Any]]) -> tuple[list[Sample], float]:
+    """Return the losses of individuals as samples, divided by a scale, and the scale."""
+    scale = _scale([loss for entry in entries for loss in entry["losses"]])
+    return [Sample.of([loss / scale for loss in entry["losses"]]) for entry in entries], scale
+
+
+def _margin(samples: Sequence[Sample]) -> float:
+    return math.sqrt(min(samples[0].variance, pool_variances(samples))) if samples else 0.0
 
 
 def seed_noise(entries: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
@@ -134,7 +171,7 @@ def seed_noise(entries: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     between = sum(size * (mean - overall) ** 2 for size, mean in zip(sizes, means, strict=True)) / (len(groups) - 1)
     size = (count - sum(size**2 for size in sizes) / count) / (len(groups) - 1)
     total = within + max(between - within, 0.0) / size
-    if math.sqrt(total) <= _ROUNDING:
+    if math.sqrt(total) <= ROUNDING:
         return None
     return {"deviation": scale * math.sqrt(within), "share": within / total}
 
@@ -148,34 +185,12 @@ def _entry(trial: int, group: Sequence[Evaluation]) -> dict[str, Any]:
         "mean": scale * statistics.fmean(loss / scale for loss in losses) if losses else None,
         "deviation": scale * statistics.stdev(loss / scale for loss in losses) if len(losses) > 1 else None,
         "failed": len(group) - len(losses),
+        "may_be_best": None,
+        "worse_by_at_most": None,
+        "as_good": False,
     }
 
 
 def _scale(losses: Sequence[float]) -> float:
     """Return what to divide losses by, so that their squares do not overflow: networks may diverge."""
     return max(map(abs, losses), default=0.0) or 1.0
-
-
-def _welch(first: Sequence[float], other: Sequence[float]) -> float | None:
-    """Return the p-value of Welch's t-test; None where there are too few losses for one."""
-    if min(len(first), len(other)) < 2:
-        return None
-    scale = _scale([*first, *other])
-    one, two = ([loss / scale for loss in losses] for losses in (first, other))
-    if max(statistics.stdev(one), statistics.stdev(two)) <= _ROUNDING:  # an objective without randomness
-        return 1.0 if abs(statistics.fmean(one) - statistics.fmean(two)) <= _ROUNDING else 0.0
-    from scipy.stats import ttest_ind_from_stats  # takes 0.2 s; ttest_ind warns of samples without variance
-
-    samples = [(statistics.fmean(losses), statistics.stdev(losses), len(losses)) for losses in (one, two)]
-    return float(ttest_ind_from_stats(*samples[0], *samples[1], equal_var=False).pvalue)
-
-
-def _holm(values: Sequence[float | None]) -> list[float | None]:
-    """Return p-values, corrected for their number; None stays None."""
-    given = sorted((value, place) for place, value in enumerate(values) if value is not None)
-    corrected: list[float | None] = [None] * len(values)
-    highest = 0.0
-    for rank, (value, place) in enumerate(given):
-        highest = max(highest, min(1.0, (len(given) - rank) * value))
-        corrected[place] = highest
-    return corrected

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpo.objectives import Objectives
-from hpo.results.confirmation import compare, seed_noise
+from hpo.results.confirmation import as_good_within, compare, seed_noise
 from hpo.results.history import improvements, in_order, joined
 from hpo.results.hypervolume import described
 from hpo.store.evaluations import Evaluation, individuals
@@ -62,6 +62,7 @@ def summarize(
         "grown": sum(any(one.teams for one in group) for group in all_individuals),
         "taken_over": sum(bool(evaluation.origin) for evaluation in evaluations),
         "confirmed": [{**_entry(evaluations[entry["trial"]]), **entry} for entry in confirmed],
+        "as_good_within": as_good_within(confirmed),
         "seed_noise": seed_noise(confirmed),
         "unconfirmed": sum(evaluation.state in ("waiting", "running") for evaluation in confirmations),
     }

@@ -13,10 +13,10 @@ from hpo.objectives import LOSS, ONLY_LOSS, Objectives
 from hpo.prediction import MOST_PREDICTIONS, MOST_TEXTS, shorten_text
 from hpo.problem import Problem
 from hpo.results.confirmation import compare
+from hpo.results.network import network_of
 from hpo.store.evaluations import Evaluation
 from hpo.store.front import front
 from hpo.store.run_dir import RunDir, write_json
-from hpo.store.weights import kept_weights, read_about
 from hpo.text import printable
 
 RunTest = Callable[[dict[str, Any], Path], Iterator[Mapping[str, Any]]]
@@ -61,29 +61,46 @@ def best_by(name: str, evaluations: Sequence[Evaluation], objectives: Objectives
     return min(front(evaluations, objectives), key=lambda one: objectives.costs(one.values)[place], default=None)
 
 
-def examine(run_dir: RunDir, problem: Problem, winner: Evaluation, run_test: RunTest) -> dict[str, Any] | None:
+def confirmed_entry(chosen: Evaluation, confirmations: Sequence[Evaluation]) -> dict[str, Any] | None:
+    """Return what other seeds did to an individual, see `compare`; None if it was not confirmed, or not all have been.
+
+    `confirmations` are those that the run has planned.
+    """
+    if not all(one.finished for one in confirmations):
+        return None
+    entries = compare(confirmations)
+    return next((one for one in entries if one["trial"] == chosen.trial and one["mean"] is not None), None)
+
+
+def examine(
+    run_dir: RunDir,
+    problem: Problem,
+    winner: Evaluation,
+    run_test: RunTest,
+    confirmations: Sequence[Evaluation] = (),
+) -> dict[str, Any] | None:
     """Test the network of a run's winner, and record and return the result; None if it cannot be, or has been, tested.
 
-    `run_test(params, weights)` yields the parts of the result, as `hpo.trainer.testing.test` does in a trainer. Test
-    data are only for this: a network that was chosen by its result on them would need other data to be tested with.
-    Weights that were trained with other settings, before the run was resumed, are not tested.
+    It is the network that `network_of` chooses. `run_test(params, weights)` yields the parts of the result, as
+    `hpo.trainer.testing.test` does in a trainer. Test data are only for this: a network that was chosen by its result
+    on them would need other data to be tested with. Weights that were trained with other settings, before the run was
+    resumed, are not tested.
 
     Raises FailedTestError if the test fails.
     """
-    if not problem.file.has_test or examined(run_dir, winner) is not None:
+    network = network_of(run_dir, winner, confirmations) if problem.file.has_test else None
+    expected = (winner.params, run_dir.manifest().settings)
+    if network is None or (network.about.params, network.about.settings) != expected:
         return None
-    path = kept_weights(run_dir, winner.trial)
-    about = read_about(path) if path else None
-    if path is None or about is None or (about.trial, about.params) != (winner.trial, winner.params):
-        return None
-    if about.settings != run_dir.manifest().settings:
-        return None
+    about: dict[str, Any] = {"trial": winner.trial, "confirmation": network.about.confirmation}
     before = _read(run_dir)  # The test of an earlier winner, before the run was resumed.
+    if before is not None and about.items() <= before.items():
+        return None
     times = 1 + (before["times"] if before is not None else 0)
     content: dict[str, Any] | None = None
-    for part in run_test(dict(winner.params), path.absolute()):
+    for part in run_test(dict(winner.params), network.path.absolute()):
         if part["kind"] == "metrics":
-            content = {"trial": winner.trial, "times": times, "metrics": _metrics(part), "predictions": [], "texts": []}
+            content = {**about, "times": times, "metrics": _metrics(part), "predictions": [], "texts": []}
         elif part["kind"] == "samples" and content is not None:
             content |= _samples(part)
         else:
@@ -97,7 +114,8 @@ def examine(run_dir: RunDir, problem: Problem, winner: Evaluation, run_test: Run
 def examined(run_dir: RunDir, winner: Evaluation) -> dict[str, Any] | None:
     """Return the result of the winner's test; None where it was not tested.
 
-    It has metrics, predictions, texts and `times`: how many networks of this run had been tested by then, this one too.
+    It has metrics, predictions, texts, and `times`: how many networks of this run had been tested by then, this one
+    too. `confirmation` is the trial that trained the network with another seed, None if the search did.
     """
     content = _read(run_dir)
     return content if content is not None and content["trial"] == winner.trial else None
@@ -106,8 +124,9 @@ def examined(run_dir: RunDir, winner: Evaluation) -> dict[str, Any] | None:
 def _read(run_dir: RunDir) -> dict[str, Any] | None:
     try:
         content = json.loads(run_dir.test_json.read_text(encoding="utf-8"))
-        about = {"trial": int(content["trial"]), "times": int(content["times"])}
-        return {**about, "metrics": _metrics(content), **_samples(content)}
+        confirmation = content.get("confirmation")
+        about = {"trial": int(content["trial"]), "confirmation": None if confirmation is None else int(confirmation)}
+        return {**about, "times": int(content["times"]), "metrics": _metrics(content), **_samples(content)}
     except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return None  # It is missing, or was edited.
 

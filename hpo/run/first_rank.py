@@ -23,7 +23,7 @@ from hpo.store.pruning import make_pruner
 from hpo.store.rungs import HALVINGS
 from hpo.store.states import States
 from hpo.store.url import without_password
-from hpo.store.weights import BestWeights
+from hpo.store.weights import BestWeights, ConfirmedWeights
 from hpo.store.writer import Writer
 from hpo.text import counted
 from hpo.trackers.tracking import Tracking
@@ -98,7 +98,8 @@ class FirstRank:
         record, mirror = self._session.own_record(self.manifest.confirming_study)
         claims = Claims(record, self._space.distributions(), total, self._is_stopping)
         log = Log(partial(self.files.printed, confirms=True))
-        return Writer(record, claims, log, States(self.files.states, CONFIRMING), mirror)
+        weights = ConfirmedWeights(self.files, self.manifest.settings)
+        return Writer(record, claims, log, States(self.files.states, CONFIRMING), mirror, weights=weights)
 
     def show_progress(self, writer: Writer, budget: int) -> AbstractContextManager[object]:
         """Return what prints, from a thread, the news that become durable inside ``with``."""

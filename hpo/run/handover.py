@@ -9,12 +9,15 @@ from hpo.errors import UsageError
 from hpo.problem import Problem
 from hpo.process.failure import with_hint
 from hpo.results.reader import RunReader
-from hpo.results.winner import FailedTestError, RunTest, examine
-from hpo.text import number, printable
+from hpo.results.winner import FailedTestError, RunTest, confirmed_entry, examine
+from hpo.store.weights import keep_only
+from hpo.text import printable
 
 
 def hand_over(run_dir: Path, storage: str | None, problem: Problem, run_test: RunTest | None) -> None:
     """Test the winner's network if the search file has a `test`, and write the report.
+
+    After that, no other individual that was confirmed keeps weights with other seeds.
 
     `run_test` runs the test in a trainer, see `hpo.results.winner.examine`; None if nothing is to be tested. The run's
     result has been recorded before, so that a failure of either is only a warning.
@@ -26,6 +29,7 @@ def hand_over(run_dir: Path, storage: str | None, problem: Problem, run_test: Ru
         return
     if run_test is not None:
         _test(run, problem, run_test)
+        _tidy(run)
     advised = _advise(run)
     try:
         from hpo.views.page.write import write_report
@@ -51,14 +55,24 @@ def _advise(run: RunReader) -> bool:
     return bool(advice)
 
 
+def _tidy(run: RunReader) -> None:
+    """Keep the weights of the confirmed winner, and of no other individual that was confirmed."""
+    winner = run.winner()
+    if winner is not None and confirmed_entry(winner, run.confirmations()):
+        keep_only(run.run_dir.confirmed, winner.trial)
+
+
 def _test(run: RunReader, problem: Problem, run_test: RunTest) -> None:
     winner = run.winner()
+    if winner is None or not problem.file.has_test:
+        return
+    from hpo.views.winner import tested_lines, untested_line
+
     try:
-        content = examine(run.run_dir, problem, winner, run_test) if winner else None
+        content = examine(run.run_dir, problem, winner, run_test, run.confirmations(all_plans=True))
     except Exception as error:
         reason = str(error) if isinstance(error, FailedTestError) else f"{type(error).__name__}: {with_hint(error)}"
         print(printable(f"warning: the best network could not be tested ({reason})"), file=sys.stderr)
         return
-    if content:
-        metrics = ", ".join(f"{printable(name)} {number(value)}" for name, value in content["metrics"].items())
-        print(f"On test data, which the search has not seen, the network of trial {content['trial']} has {metrics}")
+    lines = tested_lines(run, winner, content) if content else [untested_line(run, winner)]
+    print(*map(printable, filter(None, lines)), sep="\n", end="\n" if any(lines) else "")

@@ -70,7 +70,8 @@ class Leading:
         """Evaluate what waits in the record, until nothing does."""
         recorder = self._recorder(line)
         saver = Saver(States(self._files.states, CONFIRMING), self._options.save_every)
-        leader = Leader(recorder, self._slot, Limits(self._timeout), self._watch.stop, saver=saver)
+        keeper = WeightsKeeper(recorder, self._manifest.settings)
+        leader = Leader(recorder, self._slot, Limits(self._timeout), self._watch.stop, keeper, saver)
         growing = self._growing(recorder)
         evaluate = self._make_evaluator(leader, growing)
         worker = self._leaders.rank

@@ -120,7 +120,7 @@ class Assignment:
     """A trial that has been started: its number in the study, its hyperparameters, its seed (None for the run's).
 
     `root` is the first of the trials that repeat each other, of which this may be one, and `parent` that of the
-    individual whose state it begins with, if there is one.
+    individual whose state it begins with, if there is one. `confirms` is the trial of the search that it confirms.
     """
 
     trial_id: int
@@ -129,6 +129,7 @@ class Assignment:
     root: int
     seed: int | None = None
     parent: int | None = None
+    confirms: int | None = None
 
 
 def label(trial: int, confirms: bool) -> str:

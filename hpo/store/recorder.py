@@ -149,6 +149,10 @@ class Recorder:
         """Return how many evaluations of this session have failed, where none has ever succeeded."""
         return int(self._line.ask("failures_before_any_success"))
 
+    def wants_weights(self, trial: int, loss: float) -> bool:
+        """Return whether weights of this loss are to be kept, of an evaluation that confirms the best."""
+        return bool(self._line.ask("wants_weights", trial, loss))
+
     def weights_wanted(self, trial: int) -> list[str]:
         """Return the files that are to hold the weights of an evaluation which is complete."""
         return list(self._line.ask("weights_wanted", trial))

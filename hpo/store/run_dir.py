@@ -34,6 +34,7 @@ class RunDir:
         self.summary_json = path / "summary.json"
         self.weights = path / "best.safetensors"
         self.front = path / "front"
+        self.confirmed = path / "confirmed"  # weights of the best, trained with other seeds
         self.states = path / "states"
         self.trials = path / "trials"  # folders of evaluations
         self.test_json = path / "test.json"

@@ -83,9 +83,10 @@ def is_paused(trial: FrozenTrial) -> bool:
 
 def assignment_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Assignment:
     """Return a trial that has started as what its worker is told; `trials` are all of the study."""
-    seed, inherits = trial.user_attrs.get("seed"), evaluation_of(trial).inherits
-    parent = None if inherits is None else root_of(trials[inherits], trials)
-    return Assignment(trial._trial_id, trial.number, trial.params, root_of(trial, trials), seed, parent)
+    seed, evaluation = trial.user_attrs.get("seed"), evaluation_of(trial)
+    parent = None if evaluation.inherits is None else root_of(trials[evaluation.inherits], trials)
+    root = root_of(trial, trials)
+    return Assignment(trial._trial_id, trial.number, trial.params, root, seed, parent, evaluation.confirms)
 
 
 def evaluation_of(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:

@@ -1,4 +1,4 @@
-"""The weights of the best individual of a run, and of the front: never half-written, never replaced by worse ones."""
+"""The weights of the best of a run, of the front, and of the confirmed: written whole, never replaced by worse ones."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from hpo.store.front import Archive, first_of_equals, spread
 from hpo.text import message
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from hpo.objectives import Objectives
@@ -55,14 +57,7 @@ class BestWeights:
         """
         wanted = self.wanted(trial)
         for path in (self._best, weights_of(self._folder, trial)):
-            draft = draft_of(path, trial)
-            try:
-                if path in wanted and draft.exists():
-                    draft.replace(path)
-                else:
-                    draft.unlink(missing_ok=True)
-            except OSError as error:
-                warn_of_weights(error, path)
+            _place(path, trial, path in wanted)
         if self._objectives.are_several:
             self._tidy()
 
@@ -85,6 +80,68 @@ class BestWeights:
                     path.unlink()
 
 
+class ConfirmedWeights:
+    """Whose weights a run keeps of the evaluations that confirm its best.
+
+    Of each individual, they are those of its lowest loss with another seed, in a file that its trial in the search
+    names. Weights under settings other than the run's are replaced.
+    """
+
+    def __init__(self, files: RunDir, settings: Mapping[str, Any]) -> None:
+        self._folder = files.confirmed
+        self._settings = settings
+        self._evaluations: dict[int, Evaluation] = {}
+
+    def learn(self, one: Evaluation) -> None:
+        """Take note of an evaluation that has started, or ended."""
+        self._evaluations[one.trial] = one
+
+    def wants(self, trial: int, loss: float) -> bool:
+        """Return whether this loss is lower than that of the weights which are kept of the same individual."""
+        path = self._path(trial)
+        try:
+            kept = read_about(path) if path else None
+        except UsageError:
+            kept = None  # Damaged weights are replaced.
+        if kept is None or kept.confirmation not in self._evaluations or kept.settings != self._settings:
+            return path is not None
+        return loss < self._evaluations[kept.confirmation].loss
+
+    def wanted(self, trial: int) -> list[Path]:
+        """Return the files that are to hold the weights of a trial which is complete."""
+        path = self._path(trial)
+        return [path] if path and self.wants(trial, self._evaluations[trial].loss) else []
+
+    def place(self, trial: int) -> None:
+        """Move the weights that a leader has written to their path, if they are still wanted there."""
+        if path := self._path(trial):
+            _place(path, trial, bool(self.wanted(trial)))
+
+    def _path(self, trial: int) -> Path | None:
+        confirms = self._evaluations[trial].confirms
+        return None if confirms is None else weights_of(self._folder, confirms)
+
+
+def keep_only(folder: Path, trial: int) -> None:
+    """Remove all weights in a folder, and drafts of weights, except those of one trial."""
+    with suppress(OSError):
+        for path in folder.glob("*.safetensors*"):
+            if path != weights_of(folder, trial):
+                path.unlink()
+
+
+def _place(path: Path, trial: int, is_wanted: bool) -> None:
+    """Move the draft of a trial's weights to their path, or remove it."""
+    draft = draft_of(path, trial)
+    try:
+        if is_wanted and draft.exists():
+            draft.replace(path)
+        else:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        warn_of_weights(error, path)
+
+
 def draft_of(path: Path, trial: int) -> Path:
     """Return where the weights of a trial are written before they are put in their place."""
     return path.with_name(f".{path.name}.{trial}")
@@ -101,19 +158,24 @@ def weights_of(folder: Path, trial: int) -> Path:
 
 
 def kept_weights(run_dir: RunDir, trial: int) -> Path | None:
-    """Return the file with a trial's weights; None where there are none."""
+    """Return the file with the weights that a trial of the search has; None without any."""
     files = (weights_of(run_dir.front, trial), run_dir.weights)
     return next((path for path in files if trial_of_weights(path) == trial), None)
 
 
 @dataclass(frozen=True)
 class WeightsAbout:
-    """What weights were trained with: the trial, its hyperparameters and the run's settings; `names` of the tensors."""
+    """What weights were trained with: the trial, its hyperparameters and the run's settings; `names` of the tensors.
+
+    `confirmation` is the trial that trained them with another seed, in the study that confirms the best; None if the
+    search has trained them.
+    """
 
     trial: int
     params: dict[str, Any]
     settings: dict[str, Any]
     names: list[str]
+    confirmation: int | None = None
 
 
 def read_about(path: Path) -> WeightsAbout | None:
@@ -124,7 +186,7 @@ def read_about(path: Path) -> WeightsAbout | None:
         with safe_open(path, "np") as file:
             metadata, names = file.metadata(), list(file.keys())
         known = {name: json.loads(metadata[name]) for name in ("trial", "params", "settings")}
-        return WeightsAbout(**known, names=names)
+        return WeightsAbout(**known, names=names, confirmation=json.loads(metadata.get("confirmation", "null")))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {message(error)}") from error
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hpo.process import clock
 from hpo.store.evaluations import TOLD
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hpo.store.record import Record
     from hpo.store.rungs import Halving
     from hpo.store.states import States
-    from hpo.store.weights import BestWeights
+    from hpo.store.weights import BestWeights, ConfirmedWeights
 
 _OF_RECORD = frozenset(
     (
@@ -56,7 +56,7 @@ class Writer:
     pruner: Pruner | None = None
     halving: Halving | None = None
     heirs: Heirs | None = None
-    weights: BestWeights | None = None
+    weights: BestWeights | ConfirmedWeights | None = None
     _news: News = field(default_factory=News, init=False)
     _told: list[bytes] = field(default_factory=list, init=False)
     _unsettled: list[Evaluation] = field(default_factory=list, init=False)
@@ -138,6 +138,11 @@ class Writer:
     def printed(self, trial: int, text: str) -> None:
         """Keep what an evaluation has printed."""
         self.log.add(trial, text)
+
+    def wants_weights(self, trial: int, loss: float) -> bool:
+        """Return whether weights of this loss are to be kept, of an evaluation that confirms the best."""
+        self._take_news()
+        return cast("ConfirmedWeights", self.weights).wants(trial, loss)
 
     def weights_wanted(self, trial: int) -> list[str]:
         """Return the files that are to hold the weights of an evaluation which is complete."""

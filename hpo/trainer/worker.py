@@ -138,8 +138,9 @@ class Worker:
         """Offer the network's weights, as its `state_dict()`, before the loss that they have is yielded or reported.
 
         The weights of the run's best individual are kept in RUN_DIR/best.safetensors, and with several objectives those
-        of ten of the front in RUN_DIR/front. Only the leader's weights are used. They are copied with the loss if it is
-        the best of the run so far, or would be on the front, so that the network may train on afterwards.
+        of ten of the front in RUN_DIR/front. With ``--confirm``, RUN_DIR/confirmed has those of the confirmed winner.
+        Only the leader's weights are used. They are copied with the loss if it is the best of the run so far, or would
+        be on the front, so that the network may train on afterwards.
 
         `weights` may be a function without arguments that returns them, offered on all ranks. It is called on all ranks
         together, and only if they are to be kept: gathering the weights of a sharded network takes time.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,20 +11,16 @@ from typing import Any
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.advice.result import Advice
 from hpo.results.names import all_names, metrics_shown
-from hpo.results.reader import RunReader
 from hpo.results.summary import COUNTED
-from hpo.results.winner import examined
-from hpo.store.evaluations import Evaluation, label
+from hpo.store.evaluations import label
 from hpo.store.front import far_apart
-from hpo.store.run_dir import RunDir
-from hpo.store.weights import kept_weights, trial_of_weights
-from hpo.text import counted, duration, named, number, numbers, printable, short, show_command, tenths, value
+from hpo.text import counted, duration, number, numbers, printable, short, show_command, tenths, value
+from hpo.views.confirmed import confirmed_sentences, confirmed_table
 from hpo.views.expected import expected_text
 from hpo.views.front import (
     costs_of_entries,
     improved,
     objectives_first,
-    others_of_it,
     together,
     trial_text,
     what_it_is,
@@ -39,7 +34,7 @@ _MOST_REASONS = 10
 _MOST_OF_FRONT = 20  # individuals of the front in its table, or as many as are asked for
 _WIDTH = 100  # of sentences
 _MOST_CHANGED = 8  # hyperparameters in a table
-_OWN = ("loss", "trial", "island", "worker", "generation", "seconds")  # columns
+OWN_COLUMNS = ("loss", "trial", "island", "worker", "generation", "seconds")  # columns
 
 
 def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives = ONLY_LOSS) -> None:
@@ -49,9 +44,11 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
             print(_individuals(f"Island {island['island']}", island["top"], summary, run_dir, objectives))
     print(_all_islands(summary, run_dir, objectives))
     if summary["confirmed"]:
-        print(_confirmed(summary, run_dir))
+        print(confirmed_table(summary, run_dir))
         if not summary["unconfirmed"]:
-            print(_told_apart(summary["confirmed"], summary["seed_noise"]))
+            places = [str(place) for place in range(1, 1 + len(summary["confirmed"]))]
+            lines = (textwrap.fill(sentence, _WIDTH) for sentence in confirmed_sentences(summary, places))
+            print(*lines, "", sep="\n")
     if summary["best"]:
         print(_propagators(summary["propagators"], improved(objectives)))
     print(_ways(summary), end="")
@@ -83,28 +80,6 @@ def print_advice(advice: Sequence[Advice]) -> None:
         lines += [f"      {printable(one.command)}"] if one.command else []
     if lines:
         print("\n".join(lines))
-
-
-def print_winner(run: RunReader, chosen: Evaluation, by: str | None = None) -> None:
-    """Print on stderr how good the best individual is, and where its weights are; `by` says in what it is the best."""
-    objectives, test = run.manifest.objectives, examined(run.run_dir, chosen)
-    names = metrics_shown(chosen.metrics, chosen.params, _OWN)
-    metrics = {names[name]: chosen.metrics[name] for name in objectives_first(chosen.metrics, objectives)}
-    lines = [f"trial {chosen.trial}: {named({'loss': chosen.loss, **metrics})}"]
-    if objectives.are_several and by is None:
-        lines.append(others_of_it(run.front(), objectives))
-    if test:
-        lines.append(f"on test data: {named(test['metrics'])}")
-    lines += _weights(run.run_dir, chosen)
-    print(*map(printable, lines), sep="\n", file=sys.stderr)
-
-
-def _weights(run_dir: RunDir, chosen: Evaluation) -> list[str]:
-    """Return a line that says where an individual's weights are, or whose there are; none without any."""
-    if own := kept_weights(run_dir, chosen.trial):
-        return [f"its weights: {own}"]
-    kept = trial_of_weights(run_dir.weights)
-    return [] if kept is None else [f"the weights of trial {kept}: {run_dir.weights}"]
 
 
 def _all_islands(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:
@@ -140,7 +115,7 @@ def _individuals(
     objectives: Objectives,
 ) -> str:
     metrics = objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
-    names = metrics_shown(metrics, all_names(entry["params"] for entry in entries), _OWN)
+    names = metrics_shown(metrics, all_names(entry["params"] for entry in entries), OWN_COLUMNS)
     left = [
         ("loss", numbers([entry["loss"] for entry in entries])),
         *((names[name], numbers([entry["metrics"].get(name) for entry in entries])) for name in metrics),
@@ -158,49 +133,6 @@ def _individuals(
 
 def _inherited(entry: Mapping[str, Any]) -> str:
     return "" if entry["inherits"] is None else f"from {entry['inherits']}"
-
-
-def _confirmed(summary: Mapping[str, Any], run_dir: Path) -> str:
-    entries = summary["confirmed"]
-    left = [
-        ("mean loss", numbers([entry["mean"] for entry in entries])),
-        ("deviation", [_known(entry["deviation"]) for entry in entries]),
-        ("seeds", [str(len(entry["losses"]) + entry["failed"]) for entry in entries]),
-        ("failed", [str(entry["failed"] or "") for entry in entries]),
-        ("loss before", numbers([entry["loss"] for entry in entries])),
-    ]
-    right = [
-        ("trial", [str(entry["trial"]) for entry in entries]),
-        ("beside 1", ["" if entry["p"] is None else f"p = {entry['p']:.2g}" for entry in entries]),
-    ]
-    more = show_command(run_dir, str(entries[0]["trial"]))
-    params = [entry["params"] for entry in entries]
-    return individuals_text("Confirmed with other seeds", params, left, right, more, names_told_apart(summary))
-
-
-def _known(figure: float | None) -> str:
-    return "" if figure is None else number(figure)
-
-
-def _told_apart(entries: Sequence[Mapping[str, Any]], noise: Mapping[str, float] | None) -> str:
-    """Return whether the first individual is told apart from the others, and what seeds do to losses, where known."""
-    compared = [(place, entry) for place, entry in enumerate(entries[1:], start=2) if entry["p"] is not None]
-    same = [str(place) for place, entry in compared if not entry["told_apart"]]
-    test = "Welch's t-test, Holm's correction"
-    if len(entries) == 1:
-        text = "There is nothing to tell it apart from: --top-n 3 would confirm three."
-    elif not compared:
-        text = "Too few losses to tell them apart."
-    elif same:
-        text = f"1 is not told apart from {', '.join(same)} ({test}, p >= 0.05)."
-    else:
-        text = f"1 is told apart from all others ({test}, p < 0.05)."
-    if noise:
-        text += (
-            f"\nSeeds make {noise['share']:.0%} of the variance of these losses: those of one individual have a "
-            f"standard deviation of {number(noise['deviation'])}."
-        )
-    return text + "\n"
 
 
 def _propagators(bred: Sequence[Mapping[str, Any]], improved: str) -> str:

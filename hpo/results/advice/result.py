@@ -170,9 +170,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
 
 
-def listed(items: Iterable[object]) -> str:
+def listed(items: Iterable[object], most: int = _MOST_NAMED) -> str:
     """Write things in a row, the first few of many."""
     texts = list(map(str, items))
-    rest = len(texts) - _MOST_NAMED
-    texts = [*texts[:_MOST_NAMED], f"{rest} more"] if rest > 0 else texts
+    rest = len(texts) - most
+    texts = [*texts[:most], f"{rest} more"] if rest > 0 else texts
     return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))

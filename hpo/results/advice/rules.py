@@ -5,10 +5,10 @@ from __future__ import annotations
 from hpo.results.advice.bounds import on_bounds
 from hpo.results.advice.result import Advice, Result
 from hpo.results.advice.search import too_few_epochs, too_many_evaluations
-from hpo.results.advice.seeds import not_told_apart
+from hpo.results.advice.seeds import confirm_winner
 from hpo.results.advice.workers import broken_workers, idle_workers
 
-_RULES = (broken_workers, not_told_apart, on_bounds, too_few_epochs, too_many_evaluations, idle_workers)
+_RULES = (broken_workers, confirm_winner, on_bounds, too_few_epochs, too_many_evaluations, idle_workers)
 
 
 def advice_on(result: Result) -> list[Advice]:

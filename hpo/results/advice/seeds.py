@@ -1,21 +1,19 @@
-"""Whether the winner is told apart from the others, and how many seeds it takes."""
+"""Whether the winner is as good as the best, and how many seeds show it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hpo.results.advice.result import Advice, Result, apart, listed, percent
-from hpo.results.confirmation import compare
+from hpo.results.confirmation import as_good_within, comparable, compare, count_seeds_needed
 from hpo.text import counted, number
 
 _CLOSE = 0.02  # of a loss: other seeds may well turn two evaluations around
 _FEWEST, _MOST = 3, 30  # seeds for each of the best: who would give more?
-_DEVIATIONS = 1.96 + 0.84  # at a level of 5%, a difference is found in four of five cases
 
 
-def not_told_apart(result: Result) -> Advice | None:
+def confirm_winner(result: Result) -> Advice | None:
     """Advise to train the best again with other seeds, or with more of them."""
     if result.goes_on:
         return None
@@ -26,17 +24,15 @@ def not_told_apart(result: Result) -> Advice | None:
     entries = compare(result.confirmations)
     if not all(one.finished for one in result.confirmations) or len(entries) < 2 or entries[0]["mean"] is None:
         return None
-    first, *others = entries
-    same = [entry for entry in others if entry["p"] is not None and not entry["told_apart"]]
-    if same:
-        return _not_confirmed(result, first, same)
+    if comparable(entries):
+        return None if result.manifest.objectives.are_several else _after_comparison(result, entries)
     seeds = result.manifest.confirm
-    if seeds >= _FEWEST or all(entry["told_apart"] for entry in others):
+    if seeds >= _FEWEST or entries[1]["failed"] > entries[0]["failed"]:
         return None
     return Advice(
         "confirm",
         f"Confirm with {_FEWEST} seeds or more.",
-        f"The losses of {counted(seeds, 'seed')} each are too few to tell the winner from the others.",
+        f"The losses of {counted(seeds, 'seed')} each are too few to compare the winner with the others.",
         result.confirming(_FEWEST),
     )
 
@@ -65,33 +61,27 @@ def _on_seed(result: Result) -> str:
     return " The script must take the seed, as --seed or by another option." if result.lacks_seed else ""
 
 
-def _not_confirmed(result: Result, first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> Advice:
-    """Advise to give more seeds, or where very many would be needed, to choose by something else."""
-    seeds, nearest = result.manifest.confirm, same[0]
-    alike = f"take the cheapest of trials {listed(entry['trial'] for entry in [first, *same])}"
-    given = (
-        f"With {counted(seeds, 'other seed')} each, the mean losses of trials {first['trial']} and {nearest['trial']}"
-    )
-    needed, enough = _needed(first, nearest), max(_MOST, 2 * seeds)
-    if needed > enough:
-        why = f"{given} differ so little that more than {enough} seeds each would be needed to tell them apart."
-        return Advice("confirm", f"{alike[0].upper()}{alike[1:]}.", why)
-    more = max(2 * seeds, math.ceil(needed))
-    return Advice(
-        "confirm",
-        f"Confirm with {more} seeds, or {alike}.",
-        f"{given} are {number(first['mean'])} and {number(nearest['mean'])}, and the standard deviation is up to "
-        f"{number(_spread(first, nearest))}.",
-        result.confirming(more),
-    )
-
-
-def _needed(first: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """Estimate how many seeds each tell two individuals apart."""
-    difference = abs(first["mean"] - other["mean"])
-    ratio = _spread(first, other) / difference if difference > 0 else math.inf
-    return 2 * (_DEVIATIONS * ratio) * (_DEVIATIONS * ratio)
-
-
-def _spread(first: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    return float(max(first["deviation"] or 0.0, other["deviation"] or 0.0))
+def _after_comparison(result: Result, entries: Sequence[dict[str, Any]]) -> Advice | None:
+    """Advise to choose among those that are as good as the best, or to give more seeds if none is certain to be."""
+    seeds, first, margin = result.manifest.confirm, entries[0], as_good_within(entries) or 0.0
+    given = f"With {counted(seeds, 'other seed')} each"
+    deviation = f"{number(margin)}, one standard deviation by seeds"
+    good = [entry for entry in entries if entry["as_good"]]
+    if len(good) > 1:
+        return Advice(
+            "confirm",
+            f"Take the cheapest of trials {listed((entry['trial'] for entry in good), len(good))}.",
+            f"{given}, they are as good as the best within {deviation}.",
+        )
+    if good:
+        return None
+    choice = f"take trial {first['trial']}"
+    if first["worse_by_at_most"] is not None:
+        choice += f", which is worse than the best by {number(first['worse_by_at_most'])} at most"
+    possible = listed(entry["trial"] for entry in entries if entry["may_be_best"])
+    why = f"{given}, trials {possible} may be the best, and none is certain to be as good within {deviation}."
+    most = max(_MOST, 2 * seeds)
+    needed = count_seeds_needed(entries, most)
+    if needed is None:
+        return Advice("confirm", f"{choice[0].upper()}{choice[1:]}.", f"{why} That would need more than {most} seeds.")
+    return Advice("confirm", f"Confirm with {needed} seeds, or {choice}.", why, result.confirming(needed))

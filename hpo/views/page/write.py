@@ -18,6 +18,7 @@ from hpo.errors import UsageError
 from hpo.objectives import Objectives
 from hpo.parameters import is_conditional
 from hpo.results.names import all_names, metrics_shown, params_shown
+from hpo.results.network import network_of
 from hpo.results.reader import RunReader
 from hpo.results.summary import by_reason, summarize
 from hpo.results.winner import examined, winner_of
@@ -28,6 +29,7 @@ from hpo.store.manifest import Manifest
 from hpo.store.run_dir import write_whole
 from hpo.store.weights import kept_weights, trial_of_weights
 from hpo.text import day, duration, escaped, number, numbers, tenths, value
+from hpo.views.confirmed import confirmed_sentences
 from hpo.views.expected import expected_text
 from hpo.views.front import costs_of_entries, improved, objectives_first, together, trial_text, what_it_is, worth
 from hpo.views.individuals import choose_names, names_told_apart
@@ -97,12 +99,14 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         best=best,
         test=examined(run.run_dir, best) if best else None,
         weights=trial_of_weights(run.run_dir.weights),
+        network=network_of(run.run_dir, best, run.confirmations(all_plans=True)) if best else None,
         best_json=json.dumps(best.params) if best else "",
         best_metrics=metrics_shown(best.metrics, best.params, _COLUMNS) if best else {},
         top_metrics=top_metrics,
         top_params=top_params,
         params_of_top=all_names(entry["params"] for entry in summary["top"]),
         confirmed=_confirmed(summary, best),
+        comparison=confirmed_sentences(summary, [f"trial {entry['trial']}" for entry in summary["confirmed"]]),
         advice=run.advice(),
         lineage=summary["lineage"],
         pruner=run.manifest.pruner,

@@ -1,0 +1,138 @@
+"""The best, trained again with other seeds: which may be the best, and which are as good."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from scipy.stats import t
+
+from hpo.results.confirmation import as_good_within, compare, count_seeds_needed
+from hpo.store.evaluations import Evaluation
+from hpo.views.confirmed import confirmed_sentences
+from tests.support.evaluations import one
+
+
+def confirmation(trial: int, seed: int, loss: float, state: str = "complete") -> Evaluation:
+    return one(0, state, loss=loss, confirms=trial, seed=seed)
+
+
+def confirmations(groups: Sequence[Sequence[float]]) -> list[Evaluation]:
+    """Return the confirmations of trials 0, 1, ... with these losses."""
+    return [confirmation(trial, seed, loss) for trial, some in enumerate(groups) for seed, loss in enumerate(some)]
+
+
+def sentences(groups: Sequence[Sequence[float]]) -> list[str]:
+    entries = compare(confirmations(groups))
+    summary = {"confirmed": entries, "as_good_within": as_good_within(entries), "seed_noise": None}
+    return confirmed_sentences(summary, [f"trial {entry['trial']}" for entry in entries])
+
+
+def test_compare_ranks_by_failures_and_mean() -> None:
+    losses = {4: [1.0, 1.1, 1.3], 2: [1.2, 0.9, 1.4], 9: [2.0, 2.5, 2.2], 7: [0.1, 0.2]}
+    entries = compare(
+        [
+            *(confirmation(trial, seed, loss) for trial, some in losses.items() for seed, loss in enumerate(some)),
+            confirmation(7, 2, math.inf, "failed"),
+            confirmation(9, 3, math.inf, "running"),
+        ]
+    )
+    assert [entry["trial"] for entry in entries] == [4, 2, 9, 7], "a seed that fails counts against it"
+    assert [entry["failed"] for entry in entries] == [0, 0, 0, 1]
+    assert entries[0]["deviation"] == pytest.approx(0.1528, abs=1e-4)
+    assert [entry["may_be_best"] for entry in entries] == [True, True, False, None]
+    variances = {trial: statistics.variance(losses[trial]) for trial in (4, 2, 9)}
+    pooled = statistics.mean(variances.values())
+    larger = {trial: max(variance, pooled) for trial, variance in variances.items()}
+    quantile = t.ppf(1 - 0.05 / 2, 6)
+    width = {trial: quantile * math.sqrt((larger[trial] + larger[4]) / 3) for trial in (2, 9)}
+    above = {trial: statistics.mean(losses[trial]) - statistics.mean(losses[4]) for trial in (2, 9)}
+    bounds = [entry["worse_by_at_most"] for entry in entries]
+    assert bounds[:2] == pytest.approx([width[2] - above[2], width[2] + above[2]]), "of the first, beside the second"
+    width_of_both = quantile * math.sqrt((larger[9] + larger[2]) / 3)
+    between = statistics.mean(losses[9]) - statistics.mean(losses[2])
+    assert bounds[2] == pytest.approx(max(width[9] + above[9], width_of_both + between))
+    assert bounds[3] is None
+    assert as_good_within(entries) == pytest.approx(math.sqrt(min(variances[4], pooled)))
+
+
+def test_compare_without_randomness_or_with_single_losses(recwarn: pytest.WarningsRecorder) -> None:
+    entries = compare(confirmations([[0.3, 0.1 + 0.2], [0.3, 0.3], [0.4, 0.4]]))
+    assert [entry["may_be_best"] for entry in entries] == [True, True, False]
+    assert [entry["as_good"] for entry in entries] == [True, True, False]
+    assert entries[2]["worse_by_at_most"] == pytest.approx(0.1)
+    for few in ([[1.0], [2.0]], [[1.0, 2.0], [2.0]], [[1.0, 2.0]]):
+        entries = compare(confirmations(few))
+        assert {entry["worse_by_at_most"] for entry in entries} == {None}
+        assert not any(entry["as_good"] for entry in entries)
+        assert as_good_within(entries) is None
+    assert compare([]) == []
+    huge = compare(confirmations([[1e300, 2e300], [2e300, 4e300]]))
+    usual = compare(confirmations([[1.0, 2.0], [2.0, 4.0]]))
+    assert huge[1]["worse_by_at_most"] == pytest.approx(1e300 * usual[1]["worse_by_at_most"])
+    assert not recwarn.list
+
+
+def test_sentences_say_which_may_be_best_and_which_are_as_good() -> None:
+    assert sentences([[0.1, 0.2]]) == ["There is nothing to compare it with: --top-n 3 would confirm three."]
+    assert sentences([[0.1], [0.2]]) == ["There are too few losses: nothing is compared with the best."]
+    assert sentences([[0.1, 0.11], [0.9, 0.91]]) == [
+        "Trial 0 is the best of these (95% confidence, Hsu's multiple comparisons with the best)."
+    ]
+    wide = sentences([[0.1, 0.12, 0.14], [0.11, 0.13, 0.15], [0.9, 0.91, 0.92]])
+    assert wide[0].startswith("Trial 0 and trial 1 may be the best, and no other one (95% confidence")
+    assert wide[1].startswith("None is certain to be as good as the best within 0.0")
+    assert "trial 0 is at most 0.0" in wide[1]
+    equal = [0.1, 0.12, 0.14] * 10
+    assert sentences([equal, equal])[1].startswith("Trial 0 and trial 1 are as good as the best within 0.01")
+
+
+def test_seeds_needed_show_that_the_first_is_as_good() -> None:
+    def spread(mean: float, count: int) -> list[float]:
+        steps = [place - (count - 1) / 2 for place in range(count)]
+        return [mean + step / statistics.stdev(steps) for step in steps]
+
+    needed = count_seeds_needed(compare(confirmations([spread(1.0, 3), spread(1.2, 3)])), 30)
+    assert needed is not None
+    assert not compare(confirmations([spread(1.0, needed - 1), spread(1.2, needed - 1)]))[0]["as_good"]
+    assert compare(confirmations([spread(1.0, needed), spread(1.2, needed)]))[0]["as_good"]
+    assert count_seeds_needed(compare(confirmations([spread(1.0, 3), spread(1.2, 3)])), needed - 1) is None
+
+
+ALIKE = [1.0] * 10
+CASES = [
+    # (means, deviations, seeds, share of runs in which trial 0 is as good, at least)
+    ([0.0] * 9 + [5.0], ALIKE, 3, 0.0),
+    ([0.0] * 9 + [5.0], ALIKE, 30, 0.4),
+    ([0.0, 0.0, 5.0], [1.0] * 3, 20, 0.7),
+    ([0.0] * 9 + [15.0], [1.0] * 9 + [3.0], 3, 0.0),
+    ([0.5 * trial for trial in range(9)] + [9.0], [0.5] * 5 + [2.0] * 5, 5, 0.0),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("means", "deviations", "seeds", "kept"), CASES)
+def test_compare_holds_in_simulated_runs(means: list[float], deviations: list[float], seeds: int, kept: float) -> None:
+    """The bounds hold in 95% of the runs; a trial five deviations worse is never as good, an equal one may be best."""
+    runs, rng = 150, random.Random(0)
+    drawn = [
+        compare(
+            confirmations([[rng.gauss(m, s) for _ in range(seeds)] for m, s in zip(means, deviations, strict=True)])
+        )
+        for _ in range(runs)
+    ]
+
+    def share(holds: Callable[[dict[int, dict[str, Any]]], bool]) -> float:
+        return sum(holds({entry["trial"]: entry for entry in entries}) for entries in drawn) / runs
+
+    best, worst = min(means), len(means) - 1
+    excess = [mean - best for mean in means]
+    covered = share(lambda run: all(run[trial]["worse_by_at_most"] >= excess[trial] for trial in run))
+    assert covered >= 0.95 - 2 * math.sqrt(0.95 * 0.05 / runs)
+    assert share(lambda run: bool(run[0]["may_be_best"])) >= 0.95
+    assert share(lambda run: bool(run[0]["as_good"])) >= kept
+    assert share(lambda run: bool(run[worst]["as_good"])) == 0.0
