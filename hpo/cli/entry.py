@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Optional
 
-from hpo.errors import AgreedError, Exit, UsageError
+from hpo.errors import AgreedError, Exit
 from hpo.layout import Layout, check_launch
 from hpo.run.options import Options
 from hpo.store.run_dir import RUNS, RunDir
@@ -58,8 +58,6 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
 
     def layout(options: Options, ranks: int) -> Layout:
         found = Layout.fitting(ranks, options.ranks_per_worker, options.islands, options.propagators)
-        if options.source is None:
-            _check_there(options.search_space)
         RunDir(options.run_dir or RUNS / options.search_space.stem).check(options.resume)
         return found
 
@@ -82,9 +80,7 @@ def check(program: str, arguments: Sequence[str]) -> NoReturn:
 
         return check_app(chosen, command)
 
-    def layout(options: Options, ranks: int) -> Layout:
-        if options.source is None:
-            _check_there(options.search_space)
+    def layout(_: Options, ranks: int) -> Layout:
         return Layout(ranks, ranks, 1)  # one worker of all ranks
 
     def run(options: Options, layout: Layout, job: Job) -> int:
@@ -161,8 +157,3 @@ def _parse(
 
     status = call(app(take), program, arguments)
     return (*chosen[0], None) if chosen else (None, None, status)
-
-
-def _check_there(search_space: Path) -> None:
-    if not search_space.exists():
-        raise UsageError(f"{search_space}: no such file; give the path of a search space file")
