@@ -28,7 +28,7 @@ def check_command(chosen: Callable[[Options], None], command: Sequence[str] | No
     def check(  # noqa: PLR0913 - an argument for each option
         search_space: Annotated[
             Optional[Path],
-            typer.Argument(metavar="SEARCH_SPACE", help="Python file with a `space` and an `objective`."),
+            typer.Argument(metavar="SEARCH_SPACE", help="As for hpo search."),
         ] = None,
         settings: Annotated[
             Optional[list[str]],

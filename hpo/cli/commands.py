@@ -16,6 +16,7 @@ import typer
 from hpo.cli.check import check_command
 from hpo.cli.command_line import new_app, whole
 from hpo.cli.search import search_command
+from hpo.cli.version import print_versions
 from hpo.errors import RunError, UsageError
 from hpo.store.run_dir import write_whole
 from hpo.text import printable
@@ -37,8 +38,14 @@ app.command()(check_command(lambda _: None))
 
 
 @app.callback(invoke_without_command=True)
-def hpo(context: typer.Context) -> None:
+def hpo(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print versions, for a bug report.")] = False,
+) -> None:
     """Search hyperparameters, look at runs, and look after them."""
+    if version:
+        print_versions()
+        raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Optional
 
-from hpo.errors import AgreedError, Exit, UsageError
+from hpo.errors import AgreedError, Exit
 from hpo.layout import Layout, check_launch
 from hpo.run.options import Options, last_options
 from hpo.store.run_dir import RUNS, RunDir
@@ -59,8 +59,6 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
 
     def layout(options: Options, ranks: int) -> Layout:
         found = find_layout(options, ranks)
-        if options.source is None:
-            _check_there(options.search_space)
         RunDir(options.run_dir or RUNS / options.search_space.stem).check(options.resume)
         return found
 
@@ -83,9 +81,7 @@ def check(program: str, arguments: Sequence[str]) -> NoReturn:
 
         return check_app(chosen, command)
 
-    def layout(options: Options, ranks: int) -> Layout:
-        if options.source is None:
-            _check_there(options.search_space)
+    def layout(_: Options, ranks: int) -> Layout:
         return Layout(ranks, ranks, 1)  # one worker of all ranks
 
     def run(options: Options, layout: Layout, job: Job) -> int:
@@ -173,8 +169,3 @@ def find_layout(options: Options, ranks: int) -> Layout:
     propagators = options.propagators or last.get("propagators", ())
     islands = max(last.get("islands") or 2, len(propagators))
     return replace(found, islands=min(islands, found.workers))
-
-
-def _check_there(search_space: Path) -> None:
-    if not search_space.exists():
-        raise UsageError(f"{search_space}: no such file; give the path of a search space file")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from hpo.cli.shipped import find_search_space
 from hpo.errors import UsageError
 from hpo.parsing import parse_parameter
 from hpo.script import Script, find_program
@@ -79,7 +80,7 @@ def find_source(
                 raise UsageError(f"{option} is for a program, which stands behind --, as in -- train.py --epochs 3")
         if search_space is None:
             raise UsageError("name a search space file, such as my_search.py, or a program behind --")
-        return search_space, None
+        return find_search_space(search_space), None
     if search_space is not None:
         raise UsageError(f"{search_space} and a program behind --: give one of them")
     texts, flags = given["space"] or [], list(given["flags"] or [])

@@ -13,13 +13,18 @@ import typer
 from hpo.breeding.names import DEFAULT_PROPAGATORS, PROPAGATORS
 from hpo.cli.command_line import duration, duration_or_off, new_app, number, number_or_off, whole
 from hpo.cli.script import FLAGS, LOSS, METRICS, OF_PROGRAM, SPACE, find_source
+from hpo.cli.shipped import list_search_spaces
 from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, KEPT, LOG_LEVELS, Options, kept_options
 from hpo.trackers import TRACKERS
 
 # By the fields of Options, whose defaults are those of the command line.
 _OPTIONS: dict[str, Any] = {
     "search_space": Annotated[
-        Path, typer.Argument(metavar="SEARCH_SPACE", help="Python file with a `space` and an `objective`.")
+        Path,
+        typer.Argument(
+            metavar="SEARCH_SPACE",
+            help=f"Python file with a `space` and an `objective`, or one of {', '.join(list_search_spaces())}.",
+        ),
     ],
     "evaluations": Annotated[
         Optional[int],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import platform
 import shlex
 import sys
 import time
@@ -12,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hpo.errors import UsageError
@@ -38,8 +36,7 @@ from hpo.store.storage import open_storage, studies
 from hpo.store.study import check_objectives, confirmations_of, existing_study, is_missing, mistakes, open_study
 from hpo.store.url import is_hidden, is_remote, without_password
 from hpo.text import counted
-
-_PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optuna", "scikit-learn")
+from hpo.versions import read_versions
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,7 @@ def _manifest(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Manife
         space=problem.space.describe(),
         layout=request.layout,
         hosts=tuple(hosts),
-        versions={"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}},
+        versions=read_versions(),
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         settings=problem.values,
         set=request.set,
@@ -294,10 +291,3 @@ def _without_passwords(arguments: Sequence[str], *storages: str | None) -> list[
     for storage in filter(None, storages):
         arguments = [argument.replace(storage, without_password(storage)) for argument in arguments]
     return list(arguments)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

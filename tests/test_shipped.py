@@ -1,0 +1,42 @@
+"""What the command `hpo` knows of its own installation: shipped search spaces, and versions."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from hpo.cli.shipped import find_search_space, list_search_spaces
+from hpo.errors import UsageError
+from tests.support.launch import ROOT, run_hpo
+
+NAMES = ["cifar10_resnet", "digits_cnn", "mnist_cnn", "text_transformer"]
+
+
+def test_search_space_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert list(list_search_spaces()) == NAMES
+    assert find_search_space(Path("digits_cnn")) == ROOT / "search_spaces" / "digits_cnn.py"
+    Path("digits_cnn").mkdir()
+    assert find_search_space(Path("digits_cnn")).is_file()
+    Path("mnist_cnn").touch()
+    assert find_search_space(Path("mnist_cnn")) == Path("mnist_cnn"), "a user's own file comes first"
+
+
+def test_search_space_with_another_name_is_refused(tmp_path: Path) -> None:
+    message = rf"^my\.py: no such file; give the path of a search space file, or one of {', '.join(NAMES)}$"
+    with pytest.raises(UsageError, match=message):
+        find_search_space(Path("my.py"))
+    assert find_search_space(tmp_path) == tmp_path, "what is no file has another message"
+
+
+def test_version_names_what_a_bug_report_needs() -> None:
+    job = run_hpo("--version")
+    assert (job.returncode, job.stderr) == (0, "")
+    lines = dict(line.split(" ", 1) for line in job.stdout.splitlines() if " " in line)
+    assert lines["python"] == platform.python_version()
+    for package in ("hpo-islands", "torch", "propulate", "optuna", "mpi4py"):
+        assert lines[package] == version(package)
+    assert "MPICH" in lines["MPI:"] or "Open MPI" in lines["MPI:"]
