@@ -162,6 +162,11 @@ class Record:
         """Record an intermediate value."""
         self._storage.set_trial_intermediate_value(assignment.trial_id, step, loss)
 
+    def reach_rung(self, assignment: Assignment, losses: int, values: Sequence[float]) -> None:
+        """Record the values of all objectives that an evaluation has after so many losses, at a rung."""
+        before = self._storage.get_trial(assignment.trial_id).user_attrs.get("at_rungs", {})
+        self._storage.set_trial_user_attr(assignment.trial_id, "at_rungs", {**before, str(losses): list(values)})
+
     def complete(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
         """Record that an evaluation succeeded; durable when this returns."""
         values = [loss, *self.objectives.of(metrics)]

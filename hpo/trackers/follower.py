@@ -27,7 +27,8 @@ class Follower:
 
     def is_over(self, study: str, budget: int, pruner: str) -> bool:
         """Tell whether the search in a study has spent its budget, and has nothing to promote."""
-        return is_over(self._records[study].evaluations(), budget, pruner)
+        record = self._records[study]
+        return is_over(record.evaluations(), budget, pruner, record.objectives)
 
     def look(self, running: bool = True) -> None:
         """Show what is new; evaluations that have not ended only if `running`: then there will be another look."""

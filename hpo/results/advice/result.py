@@ -59,7 +59,8 @@ class Result:
     @property
     def is_spent(self) -> bool:
         """Whether the search is at its end."""
-        return self.is_exhausted or is_over(self.evaluations, self.manifest.budget, self.manifest.pruner)
+        run = self.manifest
+        return self.is_exhausted or is_over(self.evaluations, run.budget, run.pruner, run.objectives)
 
     def ranked(self) -> list[Evaluation]:
         """Return the complete evaluations that have a loss, best first."""
