@@ -1,4 +1,4 @@
-"""What a pruner that pauses leaves of a Pareto front: searches in simulated time, of a loss and a size.
+"""The Pareto front that a pausing pruner leaves: searches in simulated time, of a loss and a size.
 
     python -m benchmarks.rungs
 
@@ -90,7 +90,7 @@ class Search:
         return trial
 
     def _train(self, trial: int) -> bool:
-        """Train an evaluation for an epoch, and tell whether it goes on."""
+        """Train an evaluation for an epoch, and return whether it continues."""
         root = self._roots[trial]
         individual, one = self._individuals[root], self.evaluations[trial]
         epoch = len(one.curve) + 1
@@ -126,7 +126,7 @@ def _largest() -> float:
 
 
 def seconds_to_judge(reached: int) -> tuple[float, float]:
-    """Return how long a claim and a judgement take where so many individuals have reached the first rung."""
+    """Return the seconds of a claim and of a judgement, if `reached` individuals are at the first rung."""
     drawn = random.Random(0)
     ladder = Ladder(HALVINGS["asha"], TWO)
     evaluations = [Evaluation(trial, "running", 9.0, {}, 0, 0, 0) for trial in range(reached)]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,14 +138,14 @@ def test_a_tracker_shows_what_is_recorded_while_it_is_recorded_and_once(name: st
     if name == "mlflow":
         assert search_in_mlflow(run_dir) == "KILLED"
 
-    # The next session evaluates again what was going on, and one more; its tracker is told of that and of nothing else.
+    # The next session evaluates again what was going on, as the same individuals, and one more.
     record = begin_run(run_dir, resume=True).open_record()
     for depth in (1, 2, 6):
         record.complete(start(record, depth), depth + 0.5, 1.0, {})
     for _ in range(2):
         assert track(run_dir, [name], None)
-        for trial, depth in ((5, 1), (6, 2), (7, 6)):
-            expected[f"trial-{trial:04d}"] = Shown({**PARAMS, "depth": depth}, {}, depth + 0.5, {}, "well")
+        for trial, depth, curve in ((0, 1, {1: 3.0}), (1, 2, {1: 4.0}), (7, 6, {})):
+            expected[f"trial-{trial:04d}"] = Shown({**PARAMS, "depth": depth}, curve, depth + 0.5, {}, "well")
         assert_same(READERS[name](run_dir), expected)
     if name == "mlflow":
         assert search_in_mlflow(run_dir) == "FINISHED"
@@ -159,6 +160,80 @@ def test_what_another_run_has_evaluated_is_that_runs_to_show(tmp_path: Path) -> 
     assert record.take_over([theirs], distributions, lambda *_: {"origin": "theirs trial 0"}) == 1
     assert track(tmp_path / "run", ["tensorboard"], None)
     assert READERS["tensorboard"](tmp_path / "run").keys() == {"trial-0000"}
+
+
+def promote(record: Record, paused: int) -> Assignment:
+    return record.promote(record.evaluations()[paused], {"island": 0, "worker": 5, "generation": 9})
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+@pytest.mark.slow
+def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None:
+    """Five are paused, promoted and interrupted in all orders, over three sessions of which a kill ends the second."""
+    run_dir = tmp_path / "run"
+    record = begin_run(run_dir).open_record()
+    tracking, said = follow(begin_run(run_dir, resume=True), name)
+    begun = [start(record, depth) for depth in range(1, 6)]
+    for assignment in begun:
+        record.report(assignment, 1, 4.0)
+        record.prune(assignment, 4.0, 1.0, {}, paused_after=1)
+    wait_until(lambda: ended(run_dir, name) == {0, 1, 2, 3, 4})
+    promoted = [promote(record, trial) for trial in range(4)]
+    for assignment in promoted:
+        record.went_on(assignment, [4.0], 1.0)
+        record.report(assignment, 2, 3.0)
+    record.complete(promoted[0], 3.0, 2.0, {"accuracy": 0.5})
+    wait_until(lambda: 5 in ended(run_dir, name))
+    record.report(promoted[1], 3, 2.0)  # while it is shown
+    record.prune(promoted[1], 2.0, 3.0, {}, paused_after=3)
+    record.interrupt(promoted[2])
+    tracking.finish()
+    assert tracking.wait(60)
+    assert [line for line in said if "warning" in line] == []
+    left = "" if name == "tensorboard" else "badly"
+    paused = "badly" if name == "mlflow" else "well"
+    expected = {
+        "trial-0000": Shown(PARAMS, {1: 4.0, 2: 3.0}, 3.0, {"accuracy": 0.5}, "well"),
+        "trial-0001": Shown({**PARAMS, "depth": 2}, {1: 4.0, 2: 3.0, 3: 2.0}, 2.0, {}, paused),
+        "trial-0002": Shown({**PARAMS, "depth": 3}, {1: 4.0, 2: 3.0}, math.inf, {}, "badly", INTERRUPTED),
+        "trial-0003": Shown({**PARAMS, "depth": 4}, {1: 4.0, 2: 3.0}, math.inf, {}, left),
+        "trial-0004": Shown({**PARAMS, "depth": 5}, {1: 4.0}, 4.0, {}, paused),
+    }
+    assert_same(READERS[name](run_dir), expected)
+
+    # The job and its tracker are killed while individuals 1 and 2 are evaluated; 3 begins again, and has other losses.
+    session = begin_run(run_dir, resume=True)
+    record = session.open_record()
+    tracking, _ = follow(session, name)
+    again = [claim(record, None, {}, 99), claim(record, None, {}, 99), promote(record, 6)]
+    roots = {assignment.root: assignment for assignment in again}
+    assert roots.keys() == {1, 2, 3}
+    record.report(roots[3], 1, 3.5)
+    for root, curve in ((1, [4.0, 3.0, 2.0]), (2, [4.0, 3.0])):
+        record.went_on(roots[root], curve, 1.0)
+    record.complete(roots[3], 3.5, 1.0, {})
+    wait_until(lambda: roots[3].number in ended(run_dir, name))
+    os.kill(process_of(run_dir, name), signal.SIGKILL)
+    tracking.finish()
+    assert not tracking.wait(60)
+
+    record = begin_run(run_dir, resume=True).open_record()
+    for _ in range(2):
+        assignment = claim(record, None, {}, 99)
+        curve = [4.0, 3.0, 2.0] if assignment.root == 1 else [4.0, 3.0]
+        record.went_on(assignment, curve, 1.0)
+        record.report(assignment, len(curve) + 1, 1.0)
+        record.complete(assignment, 1.0, 1.0, {})
+    expected |= {
+        "trial-0001": Shown({**PARAMS, "depth": 2}, {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0}, 1.0, {}, "well"),
+        "trial-0002": Shown({**PARAMS, "depth": 3}, {1: 4.0, 2: 3.0, 3: 1.0}, 1.0, {}, "well"),
+        "trial-0003": Shown({**PARAMS, "depth": 4}, {1: 3.5}, 3.5, {}, "well"),
+    }
+    assert track(run_dir, [name], None)
+    assert_same(READERS[name](run_dir), expected)
+    shutil.rmtree(run_dir / name)  # as if it had never been shown
+    assert track(run_dir, [name], None)
+    assert_same(READERS[name](run_dir), expected)
 
 
 @pytest.mark.slow
@@ -186,6 +261,22 @@ def test_what_died_with_its_tracker_is_over_at_the_next_session(tmp_path: Path) 
         "trial-0002": "well",
     }
     assert shown["trial-0002"].curve == curve
+
+
+@pytest.mark.slow
+def test_mlflow_killed_while_it_makes_its_store_recovers(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    session = begin_run(run_dir)
+    record = session.open_record()
+    record.complete(start(record, 1), 0.5, 1.0, {})
+    tracking, _ = follow(session, "mlflow")
+    wait_until(lambda: any(path.stat().st_size for path in (run_dir / "mlflow").glob("*.db")))
+    os.kill(process_of(run_dir, "mlflow"), signal.SIGKILL)
+    tracking.finish()
+    assert not tracking.wait(60)
+    assert not (run_dir / "mlflow" / "mlflow.db").exists(), "MLflow could never open it"
+    assert track(run_dir, ["mlflow"], None)
+    assert_same(READERS["mlflow"](run_dir), {"trial-0000": Shown(PARAMS, {}, 0.5, {}, "well")})
 
 
 @pytest.mark.slow
