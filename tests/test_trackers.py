@@ -237,7 +237,8 @@ def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_died_with_its_tracker_is_over_at_the_next_session(tmp_path: Path) -> None:
+def test_individuals_in_flight_at_a_tracker_kill_are_shown_once(tmp_path: Path) -> None:
+    """One of them ends after the tracker, and the other one with the job."""
     run_dir = tmp_path / "run"
     session = begin_run(run_dir)
     record = session.open_record()
@@ -247,20 +248,24 @@ def test_what_died_with_its_tracker_is_over_at_the_next_session(tmp_path: Path) 
     curve = {epoch: 1 / epoch for epoch in range(1, 1500)}  # more than a server takes at once
     long = replace(record.evaluations()[1], params={**PARAMS, "depth": 3}, curve=curve)
     assert record.take_over([long], load_search_file(QUICK).space.distributions(), lambda *_: {}) == 1
+    late = start(record, 4)
+    record.report(late, 1, 3.0)
     wait_until(lambda: ended(run_dir, "mlflow") == {1, 2})
     os.kill(process_of(run_dir, "mlflow"), signal.SIGKILL)
     tracking.finish()
     assert not tracking.wait(60)
     assert said == ["warning: --tracker mlflow: its process ended with status -9; nothing more is shown there"]
+    record.report(late, 2, 2.0)
+    record.complete(late, 2.0, 1.5, {"accuracy": 0.75})
     begin_run(run_dir, resume=True)
     assert track(run_dir, ["mlflow"], None)
-    shown = READERS["mlflow"](run_dir)
-    assert {name: evaluation.ending for name, evaluation in shown.items()} == {
-        "trial-0000": "badly",
-        "trial-0001": "well",
-        "trial-0002": "well",
+    expected = {
+        "trial-0000": Shown(PARAMS, {}, math.inf, {}, "badly", INTERRUPTED),
+        "trial-0001": Shown({**PARAMS, "depth": 2}, {}, 0.5, {}, "well"),
+        "trial-0002": Shown({**PARAMS, "depth": 3}, curve, 0.5, {}, "well"),
+        "trial-0003": Shown({**PARAMS, "depth": 4}, {1: 3.0, 2: 2.0}, 2.0, {"accuracy": 0.75}, "well"),
     }
-    assert shown["trial-0002"].curve == curve
+    assert_same(READERS["mlflow"](run_dir), expected)  # which has each of them once
 
 
 @pytest.mark.slow
@@ -277,29 +282,6 @@ def test_mlflow_killed_while_it_makes_its_store_recovers(tmp_path: Path) -> None
     assert not (run_dir / "mlflow" / "mlflow.db").exists(), "MLflow could never open it"
     assert track(run_dir, ["mlflow"], None)
     assert_same(READERS["mlflow"](run_dir), {"trial-0000": Shown(PARAMS, {}, 0.5, {}, "well")})
-
-
-@pytest.mark.slow
-def test_what_ends_after_its_tracker_has_died_is_shown_once(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    session = begin_run(run_dir)
-    record = session.open_record()
-    tracking, _ = follow(session, "mlflow")
-    going_on = start(record, 1)
-    record.report(going_on, 1, 3.0)
-    record.complete(start(record, 2), 0.5, 1.0, {})
-    wait_until(lambda: ended(run_dir, "mlflow") == {1})
-    os.kill(process_of(run_dir, "mlflow"), signal.SIGKILL)
-    tracking.finish()
-    assert not tracking.wait(60)
-    record.report(going_on, 2, 2.0)
-    record.complete(going_on, 2.0, 1.5, {"accuracy": 0.75})
-    assert track(run_dir, ["mlflow"], None)
-    expected = {
-        "trial-0000": Shown(PARAMS, {1: 3.0, 2: 2.0}, 2.0, {"accuracy": 0.75}, "well"),
-        "trial-0001": Shown({**PARAMS, "depth": 2}, {}, 0.5, {}, "well"),
-    }
-    assert_same(READERS["mlflow"](run_dir), expected)  # which has each of them once
 
 
 def test_what_is_no_record_of_what_has_been_shown_counts_as_none(tmp_path: Path) -> None:
