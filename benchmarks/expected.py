@@ -61,7 +61,7 @@ def _figures(
     These are the lowest by what was measured and by what is expected, and the best of five in the mean: the first
     by either, or three by one and two by the other.
     """
-    expected = expected_losses(evaluations, space.distributions())
+    expected = expected_losses(evaluations, space)
     means_of = {one.trial: means[tuple(one.params.values())] for one in evaluations}
     by_loss = [one.trial for one in rank(evaluations, len(evaluations))]
     by_model = sorted(expected, key=lambda trial: expected[trial])

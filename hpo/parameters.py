@@ -54,15 +54,12 @@ class Int(_Parameter):
 
     def problem(self) -> str | None:
         """Return what is wrong with the bounds; None if nothing is."""
-        for bound in (self.low, self.high):
-            if type(bound) is not int:
-                return f"the bounds of an Int must be integers (a Float's need not be), not {with_type(bound)}"
+        if wrong := [bound for bound in (self.low, self.high) if type(bound) is not int]:
+            return f"the bounds of an Int must be integers (a Float's need not be), not {with_type(wrong[0])}"
         if not self.low < self.high:
             return "low < high must hold"
-        if max(abs(self.low), abs(self.high)) > _LARGEST_INT:
-            return f"the bounds of an Int must lie within ±2**53 ({_LARGEST_INT})"
-        if self.high - self.low > _LARGEST_INT:  # Optuna subtracts the low bound from a value as floats
-            return f"an Int must be at most 2**53 ({_LARGEST_INT}) wide, and this is {self.high - self.low}"
+        if max(abs(self.low), abs(self.high), self.high - self.low) > _LARGEST_INT:  # Optuna subtracts floats
+            return f"the bounds of an Int must lie within ±2**53, and be at most 2**53 ({_LARGEST_INT}) apart"
         if type(self.step) is not int or self.step < 1:
             return f"the step of an Int must be a positive integer, not {with_type(self.step)}"
         if (self.high - self.low) % self.step:

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 _LARGEST_WHOLE = 2**53  # from here on, not every whole number is a float
+_LARGEST_PLAIN = 1e9  # absolute value of a number that is written without an exponent
+_MOST_DIGITS = 9  # significant ones; they tell any two float32 apart
 
 
-def number(value: float) -> str:
-    """Return a number as text, with four significant digits, or with all digits if it is whole."""
+def number(value: float, digits: int = 4) -> str:
+    """Return a number as text, with `digits` significant digits, or with all digits before the point if there are more.
+
+    A number of 1e9 or more has an exponent, unless it is whole.
+    """
     if abs(value) < _LARGEST_WHOLE and value == int(value):
         return str(int(value))
-    return f"{value:.4g}"
+    return f"{value:.0f}" if 10**digits <= abs(value) < _LARGEST_PLAIN else f"{value:.{digits}g}"
+
+
+def numbers(values: Sequence[float | None]) -> list[str]:
+    """Return the numbers of a column as texts with four significant digits, or enough to tell different ones apart.
+
+    The text of None is empty.
+    """
+    different, digits = {value for value in values if value is not None}, 4
+    while digits < _MOST_DIGITS and len({number(value, digits) for value in different}) < len(different):
+        digits += 1
+    # One more digit shows by how much they differ: 1.000003 and 1.000007, and not 1 and 1.00001.
+    digits += 4 < digits < _MOST_DIGITS
+    return ["" if value is None else number(value, digits) for value in values]
 
 
 def value(value: Any) -> str:

@@ -20,7 +20,7 @@ _KEPT |= {"PYTHONUTF8", "PYTHONCOERCECLOCALE", "PYTHONIOENCODING"}
 _KEPT_KINDS = ("LC_", "PYTEST_")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let tests have the same environment everywhere, before one of them imports MPI, which would join another job.
 
     GPUs are hidden: what the tests compare was computed on CPUs.
@@ -29,8 +29,11 @@ def pytest_configure() -> None:
         if name not in _KEPT and not name.startswith(_KEPT_KINDS):
             del os.environ[name]
     os.environ.update(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
-    hypothesis.settings.register_profile("untimed", deadline=None)  # the machine may be busy
-    hypothesis.settings.load_profile("untimed")
+    # There is no deadline, since the machine may be busy. A change is judged by the same examples each time.
+    hypothesis.settings.register_profile("random", deadline=None)
+    hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+    if not config.getoption("--hypothesis-profile"):
+        hypothesis.settings.load_profile("same")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

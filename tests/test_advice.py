@@ -120,6 +120,18 @@ def test_ranges_of_any_size_have_bounds(parameter: Float | Int, bound: str) -> N
     assert advice.text.endswith(f": x above {bound}.")
 
 
+def test_integers_on_a_logarithmic_scale_are_not_widened_below_one() -> None:
+    def loss(params: Mapping[str, Any]) -> float:
+        return float(params["x"] + params["y"])
+
+    space = SearchSpace(x=Int(1, 9, log=True), y=Int(2, 9, log=True))
+    evaluations = drawn(60, loss, space=space)
+    evaluations += [one(trial, 2.9, params={"x": 1, "y": 2}) for trial in range(60, 70)]
+    advice = told(result(evaluations, distributions=space.distributions()), "bounds")
+    assert advice is not None
+    assert advice.text.endswith(": y below 2.")
+
+
 def test_a_bound_that_does_not_matter_is_none() -> None:
     def loss(params: Mapping[str, Any]) -> float:
         return float((params["gamma"] - 0.5) ** 2 + 0.01)

@@ -14,7 +14,6 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,9 +27,7 @@ from hpo.parameters import Parameter
 from hpo.problem import AskedConstraints, dump_space, load_space
 from hpo.store.evaluations import Evaluation
 from hpo.trainer.constraints import answer
-from hpo.views.page.importances import importances
 from tests.searches.conditional import space as CONDITIONAL
-from tests.support.evaluations import one
 from tests.support.in_process import through_json
 from tests.support.launch import PROGRAM, SEARCHES, Mpi, run_hpo
 from tests.support.outcome import finished, trials_of
@@ -441,33 +438,6 @@ def test_the_surrogate_sees_no_genes_of_what_does_not_exist() -> None:
     on = merits_of(np.array([[0, 0.31, y, 1] for y in (0.0, 0.2, 0.7)]))
     assert off == pytest.approx(off[0])
     assert np.ptp(on) > 1
-
-
-def test_of_what_does_not_always_exist_the_others_say_nothing() -> None:
-    space = SearchSpace(kind=Categorical("a", "b"), x=Float(0, 1), y=Float(0, 1, when={"kind": "a"}))
-    rng = random.Random(0)
-    drawn = [space.draw(rng) for _ in range(200)]
-    evaluations = [one(trial, loss=params.get("y", 0.5), params=params) for trial, params in enumerate(drawn)]
-    share = importances(evaluations, space.distributions())
-    assert next(iter(share)) == "y"
-    assert sum(share.values()) == pytest.approx(1)
-    assert share["x"] < 0.1
-    assert importances(evaluations[:19], space.distributions()) == {}
-    worse = [one(trial, loss=params.get("y", -1.0), params=params) for trial, params in enumerate(drawn)]
-    assert importances(worse, space.distributions())["y"] == 0, "none of the best has it"
-    few = [e for e in worse if "y" not in e.params] + [e for e in worse if "y" in e.params][:19]
-    assert "y" not in importances(few, space.distributions()), "not known"
-    always = SearchSpace(kind=Categorical("a", "b"), x=Float(0, 1))
-    theirs = optuna.create_study()
-    kept = [{name: params[name] for name in ("kind", "x")} for params in drawn]
-    for params in kept:
-        loss = float(params["x"]) ** 2
-        theirs.add_trial(optuna.trial.create_trial(params=params, distributions=always.distributions(), value=loss))
-    ours = importances(
-        [one(trial, loss=float(params["x"]) ** 2, params=params) for trial, params in enumerate(kept)],
-        always.distributions(),
-    )
-    assert ours == pytest.approx(optuna.importance.get_param_importances(theirs))
 
 
 def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path: Path) -> None:

@@ -152,6 +152,14 @@ def test_a_lock_that_is_no_text_or_no_file_is_one_message(run_dir: Path) -> None
         start(run_dir, resume=True)
 
 
+def test_top_as_json_says_why_the_run_has_stopped(run_dir: Path) -> None:
+    (run_dir / "summary.json").write_text('{"stopped": "SIGTERM", "remedy": null, "exhausted": false}')
+    summary = RunReader(run_dir).summary(3)
+    assert (summary["stopped"], summary["remedy"], summary["exhausted"]) == ("SIGTERM", None, False)
+    (run_dir / "summary.json").unlink()
+    assert RunReader(run_dir).summary(3)["stopped"] is None
+
+
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{", None])
 def test_a_summary_that_somebody_has_edited_counts_as_missing(tmp_path: Path, content: str | None) -> None:
     run_dir = RunDir(tmp_path)

@@ -148,7 +148,19 @@ def test_the_target_ends_an_evaluation_and_then_the_run(tmp_path: Path) -> None:
     assert [(stop.reason, stop.status) for stop in led.stops] == [
         ("the loss of --target-loss 0.3 is reached", Exit.BUDGET_SPENT)
     ]
-    assert led.record.evaluations()[0].loss == 0.3
+    ended = led.record.evaluations()[0]
+    assert (ended.loss, ended.cut_after) == (0.3, 2)
+
+
+def test_target_at_the_last_loss_cuts_nothing(tmp_path: Path) -> None:
+    led = Led(tmp_path, Limits(target_loss=0.3))
+    attempt = led.begin()
+    led.step(attempt, 0.4)
+    attempt.take(Verdict("complete", 0.3, is_last=True))
+    led.leader.finish(attempt, 1.0)
+    assert len(led.stops) == 1
+    ended = led.record.evaluations()[0]
+    assert (ended.loss, ended.cut_after) == (0.3, 0)
 
 
 def test_an_evaluation_that_takes_too_long_fails_though_its_loss_is_recorded(tmp_path: Path) -> None:

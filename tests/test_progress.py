@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
 from hpo.store.evaluations import Evaluation
 from hpo.views import progress
+from hpo.views.progress import Lines
 from tests.support.evaluations import one
 from tests.support.outcome import lines_of
 
@@ -34,3 +36,22 @@ def test_each_evaluation_is_a_line_and_the_time_left_knows_what_is_half_done(mon
     assert found
     # Four in ten seconds each, and four half done: six in 15 s; twelve are left, of which two are done by halves.
     assert float(found[1]) == pytest.approx(25, abs=1)
+
+
+def test_progress_with_promotions_counts_each_individual_once() -> None:
+    now = time.time()
+    lines = Lines([], 3)
+    paused = one(0, "paused", loss=0.5, started=now, ended=now + 1, paused_after=1)
+    promoted = replace(paused, state="promoted")
+    again = one(2, loss=0.4, started=now + 2, ended=now + 4, repeats=0)
+    # The first trial is paused and promoted between two looks; the last one ends while another is running.
+    news = [
+        [promoted, one(1, "running", started=now)],
+        [replace(again, state="running")],
+        [promoted, again, one(1, "failed", started=now, ended=now + 3)],
+        [one(3, loss=0.3, started=now + 4, ended=now + 5), again],
+    ]
+    printed = [lines.line(evaluation) for evaluations in news for evaluation in lines.take(evaluations)]
+    assert [line.split()[0] for line in printed] == ["1/3", "2/3", "2/3", "3/3"]
+    assert [line.split()[4] for line in printed] == ["paused", "failed", "0.4", "0.3"]
+    assert lines.done == 3

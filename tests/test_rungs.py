@@ -17,12 +17,12 @@ from hpo.errors import KnownError
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.summary import rungs, summarize
 from hpo.store.claims import Claims
-from hpo.store.evaluations import Assignment, Evaluation
+from hpo.store.evaluations import Assignment, Evaluation, individuals
 from hpo.store.pruning import Pausing, describe_blind_spot
 from hpo.store.ranking import LossRanking
 from hpo.store.record import Record
 from hpo.store.recorder import Direct, Recorder
-from hpo.store.rungs import HALVINGS, Halving, Ladder, Rung, individuals, is_over, promotable, rungs_of
+from hpo.store.rungs import HALVINGS, Halving, Ladder, Rung, is_over, promotable, rungs_of
 from tests.support.runs import SPACE, make_run, manifest
 from tests.support.writing import writer_of
 
@@ -89,6 +89,8 @@ def test_a_rung_near_the_end_is_none() -> None:
     longer = [one(0, "complete", *[0.5] * 27), evaluations[1]]
     assert [rung.epochs for rung in rungs_of(ASHA, longer)] == [1, 3, 9]
     assert [rung.epochs for rung in rungs_of(ASHA, evaluations[1:])] == [1, 3, 9], "nobody knows the end yet"
+    cut = [one(0, "complete", *[0.5] * 10, cut_after=10), evaluations[1]]
+    assert [rung.epochs for rung in rungs_of(ASHA, cut)] == [1, 3, 9], "it could have been longer"
 
 
 def test_what_was_paused_where_nobody_knew_the_end_goes_on_when_it_is_known() -> None:

@@ -148,7 +148,8 @@ def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Pa
     job = mpi.run(4, *arguments, cwd=tmp_path, timeout=60)  # one evaluation would take 100 s
     assert (job.returncode, job.stderr) == (0, "")
     stopped = (
-        "Stopped: the loss of --target-loss 2500 is reached. To go on: the same command with --run-dir run --resume"
+        "Stopped: the loss of --target-loss 2500 is reached. To go on: the same command with --run-dir run --resume "
+        "and a lower --target-loss, or --target-loss off\n"
     )
     assert stopped in job.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

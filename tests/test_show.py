@@ -469,9 +469,9 @@ def test_tables_count_a_place_once_and_lead_to_the_latest(tmp_path: Path, hpo: H
     placed = "my_search.py:33: ValueError: injected"
     reasons = json.loads(hpo("top", run_dir, "--json")[1])["failures"]
     assert reasons == [
-        {"reason": placed, "count": 2, "trial": 1, "confirms": None},
-        {"reason": LATE, "count": 1, "trial": 0, "confirms": None},
-        {"reason": "ValueError: injected", "count": 1, "trial": 3, "confirms": None},
+        {"reason": placed, "count": 2, "trial": 1, "confirms": None, "has_traceback": True},
+        {"reason": LATE, "count": 1, "trial": 0, "confirms": None, "has_traceback": True},
+        {"reason": "ValueError: injected", "count": 1, "trial": 3, "confirms": None, "has_traceback": True},
     ]
     out = hpo("top", run_dir)[1]
     table = out[out.index("Failures") :].splitlines()
@@ -481,6 +481,9 @@ def test_tables_count_a_place_once_and_lead_to_the_latest(tmp_path: Path, hpo: H
         ["1", "ValueError: injected"],
     ]
     assert table[6] == f"hpo show {run_dir} 1 shows the traceback"
+    silent = make_run(tmp_path / "silent")
+    fail(silent, "the trainer was ended by SIGKILL", traceback="")
+    assert f"hpo show {tmp_path}/silent 0 shows more of it" in hpo("top", tmp_path / "silent")[1]
 
 
 def test_watching_a_run_leads_to_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,7 +183,7 @@ def test_bounds_with_too_many_digits_are_rounded_into_the_range() -> None:
         (Float(1.0, 2.0, log=True, step=0.5), "has no steps", "Float(1.0, 2.0, log=True, step=0.5)"),
         (Ordinal("a", "b", "a"), "differ", "Ordinal('a', 'b', 'a')"),
         (Int(0, 2**60), "2**53", "Int(0, 1152921504606846976)"),
-        (Int(-(2**53), 3), "at most 2**53 (9007199254740992) wide", "Int(-9007199254740992, 3)"),
+        (Int(-(2**53), 3), "at most 2**53 (9007199254740992) apart", "Int(-9007199254740992, 3)"),
         (Float(0.01, 0.0001), "low < high", "Float(0.01, 0.0001)"),
         (Float(1.0, 1.0), "low < high", "Float(1.0, 1.0)"),
         (Float(0.0, 1.0, log=True), "low > 0", "Float(0.0, 1.0, log=True)"),

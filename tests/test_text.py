@@ -10,7 +10,7 @@ import pytest
 from hpo.results.reader import Look
 from hpo.results.summary import summarize
 from hpo.store.evaluations import Evaluation
-from hpo.text import number
+from hpo.text import number, numbers
 from hpo.views.live.lines import Pen
 from hpo.views.live.standing import standing
 from hpo.views.live.view import View
@@ -29,7 +29,9 @@ from tests.support.runs import manifest
         (1.0, "1"),
         (0.0, "0"),
         (-0.0, "0"),
-        (110300.5, "1.103e+05"),
+        (110300.4, "110300"),
+        (-1000003.2, "-1000003"),
+        (1234567890.5, "1.235e+09"),
         (0.031249, "0.03125"),
         (2.0**53 - 1, "9007199254740991"),
         (2.0**53, "9.007e+15"),
@@ -77,3 +79,26 @@ def test_losses_of_all_their_digits_fit_into_the_live_view(loss: float) -> None:
         heading = next(place for place, text in enumerate(texts) if "population" in text)
         assert texts[heading].endswith("best  failed")
         assert texts[heading + 1].split()[-2:] == [f"{loss:.0f}", "0"]
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([1.000003, 1.000007, 2.5], ["1.000003", "1.000007", "2.5"]),
+        ([-1000000.25, -1000000.5], ["-1000000.25", "-1000000.5"]),
+        ([-999998.2, None, -1e6, -1e6], ["-999998", "", "-1000000", "-1000000"]),
+        ([0.12345, 0.12346], ["0.12345", "0.12346"]),
+        ([0.3, 0.1 + 0.2], ["0.3", "0.3"]),  # differ in the 17th digit
+        ([math.inf, math.nan, 1.5], ["inf", "nan", "1.5"]),
+        ([], []),
+    ],
+)
+def test_numbers_have_enough_digits_to_differ(values: list[float | None], texts: list[str]) -> None:
+    assert numbers(values) == texts
+
+
+def test_table_shows_which_loss_is_lower(capsys: pytest.CaptureFixture[str]) -> None:
+    evaluations = [ended(trial, loss, 8.0) for trial, loss in enumerate([1.000007, 1.000003, 1.2])]
+    print_tables(summarize(evaluations, manifest(budget=3), 3), Path("run"))
+    table = capsys.readouterr().out.split("All islands")[1].splitlines()
+    assert [line.split()[1] for line in table[3:6]] == ["1.000003", "1.000007", "1.2"]

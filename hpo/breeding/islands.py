@@ -144,6 +144,7 @@ class Breeder:
         self._space = islands.space
         self._worker = worker
         self._island = layout.island_of(worker)
+        self._seed = islands.seed
         self._name = islands.propagators[self._island % len(islands.propagators)]
         self._recorder = recorder
         self._past = Past(islands.space, recorder.news, islands.objectives, recorder.is_stopping)
@@ -159,6 +160,7 @@ class Breeder:
             "worker": self._worker,
             "generation": int(individual.generation),
             "propagator": self._name,
+            "seed": self._seed,
             "immigrants": self._immigrants(propulator),
         }
         params = self._space.decode(individual)

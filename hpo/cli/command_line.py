@@ -55,6 +55,7 @@ duration = parser(_seconds, "a duration, such as 90, 90s, 10m, 1h30m, 2d or 1:30
 duration_or_off = parser(lambda given: math.inf if given == "off" else _seconds(given), "a duration, or off")
 whole = parser(int, "a whole number")
 number = parser(float, "a number")
+number_or_off = parser(lambda given: -math.inf if given == "off" else float(given), "a number, or off")
 
 
 def call(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:

@@ -8,13 +8,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Optional
 
 from hpo.errors import AgreedError, Exit, UsageError
 from hpo.layout import Layout, check_launch
-from hpo.run.options import Options
+from hpo.run.options import Options, last_options
 from hpo.store.run_dir import RUNS, RunDir
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
         return search_app(default, chosen, command)
 
     def layout(options: Options, ranks: int) -> Layout:
-        found = Layout.fitting(ranks, options.ranks_per_worker, options.islands, options.propagators)
+        found = find_layout(options, ranks)
         if options.source is None:
             _check_there(options.search_space)
         RunDir(options.run_dir or RUNS / options.search_space.stem).check(options.resume)
@@ -161,6 +162,17 @@ def _parse(
 
     status = call(app(take), program, arguments)
     return (*chosen[0], None) if chosen else (None, None, status)
+
+
+def find_layout(options: Options, ranks: int) -> Layout:
+    """Return the layout of a run; a resumed run keeps its islands, as far as there are workers for them."""
+    found = Layout.fitting(ranks, options.ranks_per_worker, options.islands, options.propagators)
+    last = last_options(options.run_dir, options.resume)
+    if options.islands is not None or not last:
+        return found
+    propagators = options.propagators or last.get("propagators", ())
+    islands = max(last.get("islands") or 2, len(propagators))
+    return replace(found, islands=min(islands, found.workers))
 
 
 def _check_there(search_space: Path) -> None:

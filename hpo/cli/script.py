@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
 from hpo.errors import UsageError
-from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
+from hpo.parsing import parse_parameter
 from hpo.script import Script, find_program
 from hpo.space import SearchSpace
 
@@ -54,7 +54,6 @@ OF_PROGRAM = {
 }
 """The options that describe a program, by the names of what is given."""
 
-_KINDS = {kind.__name__: kind for kind in (Categorical, Float, Int, Ordinal)}
 _NOTHING = "nothing"  # a hyperparameter that a program does not get, if it has none
 _EXAMPLE = "write it as --space 'lr=Float(1e-4, 1e-1, log=True)'"
 
@@ -132,34 +131,15 @@ def parse_space(texts: Sequence[str]) -> dict[str, str]:
         if name in codes:
             raise UsageError(f"--space {text}: {name} is given twice")
         try:
-            call = ast.parse(code, mode="eval").body
-        except SyntaxError:
-            raise UsageError(f"--space {text}: {code!r} is not a parameter; {_EXAMPLE}") from None
-        parameters[name] = _parameter(call, text)
-        codes[name] = ast.unparse(call)
+            parameters[name] = parse_parameter(code)
+        except ValueError as error:
+            raise UsageError(f"--space {text}: {error}; {_EXAMPLE}") from None
+        codes[name] = ast.unparse(ast.parse(code, mode="eval"))
     try:
         SearchSpace(**parameters)
     except ValueError as error:
         raise UsageError(f"--space: {error}") from None
     return codes
-
-
-def _parameter(call: ast.expr, text: str) -> Parameter:
-    kinds = ", ".join(_KINDS)
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in _KINDS:
-        raise UsageError(f"--space {text}: there are {kinds}; {_EXAMPLE}")
-    try:
-        values = [ast.literal_eval(value) for value in call.args]
-        options: Mapping[str, object] = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords if one.arg}
-        if len(options) < len(call.keywords):
-            raise ValueError
-    except ValueError:
-        raise UsageError(f"--space {text}: its arguments must be numbers, texts, True or False; {_EXAMPLE}") from None
-    try:
-        kind: Callable[..., Parameter] = _KINDS[call.func.id]
-        return kind(*values, **options)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"--space {text}: {error}") from None
 
 
 def _named(text: str, option: str, example: str) -> tuple[str, str]:

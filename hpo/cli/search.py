@@ -11,9 +11,9 @@ from typing import Annotated, Any, Optional
 import typer
 
 from hpo.breeding.names import DEFAULT_PROPAGATORS, PROPAGATORS
-from hpo.cli.command_line import duration, duration_or_off, new_app, number, whole
+from hpo.cli.command_line import duration, duration_or_off, new_app, number, number_or_off, whole
 from hpo.cli.script import FLAGS, LOSS, METRICS, OF_PROGRAM, SPACE, find_source
-from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, LOG_LEVELS, Options
+from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, KEPT, LOG_LEVELS, Options, kept_options
 from hpo.trackers import TRACKERS
 
 # By the fields of Options, whose defaults are those of the command line.
@@ -59,16 +59,20 @@ _OPTIONS: dict[str, Any] = {
         ),
     ],
     "migration_probability": Annotated[
-        float,
+        Optional[float],
         typer.Option(
             metavar="P",
             parser=number,
-            help="Chance that an island sends its best while its workers evaluate one each.",
+            help="Chance that an island sends its best while its workers evaluate one each.  [default: 0.9]",
         ),
     ],
     "pollination": Annotated[
-        bool,
-        typer.Option("--pollination/--migration", help="Send copies to other islands, or the individuals themselves."),
+        Optional[bool],
+        typer.Option(
+            "--pollination/--migration",
+            help="Send copies to other islands, or the individuals themselves.  [default: --pollination]",
+            show_default=False,
+        ),
     ],
     "seed": Annotated[
         Optional[int],
@@ -81,7 +85,10 @@ _OPTIONS: dict[str, Any] = {
     "resume": Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --run-dir; start it if there is none yet.")
     ],
-    "top_n": Annotated[int, typer.Option(metavar="N", parser=whole, help="Individuals in the final tables.")],
+    "top_n": Annotated[
+        Optional[int],
+        typer.Option(metavar="N", parser=whole, help="Individuals in the final tables.  [default: 3]"),
+    ],
     "start_with": Annotated[
         Optional[Path],
         typer.Option(metavar="FILE", help="JSON list of hyperparameters, complete or partial, to evaluate first."),
@@ -120,7 +127,7 @@ _OPTIONS: dict[str, Any] = {
         typer.Option(metavar="URL", help="Optuna storage for the study.  [default: the journal RUN_DIR/study.log]"),
     ],
     "collective_timeout": Annotated[
-        float,
+        Optional[float],
         typer.Option(
             metavar="TIME",
             parser=duration,
@@ -129,7 +136,12 @@ _OPTIONS: dict[str, Any] = {
         ),
     ],
     "fresh_trainers": Annotated[
-        bool, typer.Option("--fresh-trainers", help="Start each evaluation in processes of its own.")
+        Optional[bool],
+        typer.Option(
+            "--fresh-trainers/--no-fresh-trainers",
+            help="Start each evaluation in processes of its own.  [default: --no-fresh-trainers]",
+            show_default=False,
+        ),
     ],
     "save_every": Annotated[
         Optional[float],
@@ -142,15 +154,21 @@ _OPTIONS: dict[str, Any] = {
         ),
     ],
     "grow": Annotated[
-        bool,
+        Optional[bool],
         typer.Option(
-            "--grow",
-            help="Let workers without work join others in theirs: at the end of a run, and for what is promoted.",
+            "--grow/--no-grow",
+            help="Let workers without work join others in theirs: at the end of a run, and for what is promoted.  "
+            "[default: --no-grow]",
+            show_default=False,
         ),
     ],
     "evaluation_timeout": Annotated[
         Optional[float],
-        typer.Option(metavar="TIME", parser=duration, help="Stop an evaluation at its next loss after this long."),
+        typer.Option(
+            metavar="TIME|off",
+            parser=duration_or_off,
+            help="Stop an evaluation at its next loss after this long.  [default: off]",
+        ),
     ],
     "time_limit": Annotated[
         Optional[float],
@@ -162,7 +180,11 @@ _OPTIONS: dict[str, Any] = {
     ],
     "max_failures": Annotated[
         Optional[int],
-        typer.Option(metavar="N", parser=whole, help="Stop the run if its first N evaluations fail."),
+        typer.Option(
+            metavar="N",
+            parser=whole,
+            help="Stop the run if its first N evaluations fail; 0 for never.  [default: 0]",
+        ),
     ],
     "pruner": Annotated[
         Optional[str],
@@ -174,7 +196,9 @@ _OPTIONS: dict[str, Any] = {
     ],
     "target_loss": Annotated[
         Optional[float],
-        typer.Option(metavar="X", parser=number, help="End the run when a loss is X or lower."),
+        typer.Option(
+            metavar="X|off", parser=number_or_off, help="End the run when a loss is X or lower.  [default: off]"
+        ),
     ],
     "trackers": Annotated[
         Optional[list[str]],
@@ -234,7 +258,9 @@ def search_command(
         of_program = {name: given.pop(name) for name in OF_PROGRAM}
         named = given.pop("search_space")
         path, source = find_source(named if named != default or command is None else None, command, of_program)
-        chosen(Options(search_space=path, source=source, **given))
+        kept = kept_options(given["run_dir"], given["resume"])
+        given = {name: value for name, value in given.items() if value is not None}
+        chosen(Options(search_space=path, source=source, **{**kept, **given}))
 
     defaults = {field.name: field.default for field in dataclasses.fields(Options)}
     defaults |= {
@@ -242,6 +268,7 @@ def search_command(
         **dict.fromkeys(("propagators", "space", "loss", "metrics", "flags", "resume_args", "first_report")),
         "settings": None,
         "trackers": None,
+        **dict.fromkeys(KEPT),
     }
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)

@@ -41,7 +41,8 @@ class Limits:
 
 def target_reached(target_loss: float) -> Stop:
     """Return the stop of a run that has reached its target loss."""
-    return Stop(f"the loss of --target-loss {target_loss:g} is reached", Exit.BUDGET_SPENT)
+    reason = f"the loss of --target-loss {target_loss:g} is reached"
+    return Stop(reason, Exit.BUDGET_SPENT, "a lower --target-loss, or --target-loss off")
 
 
 def _unreported(missing: Sequence[str], metrics: Mapping[str, float]) -> str:
@@ -278,7 +279,9 @@ class Leader:
     def _end(self, attempt: Attempt, seconds: float) -> None:
         assignment, verdict, record = attempt.assignment, attempt.verdict, self._recorder
         if verdict.state == "complete":
-            record.complete(assignment, attempt.loss, seconds, attempt.metrics)
+            is_cut = attempt.loss <= self.limits.target_loss and not verdict.is_last
+            cut = {"cut_after": len(attempt.losses)} if is_cut else {}
+            record.complete(assignment, attempt.loss, seconds, attempt.metrics, **cut)
             copies = self._copies(attempt)
             if self._keeper and attempt.has_weights and copies is not None:
                 self._keeper.keep(assignment, copies)

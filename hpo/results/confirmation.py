@@ -32,10 +32,12 @@ class Plan:
 
     Seeds are drawn, so that no run was started with them, and differ from individual to individual, so that their
     losses are independent. Other settings make other seeds: losses under different settings are never put together.
+    `least` is the lowest count of an earlier session, whose individuals stay confirmed; 0 for `count`.
     """
 
     count: int
     basis: str
+    least: int = 0
 
     def seeds(self, trial: int) -> list[int]:
         """Return the seeds for an individual, by its trial."""
@@ -43,13 +45,15 @@ class Plan:
         return [rng.getrandbits(31) for _ in range(self.count)]
 
     def of(self, confirmations: Sequence[Evaluation]) -> list[Evaluation]:
-        """Return the confirmations of this plan, for individuals with all of them, whether they have ended or wait."""
+        """Return the confirmations of individuals with `least` of them or all, whether they have ended or wait."""
         chosen: dict[int, list[Evaluation]] = {}
         for evaluation in filter(_counts, confirmations):
             trial = evaluation.confirms
             if trial is not None and evaluation.seed in self.seeds(trial):
                 chosen.setdefault(trial, []).append(evaluation)
-        return [evaluation for group in chosen.values() if len(group) >= self.count for evaluation in group]
+        return [
+            evaluation for group in chosen.values() if len(group) >= (self.least or self.count) for evaluation in group
+        ]
 
     def to_do(self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> int:
         """Return how many evaluations are still to be done before each of the best is confirmed."""
@@ -74,7 +78,14 @@ class Plan:
 
 def plan_of(run: Manifest) -> Plan:
     """Return the plan of a run."""
-    return Plan(run.confirm, f"{run.seed}/{json.dumps(run.settings, sort_keys=True)}")
+    basis = _basis(run.seed, run.settings)
+    alike = [one.options for one in run.sessions if _basis(one.options.get("seed"), one.settings) == basis]
+    counts = [options.get("confirm", 0) for options in alike]
+    return Plan(run.confirm, basis, min((count for count in counts if 0 < count <= run.confirm), default=run.confirm))
+
+
+def _basis(seed: object, settings: Mapping[str, Any]) -> str:
+    return f"{seed}/{json.dumps(settings, sort_keys=True)}"
 
 
 def _counts(confirmation: Evaluation) -> bool:

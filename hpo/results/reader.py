@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
-    from hpo.results.advice.result import Advice
+    from hpo.results.advice.result import Advice, Result
     from hpo.store.record import Record
+
+
+EXHAUSTED = "the search space is exhausted"
 
 
 class RunReader:
@@ -77,8 +80,13 @@ class RunReader:
 
     def summary(self, top_n: int) -> dict[str, Any]:
         """Return a summary of the run as it stands: summary.json without the times."""
-        run = self.manifest
-        return summarize(self.evaluations(), run, top_n, self.confirmations(), self.distributions())
+        end = _last_summary(self.run_dir)
+        return {
+            **summarize(self.evaluations(), self.manifest, top_n, self.confirmations()),
+            "stopped": end.get("stopped"),
+            "remedy": end.get("remedy"),
+            "exhausted": bool(end.get("exhausted")),
+        }
 
     def distributions(self) -> dict[str, Any]:
         """Return the Optuna distributions of the search space; empty before the first evaluation."""
@@ -86,15 +94,20 @@ class RunReader:
 
     def advice(self) -> list[Advice]:
         """Return what follows from the run as it stands."""
-        from hpo.results.advice.result import Result
         from hpo.results.advice.rules import advice_on
+
+        return advice_on(self.result())
+
+    def result(self) -> Result:
+        """Return what advice is worked out from."""
+        from hpo.results.advice.result import Result
 
         run_dir, ended = self.run_dir, _last_summary(self.run_dir)
         goes_on = not ended and run_dir.in_use is not False
         evaluations, confirmations = self.evaluations(), self.confirmations()
         since = session_start(self.manifest)
-        return advice_on(
-            Result(run_dir.path, self.manifest, evaluations, confirmations, self.distributions(), since, ended, goes_on)
+        return Result(
+            run_dir.path, self.manifest, evaluations, confirmations, self.distributions(), since, ended, goes_on
         )
 
     def follow(self) -> Follower:
@@ -189,7 +202,7 @@ class Follower:
     def _stopped(self) -> tuple[str, str]:
         """Return the reason and the remedy in the last session's summary.json."""
         summary = _last_summary(self._run_dir)
-        exhausted = "the search space is exhausted" if summary.get("exhausted") else ""
+        exhausted = EXHAUSTED if summary.get("exhausted") else ""
         return str(summary.get("stopped") or exhausted), str(summary.get("remedy") or "")
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.confirmation import compare, seed_noise
 from hpo.results.history import improvements, in_order, joined
 from hpo.results.hypervolume import described
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import Evaluation, individuals
 from hpo.store.front import front, top
 from hpo.store.growth import help_with
 from hpo.store.lineage import line_of
-from hpo.store.rungs import HALVINGS, Halving, Rung, individuals, rungs_of
+from hpo.store.rungs import HALVINGS, Halving, Rung, rungs_of
 
 if TYPE_CHECKING:
+    from hpo.space import SearchSpace
     from hpo.store.manifest import Manifest
 
 # The states that are counted: not those of what is repeated, or waits.
@@ -30,12 +31,8 @@ def summarize(
     run: Manifest,
     top_n: int,
     confirmations: Sequence[Evaluation] = (),
-    distributions: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what the record says of a run: the content of summary.json without its times.
-
-    With Optuna's `distributions` of the parameters, it says what a model expects of the best, too.
-    """
+    """Return what the record says of a run: the content of summary.json without its times."""
     objectives = run.objectives
     best, confirmed = front(evaluations, objectives), compare(confirmations)
     first = best[0] if best else None
@@ -50,10 +47,11 @@ def summarize(
         "lineage": lineage(evaluations, first),
         "best": _entry(first) if first else None,
         "top": [_entry(evaluation) for evaluation in top(evaluations, top_n, objectives)],
-        "objectives": objectives.described(),
+        "objectives": list(objectives.names),
+        "maximized": list(objectives.maximized),
         "front": [_entry(evaluation) for evaluation in best] if objectives.are_several else [],
         "hypervolume": described(evaluations, objectives),
-        "expected": _expected(evaluations, run, first, distributions or {}),
+        **_ask_models(evaluations, run, first),
         "islands": [
             {
                 "island": island,
@@ -69,17 +67,31 @@ def summarize(
     }
 
 
-def _expected(
-    evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None, distributions: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Return the loss that a model expects of the best, and of whom it expects the lowest; None where it cannot say.
+def _ask_models(evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None) -> dict[str, Any]:
+    """Return what models say: the expected loss of the best, and the importances of hyperparameters.
 
-    What has inherited does not follow from its hyperparameters alone.
+    Both need losses that follow from hyperparameters alone, so they are not known of a run that inherits.
     """
+    from hpo.results.genes import read_space  # imports numpy, which ranks without a worker to lead do not need
+
+    try:
+        space = read_space(run.space)
+        return {
+            "expected": _expected(evaluations, run, best, space),
+            "importances": _importances(evaluations, run),
+        }
+    except ValueError:  # run.json was edited
+        return {"expected": None, "importances": []}
+
+
+def _expected(
+    evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None, space: SearchSpace
+) -> dict[str, Any] | None:
+    """Return the loss that a model expects of the best, and of whom it expects the lowest; None where it cannot say."""
     from hpo.results.expected import expected_losses  # scipy, which takes 0.1 s, and only the first rank needs
 
-    can_say = best and distributions and not run.objectives.are_several and not run.inherit
-    losses = expected_losses(evaluations, distributions) if can_say else {}
+    can_say = best and not run.objectives.are_several and not run.inherit
+    losses = expected_losses(evaluations, space) if can_say else {}
     if not best or best.trial not in losses:
         return None
     lowest = min(losses, key=lambda trial: (losses[trial], trial))
@@ -91,15 +103,26 @@ def _expected(
     }
 
 
+def _importances(evaluations: Sequence[Evaluation], run: Manifest) -> list[dict[str, Any]]:
+    from hpo.results.importances import compute_importances  # imports scipy, as `_expected` does
+
+    return [
+        {"name": one.name, "share": one.share, "low": one.low, "high": one.high, "told_apart": one.is_told_apart}
+        for one in ([] if run.inherit else compute_importances(evaluations, run.space))
+    ]
+
+
 def reasons(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return the reasons of failures, the most frequent first, with their counts and the latest trial of each.
 
-    `confirms` is the trial that the latest trial confirms; None where it is a trial of the search.
+    `confirms` is the trial that the latest trial confirms; None where it is a trial of the search. `has_traceback`
+    tells whether a traceback of the latest trial was recorded.
     """
     counted = []
     for reason, group in by_reason(evaluations):
         latest = max(group, key=lambda one: (one.ended, one.trial))
-        counted.append({"reason": reason, "count": len(group), "trial": latest.trial, "confirms": latest.confirms})
+        about = {"trial": latest.trial, "confirms": latest.confirms, "has_traceback": bool(latest.traceback)}
+        counted.append({"reason": reason, "count": len(group), **about})
     return counted
 
 

@@ -64,7 +64,7 @@ class Conclusion:
         evaluations, confirmations = session.open_record().evaluations(), self._confirmations()
         stopped = self._stopped(evaluations, confirmations)
         run = session.manifest
-        summary = summarize(evaluations, run, self._top_n, confirmations, self._space.distributions())
+        summary = summarize(evaluations, run, self._top_n, confirmations)
         summary["stopped"] = stopped.reason if stopped else None
         summary["remedy"] = stopped.remedy if stopped and stopped.remedy else None
         individuals = None if stopped else self._count_individuals(evaluations)
@@ -119,9 +119,10 @@ class Conclusion:
         session, stopping = self._session, self._stopping()
         if self._is_target_reached(evaluations) and (stopping is None or not session.plan.count):
             stopping = target_reached(self._target)
-        unconfirmed = session.plan.to_do(session.top(evaluations, self._top_n), confirmations)
+        best = session.find_to_confirm(evaluations, confirmations, self._top_n)
+        unconfirmed = session.plan.to_do(best, confirmations)
         if stopping and unconfirmed and stopping.status == Exit.BUDGET_SPENT:
-            return replace(stopping, status=Exit.MORE_TO_DO)
+            return replace(stopping, status=Exit.MORE_TO_DO, remedy="")
         return None if self._is_spent(evaluations) and not unconfirmed else stopping
 
     def _confirmations(self) -> list[Evaluation]:

@@ -78,11 +78,12 @@ class FirstRank:
     def begin_confirmations(self) -> int:
         """Return the number of evaluations that confirm the best; 0 if there is nothing to do, or no time for it."""
         session, space = self._session, self._space
-        best = session.top(session.open_record().evaluations(), self._options.top_n)
-        if self._is_stopping() or not best:
+        evaluations = session.open_record().evaluations()
+        if self._is_stopping() or not session.top(evaluations, 1):
             return 0
         session.create_confirmations(space)
         record = session.open_confirmations()
+        best = session.find_to_confirm(evaluations, record.evaluations(), self._options.top_n)
         to_do = session.plan.to_do(best, record.evaluations())
         total = session.plan.begin(record, best, space)
         self._tracking.follow(session.storage, session.manifest.confirming_study)

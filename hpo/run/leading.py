@@ -55,7 +55,7 @@ class Leading:
         options, run = self._options, self._manifest
         recorder = self._recorder(line)
         prunes, first = run.pruner != "none", script.first_report if script else 1
-        limits = Limits(self._timeout, options.max_failures, options.target, prunes, first)
+        limits = Limits(self._timeout, options.max_failures or None, options.target, prunes, first)
         saver = Saver(States(self._files.states), options.save_every, run.layout.islands if run.inherit else 0)
         keeper = WeightsKeeper(recorder, run.settings)
         leader = Leader(recorder, self._slot, limits, self._watch.stop, keeper, saver)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpo.breeding.names import PROPAGATORS
 from hpo.errors import UsageError
+from hpo.store.asked import OPTIONS, from_json
+from hpo.store.run_dir import RunDir
 from hpo.store.url import is_remote
 from hpo.trackers import check_trackers
 
@@ -16,6 +20,10 @@ DEFAULT_COLLECTIVE_TIMEOUT = 600.0  # seconds
 DEFAULT_PRUNER = "none"
 LONGEST = 365 * 86400.0  # seconds; operating systems do not wait for longer
 LOG_LEVELS = ("debug", "info", "warning", "error")
+# hpo.run.request resolves these, and the layout depends on the islands.
+_RESOLVED = ("evaluations", "islands", "propagators", "seed", "confirm", "inherit", "pruner")
+KEPT = tuple(name for name, option in OPTIONS.items() if option.is_kept and name not in _RESOLVED)
+"""The fields of `Options` whose values a resumed run takes from its last session, unless they are given again."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +78,14 @@ class Options:
             ("--generations", self.generations, 1),
             ("--top-n", self.top_n, 1),
             ("--seed", self.seed, 0),
-            ("--max-failures", self.max_failures, 1),
+            ("--max-failures", self.max_failures, 0),
             ("--confirm", self.confirm, 0),
         ):
             if number is not None and not least <= number < 2**63:
                 raise UsageError(f"{option} must be at least {least} and less than 2**63, not {number}")
         for option, seconds in (
             ("--collective-timeout", self.collective_timeout),
-            ("--evaluation-timeout", self.evaluation_timeout),
+            ("--evaluation-timeout", None if self.evaluation_timeout == math.inf else self.evaluation_timeout),
             ("--time-limit", self.time_limit),
             ("--save-every", None if self.save_every == math.inf else self.save_every),
         ):
@@ -109,9 +117,23 @@ class Options:
                 f"--propagators {','.join(self.propagators)}: each is for an island of its own, and --islands is "
                 f"{self.islands}"
             )
-        if self.target_loss is not None and not math.isfinite(self.target_loss):
+        if self.target_loss is not None and not (math.isfinite(self.target_loss) or self.target_loss == -math.inf):
             raise UsageError(f"--target-loss must be a finite number, not {self.target_loss}")
 
     def budget(self, workers: int) -> int | None:
         """Return the number of evaluations in the whole run, where one was asked for."""
         return self.generations * workers if self.generations is not None else self.evaluations
+
+
+def last_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
+    """Return the options of the last session of the run to resume, as JSON holds them; none for a new run."""
+    with suppress(OSError):  # `RunDir.check` reports a directory that cannot be used.
+        if resume and run_dir is not None and RunDir(run_dir).run_json.exists():
+            return dict(RunDir(run_dir).manifest().sessions[-1].options)
+    return {}
+
+
+def kept_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
+    """Return the values that a resumed run takes from its last session, by the fields of `Options`."""
+    last = last_options(run_dir, resume)
+    return {name: from_json(name, last[name]) for name in KEPT if last.get(name) is not None}

@@ -18,6 +18,7 @@ from pathlib import Path
 from hpo.errors import UsageError
 from hpo.process.printed import warn
 from hpo.results.confirmation import Plan, plan_of
+from hpo.run.asked import describe_changes, find_options
 from hpo.run.request import Request
 from hpo.run.source import changes, keep
 from hpo.run.takeover import differences, find_misfits, take_over
@@ -83,6 +84,17 @@ class Session:
         """Return the n best of these evaluations by the objectives of the run."""
         return top(evaluations, n, self.manifest.objectives)
 
+    def find_to_confirm(
+        self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation], n: int
+    ) -> list[Evaluation]:
+        """Return the n best, and what was confirmed before; only the n best if n has changed since the last session."""
+        best = self.top(evaluations, n)
+        if any(one.options.get("top_n", n) != n for one in self.manifest.sessions[-2:]):
+            return best
+        ended = self.plan.of([one for one in confirmations if one.finished])
+        others = dict.fromkeys(one.confirms for one in ended if one.confirms is not None)
+        return [*best, *(evaluations[trial] for trial in others if evaluations[trial] not in best)]
+
     def has_confirmations(self) -> bool:
         """Tell whether the study of the evaluations that confirm the best exists."""
         return self.manifest.confirming_study in studies(self.storage, self.patience)
@@ -120,7 +132,10 @@ def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
     _check_storage(session, resumes=before is not None)
     taken_up = _take_up(session, problem.space) if before else _create(session, problem.space)
     earlier = before.sessions if before else ()
-    this = keep(run_dir, problem.file, earlier, manifest.started)
+    options = find_options(request)
+    this = dataclasses.replace(
+        keep(run_dir, problem.file, earlier, manifest.started), options=options, settings=manifest.settings
+    )
     manifest = dataclasses.replace(manifest, sessions=(*earlier, this))
     session = dataclasses.replace(session, manifest=manifest)
     lines = [
@@ -128,6 +143,7 @@ def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
         f"{', '.join(manifest.propagators[: request.layout.islands])}; seed {manifest.seed}",
         f"in {run_dir.path}{taken_up}",
         *changes(run_dir, problem.file, earlier, this),
+        *describe_changes(earlier[-1].options if earlier else {}, options),
         *differences(before.settings if before else {}, "before", manifest.settings, "now"),
     ]
     if request.options.save_every != math.inf and (shortage := States(run_dir.states).shortage(_most_states(request))):

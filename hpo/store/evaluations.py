@@ -26,15 +26,16 @@ class Evaluation:
     evaluation is complete, pruned, paused or promoted; `seconds` is how long one that has ended took, NaN where that is
     not known; `started` and `ended` are seconds since the epoch, by clocks that may have been set in between; `curve`
     holds the loss after each epoch, counted from 1. `origin` says where it was taken over from, if another run has made
-    it; `confirms` and `seed` which trial it confirms with which seed, if it does. `immigrants` counts, by the island
-    that bred them, the individuals of other islands that lived on its own island when it began. `repeats` is the
+    it; `seed` is its own, None before it starts; `confirms` is the trial that it confirms. `immigrants` counts, by the
+    island that bred them, the individuals of other islands that lived on its own island when it began. `repeats` is the
     interrupted or paused trial that it evaluates again, or goes on with, and `deaths` how often in a row the job has
     died while one of them was evaluated.
     `went_on_after` is the number of losses that it took over from that trial, whose state it went on from, and
     `saved_after` that of its own last state; `seconds_before` are those of its `seconds` that were that trial's.
     `others` are the values of the objectives behind the loss, empty where there are none or it has no loss.
     `at_rungs` are the values of all objectives at its rungs, by the number of losses; empty with one objective.
-    `paused_after` is the number of losses with which it was paused. `inherits` is the trial whose state it began with.
+    `paused_after` is the number of losses with which it was paused, and `cut_after` that with which a complete one was
+    ended at the target loss. `inherits` is the trial whose state it began with.
     `teams` are the workers that it went on with, the first of which is its own: each a dict of `workers`, `after` how
     many losses, and `at` what time.
     """
@@ -64,6 +65,7 @@ class Evaluation:
     saved_after: int = 0
     seconds_before: float = 0.0
     paused_after: int = 0
+    cut_after: int = 0
     inherits: int | None = None
     teams: Sequence[Mapping[str, Any]] = ()
     others: tuple[float, ...] = ()
@@ -100,6 +102,16 @@ class Evaluation:
         return self.has_ended and self.state != "failed"
 
     @property
+    def ended_in_run(self) -> bool:
+        """Whether it ended by itself in this run, also where its individual has gone on since."""
+        return self.has_ended and not self.origin
+
+    @property
+    def state_at_end(self) -> str:
+        """The state that it ended with, also where its individual has gone on since."""
+        return "paused" if self.state == "promoted" else self.state
+
+    @property
     def counts(self) -> bool:
         """Whether it is finished, and counts for the run's budget."""
         return self.finished and not self.origin
@@ -107,7 +119,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial that has been started: its number in the study, its hyperparameters, its seed if it is not the run's.
+    """A trial that has been started: its number in the study, its hyperparameters, its seed (None for the run's).
 
     `root` is the first of the trials that repeat each other, of which this may be one, and `parent` that of the
     individual whose state it begins with, if there is one.
@@ -124,6 +136,22 @@ class Assignment:
 def label(trial: int, confirms: bool) -> str:
     """Return the name of a trial of the search, or of the study that confirms the best, which has its own numbers."""
     return f"{CONFIRMING}{trial}" if confirms else str(trial)
+
+
+def individuals(evaluations: Iterable[Evaluation]) -> dict[int, list[Evaluation]]:
+    """Return the evaluations of each individual, by the first of them."""
+    roots: dict[int, int] = {}
+    groups: dict[int, list[Evaluation]] = {}
+    for evaluation in evaluations:
+        groups.setdefault(find_root(evaluation, roots), []).append(evaluation)
+    return groups
+
+
+def find_root(evaluation: Evaluation, roots: dict[int, int]) -> int:
+    """Return the first trial of an evaluation's individual, which is added to those that are known, by trial."""
+    before = evaluation.repeats
+    roots[evaluation.trial] = evaluation.trial if before is None else roots.get(before, evaluation.trial)
+    return roots[evaluation.trial]
 
 
 def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpo.store.evaluations import Evaluation
-from hpo.store.rungs import Halving, individuals
+from hpo.store.evaluations import Evaluation, individuals
+from hpo.store.rungs import Halving
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.objectives import LOSS, ONLY_LOSS, Objectives
+from hpo.store.asked import fits
 from hpo.store.values import are, is_mapping, is_text, is_whole
 from hpo.text import quoted
 
@@ -20,9 +22,10 @@ VERSION = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")  # the copy of a sea
 
 @dataclass(frozen=True)
 class SessionEntry:
-    """One session of a run: when it started, and the version of the search space file that it ran.
+    """One session of a run: when it started, the version of the search space file that it ran, and what it was asked.
 
     `file` is the name of the copy in the run directory, `commit` that of the file's git repository, None without one.
+    `options` has the values of `hpo.store.asked.OPTIONS`, and `settings` those of all settings, as JSON holds them.
     """
 
     started: str
@@ -30,6 +33,8 @@ class SessionEntry:
     sha256: str
     commit: str | None = None
     dirty: bool | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,20 +126,24 @@ def _is_objectives(value: object) -> bool:
 
 
 def _is_session(entry: object) -> bool:
-    """Tell whether an entry says which search space file a session has run."""
+    """Return whether an entry describes a session: its search space file, its options and its settings."""
 
-    def fits(key: str, pattern: str) -> bool:
+    def is_like(key: str, pattern: str) -> bool:
         return isinstance(entry, dict) and is_text(entry.get(key)) and bool(re.fullmatch(pattern, entry[key]))
 
-    if not (isinstance(entry, dict) and fits("file", VERSION.pattern) and fits("sha256", "[0-9a-f]{64}")):
+    if not (isinstance(entry, dict) and is_like("file", VERSION.pattern) and is_like("sha256", "[0-9a-f]{64}")):
         return False
-    return entry.get("commit") is None or fits("commit", "[0-9a-f]{40,64}")
+    options, settings = entry.get("options", {}), entry.get("settings", {})
+    if not (is_mapping(options) and all(itertools.starmap(fits, options.items())) and is_mapping(settings)):
+        return False
+    return entry.get("commit") is None or is_like("commit", "[0-9a-f]{40,64}")
 
 
 def _session(entry: Mapping[str, Any]) -> SessionEntry:
     commit = entry.get("commit")
     dirty = bool(entry.get("dirty")) if commit else None
-    return SessionEntry(str(entry.get("started", "")), entry["file"], entry["sha256"], commit, dirty)
+    asked = {key: entry.get(key, {}) for key in ("options", "settings")}
+    return SessionEntry(str(entry.get("started", "")), entry["file"], entry["sha256"], commit, dirty, **asked)
 
 
 _Field = tuple[str, Callable[[Any], bool], Callable[[Any], Any]]

@@ -12,8 +12,8 @@ from optuna.pruners import BasePruner, MedianPruner, PercentilePruner
 
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.store.evaluations import Evaluation
-from hpo.store.rungs import HALVINGS, Halving, Ladder, individuals
+from hpo.store.evaluations import Evaluation, individuals
+from hpo.store.rungs import HALVINGS, Halving, Ladder
 from hpo.text import counted
 
 if TYPE_CHECKING:

@@ -114,9 +114,11 @@ class Recorder:
         """Record that an evaluation has begun without what it was to inherit."""
         self._line.tell("disinherit", assignment)
 
-    def complete(self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float]) -> None:
+    def complete(
+        self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
+    ) -> None:
         """Record that an evaluation succeeded."""
-        self._line.tell("complete", assignment, loss, seconds, dict(metrics))
+        self._line.tell("complete", assignment, loss, seconds, dict(metrics), **attributes)
 
     def prune(
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int

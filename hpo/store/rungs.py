@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import Evaluation, find_root
 from hpo.store.ranking import Ranking, make_ranking
 
 
@@ -187,7 +187,7 @@ class Ladder:
             self._look_at(place, one)
             if one.origin:
                 continue
-            moved.add(root := _root(one, self._roots))
+            moved.add(root := find_root(one, self._roots))
             if place >= self._seen:
                 self._groups.setdefault(root, []).append(place)
         self._seen = len(evaluations)
@@ -200,7 +200,7 @@ class Ladder:
             self._going[place] = one
             return
         self._going.pop(place, None)
-        if one.state == "complete":
+        if one.state == "complete" and not one.cut_after:
             self._longest = max(self._longest or 0, *one.curve, 0)
 
     def _put(self, root: int, group: Sequence[Evaluation]) -> None:
@@ -273,21 +273,6 @@ def is_over(evaluations: Sequence[Evaluation], budget: float, pruner: str, objec
     """Tell whether a search has spent its budget, and has nothing to promote."""
     spent = sum(evaluation.counts for evaluation in evaluations) >= budget
     return spent and not promotable(HALVINGS.get(pruner), evaluations, objectives)
-
-
-def individuals(evaluations: Sequence[Evaluation]) -> dict[int, list[Evaluation]]:
-    """Return the evaluations of each individual, by the first of them."""
-    roots: dict[int, int] = {}
-    groups: dict[int, list[Evaluation]] = {}
-    for one in evaluations:
-        groups.setdefault(_root(one, roots), []).append(one)
-    return groups
-
-
-def _root(one: Evaluation, roots: dict[int, int]) -> int:
-    """Return the first trial of an evaluation's individual, which is added to those that are known, by trial."""
-    roots[one.trial] = one.trial if one.repeats is None else roots.get(one.repeats, one.trial)
-    return roots[one.trial]
 
 
 def _known(loss: float) -> float:

@@ -44,7 +44,7 @@ _KINDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(
         (
             *("island", "worker", "generation", "confirms", "seed", "repeats", "deaths"),
-            *("went_on_after", "saved_after", "paused_after", "inherits"),
+            *("went_on_after", "saved_after", "paused_after", "cut_after", "inherits"),
         ),
         is_whole,
     ),

@@ -64,6 +64,7 @@ def as_json(details: Details) -> dict[str, Any]:
         "went_on_after": one.went_on_after or None,
         "saved_after": one.saved_after or None,
         "paused_after": one.paused_after or None,
+        "cut_after": one.cut_after or None,
         "teams": [{**team, "at": _time(team["at"])} for team in one.teams],
         "started": _time(one.started),
         "ended": _time(one.ended),

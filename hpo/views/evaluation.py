@@ -45,6 +45,8 @@ def _state(details: Details) -> str:
     if one.state in ("paused", "promoted"):
         paused = f"paused after {counted(one.paused_after, 'epoch')}"
         return paused if again is None else f"{paused}, and promoted: it goes on as trial {again}"
+    if one.state == "complete" and one.cut_after:
+        return f"complete, ended after {counted(one.cut_after, 'epoch')} at the target loss"
     if one.state == "running" and details.in_use is None:
         return "running, or the run has died: that cannot be told from this host"
     if one.state in ("running", "waiting") and details.in_use is False:
@@ -66,7 +68,7 @@ def _facts(details: Details, now: float) -> Iterator[tuple[str, str]]:
     yield from _listed("parameters", [f"{name} = {item}" for name, item in one.params.items()])
     yield from _origin(details)
     if details.seed is not None:
-        yield "seed", f"{details.seed}{', as for the whole run' if one.seed is None else ''}"
+        yield "seed", str(details.seed)
     yield from _times(details, now)
     if one.state == "failed" and not one.traceback:
         yield "traceback", "none was recorded"

@@ -16,13 +16,21 @@ _LONGEST_NAME, _LONGEST_VALUE = 28, 12
 Columns = Sequence[tuple[str, Sequence[str]]]  # with their headings
 
 
-def individuals_text(title: str, params: Sequence[Mapping[str, Any]], left: Columns, right: Columns, more: str) -> str:
+def individuals_text(
+    title: str,
+    params: Sequence[Mapping[str, Any]],
+    left: Columns,
+    right: Columns,
+    more: str,
+    important: Sequence[str],
+) -> str:
     """Return a table of individuals with these hyperparameters, with columns to the left and right of them, as text.
 
-    `more` is the command that shows the hyperparameters which are left out.
+    `more` is the command that shows the hyperparameters which are left out. `important` are the names of
+    hyperparameters that are known to matter.
     """
     names = params_shown(all_names(params), [heading for heading, _ in (*left, *right)])
-    chosen = most_different(params)
+    chosen = choose_names(params, important)
     columns = [(names[name], [value(one.get(name, "")) for one in params]) for name in chosen]
     places = [str(place + 1) for place in range(len(params))]
     if len(chosen) == len(names):
@@ -32,14 +40,23 @@ def individuals_text(title: str, params: Sequence[Mapping[str, Any]], left: Colu
         for first in range(0, len(places), _ABREAST)
     ]
     rest = counted(len(names) - len(chosen), "other hyperparameter")
-    return "\n".join(blocks) + f"{rest}{' differ less' if len(params) > 1 else ''}: {more}\n"
+    return "\n".join(blocks) + f"{rest}: {more}\n"
 
 
-def most_different(params: Sequence[Mapping[str, Any]], most: int = MOST_SHOWN) -> list[str]:
-    """Return the names of the hyperparameters in which individuals differ most from each other, in their old order."""
+def names_told_apart(summary: Mapping[str, Any]) -> list[str]:
+    """Return the names of the hyperparameters of a summary that are known to matter, the most important first."""
+    return [entry["name"] for entry in summary["importances"] if entry["told_apart"]]
+
+
+def choose_names(params: Sequence[Mapping[str, Any]], important: Sequence[str]) -> list[str]:
+    """Return the names of at most 12 hyperparameters, in the order of the search space.
+
+    These are the important ones, then those in which the individuals differ most from each other.
+    """
     names = all_names(params)
     ranked = sorted(names, key=lambda name: -_difference([one.get(name, "") for one in params]))
-    return [name for name in names if name in set(ranked[:most])]
+    chosen = list(dict.fromkeys([*(name for name in important if name in names), *ranked]))[:MOST_SHOWN]
+    return [name for name in names if name in chosen]
 
 
 def _difference(values: Sequence[Any]) -> float:

@@ -63,18 +63,23 @@ class Lookup:
         """Return everything about an evaluation."""
         confirms = evaluation.confirms is not None
         own, run = self._confirming if confirms else self._search, self._reader.manifest
-        run_seed = None if evaluation.origin else run.seed
         return Details(
             evaluation,
             run.confirming_study if confirms else run.study,
             self._in_use,
-            run_seed if evaluation.seed is None else evaluation.seed,
+            self._seed(evaluation),
             next((one.trial for one in own if one.repeats == evaluation.trial), None),
             next((one.state for one in own if one.trial == evaluation.repeats), ""),
             [] if confirms else [one for one in self._confirming if one.confirms == evaluation.trial],
             read_log(self.run_dir.printed(evaluation.trial, confirms)),
             *self._place(evaluation),
         )
+
+    def _seed(self, evaluation: Evaluation) -> int | None:
+        """Return the seed of an evaluation; None if another run made it, or it is from before seeds were recorded."""
+        run = self._reader.manifest
+        is_told_by_run = evaluation.state == "waiting" or len(run.sessions) == 1
+        return run.seed if evaluation.seed is None and is_told_by_run and not evaluation.origin else evaluation.seed
 
     def _place(self, evaluation: Evaluation) -> tuple[bool | None, int | None]:
         """Return whether an evaluation is on the front, and a trial of the front that is as good or better in all."""

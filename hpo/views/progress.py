@@ -7,12 +7,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
 
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.names import together
-from hpo.store.evaluations import Evaluation, best
+from hpo.store.evaluations import Evaluation, best, find_root
 from hpo.store.front import Archive
 from hpo.text import duration, number, printable, short, tenths, value
 from hpo.views.front import so_far
@@ -30,7 +30,10 @@ class Lines:
     """
 
     def __init__(self, past: Sequence[Evaluation], budget: int, objectives: Objectives = ONLY_LOSS) -> None:
-        self._counted = {evaluation.trial for evaluation in past if evaluation.counts}
+        self._roots: dict[int, int] = {}  # first trials of individuals, by trial
+        self._ended: set[int] = set()  # trials
+        # First trials of the individuals that have ended at least once.
+        self._done = {self._roots[evaluation.trial] for evaluation in self.take(past)}
         self._archive = Archive(objectives, [one for one in past if one.confirms is None])
         self._several = objectives.are_several
         self._mark = "front" if self._several else "best"
@@ -45,8 +48,8 @@ class Lines:
 
     @property
     def done(self) -> int:
-        """How many evaluations have ended, and do not go on."""
-        return len(self._counted)
+        """The number of individuals that have ended at least once; one that is promoted has ended before."""
+        return len(self._done)
 
     @property
     def so_far(self) -> str:
@@ -54,16 +57,22 @@ class Lines:
         found = self._archive.front
         return so_far(best(found), len(found) if self._several else 0)
 
-    def promote(self, evaluation: Evaluation) -> None:
-        """Count an evaluation no more that was paused, since it goes on."""
-        self._counted.discard(evaluation.trial)
+    def take(self, evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+        """Return the evaluations that have ended since the last call, in the order of their ends."""
+        ended = []
+        for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.trial):
+            find_root(evaluation, self._roots)
+            if evaluation.ended_in_run and evaluation.trial not in self._ended:
+                self._ended.add(evaluation.trial)
+                ended.append(evaluation)
+        return sorted(ended, key=lambda evaluation: evaluation.ended)
 
     def line(self, evaluation: Evaluation) -> str:
-        """Return the line of the next evaluation that has ended, and count it."""
-        self._counted.add(evaluation.trial)
+        """Return the line of the next evaluation that has ended, and count its individual."""
+        self._done.add(find_root(evaluation, self._roots))
         confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
         mark = self._mark if not confirms and self._archive.add(evaluation) else ""
-        loss = number(evaluation.loss) if evaluation.state == "complete" else evaluation.state
+        loss = number(evaluation.loss) if evaluation.state == "complete" else evaluation.state_at_end
         seconds = tenths(evaluation.seconds)
         what = confirms + self._aligned(together(evaluation.params, evaluation.metrics, _COLUMNS))
         if evaluation.failure:
@@ -130,11 +139,7 @@ class Progress:
     def _print_new(self) -> None:
         news = {evaluation.trial: evaluation for evaluation in self._news()}
         self._ours |= news
-        ended = [evaluation for evaluation in news.values() if evaluation.counts]
-        for evaluation in news.values():
-            if evaluation.state == "promoted":
-                self._lines.promote(evaluation)
-        for evaluation in sorted(ended, key=lambda evaluation: evaluation.ended):
+        for evaluation in self._lines.take(news.values()):
             self._print(self._lines.line(evaluation))
         if time.monotonic() - self._estimated > SECONDS_BETWEEN_ESTIMATES and self._lines.done < self._budget:
             self._estimated = time.monotonic()

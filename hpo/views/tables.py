@@ -19,7 +19,7 @@ from hpo.store.evaluations import Evaluation, label
 from hpo.store.front import far_apart
 from hpo.store.run_dir import RunDir
 from hpo.store.weights import kept_weights, trial_of_weights
-from hpo.text import counted, duration, named, number, printable, short, show_command, tenths, value
+from hpo.text import counted, duration, named, number, numbers, printable, short, show_command, tenths, value
 from hpo.views.expected import expected_text
 from hpo.views.front import (
     costs_of_entries,
@@ -32,7 +32,7 @@ from hpo.views.front import (
     worth,
 )
 from hpo.views.grid import empty_table, filled_table, table_text
-from hpo.views.individuals import individuals_text
+from hpo.views.individuals import individuals_text, names_told_apart
 from hpo.views.rungs import rung_columns
 
 _MOST_REASONS = 10
@@ -46,10 +46,10 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
     """Print the counts, and the best individuals of each island and of the whole run."""
     for island in summary["islands"]:
         if island["top"]:
-            print(_individuals(f"Island {island['island']}", island["top"], run_dir, objectives))
+            print(_individuals(f"Island {island['island']}", island["top"], summary, run_dir, objectives))
     print(_all_islands(summary, run_dir, objectives))
     if summary["confirmed"]:
-        print(_confirmed(summary["confirmed"], run_dir))
+        print(_confirmed(summary, run_dir))
         if not summary["unconfirmed"]:
             print(_told_apart(summary["confirmed"], summary["seed_noise"]))
     if summary["best"]:
@@ -112,7 +112,7 @@ def _all_islands(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
     if summary["front"]:
         return _front(summary, run_dir, objectives)
     if summary["top"]:
-        text = _individuals("All islands", summary["top"], run_dir, objectives)
+        text = _individuals("All islands", summary["top"], summary, run_dir, objectives)
         expected = "\n".join(textwrap.wrap(expected_text(summary), _WIDTH))
         return f"{text}{expected}\n" if expected and not summary["confirmed"] else text
     return "No evaluation succeeded."
@@ -129,15 +129,21 @@ def _front(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) ->
         command = f"hpo top {shlex.quote(str(run_dir))} -n {len(front)}"
         ties = "; +1 is another trial with the same values" if len(entries) < len(front) else ""
         lines.insert(0, printable(f"{counted(rest, 'other')} of the front: {command} shows all{ties}"))
-    return "\n".join([_individuals("The Pareto front", shown, run_dir, objectives) + lines[0], *lines[1:], ""])
+    return "\n".join([_individuals("The Pareto front", shown, summary, run_dir, objectives) + lines[0], *lines[1:], ""])
 
 
-def _individuals(title: str, entries: Sequence[Mapping[str, Any]], run_dir: Path, objectives: Objectives) -> str:
+def _individuals(
+    title: str,
+    entries: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    run_dir: Path,
+    objectives: Objectives,
+) -> str:
     metrics = objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
     names = metrics_shown(metrics, all_names(entry["params"] for entry in entries), _OWN)
     left = [
-        ("loss", [number(entry["loss"]) for entry in entries]),
-        *((names[name], [value(entry["metrics"].get(name, "")) for entry in entries]) for name in metrics),
+        ("loss", numbers([entry["loss"] for entry in entries])),
+        *((names[name], numbers([entry["metrics"].get(name) for entry in entries])) for name in metrics),
     ]
     right = [("trial", [trial_text(entry) for entry in entries])]
     right += [(name, [str(entry[name]) for entry in entries]) for name in ("island", "worker", "generation")]
@@ -145,16 +151,17 @@ def _individuals(title: str, entries: Sequence[Mapping[str, Any]], run_dir: Path
     if any(entry["origin"] for entry in entries):
         right.append(("taken over from", [entry["origin"] for entry in entries]))
     more = show_command(run_dir, str(entries[0]["trial"]))
-    return individuals_text(title, [entry["params"] for entry in entries], left, right, more)
+    return individuals_text(title, [entry["params"] for entry in entries], left, right, more, names_told_apart(summary))
 
 
-def _confirmed(entries: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
+def _confirmed(summary: Mapping[str, Any], run_dir: Path) -> str:
+    entries = summary["confirmed"]
     left = [
-        ("mean loss", [_known(entry["mean"]) for entry in entries]),
+        ("mean loss", numbers([entry["mean"] for entry in entries])),
         ("deviation", [_known(entry["deviation"]) for entry in entries]),
         ("seeds", [str(len(entry["losses"]) + entry["failed"]) for entry in entries]),
         ("failed", [str(entry["failed"] or "") for entry in entries]),
-        ("loss before", [number(entry["loss"]) for entry in entries]),
+        ("loss before", numbers([entry["loss"] for entry in entries])),
     ]
     right = [
         ("trial", [str(entry["trial"]) for entry in entries]),
@@ -162,7 +169,7 @@ def _confirmed(entries: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
     ]
     more = show_command(run_dir, str(entries[0]["trial"]))
     params = [entry["params"] for entry in entries]
-    return individuals_text("Confirmed with other seeds", params, left, right, more)
+    return individuals_text("Confirmed with other seeds", params, left, right, more, names_told_apart(summary))
 
 
 def _known(figure: float | None) -> str:
@@ -214,7 +221,7 @@ def _lineage(line: Sequence[Mapping[str, Any]]) -> str:
     names = all_names(entry["params"] for entry in line)
     changed = [name for name in names if len({entry["params"].get(name) for entry in line}) > 1]
     columns = [(name, [str(entry[name]) for entry in line]) for name in ("trial", "epochs")]
-    columns.append(("loss", [number(entry["loss"]) for entry in line]))
+    columns.append(("loss", numbers([entry["loss"] for entry in line])))
     columns += [(name, [value(entry["params"].get(name, "")) for entry in line]) for name in changed[:_MOST_CHANGED]]
     return table_text("The line of the best: each began with the weights of the one above", filled_table(columns))
 
@@ -228,4 +235,5 @@ def _failures(reasons: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
     if rest := reasons[_MOST_REASONS:]:
         table.add_row(str(sum(entry["count"] for entry in rest)), f"{len(rest)} other reasons")
     first = label(reasons[0]["trial"], reasons[0]["confirms"] is not None)
-    return table_text("Failures", table, f"{show_command(run_dir, first)} shows the traceback")
+    more = "the traceback" if reasons[0]["has_traceback"] else "more of it"
+    return table_text("Failures", table, f"{show_command(run_dir, first)} shows {more}")

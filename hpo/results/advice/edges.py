@@ -55,9 +55,15 @@ def edges(ranked: Sequence[Evaluation], distributions: Mapping[str, Any]) -> lis
         Edge(name, one.high if upper else one.low, upper, _on_bound(ranked[:BEST], name, one, upper))
         for name, one in numbers.items()
         for upper in (False, True)
+        if _can_widen(one, upper)
     ]
     found = [edge for edge in crowded if _is_no_chance(edge, numbers[edge.name], 2 * len(numbers))]
     return [edge for edge in found if _slope(ranked, distributions, edge.name) > _MATTERS]
+
+
+def _can_widen(distribution: Any, upper: bool) -> bool:
+    """Tell whether there are values beyond a bound: below 1, a logarithmic scale has no integers."""
+    return upper or not (distribution.log and isinstance(distribution.low, int) and distribution.low <= 1)
 
 
 def _is_no_chance(edge: Edge, distribution: Any, bounds: int) -> bool:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpo.store.evaluations import Evaluation, rank
+from hpo.store.asked import OPTIONS, from_json
+from hpo.store.evaluations import Evaluation, best, rank
 from hpo.store.manifest import Manifest
 from hpo.store.rungs import is_over
+from hpo.store.url import is_hidden, is_remote
 
 # Options that describe a program, each with a value.
 _OF_SCRIPT = ("--space", "--loss", "--metric", "--flag", "--resume-args", "--first-report")
@@ -58,9 +60,21 @@ class Result:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the search is at its end."""
+        """Whether the search is at its end: a resumed run would train nothing else."""
         run = self.manifest
-        return self.is_exhausted or is_over(self.evaluations, run.budget, run.pruner, run.objectives)
+        is_over_now = is_over(self.evaluations, run.budget, run.pruner, run.objectives)
+        return self.is_exhausted or is_over_now or self.is_target_reached
+
+    @property
+    def is_target_reached(self) -> bool:
+        """Whether a loss is as low as --target-loss of the last session."""
+        found, target = best(self.evaluations), from_json("target_loss", self.options.get("target_loss"))
+        return found is not None and target is not None and found.loss <= target
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of the last session, as JSON holds them."""
+        return self.manifest.sessions[-1].options
 
     def ranked(self) -> list[Evaluation]:
         """Return the complete evaluations that have a loss, best first."""
@@ -73,8 +87,11 @@ class Result:
         return [one for one in everything if one.has_ended and not one.origin and one.started >= self.since]
 
     def going_on(self, *options: str) -> str:
-        """Write the command that goes on with the run."""
-        return self._command("--run-dir", str(self.run_dir), "--resume", *options)
+        """Write the command that resumes the run; it has the options that a resumed run does not keep."""
+        storage = self.manifest.storage
+        kept = {name for name, option in OPTIONS.items() if option.is_kept}
+        again = [*self._given(without=kept), *(["--storage", storage] if is_hidden(storage) else [])]
+        return self._command("--run-dir", str(self.run_dir), "--resume", *again, *options)
 
     def confirming(self, seeds: int) -> str:
         """Write the command that trains the best again with other seeds; a script without a place for them gets one."""
@@ -93,9 +110,21 @@ class Result:
         return "--" in words and not any("{seed}" in word for word in words[words.index("--") :])
 
     def starting_anew(self, *options: str, **settings: object) -> str:
-        """Write the command that starts another run, with the settings of this one and those that are given."""
+        """Write the command that starts another run, with the options and settings of this one and those given.
+
+        A target that this run has reached is left out.
+        """
         values = [f"{name}={text}" for name, text in {**self.manifest.set, **settings}.items()]
-        return self._command(*(word for value in values for word in ("--set", value)), *options)
+        without = {name for name, option in OPTIONS.items() if option.name in options}
+        again = self._given(without | ({"target_loss"} if self.is_target_reached else set()))
+        storage = ["--storage", self.manifest.storage] if is_remote(self.manifest.storage) else []
+        return self._command(*(word for value in values for word in ("--set", value)), *again, *storage, *options)
+
+    def _given(self, without: set[str]) -> list[str]:
+        """Return the options of the last session that differ from their defaults."""
+        given = [(OPTIONS[name], value) for name, value in self.options.items() if name in OPTIONS.keys() - without]
+        words = [option.words(value) for option, value in given if value not in (None, option.default)]
+        return list(itertools.chain.from_iterable(words))
 
     def _command(self, *options: str) -> str:
         """Write a command with the program and the search space that the last session was started with."""

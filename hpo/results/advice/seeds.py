@@ -21,6 +21,8 @@ def not_told_apart(result: Result) -> Advice | None:
         return None
     if not result.confirmations:
         return _to_confirm(result)
+    if not result.is_spent:
+        return None  # A resumed run would search first.
     entries = compare(result.confirmations)
     if not all(one.finished for one in result.confirmations) or len(entries) < 2 or entries[0]["mean"] is None:
         return None

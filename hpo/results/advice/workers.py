@@ -77,10 +77,13 @@ def idle_workers(result: Result) -> Advice | None:
     at_the_end = sum(last - ends.get(worker, first) for worker in range(workers))
     between = (1 - busy) * workers * (last - first) - at_the_end
     rarely = f"Workers were busy {percent(busy)} of the time"
-    fewer = result.starting_anew("--ranks-per-worker", str(2 * size)) if workers % 2 == 0 else ""
+    islands = max(result.options.get("islands") or 1, len(result.manifest.propagators))
+    can_halve = workers % 2 == 0 and islands <= workers // 2
+    fewer = result.starting_anew("--ranks-per-worker", str(2 * size)) if can_halve else ""
     if at_the_end >= between:
         why = f"{rarely}: most of the rest, they had nothing left to do while others were at the last evaluations."
-        if any(one.saved_after for one in ours) and not any(one.teams for one in ours):
+        can_grow = not (result.has_space_in_command or result.options.get("grow"))
+        if can_grow and any(one.saved_after for one in ours) and not any(one.teams for one in ours):
             text = "Let workers that have nothing left to do join the others."
             why += " These evaluations save what they go on from."
             return Advice("idle", text, why, result.starting_anew("--grow"))

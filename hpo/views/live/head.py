@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from hpo.results.names import together
+from hpo.results.reader import EXHAUSTED
 from hpo.store.evaluations import Evaluation
 from hpo.text import clock, duration, number, printable, show_command, value
 from hpo.views.front import ranges
@@ -46,7 +48,7 @@ class Head:
         name = str(self._path)
         room = pen.width - len(phase) - 2
         yield pen.between(pen.text(name if len(name) <= room else f"...{name[3 - room :]}"), pen.text(phase, style))
-        for line in textwrap.wrap(_why(run), pen.width)[:2]:
+        for line in textwrap.wrap(_why(run, name), pen.width)[:3]:
             yield pen.text(line, style)
         yield self._bar(run)
         yield self._counts(run)
@@ -104,13 +106,14 @@ def progress(run: Standing) -> str:
     return text
 
 
-def _why(run: Standing) -> str:
+def _why(run: Standing, path: str) -> str:
     """Return a sentence on why a run does not go on, or may not; empty if there is nothing to say."""
-    if run.phase == "stopped":
+    go_on = f"To go on: the same command with --run-dir {shlex.quote(path)} --resume"
+    if run.phase == "stopped" and run.why != EXHAUSTED:
         remedy = f" and {run.remedy}" if run.remedy else ""
-        return f"{run.why or 'no run is going on here'}. To go on: the same command with --resume{remedy}"
+        return f"{run.why or 'no run is going on here'}. {go_on}{remedy}"
     if run.phase == "died":
-        return f"no run is going on here: {run.why} has died. To go on: the same command with --resume"
+        return f"no run is going on here: {run.why} has died. {go_on}"
     return run.why
 
 

@@ -42,20 +42,15 @@ class _Stage:
 
     def __init__(self, past: Sequence[Evaluation], path: Path, objectives: Objectives) -> None:
         self._path = path
-        self._told = {evaluation.trial for evaluation in past if evaluation.finished}
         self._lines = Lines(past, 0, objectives)
         self._headed = False
 
     def lines(self, evaluations: Sequence[Evaluation], budget: int) -> list[str]:
         self._lines.budget = budget
-        ended = [one for one in evaluations if one.counts and one.trial not in self._told]
-        self._told.update(evaluation.trial for evaluation in ended)
-        for one in evaluations:
-            if one.state == "promoted":
-                self._lines.promote(one)
+        ended = self._lines.take(evaluations)
         heading = [self._lines.heading] if ended and not self._headed else []
         self._headed = self._headed or bool(ended)
-        return heading + [self._line(one) for one in sorted(ended, key=lambda one: one.ended)]
+        return heading + [self._line(one) for one in ended]
 
     def _line(self, ended: Evaluation) -> str:
         more = f"  ({show_command(self._path, ended.label)})" if ended.state == "failed" else ""

@@ -13,7 +13,7 @@ from hpo.results.confirmation import compare
 from hpo.results.history import improvements
 from hpo.results.reader import Look, session_start
 from hpo.results.summary import rungs
-from hpo.store.evaluations import Evaluation, best
+from hpo.store.evaluations import Evaluation, best, individuals
 from hpo.store.front import front
 from hpo.store.rungs import is_over
 from hpo.views.pace import Pace, pace
@@ -93,7 +93,7 @@ def standing(look: Look) -> Standing:
     phase, why = _phase(look)
     shown = confirmations if phase == "confirming" else evaluations
     total = len(confirmations) if phase == "confirming" else look.manifest.budget
-    done = sum(evaluation.counts for evaluation in shown)
+    done = sum(any(evaluation.ended_in_run for evaluation in group) for group in individuals(shown).values())
     goes_on = phase in GOING_ON
     running = _running(everything)
     since = session_start(look.manifest)
@@ -116,7 +116,7 @@ def standing(look: Look) -> Standing:
         running=running,
         idle=_idle(everything, running, since) if goes_on else [],
         helping=_helping(running) if goes_on else {},
-        latest=heapq.nlargest(_LATEST, (e for e in everything if e.counts), key=lambda e: (e.ended, e.trial)),
+        latest=heapq.nlargest(_LATEST, (e for e in everything if e.ended_in_run), key=lambda e: (e.ended, e.trial)),
         rungs=rungs(evaluations, look.manifest.pruner, look.manifest.objectives),
         improvements=_improvements(evaluations, time),
         worked=time.total,

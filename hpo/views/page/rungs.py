@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hpo.objectives import Objectives
-from hpo.store.evaluations import Evaluation
-from hpo.store.rungs import HALVINGS, Rung, individuals, rungs_of
+from hpo.store.evaluations import Evaluation, individuals
+from hpo.store.rungs import HALVINGS, Rung, rungs_of
 from hpo.text import counted, number
 from hpo.views.page.edge import loss_layout, marked, said, told
 from hpo.views.page.figure import MOST_POINTS, Figure, Trace, points, spread

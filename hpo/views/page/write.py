@@ -27,13 +27,12 @@ from hpo.store.front import far_apart
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import write_whole
 from hpo.store.weights import kept_weights, trial_of_weights
-from hpo.text import day, duration, escaped, number, tenths, value
+from hpo.text import day, duration, escaped, number, numbers, tenths, value
 from hpo.views.expected import expected_text
 from hpo.views.front import costs_of_entries, improved, objectives_first, together, trial_text, what_it_is, worth
-from hpo.views.individuals import MOST_SHOWN, most_different
+from hpo.views.individuals import choose_names, names_told_apart
 from hpo.views.page import front, hyperparameters, lineage, losses, rungs, work
 from hpo.views.page.figure import Figure
-from hpo.views.page.importances import importances
 from hpo.views.rungs import rung_columns
 
 _MOST_FAILURES, _MOST_OF_FRONT = 50, 100
@@ -56,11 +55,11 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     goes_on = run.run_dir.in_use is not False
     evaluations, confirmations = run.evaluations(), run.confirmations()
     distributions = run.distributions()
-    summary = summarize(evaluations, run.manifest, top_n, confirmations, distributions)
-    matter = importances(evaluations, distributions)
-    order = list(dict.fromkeys([*matter, *distributions]))
+    summary = summarize(evaluations, run.manifest, top_n, confirmations)
+    important = names_told_apart(summary)
+    order = list(dict.fromkeys([*(entry["name"] for entry in summary["importances"]), *distributions]))
     objectives = run.manifest.objectives
-    top_metrics, top_params = _headings(summary["top"], matter, distributions, objectives)
+    top_metrics, top_params = _headings(summary["top"], important, distributions, objectives)
     layout, best = run.manifest.layout, winner_of(evaluations, confirmations, objectives)
     fronts = front.fronts(evaluations, objectives)
     drawn = {
@@ -85,8 +84,8 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    template.filters |= {"number": number, "value": value, "duration": duration, "tenths": tenths, "day": day}
-    template.filters["trial"] = trial_text
+    template.filters |= {"number": number, "numbers": numbers, "value": value, "duration": duration, "tenths": tenths}
+    template.filters |= {"day": day, "trial": trial_text}
     template.filters["lines"] = lambda text: escaped(text, keep="\n\t")
     return template.get_template("page.html").render(
         about=_about(run.manifest),
@@ -110,7 +109,8 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         rungs=rung_columns(summary["rungs"]),
         runner_up=losses.runner_up(evaluations, best),
         first=min((one.started for one in evaluations if not one.origin and one.started > 0), default=now),
-        importances=matter,
+        importances=summary["importances"],
+        important=important,
         conditional=any(map(is_conditional, run.manifest.space.values())),
         islands=_islands(evaluations),
         failures=_failures([*evaluations, *confirmations]),
@@ -119,7 +119,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         count=len(evaluations),
         several=objectives.are_several,
         improved=improved(objectives),
-        front=_front(run, summary["front"], matter, distributions),
+        front=_front(run, summary["front"], important, distributions),
         expected=expected_text(summary),
         front_about=what_it_is(len(summary["front"]), objectives),
         front_worth=worth(summary["hypervolume"], objectives),
@@ -161,37 +161,29 @@ def _by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:
 
 def _headings(
     entries: Sequence[Mapping[str, Any]],
-    matter: Mapping[str, float],
+    important: Sequence[str],
     distributions: Mapping[str, Any],
     objectives: Objectives,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the metrics and the hyperparameters that a table of individuals has columns for, with their headings."""
-    shown = _most_telling(matter, [entry["params"] for entry in entries])
+    shown = choose_names([entry["params"] for entry in entries], important)
     metrics = objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
     params = {name: text for name, text in params_shown(distributions, _COLUMNS).items() if name in shown}
     return metrics_shown(metrics, distributions, _COLUMNS), params
 
 
 def _front(
-    run: RunReader, entries: Sequence[Mapping[str, Any]], matter: Mapping[str, float], distributions: Mapping[str, Any]
+    run: RunReader, entries: Sequence[Mapping[str, Any]], important: Sequence[str], distributions: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the content of the table of the front; of a long front, individuals that are far apart."""
     objectives = run.manifest.objectives
     entries = entries if len(entries) <= _MOST_OF_FRONT else together(entries, objectives)
     rows = [entries[index] for index in far_apart(costs_of_entries(entries, objectives), _MOST_OF_FRONT)]
-    metrics, params = _headings(rows, matter, distributions, objectives)
+    metrics, params = _headings(rows, important, distributions, objectives)
     files = {entry["trial"]: kept_weights(run.run_dir, entry["trial"]) for entry in rows}
     weights = {trial: path.relative_to(run.run_dir.path) for trial, path in files.items() if path}
     ways = [f"--by {shlex.quote(name)}" for name in objectives.names]
     return {"rows": rows, "metrics": metrics, "params": params, "weights": weights, "ways": ways}
-
-
-def _most_telling(matter: Mapping[str, float], top: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the top's hyperparameters that there is room for: all, or those that seem to matter most."""
-    names = all_names(top)
-    if len(names) <= MOST_SHOWN or not matter:
-        return most_different(top)
-    return [name for name in matter if name in names][:MOST_SHOWN]
 
 
 def _islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

@@ -1,0 +1,41 @@
+"""The hyperparameters of evaluations as numbers that a model can learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hpo.breeding.cube import Cube
+from hpo.breeding.gaussian import Vector
+from hpo.parameters import Categorical
+from hpo.parsing import parse_parameter
+from hpo.space import SearchSpace
+
+
+def read_space(described: Mapping[str, str]) -> SearchSpace:
+    """Return the search space that run.json describes by a text for each parameter; it has no constraints.
+
+    Raises ValueError if a text describes no parameter.
+    """
+    return SearchSpace(**{name: parse_parameter(text) for name, text in described.items()})
+
+
+def compute_genes(params: Sequence[Mapping[str, Any]], space: SearchSpace) -> tuple[Vector, npt.NDArray[np.bool_]]:
+    """Return the genes of individuals, and which are active, both of shape (individuals, parameters).
+
+    The gene of an inactive parameter is 0.
+    """
+    genes = [
+        [float(parameter.encode(each[name])) if name in each else 0.0 for name, parameter in space.parameters.items()]
+        for each in params
+    ]
+    return np.array(genes), np.array([[name in each for name in space.parameters] for each in params])
+
+
+def make_cube(space: SearchSpace) -> Cube:
+    """Return the cube of all genes of a search space."""
+    low, high = np.array(list(space.limits().values()), float).T
+    return Cube(low, high, np.array([isinstance(each, Categorical) for each in space.parameters.values()]))

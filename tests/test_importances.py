@@ -1,0 +1,188 @@
+"""Importances of hyperparameters, which do not depend on where a search has looked."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optuna
+import pytest
+
+from hpo import Categorical, Float, Int, Ordinal, SearchSpace
+from hpo.parsing import parse_parameter
+from hpo.results.importances import Importance, compute_importances
+from hpo.store.evaluations import Evaluation
+from tests.searches.conditional import space as CONDITIONAL
+from tests.support.evaluations import one
+
+Loss = Callable[[Mapping[str, Any]], float]
+KINDS = {"x": 0.6, "y": 0.3, "z": 0.0}
+SPACE = SearchSpace(
+    ignored_int=Int(1, 8),
+    ignored_log=Float(1e-4, 1, log=True),
+    ignored_kind=Categorical("p", "q", "r"),
+    **{f"ignored_{number}": Float(0, 1) for number in range(4)},
+    a=Float(0, 1),
+    b=Float(0, 1),
+    kind=Categorical(*KINDS),
+)
+MATTER = {"a", "b", "kind"}
+
+
+def three(params: Mapping[str, Any]) -> float:
+    """Return a loss in which a has 0.59 of the variance, b 0.2 and kind 0.21."""
+    return float(3.0 * (params["a"] - 0.3) ** 2 + 1.2 * abs(params["b"] - 0.7) + KINDS[params["kind"]])
+
+
+def drawn(count: int, loss: Loss, space: SearchSpace, seed: int = 0) -> list[Evaluation]:
+    """Return evaluations of random search."""
+    rng = random.Random(seed)
+    return [one(trial, loss=loss(params), params=params) for trial in range(count) for params in [space.draw(rng)]]
+
+
+def bred(count: int, loss: Loss, space: SearchSpace, seed: int) -> list[Evaluation]:
+    """Return evaluations of a greedy genetic search: the best with one or two other values."""
+    found, rng = drawn(16, loss, space, seed), random.Random(seed)
+    while len(found) < count:
+        best, other = min(found, key=lambda evaluation: evaluation.loss), space.draw(rng)
+        changed = rng.sample(list(other), rng.choice([1, 1, 2]))
+        params = {**best.params, **{name: other[name] for name in changed}}
+        found.append(one(len(found), loss=loss(params), params=params))
+    return found
+
+
+def importances_of(evaluations: list[Evaluation], space: SearchSpace) -> dict[str, Importance]:
+    return {found.name: found for found in compute_importances(evaluations, space.describe())}
+
+
+@pytest.mark.slow
+def test_importances_of_converged_samples_are_those_of_the_space() -> None:
+    results = [importances_of(bred(100, three, SPACE, seed), SPACE) for seed in range(8)]
+    told_apart = [{name for name, one in found.items() if one.is_told_apart} for found in results]
+    assert [{*list(found)[:3]} for found in results].count(MATTER) >= 7
+    assert told_apart.count(MATTER) >= 6
+    assert sum(found["a"].share for found in results) / 8 == pytest.approx(0.59, abs=0.15)
+    assert sum(found["kind"].share for found in results) / 8 == pytest.approx(0.21, abs=0.1)
+    for found in results:
+        assert sum(one.share for one in found.values()) == pytest.approx(1)
+        assert all(0 <= one.low <= one.high <= 1 for one in found.values())
+
+
+def test_ped_anova_of_converged_sample_ranks_ignored_higher() -> None:
+    first = 0
+    for seed in range(4):
+        study = optuna.create_study()
+        for evaluation in bred(100, three, SPACE, seed):
+            distributions = SPACE.distributions()
+            trial = optuna.trial.create_trial(
+                params=evaluation.params, distributions=distributions, value=evaluation.loss
+            )
+            study.add_trial(trial)
+        first += {*list(optuna.importance.get_param_importances(study))[:3]} == MATTER
+    assert first < 4, "the sample must be one that other importances are wrong about"
+
+
+@pytest.mark.slow
+def test_importances_of_60_parameters_find_the_few_that_matter() -> None:
+    many = {f"other_{number}": Float(0, 1) for number in range(57)}
+    space = SearchSpace(**many, a=Float(0, 1), b=Float(0, 1), kind=Categorical(*KINDS))
+    results = [importances_of(bred(100, three, space, seed), space) for seed in range(4)]
+    assert [{*list(found)[:3]} for found in results].count(MATTER) >= 3
+    wrong = [name for found in results for name in found if name not in MATTER and found[name].is_told_apart]
+    assert len(wrong) <= 4, "of 228"
+
+
+def test_importances_of_noise_are_not_told_apart() -> None:
+    chance = random.Random(1)
+    found = importances_of(drawn(100, lambda _: chance.gauss(0, 1), SPACE), SPACE)
+    assert not any(importance.is_told_apart for importance in found.values())
+
+
+def test_importance_of_interaction_is_shared() -> None:
+    space = SearchSpace(a=Float(0, 1), b=Float(0, 1), ignored=Float(0, 1))
+    found = importances_of(drawn(100, lambda p: (p["a"] - 0.5) * (p["b"] - 0.5), space), space)
+    assert found["a"].share == pytest.approx(0.5, abs=0.05)
+    assert found["b"].share == pytest.approx(0.5, abs=0.05)
+    assert not found["ignored"].is_told_apart
+
+
+def test_importance_of_conditional_counts_by_its_part_of_space() -> None:
+    space = SearchSpace(kind=Categorical("a", "b", "c"), y=Float(0, 1, when={"kind": "a"}), x=Float(0, 1))
+    found = importances_of(drawn(200, lambda p: p["x"] + p.get("y", 0.5), space), space)
+    assert found["y"].share == pytest.approx(0.25, abs=0.07), "a third of the variance that x has"
+    assert found["x"].share == pytest.approx(0.75, abs=0.07)
+    assert not found["kind"].is_told_apart
+    worse = importances_of(drawn(200, lambda p: p.get("y", -9.0), space), space)
+    assert next(iter(worse)) == "kind"
+
+
+def test_importances_of_diverging_losses_are_of_logarithms() -> None:
+    space = SearchSpace(lr=Float(1e-4, 1, log=True), width=Int(1, 64, log=True), ignored=Ordinal(1, 2, 4))
+    found = importances_of(
+        drawn(100, lambda p: math.exp(math.log10(p["lr"]) ** 2 + 4 * math.log(p["width"]) / 2), space), space
+    )
+    assert found["lr"].share == pytest.approx(0.76, abs=0.1)
+    assert found["width"].share == pytest.approx(0.24, abs=0.1)
+    assert not found["ignored"].is_told_apart
+
+
+@pytest.mark.parametrize("extreme", [1e308, -1e308, 1e-300])
+def test_importances_of_extreme_losses_are_finite(extreme: float) -> None:
+    found = importances_of(drawn(40, lambda p: extreme * p["a"], SPACE), SPACE)
+    assert next(iter(found)) == "a"
+    assert all(math.isfinite(importance.high) for importance in found.values())
+
+
+def test_importances_of_too_few_evaluations_are_empty() -> None:
+    assert importances_of(drawn(19, three, SPACE), SPACE) == {}
+    assert importances_of(drawn(50, lambda _: 1.0, SPACE), SPACE) == {}
+    assert len(importances_of(drawn(20, three, SPACE), SPACE)) == len(SPACE.parameters)
+
+
+def test_importances_of_category_with_one_known_choice_are_zero() -> None:
+    space = SearchSpace(kind=Categorical("a", "b"), only=Categorical("a"), x=Float(0, 1))
+    evaluations = [e for e in drawn(100, lambda p: p["x"], space) if e.params["kind"] == "a"]
+    found = importances_of(evaluations, space)
+    assert (found["kind"].share, found["only"].high) == (0, 0)
+
+
+def test_importances_learn_from_evaluations_that_are_far_apart() -> None:
+    near = [
+        one(
+            1000 + number, loss=0.3 + number / 1e6, params={**drawn(1, three, SPACE)[0].params, "a": 0.3 + number / 1e6}
+        )
+        for number in range(400)
+    ]
+    found = importances_of([*near, *drawn(60, three, SPACE)], SPACE)
+    assert {*list(found)[:3]} == MATTER
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        SPACE,
+        CONDITIONAL,
+        SearchSpace(
+            text=Categorical("it's", '"', "\n", 1, 2.5, False),
+            step=Float(0, 1, step=0.25),
+            int_step=Int(2, 8, step=2),
+            ordinal=Ordinal(16, 32, when={"text": ["\n", 1]}),
+            later=Float(1e-5, 1, log=True, when={"int_step": range(4, 9, 2)}),
+        ),
+    ],
+)
+def test_parse_parameter_returns_what_is_described(space: SearchSpace) -> None:
+    read = SearchSpace(**{name: parse_parameter(text) for name, text in space.describe().items()})
+    assert read.describe() == space.describe()
+    assert read.conditions == space.conditions
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "1 +", "open('x')", "Float(low)", "Float()", "Float(0, 1, **{})", "Int(1, 2, when={**{}})"],
+)
+def test_parse_parameter_refuses_other_texts(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_parameter(text)
