@@ -374,8 +374,9 @@ def test_a_run_with_several_objectives_is_resumed_and_ends_with_its_front(mpi: M
     command = [PROGRAM, TRADING, "--run-dir", "run", "--top-n", 2]
     first = mpi.run(4, *command, "--evaluations", 10, cwd=tmp_path)
     assert (first.returncode, first.stderr) == (0, "")
-    job = mpi.run(2, *command, "--evaluations", 24, "--resume", "--confirm", 1, "--pruner", "median", cwd=tmp_path)
+    job = mpi.run(2, *command, "--evaluations", 24, "--resume", "--confirm", 1, "--pruner", "asha", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
+    assert job.stdout.count("10 evaluations of earlier sessions did not record width, speed at rungs") == 1
     assert "going on after 10 evaluations" in job.stdout
     trials = trials_of(tmp_path / "run")
     assert len(trials) == 24
@@ -384,6 +385,10 @@ def test_a_run_with_several_objectives_is_resumed_and_ends_with_its_front(mpi: M
         best = min(trial.intermediate_values, key=lambda epoch: trial.intermediate_values[epoch])
         width = trial.params["width"]
         assert trial.values == [trial.intermediate_values[best], width, 10.0 * best / width], "those of the best loss"
+        at_rungs = {"1": [trial.intermediate_values[1], width, 10.0 / width], "3": trial.values}
+        rungs = [rung for rung in at_rungs if int(rung) <= len(trial.intermediate_values)]
+        assert trial.user_attrs.get("at_rungs", {}) == ({r: at_rungs[r] for r in rungs} if trial.number >= 10 else {})
+    assert {len(trial.intermediate_values) for trial in ended} == {1, 3}
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     study = Record(tmp_path / "run" / "study.log", "run").study
     expected = {trial.number for trial in study.best_trials}

@@ -14,10 +14,12 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo.errors import KnownError
+from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.summary import rungs, summarize
 from hpo.store.claims import Claims
 from hpo.store.evaluations import Assignment, Evaluation, individuals
-from hpo.store.pruning import Pausing
+from hpo.store.pruning import Pausing, describe_blind_spot
+from hpo.store.ranking import LossRanking
 from hpo.store.record import Record
 from hpo.store.recorder import Direct, Recorder
 from hpo.store.rungs import HALVINGS, Halving, Ladder, Rung, is_over, promotable, rungs_of
@@ -25,6 +27,7 @@ from tests.support.runs import SPACE, make_run, manifest
 from tests.support.writing import writer_of
 
 ASHA = HALVINGS["asha"]
+TWO = Objectives(("loss", "parameters"))
 
 
 def one(trial: int, state: str, *losses: float, **others: Any) -> Evaluation:
@@ -149,14 +152,16 @@ def expected(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
         for epochs in range(1, most + 1):
             if not halving.has_rung(root, epochs) or not (epochs <= highest or latest.paused_after == epochs):
                 continue
-            rung = found.setdefault((bracket, epochs), Rung(bracket, epochs, epochs <= highest, [], 0, set(), {}))
+            rung = found.setdefault(
+                (bracket, epochs), Rung(bracket, epochs, epochs <= highest, LossRanking(), 0, set(), {})
+            )
             loss = min(loss for epoch, loss in curve.items() if epoch <= epochs)
-            rung.losses.append((math.inf if latest.state == "failed" else loss, root))
+            rung.ranking.add(root, (math.inf if latest.state == "failed" else loss,))
             if most > epochs:
                 rung.went_on.add(root)
             if latest.state == "paused" and latest.paused_after == epochs:
                 cast("dict[int, Evaluation]", rung.paused)[root] = latest
-    complete = [replace(rung, losses=sorted(rung.losses)) for _, rung in sorted(found.items())]
+    complete = [rung for _, rung in sorted(found.items())]
     return [replace(r, go_on=halving.go_on(len(r.losses)) if r.counts else len(r.losses)) for r in complete]
 
 
@@ -193,11 +198,99 @@ def test_a_ladder_that_learns_step_by_step_is_one_that_is_made_anew(tmp_path: Pa
             going.append((assignment, epochs + 1, losses))
         evaluations = record.evaluations()
         wanted = expected(halving, evaluations)
-        assert ladder.learn(evaluations).rungs() == wanted
+        learned = ladder.learn(evaluations).rungs()
+        assert (learned, [rung.losses for rung in learned]) == (wanted, [rung.losses for rung in wanted])
         assert ladder.promotable() == promotable(halving, evaluations)
         states.update(one.state for one in evaluations)
     assert {"complete", "failed", "interrupted", "paused", "promoted", "running"} <= states.keys()
     assert any(rung.paused and rung.went_on for rung in wanted)
+
+
+def paused(trial: int, *values: float) -> Evaluation:
+    return one(trial, "paused", values[0], others=values[1:], at_rungs={1: values})
+
+
+def test_rung_with_two_objectives_promotes_by_dominance() -> None:
+    """A third continues: the front of three, though all dominated individuals have lower losses than two of them."""
+    front = [paused(0, 0.9, 1.0), paused(1, 0.5, 5.0), paused(2, 0.1, 9.0)]
+    behind = [paused(trial, 0.1 + trial / 100, 20.0 + trial) for trial in range(3, 9)]
+    evaluations = [*front, *behind]
+    assert [e.trial for e in promotable(ASHA, evaluations)] == [2, 3, 4], "by the loss alone"
+    assert [e.trial for e in promotable(ASHA, evaluations, TWO)] == [2, 1, 0]
+    (first,) = rungs(evaluations, "asha", TWO)
+    assert (first["best"], first["next"]) == (0.1, {"trial": 2, "loss": 0.1, "at": 1})
+    fast = Objectives(("loss", "speed"), ("speed",))
+    assert [e.trial for e in promotable(ASHA, evaluations, fast)] == [2, 8, 3], (
+        "the ends of another front, and the next"
+    )
+    assert not is_over(evaluations, 9, "asha", TWO)
+    ended = [one(e.trial, "complete", *[e.loss] * 9, others=e.others, at_rungs={1: e.values}) for e in front]
+    assert is_over([*ended, *behind], 9, "asha", TWO)
+    assert not is_over([*ended, *behind], 9, "asha")
+
+
+def test_rung_without_recorded_objectives_uses_last_values() -> None:
+    """Of three complete evaluations, the middle one is nowhere the best, unless the values at the rung are known."""
+    before = [
+        one(trial, "complete", *[loss] * 9, others=(size,)) for trial, loss, size in ((0, 0.5, 5.0), (1, 0.6, 6.0))
+    ]
+    late = [paused(2, 0.7, 1.0), paused(3, 0.8, 9.0), paused(4, 0.9, 9.0), paused(5, 0.9, 9.5)]
+    assert [e.trial for e in promotable(ASHA, [*before, *late], TWO)] == [2]
+    known = [replace(e, at_rungs=dict.fromkeys((1, 3, 9), (e.loss, 0.5))) for e in before]
+    assert promotable(ASHA, [*known, *late], TWO) == []
+    running = one(6, "running", *[0.01] * 3)
+    assert [e.trial for e in promotable(ASHA, [*before, *late, running], TWO)] == [2], "nothing is known of it"
+    assert describe_blind_spot("asha", TWO, [*before, *late, running]).startswith(
+        "warning: --pruner asha: 3 evaluations"
+    )
+    assert describe_blind_spot("asha", TWO, [*known, *late]) == describe_blind_spot("asha", ONLY_LOSS, before) == ""
+    assert "--pruner median judges by the loss alone" in describe_blind_spot("median", TWO, [])
+    assert describe_blind_spot("median", ONLY_LOSS, before) == describe_blind_spot("none", TWO, before) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HALVINGS)
+def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -> None:
+    """A search by three workers, of which some evaluations fail or are interrupted, loss by loss."""
+    halving, drawn, budget = HALVINGS[name], random.Random(5), 24
+    record = make_run(tmp_path / "run", objectives=TWO)
+    claims = Claims(record, SPACE.distributions(), budget, halving=halving)
+    pausing, ladder = Pausing(halving, budget, TWO), Ladder(halving, TWO)
+    sizes: dict[int, float] = {}
+    going: list[tuple[Assignment, list[float]]] = []
+    for number in range(600):
+        params = {"layers": 1, "activation": "relu", "lr": (number + 1) / 1000, "gamma": 0.9}
+        if len(going) < 3 and (begun := claims.claim(params, island=0, worker=0, generation=number)):
+            curve = record.evaluations()[begun.root].curve if begun.root != begun.number else {}
+            if curve and drawn.random() < 0.8:  # the others have lost their checkpoints
+                record.went_on(begun, list(curve.values()), 1.0)
+                going.append((begun, list(curve.values())))
+            else:
+                going.append((begun, []))
+        if not going:
+            break
+        assignment, losses = going.pop(drawn.randrange(len(going)))
+        size = sizes.setdefault(assignment.root, drawn.random())
+        losses.append(drawn.random() + 1 - size)
+        record.report(assignment, len(losses), losses[-1])
+        metrics, end = {"parameters": size}, drawn.random()
+        judgement = pausing.judge(record, assignment, len(losses), (min(losses), size))
+        if end < 0.1:
+            record.fail(assignment, "bad luck", "", 1.0) if end < 0.01 else record.interrupt(assignment)
+        elif len(losses) == 9:
+            record.complete(assignment, min(losses), 1.0, metrics)
+        elif judgement.state == "paused":
+            record.prune(assignment, min(losses), 1.0, metrics, paused_after=len(losses))
+        else:
+            going.append((assignment, losses))
+        evaluations = record.evaluations()
+        now, again = ladder.learn(evaluations).rungs(), rungs_of(halving, evaluations, TWO)
+        assert [(r, r.losses, r.promotable) for r in now] == [(r, r.losses, r.promotable) for r in again]
+    evaluations = record.evaluations()
+    assert is_over(evaluations, budget, name, TWO)
+    assert describe_blind_spot(name, TWO, evaluations) == ""
+    states = {evaluation.state for evaluation in evaluations}
+    assert states >= {"complete", "paused", "interrupted"} | (set() if name == "one-epoch" else {"promoted"})
 
 
 def test_the_summary_says_what_goes_on_next() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,14 +138,14 @@ def test_a_tracker_shows_what_is_recorded_while_it_is_recorded_and_once(name: st
     if name == "mlflow":
         assert search_in_mlflow(run_dir) == "KILLED"
 
-    # The next session evaluates again what was going on, and one more; its tracker is told of that and of nothing else.
+    # The next session evaluates again what was going on, as the same individuals, and one more.
     record = begin_run(run_dir, resume=True).open_record()
     for depth in (1, 2, 6):
         record.complete(start(record, depth), depth + 0.5, 1.0, {})
     for _ in range(2):
         assert track(run_dir, [name], None)
-        for trial, depth in ((5, 1), (6, 2), (7, 6)):
-            expected[f"trial-{trial:04d}"] = Shown({**PARAMS, "depth": depth}, {}, depth + 0.5, {}, "well")
+        for trial, depth, curve in ((0, 1, {1: 3.0}), (1, 2, {1: 4.0}), (7, 6, {})):
+            expected[f"trial-{trial:04d}"] = Shown({**PARAMS, "depth": depth}, curve, depth + 0.5, {}, "well")
         assert_same(READERS[name](run_dir), expected)
     if name == "mlflow":
         assert search_in_mlflow(run_dir) == "FINISHED"
@@ -161,8 +162,83 @@ def test_what_another_run_has_evaluated_is_that_runs_to_show(tmp_path: Path) -> 
     assert READERS["tensorboard"](tmp_path / "run").keys() == {"trial-0000"}
 
 
+def promote(record: Record, paused: int) -> Assignment:
+    return record.promote(record.evaluations()[paused], {"island": 0, "worker": 5, "generation": 9})
+
+
+@pytest.mark.parametrize("name", TRACKERS)
 @pytest.mark.slow
-def test_what_died_with_its_tracker_is_over_at_the_next_session(tmp_path: Path) -> None:
+def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None:
+    """Five are paused, promoted and interrupted in all orders, over three sessions of which a kill ends the second."""
+    run_dir = tmp_path / "run"
+    record = begin_run(run_dir).open_record()
+    tracking, said = follow(begin_run(run_dir, resume=True), name)
+    begun = [start(record, depth) for depth in range(1, 6)]
+    for assignment in begun:
+        record.report(assignment, 1, 4.0)
+        record.prune(assignment, 4.0, 1.0, {}, paused_after=1)
+    wait_until(lambda: ended(run_dir, name) == {0, 1, 2, 3, 4})
+    promoted = [promote(record, trial) for trial in range(4)]
+    for assignment in promoted:
+        record.went_on(assignment, [4.0], 1.0)
+        record.report(assignment, 2, 3.0)
+    record.complete(promoted[0], 3.0, 2.0, {"accuracy": 0.5})
+    wait_until(lambda: 5 in ended(run_dir, name))
+    record.report(promoted[1], 3, 2.0)  # while it is shown
+    record.prune(promoted[1], 2.0, 3.0, {}, paused_after=3)
+    record.interrupt(promoted[2])
+    tracking.finish()
+    assert tracking.wait(60)
+    assert [line for line in said if "warning" in line] == []
+    left = "" if name == "tensorboard" else "badly"
+    paused = "badly" if name == "mlflow" else "well"
+    expected = {
+        "trial-0000": Shown(PARAMS, {1: 4.0, 2: 3.0}, 3.0, {"accuracy": 0.5}, "well"),
+        "trial-0001": Shown({**PARAMS, "depth": 2}, {1: 4.0, 2: 3.0, 3: 2.0}, 2.0, {}, paused),
+        "trial-0002": Shown({**PARAMS, "depth": 3}, {1: 4.0, 2: 3.0}, math.inf, {}, "badly", INTERRUPTED),
+        "trial-0003": Shown({**PARAMS, "depth": 4}, {1: 4.0, 2: 3.0}, math.inf, {}, left),
+        "trial-0004": Shown({**PARAMS, "depth": 5}, {1: 4.0}, 4.0, {}, paused),
+    }
+    assert_same(READERS[name](run_dir), expected)
+
+    # The job and its tracker are killed while individuals 1 and 2 are evaluated; 3 begins again, and has other losses.
+    session = begin_run(run_dir, resume=True)
+    record = session.open_record()
+    tracking, _ = follow(session, name)
+    again = [claim(record, None, {}, 99), claim(record, None, {}, 99), promote(record, 6)]
+    roots = {assignment.root: assignment for assignment in again}
+    assert roots.keys() == {1, 2, 3}
+    record.report(roots[3], 1, 3.5)
+    for root, curve in ((1, [4.0, 3.0, 2.0]), (2, [4.0, 3.0])):
+        record.went_on(roots[root], curve, 1.0)
+    record.complete(roots[3], 3.5, 1.0, {})
+    wait_until(lambda: roots[3].number in ended(run_dir, name))
+    os.kill(process_of(run_dir, name), signal.SIGKILL)
+    tracking.finish()
+    assert not tracking.wait(60)
+
+    record = begin_run(run_dir, resume=True).open_record()
+    for _ in range(2):
+        assignment = claim(record, None, {}, 99)
+        curve = [4.0, 3.0, 2.0] if assignment.root == 1 else [4.0, 3.0]
+        record.went_on(assignment, curve, 1.0)
+        record.report(assignment, len(curve) + 1, 1.0)
+        record.complete(assignment, 1.0, 1.0, {})
+    expected |= {
+        "trial-0001": Shown({**PARAMS, "depth": 2}, {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0}, 1.0, {}, "well"),
+        "trial-0002": Shown({**PARAMS, "depth": 3}, {1: 4.0, 2: 3.0, 3: 1.0}, 1.0, {}, "well"),
+        "trial-0003": Shown({**PARAMS, "depth": 4}, {1: 3.5}, 3.5, {}, "well"),
+    }
+    assert track(run_dir, [name], None)
+    assert_same(READERS[name](run_dir), expected)
+    shutil.rmtree(run_dir / name)  # as if it had never been shown
+    assert track(run_dir, [name], None)
+    assert_same(READERS[name](run_dir), expected)
+
+
+@pytest.mark.slow
+def test_individuals_in_flight_at_a_tracker_kill_are_shown_once(tmp_path: Path) -> None:
+    """One of them ends after the tracker, and the other one with the job."""
     run_dir = tmp_path / "run"
     session = begin_run(run_dir)
     record = session.open_record()
@@ -172,43 +248,40 @@ def test_what_died_with_its_tracker_is_over_at_the_next_session(tmp_path: Path) 
     curve = {epoch: 1 / epoch for epoch in range(1, 1500)}  # more than a server takes at once
     long = replace(record.evaluations()[1], params={**PARAMS, "depth": 3}, curve=curve)
     assert record.take_over([long], load_search_file(QUICK).space.distributions(), lambda *_: {}) == 1
+    late = start(record, 4)
+    record.report(late, 1, 3.0)
     wait_until(lambda: ended(run_dir, "mlflow") == {1, 2})
     os.kill(process_of(run_dir, "mlflow"), signal.SIGKILL)
     tracking.finish()
     assert not tracking.wait(60)
     assert said == ["warning: --tracker mlflow: its process ended with status -9; nothing more is shown there"]
+    record.report(late, 2, 2.0)
+    record.complete(late, 2.0, 1.5, {"accuracy": 0.75})
     begin_run(run_dir, resume=True)
     assert track(run_dir, ["mlflow"], None)
-    shown = READERS["mlflow"](run_dir)
-    assert {name: evaluation.ending for name, evaluation in shown.items()} == {
-        "trial-0000": "badly",
-        "trial-0001": "well",
-        "trial-0002": "well",
+    expected = {
+        "trial-0000": Shown(PARAMS, {}, math.inf, {}, "badly", INTERRUPTED),
+        "trial-0001": Shown({**PARAMS, "depth": 2}, {}, 0.5, {}, "well"),
+        "trial-0002": Shown({**PARAMS, "depth": 3}, curve, 0.5, {}, "well"),
+        "trial-0003": Shown({**PARAMS, "depth": 4}, {1: 3.0, 2: 2.0}, 2.0, {"accuracy": 0.75}, "well"),
     }
-    assert shown["trial-0002"].curve == curve
+    assert_same(READERS["mlflow"](run_dir), expected)  # which has each of them once
 
 
 @pytest.mark.slow
-def test_what_ends_after_its_tracker_has_died_is_shown_once(tmp_path: Path) -> None:
+def test_mlflow_killed_while_it_makes_its_store_recovers(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     session = begin_run(run_dir)
     record = session.open_record()
+    record.complete(start(record, 1), 0.5, 1.0, {})
     tracking, _ = follow(session, "mlflow")
-    going_on = start(record, 1)
-    record.report(going_on, 1, 3.0)
-    record.complete(start(record, 2), 0.5, 1.0, {})
-    wait_until(lambda: ended(run_dir, "mlflow") == {1})
+    wait_until(lambda: any(path.stat().st_size for path in (run_dir / "mlflow").glob("*.db")))
     os.kill(process_of(run_dir, "mlflow"), signal.SIGKILL)
     tracking.finish()
     assert not tracking.wait(60)
-    record.report(going_on, 2, 2.0)
-    record.complete(going_on, 2.0, 1.5, {"accuracy": 0.75})
+    assert not (run_dir / "mlflow" / "mlflow.db").exists(), "MLflow could never open it"
     assert track(run_dir, ["mlflow"], None)
-    expected = {
-        "trial-0000": Shown(PARAMS, {1: 3.0, 2: 2.0}, 2.0, {"accuracy": 0.75}, "well"),
-        "trial-0001": Shown({**PARAMS, "depth": 2}, {}, 0.5, {}, "well"),
-    }
-    assert_same(READERS["mlflow"](run_dir), expected)  # which has each of them once
+    assert_same(READERS["mlflow"](run_dir), {"trial-0000": Shown(PARAMS, {}, 0.5, {}, "well")})
 
 
 def test_what_is_no_record_of_what_has_been_shown_counts_as_none(tmp_path: Path) -> None:

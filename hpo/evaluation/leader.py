@@ -123,7 +123,10 @@ class Leader:
 
     def _judged(self, attempt: Attempt, verdict: Verdict) -> Verdict:
         """Let the pruner judge an evaluation; one that does not save cannot pause."""
-        judgement = self._recorder.judge(attempt.assignment, len(attempt.losses) + 1)
+        assert verdict.loss is not None
+        is_lowest = verdict.loss < attempt.loss
+        loss, metrics = (verdict.loss, verdict.metrics) if is_lowest else (attempt.loss, attempt.metrics)
+        judgement = self._recorder.judge(attempt.assignment, len(attempt.losses) + 1, loss, metrics)
         if judgement.state != "paused":
             return replace(verdict, state=judgement.state)
         can_pause = self.can_go_on_elsewhere(attempt)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpo.objectives import Objectives
+from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.confirmation import as_good_within, compare, seed_noise
 from hpo.results.history import improvements, in_order, joined
 from hpo.results.hypervolume import described
@@ -43,7 +43,7 @@ def summarize(
         "waiting": sum(evaluation.state == "waiting" for evaluation in evaluations),
         "failures": reasons([*evaluations, *confirmations]),
         "propagators": propagators(evaluations, objectives),
-        "rungs": rungs(evaluations, run.pruner),
+        "rungs": rungs(evaluations, run.pruner, objectives),
         "lineage": lineage(evaluations, first),
         "best": _entry(first) if first else None,
         "top": [_entry(evaluation) for evaluation in top(evaluations, top_n, objectives)],
@@ -167,7 +167,7 @@ def lineage(evaluations: Sequence[Evaluation], best: Evaluation | None) -> list[
     return entries if len(entries) > 1 else []
 
 
-def rungs(evaluations: Sequence[Evaluation], pruner: str) -> list[dict[str, Any]]:
+def rungs(evaluations: Sequence[Evaluation], pruner: str, objectives: Objectives = ONLY_LOSS) -> list[dict[str, Any]]:
     """Return the rungs of a pruner that pauses, with what has reached them; `next` is the paused one to go on first.
 
     It goes on when `at` individuals have reached its rung, if none of those that are to come is better.
@@ -185,17 +185,16 @@ def rungs(evaluations: Sequence[Evaluation], pruner: str) -> list[dict[str, Any]
             "best": rung.losses[0][0] if math.isfinite(rung.losses[0][0]) else None,
             "next": _next(halving, rung),
         }
-        for rung in rungs_of(halving, evaluations)
+        for rung in rungs_of(halving, evaluations, objectives)
     ]
 
 
 def _next(halving: Halving, rung: Rung) -> dict[str, Any] | None:
-    waiting = ((place, root) for place, (_, root) in enumerate(rung.losses) if root in rung.paused)
-    for place, root in waiting:
-        loss = rung.losses[place][0]
-        known = loss if math.isfinite(loss) else None
-        return {"trial": rung.paused[root].trial, "loss": known, "at": halving.needed(place)}
-    return None
+    if rung.next is None:
+        return None
+    place, evaluation = rung.next
+    known = evaluation.loss if math.isfinite(evaluation.loss) else None
+    return {"trial": evaluation.trial, "loss": known, "at": halving.needed(place)}
 
 
 def counts(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:

@@ -70,7 +70,8 @@ class Conclusion:
         individuals = None if stopped else self._count_individuals(evaluations)
         left = math.inf if individuals is None else individuals - sum(one.finished for one in evaluations)
         summary["exhausted"] = left <= 0
-        self.is_search_done = is_over(evaluations, 0 if summary["exhausted"] else run.budget, run.pruner)
+        budget = 0 if summary["exhausted"] else run.budget
+        self.is_search_done = is_over(evaluations, budget, run.pruner, run.objectives)
         summary["wall_seconds"] = round(time.time() - self._started, 3)
         everything = [*evaluations, *confirmations]
         summary["worker_busy_fraction"] = busy_fraction(everything, run.layout.workers, since=self._started)
@@ -106,7 +107,8 @@ class Conclusion:
         return None if everything is None else len(everything)
 
     def _is_spent(self, evaluations: Sequence[Evaluation]) -> bool:
-        return is_over(evaluations, self._session.manifest.budget, self._session.manifest.pruner)
+        run = self._session.manifest
+        return is_over(evaluations, run.budget, run.pruner, run.objectives)
 
     def _is_target_reached(self, evaluations: Sequence[Evaluation]) -> bool:
         found = best(evaluations)

@@ -69,7 +69,7 @@ class FirstRank:
             Log(self.files.printed),
             States(self.files.states),
             mirror,
-            pruner=make_pruner(run.pruner, run.budget),
+            pruner=make_pruner(run.pruner, run.budget, run.objectives),
             halving=halving,
             heirs=Heirs(record, space, run.layout.islands, States(self.files.states)) if run.inherit else None,
             weights=BestWeights(self.files, run.objectives),

@@ -28,6 +28,7 @@ from hpo.store.lineage import KEPT, to_keep
 from hpo.store.manifest import Manifest
 from hpo.store.mirror import Mirror
 from hpo.store.outage import Patience
+from hpo.store.pruning import describe_blind_spot
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir, fresh_run_dir, write_json
 from hpo.store.rungs import HALVINGS
@@ -145,6 +146,8 @@ def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
     if request.options.save_every != math.inf and (shortage := States(run_dir.states).shortage(_most_states(request))):
         lines.append(shortage)
     with mistakes(session.storage):
+        evaluations = session.open_record().evaluations()
+        lines += filter(None, [describe_blind_spot(request.pruner, manifest.objectives, evaluations)])
         write_json(run_dir.run_json, manifest.content())
         lines += _start_with(session, request)
     return dataclasses.replace(session, headline="\n".join(lines))
@@ -154,7 +157,8 @@ def _most_states(request: Request) -> int:
     """Return how many states there may be at once: the next one of each worker is written beside its last."""
     halving = HALVINGS.get(request.pruner)
     kept = KEPT * request.layout.islands if request.inherit else 0
-    return 2 * request.layout.workers + kept + (halving.most_paused(request.budget) if halving else 0)
+    paused = halving.most_paused(request.budget, request.problem.file.objectives) if halving else 0
+    return 2 * request.layout.workers + kept + paused
 
 
 def _located(run_dir: RunDir, request: Request) -> str:

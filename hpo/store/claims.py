@@ -38,7 +38,7 @@ class Claims:
         self._distributions = dict(distributions)
         self._budget = budget
         self._is_stopping = is_stopping
-        self._ladder = Ladder(halving) if halving else None
+        self._ladder = Ladder(halving, record.objectives) if halving else None
         self._tried: set[frozenset[tuple[str, Any]]] = set()
         self._seen = self._ended = 0  # trials; those that have ended and count
         self._going: list[int] = []  # those that have not ended: only they can change

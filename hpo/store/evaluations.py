@@ -33,6 +33,7 @@ class Evaluation:
     `went_on_after` is the number of losses that it took over from that trial, whose state it went on from, and
     `saved_after` that of its own last state; `seconds_before` are those of its `seconds` that were that trial's.
     `others` are the values of the objectives behind the loss, empty where there are none or it has no loss.
+    `at_rungs` are the values of all objectives at its rungs, by the number of losses; empty with one objective.
     `paused_after` is the number of losses with which it was paused, and `cut_after` that with which a complete one was
     ended at the target loss. `inherits` is the trial whose state it began with.
     `teams` are the workers that it went on with, the first of which is its own: each a dict of `workers`, `after` how
@@ -68,6 +69,7 @@ class Evaluation:
     inherits: int | None = None
     teams: Sequence[Mapping[str, Any]] = ()
     others: tuple[float, ...] = ()
+    at_rungs: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     @property
     def values(self) -> tuple[float, ...]:

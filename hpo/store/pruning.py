@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Union
 from optuna.pruners import BasePruner, MedianPruner, PercentilePruner
 
 from hpo.errors import UsageError
+from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.store.evaluations import Evaluation, individuals
 from hpo.store.rungs import HALVINGS, Halving, Ladder
+from hpo.text import counted
 
 if TYPE_CHECKING:
     from hpo.store.evaluations import Assignment
     from hpo.store.record import Record
-
-_MANY = 16  # more than can fall out at once
 
 
 @dataclass(frozen=True)
@@ -38,40 +39,48 @@ class Stopping:
 
     pruner: BasePruner
 
-    def judge(self, record: Record, assignment: Assignment, _: int) -> Judgement:
+    def judge(self, record: Record, assignment: Assignment, *_: object) -> Judgement:
         """Judge an evaluation by its losses in the record, and by those of the others."""
         return Judgement("pruned" if record.is_hopeless(assignment, self.pruner) else "going")
 
 
 @dataclass(frozen=True)
 class Pausing:
-    """Pauses at rungs what is not among the best of one search; `budget` is that of the run."""
+    """Pauses at rungs what is not among the best of one search; `budget` and `objectives` are those of the run.
+
+    With several objectives, the best are chosen by dominance.
+    """
 
     halving: Halving
     budget: int
+    objectives: Objectives = ONLY_LOSS
 
     @cached_property
     def _ladder(self) -> Ladder:
-        return Ladder(self.halving)
+        return Ladder(self.halving, self.objectives)
 
-    def judge(self, record: Record, assignment: Assignment, epochs: int) -> Judgement:
-        """Judge an evaluation by its losses in the record after so many epochs, and by those of the others."""
+    def judge(self, record: Record, assignment: Assignment, epochs: int, values: Sequence[float] = ()) -> Judgement:
+        """Judge an evaluation by its losses in the record after so many epochs, and by those of the others.
+
+        With several objectives, `values` are those of its lowest loss so far, which are recorded.
+        """
         if not self.halving.has_rung(assignment.root, epochs):
             return Judgement("going")
+        if self.objectives.are_several:
+            record.reach_rung(assignment, epochs, values)
         rung = self._ladder.learn(record.evaluations()).rung(self.halving.bracket_of(assignment.root), epochs)
         if rung is None or not rung.counts:
             return Judgement("going")  # it is near its end
         last = self.halving.go_on(self.budget)
-        place = rung.place(assignment.root)
-        out = [root for _, root in rung.losses[last : last + _MANY] if root in rung.paused]
-        goes_on = place < rung.go_on or assignment.root in rung.went_on  # before its state was lost
-        return Judgement("going" if goes_on else "paused", place < last, out)
+        out = [root for root in rung.ranking.fallen(last) if root in rung.paused]
+        may_go_on = not rung.ranking.is_behind(assignment.root, last)
+        return Judgement("going" if rung.goes_on(assignment.root) else "paused", may_go_on, out)
 
 
 Pruner = Union[Stopping, Pausing]
 
 
-def make_pruner(name: str, budget: int) -> Pruner | None:
+def make_pruner(name: str, budget: int, objectives: Objectives = ONLY_LOSS) -> Pruner | None:
     """Return the pruner of this name for a run of so many evaluations; None for the name "none".
 
     Raises UsageError where no pruner has the name.
@@ -82,8 +91,34 @@ def make_pruner(name: str, budget: int) -> Pruner | None:
     elif name in ("none", "median"):
         return Stopping(MedianPruner()) if name == "median" else None
     elif name in HALVINGS:
-        return Pausing(HALVINGS[name], budget)
+        return Pausing(HALVINGS[name], budget, objectives)
     raise UsageError(
         f"--pruner must be none, median, percentile:P with P between 0 and 100, asha, hyperband or one-epoch, "
         f"not {name!r}"
     )
+
+
+def describe_blind_spot(name: str, objectives: Objectives, evaluations: Sequence[Evaluation]) -> str:
+    """Return a warning if a pruner does not know all objectives of a search at its rungs; empty otherwise."""
+    if name == "none" or not objectives.are_several:
+        return ""
+    if name not in HALVINGS:
+        return (
+            f"warning: --pruner {name} judges by the loss alone, and the objectives are "
+            f"{', '.join(objectives.described())}. Use asha, hyperband or one-epoch, which judge by dominance"
+        )
+    own = individuals([one for one in evaluations if not one.origin])
+    unknown = sum(_is_unknown(HALVINGS[name], root, group) for root, group in own.items())
+    if not unknown:
+        return ""
+    return (
+        f"warning: --pruner {name}: {counted(unknown, 'evaluation')} of earlier sessions did not record "
+        f"{', '.join(objectives.others)} at rungs. Their last values are used instead"
+    )
+
+
+def _is_unknown(halving: Halving, root: int, group: Sequence[Evaluation]) -> bool:
+    """Tell whether an individual has passed a rung at which only its loss is known."""
+    latest, longest = group[-1], max(group, key=lambda one: len(one.curve))
+    rungs = halving.rungs(halving.bracket_of(root), max(longest.curve, default=0))
+    return latest.state != "failed" and any(epochs not in longest.at_rungs for epochs in rungs)

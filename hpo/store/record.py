@@ -162,6 +162,11 @@ class Record:
         """Record an intermediate value."""
         self._storage.set_trial_intermediate_value(assignment.trial_id, step, loss)
 
+    def reach_rung(self, assignment: Assignment, losses: int, values: Sequence[float]) -> None:
+        """Record the values of all objectives that an evaluation has after so many losses, at a rung."""
+        before = self._storage.get_trial(assignment.trial_id).user_attrs.get("at_rungs", {})
+        self._storage.set_trial_user_attr(assignment.trial_id, "at_rungs", {**before, str(losses): list(values)})
+
     def complete(
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
     ) -> None:
@@ -215,12 +220,8 @@ class Record:
     def withdraw(self, waiting: Evaluation) -> None:
         """End a waiting evaluation, so that it is never evaluated; only while no process starts trials."""
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, waiting.trial)
-        self._end(
-            Assignment(trial_id, waiting.trial, waiting.params, waiting.trial),
-            TrialState.FAIL,
-            None,
-            failure=INTERRUPTED,
-        )
+        assignment = Assignment(trial_id, waiting.trial, waiting.params, waiting.trial)
+        self._end(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
     def interrupt(self, assignment: Assignment, died: bool = False) -> None:
         """End a trial that could not end by itself, perhaps since the job died; let its repeat wait to be evaluated.

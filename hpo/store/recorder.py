@@ -141,9 +141,10 @@ class Recorder:
 
     # What the writer knows, as its own methods of these names
 
-    def judge(self, assignment: Assignment, losses: int) -> Judgement:
-        """Let the pruner judge an evaluation."""
-        return cast("Judgement", self._line.ask("judge", assignment, losses))
+    def judge(self, assignment: Assignment, losses: int, loss: float, metrics: Mapping[str, float]) -> Judgement:
+        """Let the pruner judge an evaluation after so many losses, by its lowest loss and the metrics of that."""
+        values = (loss, *self.objectives.of(metrics)) if self.objectives.are_several else ()
+        return cast("Judgement", self._line.ask("judge", assignment, losses, values))
 
     def failures_before_any_success(self) -> int:
         """Return how many evaluations of this session have failed, where none has ever succeeded."""

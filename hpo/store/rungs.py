@@ -2,17 +2,19 @@
 
 Li et al., "A system for massively parallel hyperparameter tuning" (2020), with promotion as in their algorithm 2, and
 Hyperband's brackets; Egele et al., "Is one epoch all you need for multi-fidelity hyperparameter optimization?" (2023).
+With several objectives, the best are chosen by dominance (`hpo.store.ranking`).
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.store.evaluations import Evaluation, find_root
+from hpo.store.ranking import Ranking, make_ranking
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,13 @@ class Halving:
         """Return how many go on of those that have reached a rung."""
         return max(1, reached // self.factor) if self.most is None else self.most
 
-    def most_paused(self, budget: int) -> int:
-        """Return how many individuals can be paused at once that may be promoted, in a run of so many evaluations."""
+    def most_paused(self, budget: int, objectives: Objectives) -> int:
+        """Return how many individuals can be paused at once that may be promoted, in a run of so many evaluations.
+
+        With several objectives, that may be all, since all may be on one front.
+        """
+        if objectives.are_several:
+            return budget
         return budget // (self.factor - 1) if self.most is None else self.most
 
     def needed(self, place: int) -> int | None:
@@ -85,53 +92,72 @@ HALVINGS = {
 class Rung:
     """A rung of a bracket, after so many epochs, and the individuals that have reached it, by their first trials.
 
-    `losses` are their lowest until then, best first, infinite where one has failed since; `go_on` of them are to go on,
-    and those that `went_on` have been trained further. Of the others, `paused` wait. Where it does not count, it holds
-    those alone that were paused there, before the first evaluation was complete, and all go on.
+    `ranking` orders them by their costs until then, which are infinite if an individual has failed since. The best
+    `go_on` of them continue, and `went_on` have been trained further. Of the others, `paused` wait, and `stopped` never
+    continue. Where it does not count, it holds those alone that were paused there, before the first evaluation was
+    complete, and all go on.
     """
 
     bracket: int
     epochs: int
     counts: bool
-    losses: list[tuple[float, int]]
+    ranking: Ranking = field(repr=False, compare=False)
     go_on: int
     went_on: set[int]
     paused: Mapping[int, Evaluation] = field(repr=False)
+    stopped: set[int] = field(default_factory=set, repr=False, compare=False)
 
-    def place(self, root: int) -> int:
-        """Return the place of an individual, from 0."""
-        return next(place for place, (_, one) in enumerate(self.losses) if one == root)
+    @property
+    def losses(self) -> list[tuple[float, int]]:
+        """The lowest loss of each individual until then, and its first trial, best first."""
+        return self.ranking.entries
+
+    def goes_on(self, root: int) -> bool:
+        """Tell whether an individual that is here now goes on; also one that has been further and lost its state."""
+        return root in self.went_on or self.ranking.is_best(root, self.go_on, self.paused, self.stopped)
 
     @property
     def promotable(self) -> list[Evaluation]:
         """What is paused here, and is among the best by now."""
-        return [self.paused[root] for _, root in self.losses[: self.go_on] if root in self.paused]
+        return [self.paused[root] for root in self.ranking.best(self.go_on, self.paused, self.stopped)]
+
+    @property
+    def next(self) -> tuple[int, Evaluation] | None:
+        """The best of what is paused here, and its position, from 0."""
+        found = self.ranking.next(self.paused, self.stopped)
+        return found and (found[0], self.paused[found[1]])
 
 
 class _Reached:
-    """Who has reached a rung, by their first trials: what a `Rung` is made from."""
+    """The individuals that have reached a rung, by their first trials: a `Rung` is made from them."""
 
-    def __init__(self) -> None:
-        self.losses: list[tuple[float, int]] = []
+    def __init__(self, objectives: Objectives) -> None:
+        self.ranking = make_ranking(len(objectives.names))
         self.went_on: set[int] = set()
         self.paused: dict[int, Evaluation] = {}
-        self.stopped: set[int] = set()  # who was paused here last, and may be running by now
+        self.was_paused: set[int] = set()  # who was paused here last, and may be running by now
+        self.stopped: set[int] = set()
 
-    def add(self, root: int, loss: float, group: Sequence[Evaluation], epochs: int, most: int) -> None:
-        latest = group[-1]
-        insort(self.losses, (loss, root))
+    def note(self, root: int, latest: Evaluation, epochs: int, most: int) -> None:
+        """Learn what has become of an individual that is ranked here."""
+        self._forget(root)
         if most > epochs:
             self.went_on.add(root)
         if latest.paused_after == epochs:
-            self.stopped.add(root)
+            self.was_paused.add(root)
             if latest.state == "paused":
                 self.paused[root] = latest
+        elif latest.state == "pruned" and most == epochs:
+            self.stopped.add(root)
 
-    def remove(self, root: int, loss: float) -> None:
-        del self.losses[bisect_left(self.losses, (loss, root))]
-        self.went_on.discard(root)
+    def remove(self, root: int) -> None:
+        self.ranking.remove(root)
+        self._forget(root)
+
+    def _forget(self, root: int) -> None:
+        for group in (self.went_on, self.was_paused, self.stopped):
+            group.discard(root)
         self.paused.pop(root, None)
-        self.stopped.discard(root)
 
 
 class Ladder:
@@ -141,14 +167,15 @@ class Ladder:
     one, as many epochs again. What was taken over from another run is on none: it is in no budget.
     """
 
-    def __init__(self, halving: Halving) -> None:
+    def __init__(self, halving: Halving, objectives: Objectives = ONLY_LOSS) -> None:
         self._halving = halving
+        self._objectives = objectives
         self._seen = 0  # evaluations
         self._roots: dict[int, int] = {}  # the first trials of individuals, by trial
         self._groups: dict[int, list[int]] = {}  # the places of each individual's evaluations, by its first trial
         self._going: dict[int, Evaluation] = {}
         self._reached: dict[tuple[int, int], _Reached] = {}
-        self._places: dict[int, dict[tuple[int, int], float]] = {}  # the rungs of each individual, and its loss there
+        self._places: dict[int, dict[tuple[int, int], tuple[float, ...]]] = {}  # rungs of individuals, and costs
         self._longest: int | None = None  # complete evaluation, in epochs
 
     def learn(self, evaluations: Sequence[Evaluation]) -> Ladder:
@@ -178,15 +205,32 @@ class Ladder:
 
     def _put(self, root: int, group: Sequence[Evaluation]) -> None:
         """Put an individual where it is by now."""
-        for key, loss in self._places.pop(root, {}).items():
-            self._reached[key].remove(root, loss)
-        failed, curve = group[-1].state == "failed", max((one.curve for one in group), key=len)
-        bracket, most = self._halving.bracket_of(root), max(curve, default=0)
+        latest, longest = group[-1], max(group, key=lambda one: len(one.curve))
+        bracket, most = self._halving.bracket_of(root), max(longest.curve, default=0)
+        before, now = self._places.get(root, {}), {}
         for epochs in self._halving.rungs(bracket, most):
-            lowest = min((_known(curve[epoch]) for epoch in curve if epoch <= epochs), default=math.inf)
-            loss = math.inf if failed else lowest
-            self._reached.setdefault((bracket, epochs), _Reached()).add(root, loss, group, epochs, most)
-            self._places.setdefault(root, {})[bracket, epochs] = loss
+            now[bracket, epochs] = self._costs(longest, epochs, latest.state == "failed")
+        for key in before.keys() - now.keys():
+            self._reached[key].remove(root)
+        for key, costs in now.items():
+            reached = self._reached.setdefault(key, _Reached(self._objectives))
+            if before.get(key) != costs:
+                if key in before:
+                    reached.remove(root)
+                reached.ranking.add(root, costs)
+            reached.note(root, latest, key[1], most)
+        self._places[root] = now
+
+    def _costs(self, one: Evaluation, epochs: int, has_failed: bool) -> tuple[float, ...]:
+        """Return the costs of an individual at a rung: of its lowest loss until then, and infinite if it has failed.
+
+        Where the other objectives at the rung are not known, those at the end of the evaluation count.
+        """
+        lowest = min((_known(loss) for epoch, loss in one.curve.items() if epoch <= epochs), default=math.inf)
+        if not self._objectives.are_several:
+            return (math.inf if has_failed else lowest,)
+        values = one.at_rungs.get(epochs, (lowest, *one.others))
+        return self._objectives.costs(() if has_failed else values)
 
     def rung(self, bracket: int, epochs: int) -> Rung | None:
         """Return a rung; None where nobody has reached it, or it does not count and nobody was paused there."""
@@ -194,16 +238,18 @@ class Ladder:
         if reached is None:
             return None
         factor = 2 if self._halving.most else self._halving.factor
-        if self._longest is None or epochs <= self._longest / factor:
-            go_on = self._halving.go_on(len(reached.losses))
-            return Rung(bracket, epochs, True, reached.losses, go_on, reached.went_on, reached.paused)
-        losses = [(loss, root) for loss, root in reached.losses if root in reached.stopped]
-        went_on = reached.went_on & reached.stopped
-        return Rung(bracket, epochs, False, losses, len(losses), went_on, reached.paused) if losses else None
+        ranking, went_on = reached.ranking, reached.went_on
+        counts = self._longest is None or epochs <= self._longest / factor
+        if not counts:
+            ranking, went_on = ranking.only(reached.was_paused), went_on & reached.was_paused
+            if not len(ranking):
+                return None
+        go_on = self._halving.go_on(len(ranking)) if counts else len(ranking)
+        return Rung(bracket, epochs, counts, ranking, go_on, went_on, reached.paused, reached.stopped)
 
     def rungs(self) -> list[Rung]:
         """Return the rungs that were reached, those of the first bracket first."""
-        found = (self.rung(*key) for key, reached in sorted(self._reached.items()) if reached.losses)
+        found = (self.rung(*key) for key, reached in sorted(self._reached.items()) if len(reached.ranking))
         return [rung for rung in found if rung is not None]
 
     def promotable(self) -> list[Evaluation]:
@@ -211,20 +257,22 @@ class Ladder:
         return [one for rung in sorted(self.rungs(), key=lambda rung: -rung.epochs) for one in rung.promotable]
 
 
-def rungs_of(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
+def rungs_of(halving: Halving, evaluations: Sequence[Evaluation], objectives: Objectives = ONLY_LOSS) -> list[Rung]:
     """Return the rungs that were reached, those of the first bracket first."""
-    return Ladder(halving).learn(evaluations).rungs()
+    return Ladder(halving, objectives).learn(evaluations).rungs()
 
 
-def promotable(halving: Halving | None, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+def promotable(
+    halving: Halving | None, evaluations: Sequence[Evaluation], objectives: Objectives = ONLY_LOSS
+) -> list[Evaluation]:
     """Return the evaluations that are to be promoted, those on the highest rungs first."""
-    return Ladder(halving).learn(evaluations).promotable() if halving else []
+    return Ladder(halving, objectives).learn(evaluations).promotable() if halving else []
 
 
-def is_over(evaluations: Sequence[Evaluation], budget: float, pruner: str) -> bool:
+def is_over(evaluations: Sequence[Evaluation], budget: float, pruner: str, objectives: Objectives = ONLY_LOSS) -> bool:
     """Tell whether a search has spent its budget, and has nothing to promote."""
     spent = sum(evaluation.counts for evaluation in evaluations) >= budget
-    return spent and not promotable(HALVINGS.get(pruner), evaluations)
+    return spent and not promotable(HALVINGS.get(pruner), evaluations, objectives)
 
 
 def _known(loss: float) -> float:

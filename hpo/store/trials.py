@@ -15,7 +15,7 @@ from hpo.store.values import is_mapping, is_number, is_text, is_whole
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-_REPEATED = ("propagator", "confirms", "seed", "inherits")
+_REPEATED = ("propagator", "confirms", "seed", "inherits", "at_rungs")
 
 _STATES = {
     TrialState.RUNNING: "running",
@@ -34,6 +34,12 @@ def _is_team(value: object) -> bool:
     return is_known and type(workers) is list and bool(workers) and all(map(is_whole, workers))
 
 
+def _is_at_rungs(value: object) -> bool:
+    if not isinstance(value, dict) or not all(isinstance(name, str) and name.isdecimal() for name in value):
+        return False
+    return all(type(values) is list and all(map(is_number, values)) for values in value.values())
+
+
 _KINDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(
         (
@@ -44,6 +50,7 @@ _KINDS: dict[str, Callable[[object], bool]] = {
     ),
     **dict.fromkeys(("failure", "traceback", "propagator", "origin"), is_text),
     **dict.fromkeys(("metrics", "immigrants"), is_mapping),
+    "at_rungs": _is_at_rungs,
     "teams": lambda value: type(value) is list and all(map(_is_team, value)),
     **dict.fromkeys(("seconds", "seconds_before"), lambda value: is_number(value) and float(value) >= 0),  # type: ignore[arg-type]
 }
@@ -99,6 +106,7 @@ def evaluation_of(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:
     for name in ("metrics", "immigrants"):
         if name in attributes:
             attributes[name] = {key: value for key, value in attributes[name].items() if is_number(value)}
+    at_rungs = attributes.pop("at_rungs", {})
     return Evaluation(
         trial=trial.number,
         state=_state(trial, is_repeated),
@@ -108,6 +116,7 @@ def evaluation_of(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:
         started=trial.datetime_start.timestamp() if trial.datetime_start else math.nan,
         ended=trial.datetime_complete.timestamp() if trial.datetime_complete else math.nan,
         curve=trial.intermediate_values,
+        at_rungs={int(losses): values for losses, values in at_rungs.items()},
         **{
             "island": 0,
             "worker": 0,

@@ -128,10 +128,10 @@ class Writer:
         self._take_news()
         return b"".join(self._told[since:]), len(self._told)
 
-    def judge(self, assignment: Assignment, losses: int) -> Judgement:
+    def judge(self, assignment: Assignment, losses: int, values: Sequence[float] = ()) -> Judgement:
         """Let the pruner judge an evaluation by its losses, and forget the states of those that fall out by that."""
         assert self.pruner is not None
-        judgement = self.pruner.judge(self.record, assignment, losses)
+        judgement = self.pruner.judge(self.record, assignment, losses, values)
         self._drop(judgement.fall_out)
         return judgement
 

@@ -1,4 +1,4 @@
-"""MLflow: one run per evaluation under a parent run, in a local store beside the run or on a tracking server."""
+"""MLflow: one run per individual under a parent run, in a local store beside the run or on a tracking server."""
 
 from __future__ import annotations
 
@@ -34,18 +34,21 @@ class MLflow:
         self.place = without_password(uri) if uri else "here"
         self._folder = None if uri else shown.folder.absolute()
         self._client = MlflowClient(uri or _local_store(shown.folder.absolute()))
-        self._left: dict[str, str] = {}  # runs, by name, that an earlier session's tracker left open when it died
+        self._runs: dict[str, str] = {}  # by name, also those that have ended for now
+        self._is_taken_up = False
         self._experiment = self._find_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or shown.search)
         self._parent = self._find_parent(shown) or self._make_parent(shown)
-        self._runs: dict[str, str] = {}
+        self._open: set[str] = set()
 
-    def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
+    def show(self, evaluation: Evaluation, losses: Mapping[int, float], begins: bool) -> None:
         """Make a run with the hyperparameters, add to its metric `loss`, and end it with the results."""
         name, now = title(evaluation), _ms(moment(evaluation))
         metrics = [Metric(CURVE, loss, now, epoch) for epoch, loss in losses.items()]
         given: list[Param] = []
-        if name not in self._runs:
+        if begins:
+            self._remove_run(name)
             self._runs[name] = self._make_run(evaluation)
+            self._open.add(name)
             given = [Param(param, text(str(value))) for param, value in params(evaluation).items()]
         if evaluation.state == "running":
             self._log(self._runs[name], metrics, given, [])
@@ -55,14 +58,17 @@ class MLflow:
         tags = [RunTag("state", evaluation.state)]
         if evaluation.failure:
             tags.append(RunTag("failure", text(evaluation.failure)))
-        run = self._runs.pop(name)
+        run, status = self._runs[name], _STATUS.get(evaluation.state, "KILLED")
         self._log(run, metrics, given, tags)
-        self._client.set_terminated(run, _STATUS.get(evaluation.state, "KILLED"), now)
+        self._client.set_terminated(run, status, now)
+        self._open.remove(name)
+        if status != "KILLED":
+            del self._runs[name]
 
     def close(self, spent: bool) -> None:
         """End the parent run, and what is still open."""
-        for run in self._runs.values():
-            self._client.set_terminated(run, "KILLED")
+        for name in self._open:
+            self._client.set_terminated(self._runs[name], "KILLED")
         self._client.set_terminated(self._parent, "FINISHED" if spent else "KILLED")
 
     def _find_experiment(self, name: str) -> str:
@@ -88,7 +94,7 @@ class MLflow:
         left = f"tags.\"mlflow.parentRunId\" = '{parent}' and attributes.status = 'RUNNING'"
         for run in self._client.search_runs([self._experiment], left, ViewType.ALL, max_results=10_000):
             self._client.set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
-            self._left[str(run.info.run_name)] = run.info.run_id
+        self._is_taken_up = True
         return parent
 
     def _make_parent(self, shown: ShownRun) -> str:
@@ -103,9 +109,16 @@ class MLflow:
         self._log(made, [], [Param(name, text(str(value))) for name, value in values.items()], [])
         return made
 
+    def _remove_run(self, name: str) -> None:
+        """Remove what was shown of an individual, which is shown again as a whole."""
+        earlier = {self._runs.pop(name)} if name in self._runs else set()
+        if self._is_taken_up:
+            of_name = f"tags.\"mlflow.parentRunId\" = '{self._parent}' and attributes.run_name = '{name}'"
+            earlier |= {run.info.run_id for run in self._client.search_runs([self._experiment], of_name)}
+        for run in earlier:
+            self._client.delete_run(run)
+
     def _make_run(self, evaluation: Evaluation) -> str:
-        if left := self._left.pop(title(evaluation), None):
-            self._client.delete_run(left)  # its evaluation has ended after all, and is shown whole
         tags = {name: str(value) for name, value in circumstances(evaluation).items()}
         tags["mlflow.parentRunId"] = self._parent
         started = _ms(evaluation.started)
@@ -122,7 +135,17 @@ def _local_store(folder: Path) -> str:
     if {"?", "%"} & set(str(folder)):  # their meaning in a URL depends on SQLAlchemy's version
         raise UsageError(f"{folder} has a ? or % in it, where MLflow can keep no store: set MLFLOW_TRACKING_URI")
     event.listen(Engine, "connect", _let_it_be_lost)
+    if not (folder / "mlflow.db").exists():
+        _make_store(folder)
     return f"sqlite:///{folder}/mlflow.db"
+
+
+def _make_store(folder: Path) -> None:
+    """Make the store under another name: MLflow takes seconds, and can never open what a kill has left in between."""
+    for path in folder.glob("new.db*"):
+        path.unlink()
+    MlflowClient(f"sqlite:///{folder}/new.db")
+    (folder / "new.db").rename(folder / "mlflow.db")
 
 
 def _let_it_be_lost(connection: object, _: object) -> None:

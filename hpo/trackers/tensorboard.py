@@ -1,4 +1,4 @@
-"""TensorBoard: a folder per evaluation, with its curve, its results, and its hyperparameters for the HParams tab.
+"""TensorBoard: a folder per individual, with its curve, its results, and its hyperparameters for the HParams tab.
 
 Written with TensorBoard's own parts, which need neither TensorFlow nor torch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
@@ -28,12 +28,11 @@ class TensorBoard:
         self._folder = shown.folder
         self._writers: dict[str, EventFileWriter] = {}
 
-    def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
+    def show(self, evaluation: Evaluation, losses: Mapping[int, float], begins: bool) -> None:
         """Begin with the hyperparameters, add to the curve, and end with the results, at the last epoch."""
         name = title(evaluation)
-        if name not in self._writers:
-            self._writers[name] = EventFileWriter(str(self._folder / name))
-            self._write(evaluation, hparams_pb(params(evaluation), trial_id=name, start_time_secs=evaluation.started))
+        if begins:
+            self._begin(evaluation)
         for epoch, loss in losses.items():
             self._write(evaluation, _scalar(CURVE, loss), epoch)
         if evaluation.state == "running":
@@ -50,6 +49,20 @@ class TensorBoard:
         """Close what is still open."""
         for writer in self._writers.values():
             writer.close()
+
+    def _begin(self, evaluation: Evaluation) -> None:
+        """Begin an individual, in place of the file that there may be."""
+        name = title(evaluation)
+        if name in self._writers:
+            self._writers.pop(name).close()
+        earlier = list((self._folder / name).glob("events.*"))
+        for path in earlier:
+            path.unlink()
+        self._writers[name] = EventFileWriter(str(self._folder / name))
+        if earlier:  # a TensorBoard that has read it forgets its steps
+            log = SessionLog(status=SessionLog.START)
+            self._writers[name].add_event(Event(wall_time=moment(evaluation), step=0, session_log=log))
+        self._write(evaluation, hparams_pb(params(evaluation), trial_id=name, start_time_secs=evaluation.started))
 
     def _write(self, evaluation: Evaluation, summary: Summary, step: int = 0) -> None:
         self._writers[title(evaluation)].add_event(Event(wall_time=moment(evaluation), step=step, summary=summary))

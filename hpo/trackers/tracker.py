@@ -51,23 +51,27 @@ class ShownRun:
 
 
 class Tracker(Protocol):
-    """Shows evaluations at a place; `place` names it, since a tracker may show the same run at several places.
+    """Shows individuals at a place; `place` names it, since a tracker may show the same run at several places.
 
-    Evaluations are shown when they have started, again and again while they go on, and for the last time when they have
-    ended; several go on at the same time.
+    Individuals are shown when they have started, repeatedly while they are evaluated, and finally when they have ended.
+    Several are evaluated at the same time. An individual that is paused or interrupted has ended for now.
     """
 
     place: str
 
-    def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
-        """Show an evaluation as it is now; `losses`, by their epochs, are those that have not been shown before."""
+    def show(self, evaluation: Evaluation, losses: Mapping[int, float], begins: bool) -> None:
+        """Show an individual as it is now; `losses`, by their epochs, are those that have not been shown before.
+
+        If it `begins`, nothing is open for it, or earlier losses are no longer true: write it again as a whole, and
+        remove what this process or an earlier one has written of it.
+        """
 
     def close(self, spent: bool) -> None:
         """Write what is not written yet; `spent` is whether the budget of the run is."""
 
 
 def title(evaluation: Evaluation) -> str:
-    """Return a name for an evaluation that no other of its run has."""
+    """Return a name for an individual, whose `trial` is the first: no other of its run has it."""
     if evaluation.confirms is None:
         return f"trial-{evaluation.trial:04d}"
     return f"confirms-{evaluation.confirms:04d}-{evaluation.trial:04d}"

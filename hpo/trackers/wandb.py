@@ -1,9 +1,11 @@
-"""Weights & Biases: one run per evaluation, in a group for the whole run; offline where there is no account."""
+"""Weights & Biases: one run per individual, in a group for the whole run; offline where there is no account."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would call its makers' servers, even offline
@@ -40,10 +42,11 @@ class WandB:
         self.place = os.environ.get("WANDB_DIR", "here") if self._mode in ("offline", "dryrun") else self._mode
         self._runs: dict[str, wandb.Run] = {}
 
-    def show(self, evaluation: Evaluation, losses: Mapping[int, float]) -> None:
+    def show(self, evaluation: Evaluation, losses: Mapping[int, float], begins: bool) -> None:
         """Begin a run, add to its history, whose steps are the epochs, and end it with the results in its summary."""
         name = title(evaluation)
-        if name not in self._runs:
+        if begins:
+            self._remove_run(name)
             self._runs[name] = self._make_run(evaluation)
         run = self._runs[name]
         for epoch, loss in losses.items():
@@ -62,10 +65,21 @@ class WandB:
             run.finish(exit_code=1)
         wandb.teardown()
 
+    def _id(self, name: str) -> str:
+        return f"{self._shown.id}-{name}"
+
+    def _remove_run(self, name: str) -> None:
+        """Remove what was shown of an individual: a server replaces a run by the next one of its id."""
+        if name in self._runs:
+            self._runs.pop(name).finish(exit_code=1)
+        folder = Path(os.environ.get("WANDB_DIR") or self._shown.folder.parent) / "wandb"
+        for path in folder.glob(f"offline-run-*-{self._id(name)}"):
+            shutil.rmtree(path, ignore_errors=True)
+
     def _make_run(self, evaluation: Evaluation) -> wandb.Run:
         name, made = title(evaluation), circumstances(evaluation)
         return wandb.init(
-            id=f"{self._shown.id}-{name}",
+            id=self._id(name),
             name=name,
             project=os.environ.get("WANDB_PROJECT") or self._shown.search,
             group=os.environ.get("WANDB_RUN_GROUP") or self._shown.name,

@@ -241,7 +241,7 @@ class _Shown:
 
     place = "nowhere"
 
-    def show(self, _: Evaluation, losses: Any) -> None:
+    def show(self, _: Evaluation, losses: Any, begins: bool) -> None:  # noqa: ARG002
         assert all(epoch >= 0 for epoch in losses)
 
     def close(self, spent: bool) -> None:

@@ -62,7 +62,8 @@ class Result:
     @property
     def is_spent(self) -> bool:
         """Whether the search is at its end: a resumed run would train nothing else."""
-        is_over_now = is_over(self.evaluations, self.manifest.budget, self.manifest.pruner)
+        run = self.manifest
+        is_over_now = is_over(self.evaluations, run.budget, run.pruner, run.objectives)
         return self.is_exhausted or is_over_now or self.is_target_reached
 
     @property

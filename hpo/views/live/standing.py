@@ -117,7 +117,7 @@ def standing(look: Look) -> Standing:
         idle=_idle(everything, running, since) if goes_on else [],
         helping=_helping(running) if goes_on else {},
         latest=heapq.nlargest(_LATEST, (e for e in everything if e.ended_in_run), key=lambda e: (e.ended, e.trial)),
-        rungs=rungs(evaluations, look.manifest.pruner),
+        rungs=rungs(evaluations, look.manifest.pruner, look.manifest.objectives),
         improvements=_improvements(evaluations, time),
         worked=time.total,
         losses=complete_losses(evaluations),
@@ -131,7 +131,8 @@ def _phase(look: Look) -> tuple[str, str]:
     confirming = any(evaluation.state == "running" for evaluation in look.confirmations)
     unconfirmed = confirming or any(evaluation.state == "waiting" for evaluation in look.confirmations)
     searching = any(evaluation.state == "running" for evaluation in look.evaluations)
-    spent = is_over(look.evaluations, look.manifest.budget, look.manifest.pruner)
+    run = look.manifest
+    spent = is_over(look.evaluations, run.budget, run.pruner, run.objectives)
     to_confirm = look.manifest.confirm and not look.confirmations and best(look.evaluations) is not None
     finished = spent and not searching and not unconfirmed and not to_confirm
     if look.in_use:

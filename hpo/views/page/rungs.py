@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hpo.objectives import Objectives
 from hpo.store.evaluations import Evaluation, individuals
 from hpo.store.rungs import HALVINGS, Rung, rungs_of
 from hpo.text import counted, number
@@ -21,10 +22,10 @@ _FATES = (
 )
 
 
-def rungs_reached(evaluations: Sequence[Evaluation], pruner: str) -> Figure | None:
+def rungs_reached(evaluations: Sequence[Evaluation], pruner: str, objectives: Objectives) -> Figure | None:
     """Draw the lowest loss of each individual at each rung that it has reached; None where there are no rungs."""
     halving = HALVINGS.get(pruner)
-    rungs = rungs_of(halving, evaluations) if halving else []
+    rungs = rungs_of(halving, evaluations, objectives) if halving else []
     if not rungs:
         return None
     groups = individuals(evaluations)

@@ -71,7 +71,7 @@ def render(run: RunReader, top_n: int, now: float) -> str:
         "parallel": hyperparameters.parallel_coordinates(
             evaluations, {name: distributions[name] for name in distributions if name in top_params}
         ),
-        "rungs": rungs.rungs_reached(evaluations, run.manifest.pruner),
+        "rungs": rungs.rungs_reached(evaluations, run.manifest.pruner, objectives),
         "schedule": lineage.schedule(evaluations, best, distributions),
         "descent": lineage.descent(evaluations, best),
         "curves": losses.learning_curves(evaluations, best),

@@ -1,0 +1,183 @@
+"""The Pareto front that a pausing pruner leaves: searches in simulated time, of a loss and a size.
+
+    python -m benchmarks.rungs
+
+lets 4 workers draw individuals at random for as many epochs as 60 trainings of 27 epochs take. The loss of an
+individual falls with the epochs towards a limit. The limit of a large individual is lower, and its loss falls later.
+It prints how many evaluations are complete, how many of them are on the front, and their share of the hypervolume of
+the best possible front, as means over the seeds: without a pruner, and if rungs judge by the loss or by dominance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hpo.dominance import hypervolume
+from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.store.evaluations import Evaluation
+from hpo.store.front import front
+from hpo.store.rungs import HALVINGS, Ladder
+
+WORKERS, EPOCHS, TRAININGS = 4, 27, 60
+TWO = Objectives(("loss", "size"))
+REFERENCE = (2.0, 1.0)
+_SIZES = np.linspace(0, 1, 2001)
+
+
+def limit(size: float) -> float:
+    """Return the lowest loss that an individual of a size, from 0 to 1, can have."""
+    return float((1 - size**0.5) ** 2)
+
+
+class Individual:
+    """A size, and another hyperparameter of which 0 is the best; its losses have a little noise."""
+
+    def __init__(self, drawn: random.Random) -> None:
+        self.size, self.rate = drawn.random(), drawn.random()
+        self._noise = [drawn.gauss(0, 0.01) for _ in range(EPOCHS)]
+
+    def loss(self, epoch: int) -> float:
+        """Return the loss after an epoch, counted from 1."""
+        left = (1 + 2 * self.size) / (epoch + 1)
+        return limit(self.size) + 0.5 * self.rate + left + self._noise[epoch - 1]
+
+
+class Search:
+    """A search whose rungs judge by `objectives`; without a pruner, nothing is paused."""
+
+    def __init__(self, pruner: str, objectives: Objectives, seed: int) -> None:
+        self._drawn = random.Random(seed)
+        self._halving = HALVINGS.get(pruner)
+        self._ladder = Ladder(self._halving, objectives) if self._halving else None
+        self._individuals: dict[int, Individual] = {}
+        self._roots: dict[int, int] = {}
+        self.evaluations: list[Evaluation] = []
+
+    def run(self) -> Search:
+        """Search until the epochs are spent, and let what has begun end."""
+        working: list[int] = []
+        for _ in range(TRAININGS * EPOCHS):
+            while len(working) < WORKERS:
+                working.append(self._begin())
+            trial = working.pop(0)
+            if self._train(trial):
+                working.append(trial)
+        for trial in working:
+            while self._train(trial):
+                pass
+        return self
+
+    def _begin(self) -> int:
+        trial = len(self.evaluations)
+        waiting = self._ladder.learn(self.evaluations).promotable() if self._ladder else []
+        one = Evaluation(trial, "running", 9.0, {}, 0, 0, 0)
+        self._roots[trial] = trial
+        if waiting:
+            paused = waiting[0]
+            self.evaluations[paused.trial] = replace(paused, state="promoted")
+            self._roots[trial] = self._roots[paused.trial]
+            one = replace(paused, trial=trial, state="running", repeats=paused.trial, paused_after=0)
+        else:
+            self._individuals[trial] = Individual(self._drawn)
+        self.evaluations.append(one)
+        return trial
+
+    def _train(self, trial: int) -> bool:
+        """Train an evaluation for an epoch, and return whether it continues."""
+        root = self._roots[trial]
+        individual, one = self._individuals[root], self.evaluations[trial]
+        epoch = len(one.curve) + 1
+        curve = {**one.curve, epoch: individual.loss(epoch)}
+        one = replace(one, curve=curve, loss=min(curve.values()), others=(individual.size,))
+        is_rung = self._halving is not None and self._halving.has_rung(root, epoch)
+        self.evaluations[trial] = replace(one, at_rungs={**one.at_rungs, epoch: one.values}) if is_rung else one
+        if epoch == EPOCHS:
+            self.evaluations[trial] = replace(self.evaluations[trial], state="complete")
+            return False
+        if is_rung and not self._goes_on(root, epoch):
+            self.evaluations[trial] = replace(self.evaluations[trial], state="paused", paused_after=epoch)
+            return False
+        return True
+
+    def _goes_on(self, root: int, epoch: int) -> bool:
+        assert self._ladder is not None
+        assert self._halving is not None
+        rung = self._ladder.learn(self.evaluations).rung(self._halving.bracket_of(root), epoch)
+        return rung is None or not rung.counts or rung.goes_on(root)
+
+    def result(self) -> tuple[float, float, float]:
+        """Return how many are complete, how many of them are on the front, and the share of the hypervolume."""
+        complete = sum(one.state == "complete" for one in self.evaluations)
+        best = front(self.evaluations, TWO)
+        return complete, len(best), hypervolume(np.array([one.values for one in best]), REFERENCE) / _largest()
+
+
+def _largest() -> float:
+    """Return the hypervolume of all sizes that have been trained to their end as well as can be."""
+    losses = [limit(size) + (1 + 2 * size) / (EPOCHS + 1) for size in _SIZES]
+    return hypervolume(np.stack([losses, _SIZES], axis=1), REFERENCE)
+
+
+def seconds_to_judge(reached: int) -> tuple[float, float]:
+    """Return the seconds of a claim and of a judgement, if `reached` individuals are at the first rung."""
+    drawn = random.Random(0)
+    ladder = Ladder(HALVINGS["asha"], TWO)
+    evaluations = [Evaluation(trial, "running", 9.0, {}, 0, 0, 0) for trial in range(reached)]
+    for trial in range(reached):
+        loss, size = drawn.random(), drawn.random()
+        evaluations[trial] = replace(
+            evaluations[trial], state="paused", paused_after=1, loss=loss, curve={1: loss}, at_rungs={1: (loss, size)}
+        )
+    for one in ladder.learn(evaluations).promotable():
+        evaluations[one.trial] = replace(one, state="promoted")
+        evaluations.append(replace(one, trial=len(evaluations), state="running", repeats=one.trial, paused_after=0))
+    ladder = Ladder(HALVINGS["asha"], TWO).learn(evaluations)
+    claims, judgements = [], []
+    for _ in range(50):
+        values = (drawn.random(), drawn.random())
+        one = Evaluation(len(evaluations), "running", 9.0, {}, 0, 0, 0, curve={1: values[0]}, at_rungs={1: values})
+        evaluations.append(one)
+        before = time.perf_counter()
+        rung = ladder.learn(evaluations).rung(0, 1)
+        assert rung is not None
+        rung.goes_on(one.trial)
+        judged = time.perf_counter()
+        ladder.promotable()
+        claims.append(time.perf_counter() - judged)
+        judgements.append(judged - before)
+    return statistics.median(claims), statistics.median(judgements)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20)
+    seeds = range(parser.parse_args(arguments).seeds)
+    print(f"{'':34} evaluations  complete  on the front  hypervolume (standard error)")
+    for name, pruner, objectives in (
+        ("none", "none", TWO),
+        *((f"{pruner}, by the loss", pruner, ONLY_LOSS) for pruner in HALVINGS),
+        *((f"{pruner}, by dominance", pruner, TWO) for pruner in HALVINGS),
+    ):
+        searches = [Search(pruner, objectives, seed).run() for seed in seeds]
+        begun = statistics.mean(len(search._individuals) for search in searches)
+        complete, best, volume = (list(column) for column in zip(*(one.result() for one in searches), strict=True))
+        error = statistics.stdev(volume) / len(volume) ** 0.5 if len(volume) > 1 else 0.0
+        print(
+            f"{name:34} {begun:11.0f} {statistics.mean(complete):9.1f} {statistics.mean(best):13.1f}"
+            f"  {statistics.mean(volume):11.3f} ({error:.3f})"
+        )
+    for reached in (1000, 10_000):
+        claim, judgement = seconds_to_judge(reached)
+        print(f"{reached} at a rung: {1000 * claim:.2f} ms a claim, {1000 * judgement:.2f} ms to judge")
+
+
+if __name__ == "__main__":
+    main()

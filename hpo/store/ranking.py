@@ -1,0 +1,278 @@
+"""The order of the individuals at a rung: by the loss, or by dominance if there are several objectives.
+
+Both rankings learn one individual at a time: the cost of an arrival hardly grows with the number of individuals.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hpo.dominance import Costs
+
+
+class Ranking(Protocol):
+    """Ranks individuals, by their first trials `root`, by their costs: the lower, the better.
+
+    Of those with `candidates` and `stopped`, the candidates wait, the stopped ones never continue, and all others have
+    continued.
+    """
+
+    def __len__(self) -> int: ...
+
+    @property
+    def entries(self) -> list[tuple[float, int]]:
+        """The loss and the root of each individual, best first."""
+
+    def add(self, root: int, costs: tuple[float, ...]) -> None:
+        """Add an individual; the first of its costs is the loss."""
+
+    def remove(self, root: int) -> None:
+        """Remove an individual."""
+
+    def is_behind(self, root: int, count: int) -> bool:
+        """Tell whether so many individuals stay ahead of one, however many arrive."""
+
+    def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:
+        """Tell whether an individual, which is a candidate too, is among the best `count`."""
+
+    def best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
+        """Return the candidates among the best `count` individuals, best first."""
+
+    def next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
+        """Return the position, from 0, and the root of the best candidate; None without candidates."""
+
+    def fallen(self, count: int) -> list[int]:
+        """Return individuals behind so many others, at least those that one arrival can have put there."""
+
+    def only(self, roots: Collection[int]) -> Ranking:
+        """Return a ranking of some of the individuals."""
+
+
+_MANY = 16  # An arrival puts one individual behind the best, and two removals at once are rare.
+
+
+class LossRanking:
+    """Ranks by the loss, and equal losses by the trial."""
+
+    def __init__(self, entries: list[tuple[float, int]] | None = None) -> None:
+        self.entries = sorted(entries or [])
+        self._losses = {root: loss for loss, root in self.entries}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def add(self, root: int, costs: tuple[float, ...]) -> None:
+        """Add an individual."""
+        insort(self.entries, (costs[0], root))
+        self._losses[root] = costs[0]
+
+    def remove(self, root: int) -> None:
+        """Remove an individual."""
+        del self.entries[self._count_ahead(root)]
+        del self._losses[root]
+
+    def is_behind(self, root: int, count: int) -> bool:
+        """Tell whether so many individuals stay ahead of one."""
+        return self._count_ahead(root) >= count
+
+    def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:  # noqa: ARG002
+        """Tell whether an individual is among the best `count`."""
+        return self._count_ahead(root) < count
+
+    def best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:  # noqa: ARG002
+        """Return the candidates among the best `count` individuals, best first."""
+        return [root for _, root in self.entries[:count] if root in candidates]
+
+    def next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:  # noqa: ARG002
+        """Return the position and the root of the best candidate."""
+        return next(((place, root) for place, (_, root) in enumerate(self.entries) if root in candidates), None)
+
+    def fallen(self, count: int) -> list[int]:
+        """Return the first individuals behind the best `count`."""
+        return [root for _, root in self.entries[count : count + _MANY]]
+
+    def only(self, roots: Collection[int]) -> LossRanking:
+        """Return a ranking of some of the individuals."""
+        return LossRanking([entry for entry in self.entries if entry[1] in roots])
+
+    def _count_ahead(self, root: int) -> int:
+        return bisect_left(self.entries, (self._losses[root], root))
+
+
+@dataclass
+class _Layer:
+    """Individuals of which none dominates another one: `costs` has the shape (individuals, objectives)."""
+
+    roots: list[int]
+    costs: Costs
+
+    def split(self, taken: Sequence[bool]) -> tuple[_Layer, _Layer]:
+        """Return the individuals that are not taken, and those that are."""
+        mask = np.array(taken, bool)
+        gone = list(compress(self.roots, mask))
+        kept = list(compress(self.roots, ~mask))
+        return _Layer(kept, self.costs[~mask]), _Layer(gone, self.costs[mask])
+
+    def joined(self, other: _Layer) -> _Layer:
+        return _Layer([*self.roots, *other.roots], np.vstack([self.costs, other.costs]))
+
+    def dominates(self, costs: Costs) -> npt.NDArray[np.bool_]:
+        """Tell for each row of costs whether an individual of this layer dominates it."""
+        own = self.costs[:, None]
+        found: npt.NDArray[np.bool_] = ((own <= costs).all(axis=2) & (own < costs).any(axis=2)).any(axis=0)
+        return found
+
+    def parts(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[_Layer, _Layer]:
+        """Return the candidates, and the individuals that have continued."""
+        others, waiting = self.split([root in candidates for root in self.roots])
+        continued, _ = others.split([root in stopped for root in others.roots])
+        return waiting, continued
+
+    def best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
+        """Return the candidates among the best `count`, best first; those that have continued come before them."""
+        waiting, continued = self.parts(candidates, stopped)
+        if count >= len(self.roots):
+            return [root for _, root in waiting.entries]
+        return _farthest(waiting, continued.costs, count - len(continued.roots))
+
+    @property
+    def entries(self) -> list[tuple[float, int]]:
+        return sorted(zip(self.costs[:, 0].tolist(), self.roots, strict=True))
+
+
+class DominanceRanking:
+    """Ranks by non-dominated sorting: the front first, then what only the front dominates, and so on.
+
+    In the layer of which some but not all are among the best, those that have continued come first, then one after the
+    other whichever is farthest from these (Schmucker et al., "Multi-objective asynchronous successive halving", 2021).
+    Layers are kept up to date as individuals arrive (Li et al., "Efficient nondomination level update method for
+    steady-state evolutionary multiobjective optimization", 2017).
+    """
+
+    def __init__(self) -> None:
+        self._layers: list[_Layer] = []
+        self._costs: dict[int, tuple[float, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._costs)
+
+    @property
+    def entries(self) -> list[tuple[float, int]]:
+        """The loss and the root of each individual, layer by layer, the lowest loss of each first."""
+        return [entry for layer in self._layers for entry in layer.entries]
+
+    def add(self, root: int, costs: tuple[float, ...]) -> None:
+        """Add an individual: those that it dominates in its layer move to the next layer, and so on."""
+        self._costs[root] = costs
+        moved, index = _Layer([root], np.array([costs])), self._find(costs)
+        while index < len(self._layers):
+            layer = self._layers[index]
+            kept, dominated = layer.split(moved.dominates(layer.costs).tolist())
+            if not kept.roots:
+                break  # the whole layer moves, and so do all behind it
+            self._layers[index] = kept.joined(moved)
+            if not dominated.roots:
+                return
+            moved, index = dominated, index + 1
+        self._layers.insert(index, moved)
+
+    def remove(self, root: int) -> None:
+        """Remove an individual: those that it alone dominated in the next layer move up, and so on."""
+        index = self._find(self._costs.pop(root))
+        layer, _ = self._layers[index].split([one == root for one in self._layers[index].roots])
+        while layer.roots and index + 1 < len(self._layers):
+            behind = self._layers[index + 1]
+            left, risen = behind.split((~layer.dominates(behind.costs)).tolist())
+            self._layers[index] = layer.joined(risen)
+            if not risen.roots:
+                return
+            layer, index = left, index + 1
+        self._layers[index : index + 1] = [layer] if layer.roots else []
+
+    def is_behind(self, root: int, count: int) -> bool:
+        """Tell whether so many individuals dominate one: those in layers before it may fall behind it."""
+        others, own = np.vstack([layer.costs for layer in self._layers]), np.array(self._costs[root])
+        return int(((others <= own).all(axis=1) & (others < own).any(axis=1)).sum()) >= count
+
+    def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:
+        """Tell whether an individual is among the best `count`."""
+        index = self._find(self._costs[root])
+        count -= sum(len(layer.roots) for layer in self._layers[:index])
+        layer = self._layers[index]
+        if count <= 0 or count >= len(layer.roots):
+            return count > 0
+        return root in layer.best(count, {root, *(one for one in layer.roots if one in candidates)}, stopped)
+
+    def best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
+        """Return the candidates among the best `count` individuals, best first."""
+        found: list[int] = []
+        for layer in self._layers:
+            if count <= 0:
+                break
+            if any(root in candidates for root in layer.roots):
+                found += layer.best(count, candidates, stopped)
+            count -= len(layer.roots)
+        return found
+
+    def next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
+        """Return the position and the root of the best candidate."""
+        ahead = 0
+        for layer in self._layers:
+            waiting, continued = layer.parts(candidates, stopped)
+            if waiting.roots:
+                return ahead + len(continued.roots), _farthest(waiting, continued.costs, 1)[0]
+            ahead += len(layer.roots)
+        return None
+
+    def fallen(self, count: int) -> list[int]:  # noqa: ARG002
+        """Return no individuals: an arrival would be compared with all, and all with all."""
+        return []
+
+    def only(self, roots: Collection[int]) -> DominanceRanking:
+        """Return a ranking of some of the individuals."""
+        some = DominanceRanking()
+        for root, costs in self._costs.items():
+            if root in roots:
+                some.add(root, costs)
+        return some
+
+    def _find(self, costs: tuple[float, ...]) -> int:
+        """Return the index of the first layer that does not dominate these costs: no later one does, either."""
+        row = np.array([costs])
+        return bisect_left(self._layers, True, key=lambda layer: not layer.dominates(row)[0])
+
+
+def _farthest(layer: _Layer, taken: Costs, count: int) -> list[int]:
+    """Return `count` individuals of a layer, each the farthest from those that are taken, and then taken itself.
+
+    Distances are shares of the range of each objective. Where none is taken, the lowest loss comes first.
+    """
+    order = np.lexsort((np.array(layer.roots), layer.costs[:, 0]))
+    roots, costs = [layer.roots[place] for place in order], layer.costs[order]
+    if count >= len(roots) or not np.isfinite(costs).all():
+        return roots[: max(0, count)]
+    everything = np.vstack([costs, taken]) / 2  # halves: the difference of two floats may overflow
+    spans = np.ptp(everything, axis=0)
+    units = everything / np.where(spans > 0, spans, 1.0)
+    left, found = units[: len(roots)], []
+    apart = np.full(len(roots), np.inf)
+    for one in units[len(roots) :]:
+        apart = np.minimum(apart, ((left - one) ** 2).sum(axis=1))
+    for _ in range(count):
+        place = int(apart.argmax())
+        found.append(roots[place])
+        apart = np.minimum(apart, ((left - left[place]) ** 2).sum(axis=1))
+        apart[place] = -np.inf
+    return found
+
+
+def make_ranking(objectives: int) -> Ranking:
+    """Return an empty ranking of individuals with so many objectives."""
+    return DominanceRanking() if objectives > 1 else LossRanking()
