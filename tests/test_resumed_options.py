@@ -14,7 +14,7 @@ from hpo.cli.entry import find_layout
 from hpo.cli.search import search_app
 from hpo.errors import UsageError
 from hpo.run.options import KEPT, Options
-from hpo.store.asked import OPTIONS, from_json, to_json
+from hpo.store.session_options import OPTIONS, from_json, to_json
 from hpo.trainer.search_file import load_search_file
 from tests.support.launch import PROGRAM, SEARCHES, Hpo, Mpi
 from tests.support.outcome import trials_of

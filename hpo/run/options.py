@@ -10,8 +10,8 @@ from typing import Any
 
 from hpo.breeding.names import PROPAGATORS
 from hpo.errors import UsageError
-from hpo.store.asked import OPTIONS, from_json
 from hpo.store.run_dir import RunDir
+from hpo.store.session_options import OPTIONS, from_json
 from hpo.store.url import is_remote
 from hpo.trackers import check_trackers
 

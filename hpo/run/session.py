@@ -16,8 +16,8 @@ from pathlib import Path
 from hpo.errors import UsageError
 from hpo.process.printed import warn
 from hpo.results.confirmation import Plan, plan_of
-from hpo.run.asked import describe_changes, find_options
 from hpo.run.request import Request, check_with_heirs
+from hpo.run.session_options import describe_changes, find_options
 from hpo.run.source import changes, keep
 from hpo.run.takeover import differences, find_misfits, take_over
 from hpo.space import SearchSpace

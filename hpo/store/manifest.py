@@ -13,7 +13,7 @@ from typing import Any
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.objectives import LOSS, ONLY_LOSS, Objectives
-from hpo.store.asked import fits
+from hpo.store.session_options import fits
 from hpo.store.values import are, is_mapping, is_text, is_whole
 from hpo.text import quoted
 
@@ -25,7 +25,8 @@ class SessionEntry:
     """One session of a run: when it started, the version of the search space file that it ran, and what it was asked.
 
     `file` is the name of the copy in the run directory, `commit` that of the file's git repository, None without one.
-    `options` has the values of `hpo.store.asked.OPTIONS`, and `settings` those of all settings, as JSON holds them.
+    `options` has the values of `hpo.store.session_options.OPTIONS`, and `settings` those of all settings, as JSON holds
+    them.
     """
 
     started: str

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpo.store.asked import OPTIONS, from_json
 from hpo.store.evaluations import Evaluation, best, rank
 from hpo.store.lineage import has_heirs
 from hpo.store.manifest import Manifest
 from hpo.store.rungs import is_over
+from hpo.store.session_options import OPTIONS, from_json
 from hpo.store.url import is_hidden, is_remote
 
 # Options that describe a program, each with a value.

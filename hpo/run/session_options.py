@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpo.run.request import Request
-from hpo.store.asked import OPTIONS, to_json
+from hpo.store.session_options import OPTIONS, to_json
 from hpo.text import printable
 
 _AMOUNTS = ("evaluations", "confirm", "top_n")  # These may grow, and losses still compare.
