@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from hpo import Float, SearchSpace
+from hpo import Categorical, Float, SearchSpace
 from hpo.results.reader import RunReader
 from hpo.views.failed import failed_lines
 from hpo.views.lookup import Lookup
@@ -74,3 +74,15 @@ def test_report_shows_the_hyperparameters_that_matter(tmp_path: Path, capsys: py
     print_tables(run.summary(3), Path("runs/wide"))
     assert "parameter_9 " in capsys.readouterr().out
     assert page.split("<h2>The answer")[1].split("</table>")[0].count("<tr>") == 150, "the best has all of its own"
+
+
+def test_report_of_a_hyperparameter_that_no_evaluation_has(tmp_path: Path) -> None:
+    space = SearchSpace(
+        kind=Categorical("plain", "rare"), lr=Float(0.0, 1.0), beta=Float(0.0, 1.0, when={"kind": "rare"})
+    )
+    record, draws = make_run(tmp_path / "run", space), random.Random(0)
+    for _ in range(30):
+        rate = draws.random()
+        add(record, TrialState.COMPLETE, curve={1: 1 + rate}, params={"kind": "plain", "lr": rate}, space=space)
+    page = render(RunReader(tmp_path / "run"), 3, BEGAN)
+    assert '<th scope="row">beta</th>' in page, "its importance is not told apart"

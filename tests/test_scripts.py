@@ -118,7 +118,7 @@ def test_command_that_is_not_python_runs_on_each_rank(mpi: Mpi, tmp_path: Path) 
         '#!/bin/sh\nenv | grep -E "^(PMI|OMPI|HYDRA|SLURM_PROCID|MASTER_PORT=29500)"\n'
         'echo "rank $RANK of $WORLD_SIZE: $*"\n'
         '[ "$RANK" = 0 ] && echo "{\\"loss\\": 0.$2, \\"places\\": 1}" >> "$HPO_METRICS" && touch "$4/here"\n'
-        '[ "$2" != 3 ]\n'
+        '[ "$2" != 3 ] || [ "$RANK" != 0 ]\n'  # else rank 1 would end the evaluation before rank 0 has written
     )
     script.chmod(0o755)
     options = ["--space", "k=Int(1, 3)", "--evaluations", 3, "--run-dir", "run"]

@@ -59,7 +59,9 @@ def render(run: RunReader, top_n: int, now: float) -> str:
     distributions = run.distributions()
     summary = summarize(evaluations, run.manifest, top_n, confirmations)
     important = names_told_apart(summary)
-    order = list(dict.fromkeys([*(entry["name"] for entry in summary["importances"]), *distributions]))
+    # A conditional hyperparameter that no evaluation has is in the space, and has no distribution.
+    ranked = [entry["name"] for entry in summary["importances"] if entry["name"] in distributions]
+    order = list(dict.fromkeys([*ranked, *distributions]))
     objectives = run.manifest.objectives
     top_metrics, top_params = _headings(summary["top"], important, distributions, objectives)
     layout, best = run.manifest.layout, winner_of(evaluations, confirmations, objectives)
