@@ -199,6 +199,12 @@ def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
     assert [one.trial for one in found] == [5], "--top-n was given again"
     confirm_all(fewer, 1)
     assert sorted(one.confirms or 0 for one in RunReader(RUN).confirmations()) == [*[0] * 4, *[1] * 4, *[5] * 6]
+    again = start(RUN, resume=True, confirm=6, top_n=1)
+    found = again.find_to_confirm(evaluations, again.open_confirmations().evaluations(), 1)
+    assert [one.trial for one in found] == [5], "the same command has nothing left to do"
+    winner = RunReader(RUN).winner()
+    assert winner is not None
+    assert winner.trial == 5, "all losses are the same; the others have fewer seeds"
 
 
 @pytest.mark.usefixtures("session")

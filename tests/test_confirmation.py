@@ -60,6 +60,12 @@ def test_compare_ranks_by_failures_and_mean() -> None:
     assert as_good_within(entries) == pytest.approx(math.sqrt(min(variances[4], pooled)))
 
 
+def test_compare_ranks_individuals_with_fewer_seeds_last() -> None:
+    entries = compare(confirmations([[0.52, 0.5, 0.53], [0.55, 0.53, 0.52], [0.47]]))
+    assert [entry["trial"] for entry in entries] == [0, 1, 2], "one loss may be low by luck"
+    assert [entry["may_be_best"] for entry in entries] == [True, True, None]
+
+
 def test_compare_without_randomness_or_with_single_losses(recwarn: pytest.WarningsRecorder) -> None:
     entries = compare(confirmations([[0.3, 0.1 + 0.2], [0.3, 0.3], [0.4, 0.4]]))
     assert [entry["may_be_best"] for entry in entries] == [True, True, False]

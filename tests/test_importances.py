@@ -13,9 +13,11 @@ import pytest
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
 from hpo.parsing import parse_parameter
 from hpo.results.importances import Importance, compute_importances
+from hpo.results.summary import summarize
 from hpo.store.evaluations import Evaluation
 from tests.searches.conditional import space as CONDITIONAL
 from tests.support.evaluations import one
+from tests.support.runs import manifest
 
 Loss = Callable[[Mapping[str, Any]], float]
 KINDS = {"x": 0.6, "y": 0.3, "z": 0.0}
@@ -186,3 +188,11 @@ def test_parse_parameter_returns_what_is_described(space: SearchSpace) -> None:
 def test_parse_parameter_refuses_other_texts(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_parameter(text)
+
+
+def test_summary_of_a_run_that_is_stopped_asks_no_model() -> None:
+    evaluations, run = drawn(40, lambda p: p["a"], SearchSpace(a=Float(0, 1))), manifest(space={"a": "Float(0.0, 1.0)"})
+    assert [one["name"] for one in summarize(evaluations, run, 3)["importances"]] == ["a"]
+    assert summarize(evaluations, run, 3)["expected"] is not None
+    quick = summarize(evaluations, run, 3, ask_models=False)
+    assert (quick["importances"], quick["expected"]) == ([], None)

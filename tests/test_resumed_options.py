@@ -51,7 +51,9 @@ def test_resume_names_the_options_that_differ(tmp_path: Path) -> None:
     assert start(tmp_path / "run", resume=True, **now).headline.splitlines()[2:] == []
 
 
-@pytest.mark.parametrize("options", [[], {"seed": "3"}, {"top_n": 0}, {"save_every": "on"}, {"propagators": [3]}])
+@pytest.mark.parametrize(
+    "options", [[], {"seed": "3"}, {"top_n": 0}, {"save_every": "on"}, {"propagators": [3]}, {"confirm": None}]
+)
 def test_session_with_edited_options_is_one_message(tmp_path: Path, options: object) -> None:
     start(tmp_path / "run")
     path = tmp_path / "run" / "run.json"

@@ -248,6 +248,14 @@ def test_rung_without_recorded_objectives_uses_last_values() -> None:
     assert describe_blind_spot("median", ONLY_LOSS, before) == describe_blind_spot("none", TWO, before) == ""
 
 
+def test_promoted_trial_keeps_its_place_without_recorded_objectives() -> None:
+    old = [one(trial, "paused", 0.5 + trial / 10, others=(float(trial),)) for trial in range(6)]
+    assert [e.trial for e in promotable(ASHA, old, TWO)] == [0, 1]
+    promoted = [replace(e, state="promoted") for e in old[:2]]
+    running = [one(6 + e.trial, "running", *e.curve.values(), repeats=e.trial) for e in promoted]
+    assert promotable(ASHA, [*promoted, *old[2:], *running], TWO) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HALVINGS)
 def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -> None:

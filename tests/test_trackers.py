@@ -22,11 +22,13 @@ from hpo.run.session import Session
 from hpo.store.evaluations import INTERRUPTED, Assignment
 from hpo.store.record import Record
 from hpo.trackers import TRACKERS
+from hpo.trackers.individual import Individuals
 from hpo.trackers.tracker import without_secrets
 from hpo.trackers.tracking import Tracking, track
 from hpo.trackers.written import Written
 from hpo.trainer.search_file import load_search_file
 from tests.support.chaos import command_lines
+from tests.support.evaluations import one
 from tests.support.launch import ROOT, Mpi
 from tests.support.outcome import trials_of
 from tests.support.runs import QUICK, claim
@@ -563,3 +565,13 @@ def test_a_tracker_has_to_be_known_and_installed(tmp_path: Path) -> None:
         assert done.returncode == 2
         reason = "nowhere holds no run" if installed else f"it is not installed here: pip install 'hpo-islands[{name}]'"
         assert reason in done.stderr
+
+
+def test_confirmation_that_was_withdrawn_is_not_shown() -> None:
+    individuals = Individuals()
+    (root,) = individuals.learn([one(3, "waiting", started=math.nan)])
+    assert individuals.latest(root) is None
+    individuals.learn([one(3, "interrupted", started=math.nan)])
+    assert individuals.latest(root) is None
+    individuals.learn([one(4, "running", repeats=3)])
+    assert individuals.merged(root).state == "running"

@@ -93,6 +93,8 @@ def _counts(confirmation: Evaluation) -> bool:
 def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return confirmed individuals, ordered by the number of their failures, and then by the mean of their losses.
 
+    Individuals with fewer seeds than others are behind these: few losses may be low by luck.
+
     Each is a dict of its `trial`, its `losses`, their `mean` and standard `deviation` (None if there are too few), and
     how many evaluations have `failed`. Individuals that failed as often as the first are compared, see
     `hpo.results.comparison`. Then `may_be_best` is whether the mean over all seeds may be the lowest, and
@@ -104,7 +106,8 @@ def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
         if evaluation.confirms is not None and evaluation.finished:
             groups.setdefault(evaluation.confirms, []).append(evaluation)
     entries = [_entry(trial, group) for trial, group in groups.items()]
-    entries.sort(key=lambda entry: (entry["failed"], math.inf if entry["mean"] is None else entry["mean"]))
+    most = max(map(len, groups.values()), default=0)
+    entries.sort(key=lambda entry: _order(entry, most))
     rivals = comparable(entries)
     samples, scale = _samples(rivals)
     margin = _margin(samples)
@@ -114,6 +117,11 @@ def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
         entry["worse_by_at_most"] = excess if math.isfinite(excess) else None
         entry["as_good"] = bound.excess <= margin + ROUNDING
     return entries
+
+
+def _order(entry: dict[str, Any], most: int) -> tuple[bool, int, float]:
+    is_short = len(entry["losses"]) + entry["failed"] < most
+    return is_short, entry["failed"], math.inf if entry["mean"] is None else entry["mean"]
 
 
 def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

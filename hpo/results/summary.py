@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpo.space import SearchSpace
     from hpo.store.manifest import Manifest
 
+_UNASKED: dict[str, Any] = {"expected": None, "importances": []}
 # The states that are counted: not those of what is repeated, or waits.
 COUNTED = ("complete", "pruned", "paused", "failed", "running")
 
@@ -31,8 +32,12 @@ def summarize(
     run: Manifest,
     top_n: int,
     confirmations: Sequence[Evaluation] = (),
+    ask_models: bool = True,
 ) -> dict[str, Any]:
-    """Return what the record says of a run: the content of summary.json without its times."""
+    """Return what the record says of a run: the content of summary.json without its times.
+
+    Models take seconds if there are many hyperparameters, so a run that is being stopped does not ask them.
+    """
     objectives = run.objectives
     best, confirmed = front(evaluations, objectives), compare(confirmations)
     first = best[0] if best else None
@@ -51,7 +56,7 @@ def summarize(
         "maximized": list(objectives.maximized),
         "front": [_entry(evaluation) for evaluation in best] if objectives.are_several else [],
         "hypervolume": described(evaluations, objectives),
-        **_ask_models(evaluations, run, first),
+        **(_ask_models(evaluations, run, first) if ask_models else _UNASKED),
         "islands": [
             {
                 "island": island,
@@ -82,7 +87,7 @@ def _ask_models(evaluations: Sequence[Evaluation], run: Manifest, best: Evaluati
             "importances": _importances(evaluations, run),
         }
     except ValueError:  # run.json was edited
-        return {"expected": None, "importances": []}
+        return _UNASKED
 
 
 def _expected(

@@ -64,7 +64,7 @@ class Conclusion:
         evaluations, confirmations = session.open_record().evaluations(), self._confirmations()
         stopped = self._stopped(evaluations, confirmations)
         run = session.manifest
-        summary = summarize(evaluations, run, self._top_n, confirmations)
+        summary = summarize(evaluations, run, self._top_n, confirmations, ask_models=self._stopping() is None)
         summary["stopped"] = stopped.reason if stopped else None
         summary["remedy"] = stopped.remedy if stopped and stopped.remedy else None
         individuals = None if stopped else self._count_individuals(evaluations)

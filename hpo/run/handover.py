@@ -19,8 +19,8 @@ def hand_over(run_dir: Path, storage: str | None, problem: Problem, run_test: Ru
 
     After that, no other individual that was confirmed keeps weights with other seeds.
 
-    `run_test` runs the test in a trainer, see `hpo.results.winner.examine`; None if nothing is to be tested. The run's
-    result has been recorded before, so that a failure of either is only a warning.
+    `run_test` runs the test in a trainer, see `hpo.results.winner.examine`; None if the run is being stopped, and there
+    is no time for tests and models. The run's result has been recorded before: a failure of either is only a warning.
     """
     try:
         run = RunReader(run_dir, storage)
@@ -34,7 +34,7 @@ def hand_over(run_dir: Path, storage: str | None, problem: Problem, run_test: Ru
     try:
         from hpo.views.page.write import write_report
 
-        write_report(run, run.run_dir.report_html)
+        write_report(run, run.run_dir.report_html, ask_models=run_test is not None)
         print("\n" * advised + printable(f"The report is {run.run_dir.report_html}"), flush=True)
     except Exception as error:
         reason = f"{type(error).__name__}: {with_hint(error)}"

@@ -7,6 +7,7 @@ import math
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -88,8 +89,10 @@ class Session:
         best = self.top(evaluations, n)
         if any(one.options.get("top_n", n) != n for one in self.manifest.sessions[-2:]):
             return best
-        ended = self.plan.of([one for one in confirmations if one.finished])
-        others = dict.fromkeys(one.confirms for one in ended if one.confirms is not None)
+        ended = {one.confirms for one in self.plan.of([one for one in confirmations if one.finished])}
+        # An individual with fewer seeds was not among the best of a later session.
+        seeds = Counter(one.confirms for one in self.plan.of(confirmations) if one.confirms in ended)
+        others = [trial for trial, count in seeds.items() if trial is not None and count == max(seeds.values())]
         return [*best, *(evaluations[trial] for trial in others if evaluations[trial] not in best)]
 
     def has_confirmations(self) -> bool:

@@ -208,8 +208,9 @@ class Ladder:
         latest, longest = group[-1], max(group, key=lambda one: len(one.curve))
         bracket, most = self._halving.bracket_of(root), max(longest.curve, default=0)
         before, now = self._places.get(root, {}), {}
+        others = next((one.others for one in reversed(group) if one.others), ())
         for epochs in self._halving.rungs(bracket, most):
-            now[bracket, epochs] = self._costs(longest, epochs, latest.state == "failed")
+            now[bracket, epochs] = self._costs(longest, epochs, others, latest.state == "failed")
         for key in before.keys() - now.keys():
             self._reached[key].remove(root)
         for key, costs in now.items():
@@ -221,15 +222,15 @@ class Ladder:
             reached.note(root, latest, key[1], most)
         self._places[root] = now
 
-    def _costs(self, one: Evaluation, epochs: int, has_failed: bool) -> tuple[float, ...]:
+    def _costs(self, one: Evaluation, epochs: int, others: tuple[float, ...], has_failed: bool) -> tuple[float, ...]:
         """Return the costs of an individual at a rung: of its lowest loss until then, and infinite if it has failed.
 
-        Where the other objectives at the rung are not known, those at the end of the evaluation count.
+        If the other objectives at the rung are not known, `others` count: the last that are known of the individual.
         """
         lowest = min((_known(loss) for epoch, loss in one.curve.items() if epoch <= epochs), default=math.inf)
         if not self._objectives.are_several:
             return (math.inf if has_failed else lowest,)
-        values = one.at_rungs.get(epochs, (lowest, *one.others))
+        values = one.at_rungs.get(epochs, (lowest, *others))
         return self._objectives.costs(() if has_failed else values)
 
     def rung(self, bracket: int, epochs: int) -> Rung | None:

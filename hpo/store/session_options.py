@@ -97,6 +97,8 @@ def from_json(name: str, value: Any) -> Any:
 def fits(name: str, value: Any) -> bool:
     """Tell whether JSON holds a value that an option can have; an unknown option has any."""
     option = OPTIONS.get(name)
-    if option is None or value is None:
+    if option is None:
         return True
+    if value is None:
+        return option.default is None
     return option.fits(value) or (value == _OFF and option.off is not None)

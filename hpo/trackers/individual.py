@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -27,7 +28,8 @@ class Individuals:
 
     def latest(self, root: int) -> Evaluation | None:
         """Return the last trial of an individual that has begun; None if none has."""
-        begun = [one for one in self._trials[root].values() if one.state != "waiting"]
+        # A trial that was withdrawn while it waited has never begun.
+        begun = [one for one in self._trials[root].values() if one.state != "waiting" and math.isfinite(one.started)]
         return max(begun, key=lambda one: one.trial, default=None)
 
     def merged(self, root: int) -> Evaluation:

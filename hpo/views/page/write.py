@@ -42,22 +42,22 @@ _COLUMNS = ("place", "loss", "trial", "island", "worker", "generation", "seconds
 _FOLDER = Path(__file__).parent
 
 
-def write_report(run: RunReader, path: Path) -> None:
+def write_report(run: RunReader, path: Path, ask_models: bool = True) -> None:
     """Write the report of a run as it stands; raises RunError where the file cannot be written."""
-    write_whole(path, report_of(run, top_n=10))
+    write_whole(path, report_of(run, top_n=10, ask_models=ask_models))
 
 
-def report_of(run: RunReader, top_n: int) -> bytes:
+def report_of(run: RunReader, top_n: int, ask_models: bool = True) -> bytes:
     """Return the content of the report of a run as it stands."""
-    return render(run, top_n, time.time()).encode(errors="backslashreplace")
+    return render(run, top_n, time.time(), ask_models).encode(errors="backslashreplace")
 
 
-def render(run: RunReader, top_n: int, now: float) -> str:
+def render(run: RunReader, top_n: int, now: float, ask_models: bool = True) -> str:
     """Return the report of a run as HTML; evaluations that still run are drawn until `now`, seconds since the epoch."""
     goes_on = run.run_dir.in_use is not False
     evaluations, confirmations = run.evaluations(), run.confirmations()
     distributions = run.distributions()
-    summary = summarize(evaluations, run.manifest, top_n, confirmations)
+    summary = summarize(evaluations, run.manifest, top_n, confirmations, ask_models)
     important = names_told_apart(summary)
     # A conditional hyperparameter that no evaluation has is in the space, and has no distribution.
     ranked = [entry["name"] for entry in summary["importances"] if entry["name"] in distributions]
