@@ -203,12 +203,22 @@ OPENED = (
 )
 
 
+def running(run_dir: Path) -> list[optuna.trial.FrozenTrial]:
+    """Return the trials that have begun and not ended."""
+    return [trial for trial in trials_of(run_dir) if trial.state == optuna.trial.TrialState.RUNNING]
+
+
 def kill_after(job: subprocess.Popen[str], evaluations: int, log: Path) -> None:
-    """Kill all processes of a job at once when it has reported some evaluations."""
+    """Kill all processes of a job at once when it has reported some evaluations, and others have just begun."""
     deadline = time.monotonic() + 60
     while len(lines_of(log.read_text())) < evaluations and time.monotonic() < deadline and job.poll() is None:
         time.sleep(0.02)
-    time.sleep(0.2)  # the next evaluations have begun, also if all workers ended at the same time
+    ended = len(finished(trials_of(log.parent / "run")))
+    # All workers may end at the same time: wait until they have begun again.
+    while len(finished(trials_of(log.parent / "run"))) == ended and time.monotonic() < deadline:
+        time.sleep(0.02)
+    while not running(log.parent / "run") and time.monotonic() < deadline:
+        time.sleep(0.02)
     os.killpg(job.pid, signal.SIGKILL)
     job.communicate(timeout=30)
 
@@ -221,7 +231,7 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     kill_after(job, 5, log)
     before = finished(trials_of(run_dir))
     assert 5 <= len(before) < 14
-    in_flight = [t for t in trials_of(run_dir) if t.state == optuna.trial.TrialState.RUNNING]
+    in_flight = running(run_dir)
     assert in_flight
 
     layout = ["--islands", 3, "--ranks-per-worker", 1]
