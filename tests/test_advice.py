@@ -121,7 +121,7 @@ def test_ranges_of_any_size_have_bounds(parameter: Float | Int, bound: str) -> N
     assert advice.text.endswith(f": x above {bound}.")
 
 
-def test_integers_on_a_logarithmic_scale_are_not_widened_below_one() -> None:
+def test_logarithmic_integers_are_not_widened_below_one() -> None:
     def loss(params: Mapping[str, Any]) -> float:
         return float(params["x"] + params["y"])
 

@@ -248,7 +248,7 @@ def test_rung_without_recorded_objectives_uses_last_values() -> None:
     assert describe_blind_spot("median", ONLY_LOSS, before) == describe_blind_spot("none", TWO, before) == ""
 
 
-def test_promoted_trial_keeps_its_place_without_recorded_objectives() -> None:
+def test_promoted_trial_without_recorded_objectives_keeps_place() -> None:
     old = [one(trial, "paused", 0.5 + trial / 10, others=(float(trial),)) for trial in range(6)]
     assert [e.trial for e in promotable(ASHA, old, TWO)] == [0, 1]
     promoted = [replace(e, state="promoted") for e in old[:2]]

@@ -58,6 +58,11 @@ def kept(folder: Path) -> tuple[int, float]:
     return weights.trial, weights.state["w"].item()
 
 
+def content_of_test_json(metrics: dict[str, float]) -> dict[str, Any]:
+    """Return the content of test.json after one test of the network that the search has trained as trial 0."""
+    return {"trial": 0, "confirmation": None, "times": 1, "metrics": metrics, "predictions": [], "texts": []}
+
+
 def test_only_the_weights_of_the_best_of_all_leaders_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     make_run(folder)
@@ -228,14 +233,7 @@ def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trai
     assert examine(run.run_dir, problem, winner, run_test) is None, "it was trained with other settings"
     run.run_dir.run_json.write_text(json.dumps(run_json))
     assert examine(run.run_dir, problem, replace(winner, trial=7), run_test) is None, "these weights are another's"
-    tested: dict[str, Any] = {
-        "trial": 0,
-        "confirmation": None,
-        "times": 1,
-        "metrics": {"epoch": 3.0},
-        "predictions": [],
-        "texts": [],
-    }
+    tested = content_of_test_json({"epoch": 3.0})
     assert examine(run.run_dir, problem, winner, run_test) == examined(run.run_dir, winner) == tested
     assert examine(run.run_dir, problem, winner, run_test) is None, "once"
     leader.complete(begin(leader, 0.2), 0.4, {"epoch": torch.tensor([4.0])})
@@ -322,15 +320,8 @@ def test_examine_if_test_fails_keeps_metrics_that_it_has(
     (winner,) = run.evaluations()
     with pytest.raises(FailedTestError, match=message):
         examine(run.run_dir, problem_of(WEIGHING), winner, run_test)
-    metrics: dict[str, Any] = {
-        "trial": 0,
-        "confirmation": None,
-        "times": 1,
-        "metrics": {"loss": 0.25},
-        "predictions": [],
-        "texts": [],
-    }
-    assert examined(run.run_dir, winner) == (metrics if is_tested else None)
+    tested = content_of_test_json({"loss": 0.25})
+    assert examined(run.run_dir, winner) == (tested if is_tested else None)
 
 
 def test_examine_if_weights_are_missing_or_damaged(tmp_path: Path) -> None:

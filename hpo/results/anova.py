@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg.lapack import dpotrf, dpotrs
 
-Vector = npt.NDArray[np.float64]
+from hpo.breeding.gaussian import Vector
 
 _WAVES = 6  # of a number's effect
 _DECAY = 3.0  # variances of the weights of waves are as 1, 2^-3, 3^-3, ...

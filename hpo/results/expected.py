@@ -7,14 +7,13 @@ median, and what the model expected by 0.08 (benchmarks/README.md).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from hpo.breeding.gaussian import GaussianProcess
 from hpo.breeding.scores import learned_from, power_transformed
-from hpo.results.genes import compute_genes, make_cube
+from hpo.results.genes import compute_genes, make_cube, select_complete
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation
 
@@ -29,8 +28,7 @@ def expected_losses(evaluations: Sequence[Evaluation], space: SearchSpace) -> di
     Nothing is expected of too few. Evaluations that inherit are left out: their losses do not follow from their
     hyperparameters alone.
     """
-    founders = [one for one in evaluations if one.inherits is None]
-    complete = [one for one in founders if one.state == "complete" and math.isfinite(one.loss)]
+    complete = select_complete(evaluations)
     if len({one.loss for one in complete}) < max(_LEAST, 2 * len(space.parameters)):
         return {}
     some = [complete[place] for place in learned_from(np.array([[one.loss] for one in complete]))]

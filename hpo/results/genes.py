@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from hpo.breeding.gaussian import Vector
 from hpo.parameters import Categorical
 from hpo.parsing import parse_parameter
 from hpo.space import SearchSpace
+from hpo.store.evaluations import Evaluation
 
 
 def read_space(described: Mapping[str, str]) -> SearchSpace:
@@ -21,6 +23,15 @@ def read_space(described: Mapping[str, str]) -> SearchSpace:
     Raises ValueError if a text describes no parameter.
     """
     return SearchSpace(**{name: parse_parameter(text) for name, text in described.items()})
+
+
+def select_complete(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the complete evaluations with a finite loss that follows from their hyperparameters alone.
+
+    The loss of an evaluation that inherits does not.
+    """
+    founders = [one for one in evaluations if one.inherits is None]
+    return [one for one in founders if one.state == "complete" and math.isfinite(one.loss)]
 
 
 def compute_genes(params: Sequence[Mapping[str, Any]], space: SearchSpace) -> tuple[Vector, npt.NDArray[np.bool_]]:

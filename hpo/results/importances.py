@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
+from hpo.breeding.gaussian import Vector
 from hpo.parameters import Categorical, Parameter
-from hpo.results.anova import Anova, Effect, Vector
-from hpo.results.genes import compute_genes, make_cube, read_space
+from hpo.results.anova import Anova, Effect
+from hpo.results.genes import compute_genes, make_cube, read_space, select_complete
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation
 
@@ -62,8 +63,7 @@ def compute_importances(evaluations: Sequence[Evaluation], described: Mapping[st
 
     Raises ValueError if a text describes no parameter, or a value is not one of its parameter.
     """
-    founders = [one for one in evaluations if one.inherits is None]
-    complete = [one for one in founders if one.state == "complete" and math.isfinite(one.loss)]
+    complete = select_complete(evaluations)
     known = tuple((tuple(one.params.items()), one.loss) for one in complete)
     if len(complete) < _LEAST or len({one.loss for one in complete}) < 2:
         return []

@@ -93,7 +93,7 @@ def _ask_models(evaluations: Sequence[Evaluation], run: Manifest, best: Evaluati
 def _expected(
     evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None, space: SearchSpace
 ) -> dict[str, Any] | None:
-    """Return the loss that a model expects of the best, and of whom it expects the lowest; None where it cannot say."""
+    """Return the loss that a model expects of the best, and of whom it expects the lowest; None if it cannot say."""
     from hpo.results.expected import expected_losses  # scipy, which takes 0.1 s, and only the first rank needs
 
     can_say = best and not run.objectives.are_several

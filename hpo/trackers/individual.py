@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import Evaluation, find_root
 
 
 class Individuals:
@@ -20,8 +20,7 @@ class Individuals:
         """Learn of new and changed trials, and return the first trials of their individuals."""
         changed = {}
         for one in sorted(news, key=lambda one: one.trial):
-            root = one.trial if one.repeats is None else self._roots.get(one.repeats, one.repeats)
-            self._roots[one.trial] = root
+            root = find_root(one, self._roots)
             self._trials.setdefault(root, {})[one.trial] = one
             changed[root] = True
         return list(changed)
