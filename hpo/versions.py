@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-_PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optuna", "scikit-learn")
+_PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optuna", "numpy", "scikit-learn")
 
 
 def read_versions() -> dict[str, str]:

@@ -70,7 +70,7 @@ def test_failures_come_last_and_the_largest_floats_do_not_overflow() -> None:
 def test_the_best_of_one_objective_come_first_in_their_order_and_nobody_is_lost() -> None:
     draws = np.random.default_rng(0)
     for number in (0, 1, 5, 40):
-        costs = draws.choice([0.0, 0.5, 0.5, 1.0, 2.0, np.inf], size=(number, 1))
+        costs = draws.choice(np.array([0.0, 0.5, 0.5, 1.0, 2.0, np.inf]), size=(number, 1))
         whole = best_first(costs)
         assert whole.tolist() == np.argsort(costs[:, 0], kind="stable").tolist()
         for most in (1, 3, 7, 40, 99):

@@ -124,7 +124,7 @@ class GaussianProcess:
         self._points = np.vstack([self._points, points])
         scaled = self._scaled(self._points)
         self._sides = _sides(scaled)
-        size, noise = len(self._points), np.exp(self._logs[-1])
+        size, noise = len(self._points), float(np.exp(self._logs[-1]))
         root = np.zeros((size, size))
         root[:known, :known] = self._root[:known, :known]
         for start in range(known, size, _BLOCK):
@@ -169,7 +169,7 @@ class GaussianProcess:
         return float(misfit), gradient + off
 
 
-def _add_rows(root: Vector, covariance: Vector) -> None:
+def _add_rows(root: Vector, covariance: Floats) -> None:
     """Write the last columns of a root, those of new points, whose covariances with all points are given.
 
     The root is the transposed inverse of the lower Cholesky factor, whose rows are those of the points.

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Optional
 
-from hpo.errors import AgreedError, Exit
+from hpo.errors import AgreedError, Exit, UsageError
 from hpo.layout import Layout, check_launch
 from hpo.run.options import Options, last_options
 from hpo.store.run_dir import RUNS, RunDir
@@ -21,6 +21,7 @@ from hpo.store.run_dir import RUNS, RunDir
 if TYPE_CHECKING:
     import typer
 
+    from hpo.evaluation.template import TemplateProcess
     from hpo.ranks.job import Job
 
 _Parsed = tuple[Optional[Options], Optional[Layout], Optional[int]]
@@ -67,7 +68,7 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
 
         return run(options, layout, job)
 
-    _enter(partial(_parse, app, layout, program, arguments), run)
+    _enter(program, partial(_parse, app, layout, program, arguments), run)
 
 
 def check(program: str, arguments: Sequence[str]) -> NoReturn:
@@ -89,19 +90,16 @@ def check(program: str, arguments: Sequence[str]) -> NoReturn:
 
         return check(options, layout, job)
 
-    _enter(partial(_parse, app, layout, program, arguments), run)
+    _enter(program, partial(_parse, app, layout, program, arguments), run)
 
 
-def _enter(parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> NoReturn:
+def _enter(program: str, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> NoReturn:
     """Run something on a rank of an MPI job, and exit; `parse` reads its options, given the number of ranks."""
     from hpo.process.printed import fill_closed_streams
 
     fill_closed_streams()
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - a run goes on without it
-    from hpo.evaluation.template import start_template
-
-    # Before MPI begins, which does not like its processes to start others; the template imports torch in the meantime.
-    template = start_template()
+    template = _begin(program)
     from hpo.process.leaving import leave
     from hpo.ranks.communicator import finalize, world
     from hpo.ranks.job import Job, die_of
@@ -127,6 +125,27 @@ def _enter(parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job]
     gc.freeze()  # Python collects garbage once more when it ends
     finalize()
     leave(status)
+
+
+def _begin(program: str) -> TemplateProcess | None:
+    """Start the template, if this rank starts one, and MPI; exit if what they need is not installed."""
+    from hpo.cli.installation import check_packages, import_mpi, is_first_rank
+
+    template = None
+    try:
+        check_packages(program)
+        from hpo.evaluation.template import start_template
+
+        # Before MPI begins, which does not like its processes to start others; the template imports torch meanwhile.
+        template = start_template()
+        import_mpi()
+    except UsageError as error:
+        if is_first_rank():
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        if template is not None:
+            template.end()
+        sys.exit(Exit.MISTAKE)
+    return template
 
 
 def _run(job: Job, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> int:

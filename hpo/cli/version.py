@@ -16,10 +16,10 @@ def print_versions() -> None:
 
 
 def _find_mpi() -> str:
-    import mpi4py
-
-    mpi4py.rc.initialize = False  # a process that joins a job would have to leave it, too
     try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False  # a process that joins a job would have to leave it, too
         from mpi4py import MPI
 
         return " ".join(MPI.Get_library_version().splitlines()[0].split())

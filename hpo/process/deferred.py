@@ -21,7 +21,12 @@ class Deferred(ModuleType):
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)
+        try:
+            return getattr(importlib.import_module(self.__name__), name)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{error}; this project neither uses nor installs it: pip install {error.name}"
+            ) from error
 
 
 def defer(name: str) -> None:

@@ -185,8 +185,8 @@ class Anova:
         """
         blocks = self._blocks()
         weights = [self._draws.standard_normal(block.shape[1]) for _, _, block in blocks]
-        drawn: Vector = math.sqrt(self._noise) * self._draws.standard_normal(self._points)
-        drawn += math.sqrt(_CONSTANT) * self._draws.standard_normal()
+        drawn: Vector = math.sqrt(self._noise) * self._draws.standard_normal(size=(self._points,))
+        drawn += math.sqrt(_CONSTANT) * float(self._draws.standard_normal())
         for (_, _, block), own in zip(blocks, weights, strict=True):
             drawn += block @ own
         single, double = self._covariances()
@@ -201,8 +201,8 @@ class Anova:
 
     def _blocks(self) -> list[tuple[tuple[int, int], Vector, Vector]]:
         """Return the parameters of each effect, the deviations of its weights, and its functions times these."""
-        blocks = []
-        for index in np.flatnonzero(self._variances):
+        blocks: list[tuple[tuple[int, int], Vector, Vector]] = []
+        for index in np.flatnonzero(self._variances).tolist():
             scale = math.sqrt(self._variances[index])
             blocks.append(((index, index), scale * self._deviations[index], scale * self._features[index]))
         for first, second in self._pairs() if self._coupling else []:

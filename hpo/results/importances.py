@@ -97,7 +97,8 @@ def _draw_shares(space: SearchSpace, genes: Vector, existing: npt.NDArray[np.boo
         chains = [Anova(effects, together, values, odds, np.random.default_rng(seed)) for seed in range(_CHAINS)]
         variances = np.concatenate([chain.sample(_BURN_IN, _DRAWS) for chain in chains])
     totals = variances.sum(axis=1, keepdims=True)
-    return np.divide(variances, totals, out=np.zeros_like(variances), where=totals > 0)
+    shares: npt.NDArray[np.float64] = np.divide(variances, totals, out=np.zeros_like(variances), where=totals > 0)
+    return shares
 
 
 def _transform(losses: Vector) -> tuple[Vector, Vector]:

@@ -56,7 +56,7 @@ class Text:
     @property
     def context(self) -> int:
         """The number of symbols that a network reads."""
-        return self.train.shape[1] - 1
+        return int(self.train.shape[1]) - 1
 
     @property
     def vocabulary(self) -> int:

@@ -1,0 +1,63 @@
+"""What is said if a package that a search needs is not installed. tests/installation.py installs packages."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from hpo.cli import installation
+from hpo.cli.installation import check_packages, is_first_rank
+from hpo.errors import UsageError
+from hpo.process.deferred import Deferred
+from tests.support.launch import ROOT
+
+
+def test_installed_packages_are_enough() -> None:
+    check_packages("hpo search")
+
+
+@pytest.mark.parametrize(
+    ("missing", "python", "command"),
+    [
+        (["torch"], (3, 13), "pip install 'hpo-islands[search]'"),
+        (["mpi4py", "propulate", "torch"], (3, 12), "pip install 'hpo-islands[search]'"),
+        (["propulate"], (3, 14), "pip install --no-deps 'propulate>=1.2.2,<1.3'"),
+        (
+            ["mpi4py", "propulate", "torch"],
+            (3, 13),
+            "pip install 'hpo-islands[search]' && pip install --no-deps 'propulate>=1.2.2,<1.3'",
+        ),
+    ],
+)
+def test_missing_packages_are_named_with_the_command_that_installs_them(
+    monkeypatch: pytest.MonkeyPatch, missing: list[str], python: tuple[int, int], command: str
+) -> None:
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(installation.sys, "version_info", python)
+    with pytest.raises(UsageError) as raised:
+        check_packages("hpo search")
+    assert str(raised.value) == f"hpo search needs {', '.join(missing)}, not installed here: {command}"
+
+
+def test_advised_propulate_is_the_required_one() -> None:
+    required = re.findall(r'"(propulate>\S+?)[";]', (ROOT / "pyproject.toml").read_text())
+    assert len(required) == 2, "of pip, and of uv"
+    assert set(required) == {installation.PROPULATE}
+
+
+@pytest.mark.parametrize(
+    ("environment", "first"),
+    [({}, True), ({"PMI_RANK": "0"}, True), ({"PMI_RANK": "3"}, False), ({"OMPI_COMM_WORLD_RANK": "1"}, False)],
+)
+def test_one_rank_says_it(environment: dict[str, str], first: bool) -> None:
+    assert is_first_rank(environment) is first
+
+
+def test_deferred_module_that_is_not_installed_says_so_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = Deferred("absent_module")
+    monkeypatch.setitem(sys.modules, "absent_module", absent)
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'absent_module'; .*: pip install absent_module$"):
+        _ = absent.models
