@@ -54,11 +54,11 @@ package: setup
 	$(UV) build --quiet
 	$(UV) tool run --quiet twine check --strict dist/*
 
-# As pip installs it, where Propulate's GPy allows neither numpy 2 nor the newest scipy.
+# As pip installs it, where Propulate and its GPy allow neither numpy 2 nor the newest scipy and matplotlib.
 test-install: package
 	@test -n "$(OLDEST_PYTHON)" || { echo "Python 3.10, 3.11 or 3.12 is needed: pip cannot install GPy on others" >&2; exit 1; }
 	test -x $(oldest)/bin/python || $(OLDEST_PYTHON) -m venv $(oldest)
-	grep -vE '^(numpy|scipy)=' constraints.txt > dist/constraints.txt
+	grep -vE '^(matplotlib|numpy|scipy)=' constraints.txt > dist/constraints.txt
 	$(oldest)/bin/python -m pip install --quiet --disable-pip-version-check --constraint dist/constraints.txt \
 		"$$(echo dist/*.whl)[mpich,test]"
 	$(oldest)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.whl
