@@ -72,7 +72,8 @@ open-mpi: setup
 	$(bin)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 		$$($(VENV)-open-mpi/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/hpo.pth; }
 
-constraints: $(uv)
+constraints: | $(bin)/python $(uv)
+	mkdir -p build
 	{ echo "# What was tested: make installs these. The ranges in pyproject.toml are open."; \
 	$(UV) pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header \
 		$(addprefix --extra ,benchmarks docs mpich test) pyproject.toml; } > build/constraints.txt
@@ -83,7 +84,7 @@ setup: $(VENV)/.dependencies
 	@test "$$(cat $(VENV)/.checkout)" = "$(CURDIR)" || \
 	{ $(install) --no-deps --editable . && echo "$(CURDIR)" > $(VENV)/.checkout; }
 
-$(VENV)/.search: extras = mpich,search
+$(VENV)/.search: extras = mpich
 $(VENV)/.dependencies: extras = docs,mpich,test
 $(VENV)/.search $(VENV)/.dependencies: pyproject.toml constraints.txt | $(bin)/python $(uv)
 	$(install) --editable '.[$(extras)]'
