@@ -51,7 +51,7 @@ def test_options_that_cannot_be_are_shown(options: dict[str, Any], message: str)
     ("content", "message"),
     [
         ("[", "cannot be read: Expecting value"),
-        ("[" * 100_000, "cannot be read: maximum recursion depth exceeded"),
+        ("[" * 100_000, "cannot be read: (maximum recursion depth exceeded|Stack overflow)"),
         (f'["{"x" * 100_000}"]', r"entry 1: must be an object, not 'x{200,300}\.\.\.$"),
         ("{}", r'must be a list of objects, such as \[{"layers": \d, "lr": 0\.\d+}\]'),
         ("[]", "must be a list of objects"),

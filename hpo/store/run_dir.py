@@ -59,6 +59,8 @@ class RunDir:
     def check(self, resume: bool) -> None:
         """Raise a UsageError unless a run can start here, or go on here."""
         try:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                self.path.stat()  # raises what exists() does not on Python 3.14, such as that the name is too long
             holds_run = self.holds_run
             existing = next(place for place in [self.path.absolute(), *self.path.absolute().parents] if place.exists())
         except OSError as error:
