@@ -1,4 +1,4 @@
-"""What is said if a package that a search needs is not installed. tests/installation.py installs packages."""
+"""The messages for packages that are not installed. tests/installation.py installs the built packages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_installed_packages_are_enough() -> None:
         ),
     ],
 )
-def test_missing_packages_are_named_with_the_command_that_installs_them(
+def test_missing_packages_are_named_with_a_command(
     monkeypatch: pytest.MonkeyPatch, missing: list[str], python: tuple[int, int], command: str
 ) -> None:
     for name in missing:
@@ -56,7 +56,7 @@ def test_one_rank_says_it(environment: dict[str, str], first: bool) -> None:
     assert is_first_rank(environment) is first
 
 
-def test_deferred_module_that_is_not_installed_says_so_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deferred_module_that_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = Deferred("absent_module")
     monkeypatch.setitem(sys.modules, "absent_module", absent)
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'absent_module'; .*: pip install absent_module$"):
