@@ -136,7 +136,7 @@ def _begin(program: str) -> TemplateProcess | None:
         check_packages(program)
         from hpo.evaluation.template import start_template
 
-        # Before MPI begins, which does not like its processes to start others. The template imports torch at the same time.
+        # Before MPI begins: a process of MPI had better start no others. The template imports torch at the same time.
         template = start_template()
         import_mpi()
     except UsageError as error:
