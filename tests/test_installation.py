@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from hpo.cli import installation
 from hpo.cli.installation import check_packages, is_first_rank
 from hpo.errors import UsageError
 from hpo.process.deferred import Deferred
-from tests.support.launch import ROOT
+from tests.support.launch import ROOT, run_hpo
 
 
 def test_installed_packages_are_enough() -> None:
@@ -61,3 +62,14 @@ def test_deferred_module_that_is_missing_says_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "absent_module", absent)
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'absent_module'; .*: pip install absent_module$"):
         _ = absent.models
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["search", "check"])
+def test_missing_mpi_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str) -> None:
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(tmp_path / "libmpi.so"))
+    job = run_hpo(command, "digits_cnn", cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    advice = "load the MPI module of the cluster, or pip install 'hpo-islands[mpich]'"
+    assert job.stderr == f"error: mpi4py finds no MPI (cannot load MPI library): {advice}\n"
+    assert "MPI: not found (cannot load MPI library)" in run_hpo("--version", cwd=tmp_path).stdout
