@@ -37,7 +37,7 @@ def test_missing_packages_are_named_with_a_command(
 ) -> None:
     for name in missing:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(installation.sys, "version_info", python)
+    monkeypatch.setattr(sys, "version_info", python)
     with pytest.raises(UsageError) as raised:
         check_packages("hpo search")
     assert str(raised.value) == f"hpo search needs {', '.join(missing)}, not installed here: {command}"
