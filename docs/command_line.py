@@ -12,6 +12,7 @@ from sphinx.util.docutils import SphinxDirective
 from typer.main import get_command
 
 from hpo.cli.commands import app as hpo_app
+from hpo.cli.groups import group_parameters
 from hpo.cli.search import search_app
 
 PROGRAMS = {
@@ -48,12 +49,16 @@ def _described(name: str, command: Any) -> Iterator[str]:
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     usage = [name, "[OPTIONS]", *map(_usage, arguments), *(["COMMAND ..."] if hasattr(command, "commands") else [])]
     yield from ("```text", " ".join(usage), "```", "", command.help, "", f"```{{program}} {name}", "```", "")
-    for parameter in command.params:
-        record = parameter.get_help_record(context)
-        if record is not None:
-            names, text = record
-            names = parameter.metavar if parameter in arguments else names.replace(" / ", ", ")
-            yield from (f"```{{option}} {names}", text, "```", "")
+    groups = list(group_parameters(command.params))
+    for heading, parameters in groups:
+        if len(groups) > 2:
+            yield from (f"```{{rubric}} {heading}", "```", "")
+        for parameter in parameters:
+            record = parameter.get_help_record(context)
+            if record is not None:
+                names, text = record
+                names = parameter.metavar if parameter in arguments else names.replace(" / ", ", ")
+                yield from (f"```{{option}} {names}", text, "```", "")
 
 
 def _usage(argument: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from hpo.cli.command_line import duration, new_app
+from hpo.cli.groups import GroupedCommand
 from hpo.cli.script import FLAGS, LOSS, METRICS, SPACE, find_source
 from hpo.run.options import Options
 
@@ -18,7 +19,7 @@ _PATIENCE = 60.0  # seconds: a mistake that makes ranks wait for each other is t
 def check_app(chosen: Callable[[Options], None], command: Sequence[str] | None = None) -> typer.Typer:
     """Make the command line of hpo check, which calls `chosen` with its options; `command` stands behind ``--``."""
     app = new_app()
-    app.command("check")(check_command(chosen, command))
+    app.command("check", cls=GroupedCommand)(check_command(chosen, command))
     return app
 
 
@@ -32,14 +33,13 @@ def check_command(chosen: Callable[[Options], None], command: Sequence[str] | No
         ] = None,
         settings: Annotated[
             Optional[list[str]],
-            typer.Option("--set", metavar="NAME=VALUE", help="A setting of the search space; may be given many times."),
+            typer.Option("--set", metavar="NAME=VALUE", help="Setting of the search space; repeatable."),
         ] = None,
         start_with: Annotated[
             Optional[Path],
             typer.Option(
                 metavar="FILE",
-                help="JSON list of hyperparameters, the first of which to evaluate.  [default: the middle of the "
-                "search space]",
+                help="JSON list; its first hyperparameters are evaluated.  [default: the middle of the space]",
             ),
         ] = None,
         collective_timeout: Annotated[
@@ -47,7 +47,7 @@ def check_command(chosen: Callable[[Options], None], command: Sequence[str] | No
             typer.Option(
                 metavar="TIME",
                 parser=duration,
-                help="Give up on a rank that the other ranks have waited for.  [default: 60s]",
+                help="Fail an evaluation if a rank blocks the others this long.  [default: 60s]",
                 show_default=False,
             ),
         ] = _PATIENCE,
@@ -56,10 +56,13 @@ def check_command(chosen: Callable[[Options], None], command: Sequence[str] | No
         metrics: METRICS = None,
         flags: FLAGS = None,
     ) -> None:
-        """Evaluate one individual on all ranks, again, and on one rank; say what is wrong with a search space.
+        """Find mistakes in a search space or program.
 
-        Start it under MPI, with as many ranks as a worker has: mpirun -n 2 hpo check SEARCH_SPACE. For a program that
-        is written for torchrun: mpirun -n 2 hpo check --loss REGEX -- train.py --epochs 3
+        It evaluates one individual on all ranks, again, and on one rank. Start it with MPI, with as many ranks as a
+        worker has: mpirun -n 2 hpo check SEARCH_SPACE. For a program that is written for torchrun: mpirun -n 2 hpo
+        check --loss REGEX -- train.py --epochs 3
+
+        TIME is a number of seconds, or such as 90s, 10m, 1h30m, 2d or 1:30:00.
         """
         given = {"space": space, "loss": loss, "metrics": metrics, "flags": flags}
         path, source = find_source(search_space, command, given, needs_space=False)

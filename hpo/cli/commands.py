@@ -15,6 +15,7 @@ import typer
 
 from hpo.cli.check import check_command
 from hpo.cli.command_line import new_app, whole
+from hpo.cli.groups import GroupedCommand
 from hpo.cli.search import search_command
 from hpo.cli.version import print_versions
 from hpo.errors import RunError, UsageError
@@ -33,8 +34,8 @@ Storage = Annotated[Optional[str], typer.Option(metavar="URL", help="The study's
 
 
 # Only so that the list of commands has them: hpo.cli.entry itself runs them, on each rank of an MPI job.
-app.command()(search_command(None, lambda _: None))
-app.command()(check_command(lambda _: None))
+app.command(cls=GroupedCommand)(search_command(None, lambda _: None))
+app.command(cls=GroupedCommand)(check_command(lambda _: None))
 
 
 @app.callback(invoke_without_command=True)
@@ -54,7 +55,7 @@ def hpo(
 def init(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python script with argparse options.")],
 ) -> None:
-    """Print a search file proposed from the options of a training script."""
+    """Propose a search file for a training script."""
     from hpo.cli.proposal import propose_search
 
     print(propose_search(script), end="")
@@ -71,7 +72,7 @@ def top(
         typer.Option("--json", help="Print JSON: summary.json without the times; of what failed, all there is."),
     ] = False,
 ) -> None:
-    """Print the best individuals of each island and of the whole run, or what failed."""
+    """Print the best individuals, or the failures."""
     from hpo.results.reader import RunReader
 
     if n < 1:
@@ -102,7 +103,10 @@ def show(
     storage: Storage = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, with all losses.")] = False,
 ) -> None:
-    """Print everything about one evaluation: how it ended, its losses, what it printed, its traceback."""
+    """Print all about one evaluation.
+
+    Its hyperparameters, losses, logs and traceback.
+    """
     from hpo.results.reader import RunReader
     from hpo.views.details import as_json as content
     from hpo.views.evaluation import evaluation_lines
@@ -129,7 +133,10 @@ def best(
     python: Annotated[bool, typer.Option("--python", help="Print a Python dict instead of JSON.")] = False,
     storage: Storage = None,
 ) -> None:
-    """Print the hyperparameters of the best individual, as JSON; and on stderr, how good it is."""
+    """Print the best hyperparameters as JSON.
+
+    How good they are, and the path of the weights, is on stderr.
+    """
     from hpo.results.reader import RunReader
     from hpo.views.winner import print_winner
 
@@ -152,7 +159,10 @@ def report(
     overwrite: Overwrite = False,
     storage: Storage = None,
 ) -> None:
-    """Write a report that opens in any browser: one HTML file that needs no network."""
+    """Write a report for a browser.
+
+    One HTML file, which needs no network.
+    """
     from hpo.results.reader import RunReader
     from hpo.views.page.write import report_of
 
@@ -179,7 +189,7 @@ def export(
     overwrite: Overwrite = False,
     storage: Storage = None,
 ) -> None:
-    """Write all evaluations of a run as a table, one row each."""
+    """Write a table of all evaluations."""
     from hpo.results.reader import RunReader
     from hpo.views.export import table_of, writer
 
@@ -216,7 +226,10 @@ def track(
     trackers: Annotated[list[str], typer.Option("--tracker", metavar="NAME", help=f"{', '.join(TRACKERS)}.")],
     storage: Storage = None,
 ) -> None:
-    """Show a run to trackers, as far as they have not been shown it."""
+    """Log a run to trackers.
+
+    Evaluations that they have already are left out.
+    """
     from hpo.trackers.tracking import track
 
     check_trackers(trackers)
@@ -234,7 +247,7 @@ def run(
         int, typer.Option(metavar="N", parser=whole, help="How often in a row to start again without progress.")
     ] = 3,
 ) -> None:
-    """Run a job, and start it again with --resume when it crashes."""
+    """Restart a job with --resume if it crashes."""
     from hpo.run.supervisor import Supervisor
 
     def say(text: str) -> None:

@@ -20,28 +20,26 @@ SPACE = Annotated[
     Optional[list[str]],
     typer.Option(
         metavar="NAME=PARAMETER",
-        help="A hyperparameter of the program behind --, such as 'lr=Float(1e-4, 1e-1, log=True)'; may be given "
-        "many times.",
+        help="A hyperparameter, such as 'lr=Float(1e-4, 1e-1, log=True)'; repeatable.",
     ),
 ]
 LOSS = Annotated[
     Optional[str],
     typer.Option(
         metavar="REGEX",
-        help="Where the program prints its validation loss: a regular expression with one group, such as "
-        "'val_loss=(\\S+)'.  [default: the program calls hpo.report]",
+        help="Regular expression of printed losses, such as 'val_loss=(\\S+)'.  [default: from hpo.report]",
     ),
 ]
 METRICS = Annotated[
     Optional[list[str]],
-    typer.Option("--metric", metavar="NAME=REGEX", help="Where it prints a metric; may be given many times."),
+    typer.Option("--metric", metavar="NAME=REGEX", help="Regular expression of a printed metric; repeatable."),
 ]
 FLAGS = Annotated[
     Optional[list[str]],
     typer.Option(
         "--flag",
         metavar="NAME",
-        help="A hyperparameter that is given as --NAME where it is true, and not at all where it is false.",
+        help="A boolean hyperparameter: --NAME if true, absent if false; repeatable.",
     ),
 ]
 

@@ -12,6 +12,7 @@ import typer
 
 from hpo.breeding.names import DEFAULT_PROPAGATORS, PROPAGATORS
 from hpo.cli.command_line import duration, duration_or_off, new_app, number, number_or_off, whole
+from hpo.cli.groups import GroupedCommand
 from hpo.cli.script import FLAGS, LOSS, METRICS, OF_PROGRAM, SPACE, find_source
 from hpo.cli.shipped import list_search_spaces
 from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, KEPT, LOG_LEVELS, Options, kept_options
@@ -23,43 +24,34 @@ _OPTIONS: dict[str, Any] = {
         Path,
         typer.Argument(
             metavar="SEARCH_SPACE",
-            help=f"Python file with a `space` and an `objective`, or one of {', '.join(list_search_spaces())}.",
+            help=f"A Python file with `space` and `objective`, or one of {', '.join(list_search_spaces())}.",
         ),
     ],
     "evaluations": Annotated[
         Optional[int],
-        typer.Option(
-            metavar="N",
-            parser=whole,
-            help=f"Evaluations in the whole run, shared by all workers.  [default: {DEFAULT_EVALUATIONS}]",
-        ),
+        typer.Option(metavar="N", parser=whole, help=f"Evaluations of the run.  [default: {DEFAULT_EVALUATIONS}]"),
     ],
     "generations": Annotated[
         Optional[int],
-        typer.Option(metavar="G", parser=whole, help="Instead of --evaluations: G times the number of workers."),
+        typer.Option(metavar="G", parser=whole, help="In place of --evaluations: G for each worker."),
     ],
     "islands": Annotated[
         Optional[int],
         typer.Option(
-            metavar="N",
-            parser=whole,
-            help="Islands to deal the workers to.  [default: 2, or as many as --propagators; 1 where there is one "
-            "worker]",
+            metavar="N", parser=whole, help="Islands.  [default: 2, or one for each propagator; 1 with one worker]"
         ),
     ],
     "ranks_per_worker": Annotated[
         Optional[int],
         typer.Option(
-            metavar="N",
-            parser=whole,
-            help="MPI ranks that train one network together.  [default: 2, or 1 where the ranks are odd in number]",
+            metavar="N", parser=whole, help="MPI ranks that train one network.  [default: 2; 1 if ranks are odd]"
         ),
     ],
     "propagators": Annotated[
         Optional[str],
         typer.Option(
             metavar="NAME,...",
-            help=f"How islands breed, dealt to them in turn: {', '.join(PROPAGATORS)}.  "
+            help=f"{', '.join(PROPAGATORS)}; several: one for each island in turn.  "
             f"[default: {','.join(DEFAULT_PROPAGATORS)}]",
         ),
     ],
@@ -68,50 +60,43 @@ _OPTIONS: dict[str, Any] = {
         typer.Option(
             metavar="P",
             parser=number,
-            help="Chance that an island sends its best while its workers evaluate one each.  [default: 0.9]",
+            help="Probability that an island sends its best, per generation.  [default: 0.9]",
         ),
     ],
     "pollination": Annotated[
         Optional[bool],
         typer.Option(
             "--pollination/--migration",
-            help="Send copies to other islands, or the individuals themselves.  [default: --pollination]",
+            help="Send copies to other islands, or move individuals.  [default: --pollination]",
             show_default=False,
         ),
     ],
     "seed": Annotated[
         Optional[int],
-        typer.Option(metavar="N", parser=whole, help="Seed of weights, order and breeding.  [default: 0]"),
+        typer.Option(metavar="N", parser=whole, help="Seed of weights, data order and breeding.  [default: 0]"),
     ],
     "run_dir": Annotated[
         Optional[Path],
-        typer.Option(metavar="DIR", help="Where the run is kept.  [default: a new runs/NAME-DATE-TIME]"),
+        typer.Option(metavar="DIR", help="Directory of the run.  [default: a new runs/NAME-DATE-TIME]"),
     ],
-    "resume": Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --run-dir; start it if there is none yet.")
-    ],
+    "resume": Annotated[bool, typer.Option("--resume", help="Continue the run in --run-dir, or start it.")],
     "top_n": Annotated[
         Optional[int],
-        typer.Option(metavar="N", parser=whole, help="Individuals in the final tables.  [default: 3]"),
+        typer.Option(metavar="N", parser=whole, help="Individuals in each final table.  [default: 3]"),
     ],
     "start_with": Annotated[
         Optional[Path],
-        typer.Option(metavar="FILE", help="JSON list of hyperparameters, complete or partial, to evaluate first."),
+        typer.Option(metavar="FILE", help="JSON list of (partial) hyperparameters to evaluate first."),
     ],
     "start_from": Annotated[
         Optional[str],
-        typer.Option(
-            metavar="RUN_DIR|URL",
-            help="Take over what another run or any Optuna study of the same space has evaluated, outside of the "
-            "budget.",
-        ),
+        typer.Option(metavar="RUN_DIR|URL", help="Learn from another run, or from an Optuna study."),
     ],
     "inherit": Annotated[
         Optional[bool],
         typer.Option(
             "--inherit/--no-inherit",
-            help="Let individuals begin with the weights of one of the best that differs in tunable parameters alone.  "
-            "[default: --no-inherit]",
+            help="Start from the weights of a parent; only tunable parameters differ.  [default: --no-inherit]",
             show_default=False,
         ),
     ],
@@ -120,23 +105,23 @@ _OPTIONS: dict[str, Any] = {
         typer.Option(
             metavar="K",
             parser=whole,
-            help="At the end, train the --top-n best with K other seeds, and rank them by mean.  [default: 0]",
+            help="Train the --top-n best with K other seeds at the end.  [default: 0]",
         ),
     ],
     "settings": Annotated[
         Optional[list[str]],
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the search space; may be given many times."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Setting of the search space; repeatable."),
     ],
     "storage": Annotated[
         Optional[str],
-        typer.Option(metavar="URL", help="Optuna storage for the study.  [default: the journal RUN_DIR/study.log]"),
+        typer.Option(metavar="URL", help="Optuna storage of the study.  [default: journal RUN_DIR/study.log]"),
     ],
     "collective_timeout": Annotated[
         Optional[float],
         typer.Option(
             metavar="TIME",
             parser=duration,
-            help="Fail an evaluation if a rank blocks its peers this long (90s, 10m).  [default: 10m]",
+            help="Fail an evaluation if a rank blocks the others this long.  [default: 10m]",
             show_default=False,
         ),
     ],
@@ -144,7 +129,7 @@ _OPTIONS: dict[str, Any] = {
         Optional[bool],
         typer.Option(
             "--fresh-trainers/--no-fresh-trainers",
-            help="Start each evaluation in processes of its own.  [default: --no-fresh-trainers]",
+            help="Start new processes for each evaluation.  [default: --no-fresh-trainers]",
             show_default=False,
         ),
     ],
@@ -153,8 +138,7 @@ _OPTIONS: dict[str, Any] = {
         typer.Option(
             metavar="TIME|off",
             parser=duration_or_off,
-            help="How often to write what an evaluation goes on from after a death.  [default: in 1% of the time, and "
-            "every 10 s at most]",
+            help="Interval of checkpoints.  [default: 10s, longer if they take over 1% of the time]",
             show_default=False,
         ),
     ],
@@ -162,56 +146,38 @@ _OPTIONS: dict[str, Any] = {
         Optional[bool],
         typer.Option(
             "--grow/--no-grow",
-            help="Let workers without work join others in theirs: at the end of a run, and for what is promoted.  "
-            "[default: --no-grow]",
+            help="Idle workers join the evaluations of others.  [default: --no-grow]",
             show_default=False,
         ),
     ],
     "evaluation_timeout": Annotated[
         Optional[float],
         typer.Option(
-            metavar="TIME|off",
-            parser=duration_or_off,
-            help="Stop an evaluation at its next loss after this long.  [default: off]",
+            metavar="TIME|off", parser=duration_or_off, help="Fail an evaluation that takes longer.  [default: off]"
         ),
     ],
     "time_limit": Annotated[
         Optional[float],
-        typer.Option(
-            metavar="TIME",
-            parser=duration,
-            help="Stop the run after this long; the end of a SLURM job is known without it.",
-        ),
+        typer.Option(metavar="TIME", parser=duration, help="Stop the run after this.  [default: end of a SLURM job]"),
     ],
     "max_failures": Annotated[
         Optional[int],
-        typer.Option(
-            metavar="N",
-            parser=whole,
-            help="Stop the run if its first N evaluations fail; 0 for never.  [default: 0]",
-        ),
+        typer.Option(metavar="N", parser=whole, help="Stop if the first N evaluations fail; 0: never.  [default: 0]"),
     ],
     "pruner": Annotated[
         Optional[str],
         typer.Option(
             metavar="NAME",
-            help="When to pause or give up an evaluation: none, median, percentile:P, asha, hyperband or one-epoch.  "
-            f"[default: {DEFAULT_PRUNER}]",
+            help=f"none, median, percentile:P, asha, hyperband or one-epoch.  [default: {DEFAULT_PRUNER}]",
         ),
     ],
     "target_loss": Annotated[
         Optional[float],
-        typer.Option(
-            metavar="X|off", parser=number_or_off, help="End the run when a loss is X or lower.  [default: off]"
-        ),
+        typer.Option(metavar="X|off", parser=number_or_off, help="End the run at a loss of at most X.  [default: off]"),
     ],
     "trackers": Annotated[
         Optional[list[str]],
-        typer.Option(
-            "--tracker",
-            metavar="NAME",
-            help=f"Show the run to {', '.join(TRACKERS)}, each its extra; may be given many times.",
-        ),
+        typer.Option("--tracker", metavar="NAME", help=f"Log to {', '.join(TRACKERS)} (extras); repeatable."),
     ],
     "space": SPACE,
     "loss": LOSS,
@@ -221,15 +187,14 @@ _OPTIONS: dict[str, Any] = {
         Optional[str],
         typer.Option(
             metavar="ARGUMENTS",
-            help="What lets the program continue an evaluation from its own checkpoint, such as "
-            "'--resume {folder}/last.pt'; {folder} is a folder of that evaluation.",
+            help="Arguments to continue from a checkpoint, such as '--resume {folder}/last.pt'.",
         ),
     ],
     "first_report": Annotated[
         Optional[int],
-        typer.Option(metavar="N", parser=whole, help="Let pruners judge from the program's Nth loss on.  [default: 1]"),
+        typer.Option(metavar="N", parser=whole, help="Prune a program from its Nth loss on.  [default: 1]"),
     ],
-    "log_level": Annotated[str, typer.Option(metavar="LEVEL", help=f"What goes to stderr: {', '.join(LOG_LEVELS)}.")],
+    "log_level": Annotated[str, typer.Option(metavar="LEVEL", help=f"Messages on stderr: {', '.join(LOG_LEVELS)}.")],
 }
 
 
@@ -241,7 +206,7 @@ def search_app(
     Without a `default`, a search space has to be named, or a `command` given, which stands behind ``--``.
     """
     app = new_app()
-    app.command("search")(search_command(default, chosen, command))
+    app.command("search", cls=GroupedCommand)(search_command(default, chosen, command))
     return app
 
 
@@ -251,10 +216,12 @@ def search_command(
     """Make the function that typer calls with what is on the command line, a parameter for each option."""
 
     def search(**given: Any) -> None:
-        """Search the hyperparameters of a network with islands of multi-rank workers.
+        """Search hyperparameters with islands of workers.
 
-        Start it under MPI: mpirun -n 8 python run_islands.py, or mpirun -n 8 hpo search SEARCH_SPACE. For a program
-        for torchrun: mpirun -n 8 hpo search --space NAME=PARAMETER --loss REGEX -- train.py --epochs 3
+        Start it with MPI: mpirun -n 8 python run_islands.py, or mpirun -n 8 hpo search SEARCH_SPACE. For a program that
+        is written for torchrun: mpirun -n 8 hpo search --space NAME=PARAMETER --loss REGEX -- train.py --epochs 3
+
+        TIME is a number of seconds, or such as 90s, 10m, 1h30m, 2d or 1:30:00.
         """
         propagators = given.pop("propagators")
         given["propagators"] = tuple(name.strip() for name in propagators.split(",")) if propagators is not None else ()

@@ -1,0 +1,57 @@
+"""What `--help` prints: options in groups, and texts that are short and whole."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from hpo.cli.check import check_app
+from hpo.cli.commands import app
+from hpo.cli.groups import GROUPS, group_parameters
+from hpo.cli.search import search_app
+from tests.support.launch import Hpo
+
+SEARCH: Any = get_command(search_app(None, lambda _: None))
+CHECK: Any = get_command(check_app(lambda _: None))
+
+
+def test_each_option_of_a_search_is_in_one_group() -> None:
+    grouped = Counter(name for names in GROUPS.values() for name in names)
+    assert set(grouped.values()) == {1}
+    assert set(grouped) == {parameter.name for parameter in SEARCH.params} - {"search_space"}
+
+
+@pytest.mark.parametrize("command", [SEARCH, CHECK], ids=["search", "check"])
+def test_grouping_leaves_nothing_out(command: Any) -> None:
+    found = [parameter for _, group in group_parameters(command.params) for parameter in group]
+    assert sorted(parameter.name for parameter in found) == sorted(parameter.name for parameter in command.params)
+
+
+def test_summaries_are_whole(hpo: Hpo) -> None:
+    status, out, _ = hpo("--help")
+    assert status == 0
+    commands = dict(re.findall(r"^  (\w+) +(.+)$", out.split("Commands:")[1], re.MULTILINE))
+    expected: Any = get_command(app)
+    assert set(commands) == set(expected.commands)
+    assert [text for text in commands.values() if not text.endswith(".") or text.endswith("..")] == []
+
+
+@pytest.mark.parametrize("command", [SEARCH, CHECK], ids=["search", "check"])
+def test_options_are_explained_in_few_words(command: Any) -> None:
+    texts = {parameter.name: re.sub(r"\[default: .*\]", "", parameter.help) for parameter in command.params}
+    lengths = {name: len(text.split()) for name, text in texts.items() if name != "search_space"}
+    assert {name: length for name, length in lengths.items() if length > 12} == {}
+
+
+def test_help_lists_options_below_their_group(hpo: Hpo) -> None:
+    _, out, _ = hpo("search", "--help")
+    sections = re.split(r"^(\S.*):$", out, flags=re.MULTILINE)
+    shown = dict(zip(sections[1::2], sections[2::2], strict=True))
+    assert [heading for heading in shown if heading in GROUPS] == list(GROUPS)
+    assert "--evaluations N" in shown["Budget"]
+    assert "--run-dir DIR" in shown["Output"]
+    assert "10m, 1h30m" in out, "the format of TIME"
