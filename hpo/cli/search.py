@@ -51,8 +51,7 @@ _OPTIONS: dict[str, Any] = {
         Optional[str],
         typer.Option(
             metavar="NAME,...",
-            help=f"{', '.join(PROPAGATORS)}; several: one for each island in turn.  "
-            f"[default: {','.join(DEFAULT_PROPAGATORS)}]",
+            help=f"{', '.join(PROPAGATORS)}; islands take several in turn.  [default: {','.join(DEFAULT_PROPAGATORS)}]",
         ),
     ],
     "migration_probability": Annotated[
