@@ -45,8 +45,11 @@ def failures(mpi: Mpi, folder: Path, reasons: dict[str, str], seconds: int = 60)
     return tracebacks
 
 
-def test_what_an_objective_does_to_what_it_is_given_ends_with_it(mpi: Mpi, tmp_path: Path) -> None:
+def test_what_an_objective_does_to_what_it_is_given_ends_with_it(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ["--ranks-per-worker", 2, "--islands", 1, "--evaluations", 6]
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore:Guards may run slower")  # torch says it of Python 3.13.0
     job = mpi.run(4, *careless(tmp_path, "none,compile", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = trials_of(tmp_path / "run")

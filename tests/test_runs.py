@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -197,8 +198,9 @@ def test_two_runs_side_by_side_do_not_disturb_each_other(mpi: Mpi, tmp_path: Pat
     assert [len(finished(trials_of(run_dir))) for run_dir in run_dirs] == [8, 8]
 
 
+_UNPICKLED = "'TextIOWrapper' instances" if sys.version_info >= (3, 13) else "'_io.TextIOWrapper' object"
 OPENED = (
-    "what prepare returned cannot be copied for each evaluation (TypeError: cannot pickle '_io.TextIOWrapper' object): "
+    f"what prepare returned cannot be copied for each evaluation (TypeError: cannot pickle {_UNPICKLED}): "
     "return arrays, tensors and plain values, and open files in the objective"
 )
 

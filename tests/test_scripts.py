@@ -8,9 +8,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from hpo import Categorical, Float
@@ -136,12 +138,19 @@ def test_command_that_is_not_python_runs_on_each_rank(mpi: Mpi, tmp_path: Path) 
         assert set(printed.splitlines(keepends=True)) == lines
 
 
+def has_checkpoint(trial: optuna.trial.FrozenTrial) -> bool:
+    """Tell whether a trial is going on, and has reported losses, before which it writes a checkpoint."""
+    return not trial.state.is_finished() and len(trial.intermediate_values) > 1
+
+
 def test_program_continues_from_its_own_checkpoint(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--space", "speed=Float(0.0, 0.5)", "--loss", r"validation loss: (\S+)", "--run-dir", "run", "--resume"]
     options += ["--resume-args", "--resume {folder}/last.json", "--pruner", "asha", "--evaluations", "10"]
     command = ["--", SCRIPTS / "continuing.py", "--out", "{folder}", "--epochs", "12"]
     with ended(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
         assert victim.wait_for("\n 3/10 ")
+        while not any(map(has_checkpoint, trials_of(tmp_path / "run"))):  # the test has a limit
+            time.sleep(0.02)
         victim.job.send_signal(signal.SIGKILL)
         victim.wait(20)
     job = mpi.run(2, *SEARCH, *options, *command, cwd=tmp_path)

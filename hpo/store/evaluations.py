@@ -71,6 +71,12 @@ class Evaluation:
     others: tuple[float, ...] = ()
     at_rungs: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
+    def __eq__(self, other: object) -> bool:
+        """Compare fields as tuples do, of which NaN equals itself: since Python 3.13, it differs in data classes."""
+        if not isinstance(other, Evaluation):
+            return NotImplemented
+        return tuple(vars(self).values()) == tuple(vars(other).values())
+
     @property
     def values(self) -> tuple[float, ...]:
         """The values of all objectives, of which the loss is the first."""
