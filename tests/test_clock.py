@@ -38,7 +38,7 @@ def test_what_ended_before_it_began_took_an_unknown_time(tmp_path: Path, capsys:
     print_tables(summary := run.summary(1), Path("run"))
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:4:2]] == ["seconds", "?"]
     assert json.loads(json.dumps(summary, allow_nan=False))["best"]["seconds"] is None
-    details = Lookup(run).details(one)
+    details = Lookup.read(run).details(one)
     assert as_json(details)["seconds"] is None
     (ended,) = [line for line in evaluation_lines(details, Path("run"), "", BEGAN) if line.startswith("ended")]
     assert ended.endswith(", after an unknown time")
