@@ -35,6 +35,7 @@ from hpo.views.live.table import Table
 from hpo.views.lookup import Lookup
 
 _TABS = ("overview", "evaluations", "failures", "rungs", "islands", "workers")
+_LEFT = "the run goes on"
 _MOST_BEST = 10  # individuals in the overview of a run that has ended
 
 
@@ -75,13 +76,14 @@ class Watch(App[int]):
         Binding("c", "copy", "copy"),
         Binding("escape", "clear", "clear the filter", show=False),
         Binding("question_mark", "help", "keys"),
-        Binding("q", "quit", "quit", tooltip="the run goes on"),
-        *(Binding(key, "quit", "quit", show=False, priority=True) for key in ("ctrl+c", "ctrl+q")),
+        Binding("q", "quit", "quit"),
+        *(Binding(key, "quit", "quit", show=False, priority=True, tooltip=_LEFT) for key in ("ctrl+c", "ctrl+q")),
         Binding("ctrl+z", "suspend_process", "suspend", show=False),
     ]
 
     def __init__(self, path: Path, looks: Iterator[tuple[Look, Standing, float]]) -> None:
         super().__init__()
+        self.animation_level = "none"  # what moves costs time, and more over SSH
         self.standing: Standing | None = None
         self.error: Exception | None = None
         self._path, self._looks = path, looks
@@ -109,6 +111,7 @@ class Watch(App[int]):
         self.query_one(Tabs).can_focus = False
         # Not a worker of Textual's: the app would wait for it, and reading 10,000 evaluations takes seconds.
         threading.Thread(target=self._follow, daemon=True).start()
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         if not self.is_headless:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit, 128 + number)

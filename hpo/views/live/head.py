@@ -11,7 +11,7 @@ from rich.text import Text
 from hpo.results.names import together
 from hpo.results.reader import EXHAUSTED
 from hpo.store.evaluations import Evaluation
-from hpo.text import clock, duration, named, number, printable, show_command
+from hpo.text import clock, duration, named, number, printable, short, show_command
 from hpo.views.front import ranges
 from hpo.views.individuals import MOST_SHOWN
 from hpo.views.live.standing import Standing
@@ -25,6 +25,7 @@ _PHASES = {
     "died": ("died", "bold red"),
     "unknown": ("running or not?", "bold yellow"),
 }
+_LONGEST = 500  # characters of a line
 _STATES = ("complete", "pruned", "paused", "failed", "running", "waiting", "taken over", "promoted", "interrupted")
 _NAMES = {"promoted": "promoted to go on", "interrupted": "interrupted and repeated"}
 STYLES = {"failed": "red", "pruned": "yellow", "paused": "yellow"}
@@ -52,10 +53,10 @@ def _results(run: Standing, path: Path) -> Iterator[Text]:
     yield _describe_best(run, run.best)
     params, metrics = run.best.params, run.best.metrics
     if len(params) > MOST_SHOWN:
-        yield Text(named(metrics))
+        yield Text(short(named(metrics), _LONGEST))
         yield Text(f"{show_command(path, run.best.label)} shows all {len(params)} hyperparameters", "dim")
     else:
-        yield Text(named(together(params, metrics, ("loss", "trial"))))
+        yield Text(short(named(together(params, metrics, ("loss", "trial"))), _LONGEST))
     if run.front:
         yield Text(printable(ranges(run.front, run.objectives)))
     if run.confirmed and run.confirmed[0]["mean"] is not None:
@@ -67,7 +68,7 @@ def _results(run: Standing, path: Path) -> Iterator[Text]:
 def _describe_best(run: Standing, best: Evaluation) -> Text:
     found = f"found {clock(run.at - best.ended)} ago on island {best.island} by worker {best.worker}"
     if best.origin:
-        found = printable(f"taken over from {best.origin}")
+        found = short(printable(f"taken over from {best.origin}"), _LONGEST)
     name = f"front {len(run.front)}  lowest loss" if run.front else "best"
     return Text.assemble((f"{name} {number(best.loss)}", "bold green"), f"  trial {best.trial}, {found}")
 

@@ -22,6 +22,8 @@ from hpo.views.live.standing import Standing
 from hpo.views.rungs import rung_columns
 
 _LONGEST = 24  # characters of a hyperparameter's value
+_LONGEST_NAME = 60
+_LONGEST_REASON = 300
 _OWN = ("trial", "state", "loss", "seconds", "epochs", "island", "worker", "ago", "failure")
 _OF_WORKERS = ("worker", "evaluated", "failed", "trial", "epochs", "loss", "for")
 
@@ -85,7 +87,7 @@ def make_columns(evaluations: Sequence[Evaluation], objectives: Objectives, now:
         Column("state", lambda one: one.state, lambda one: Text(one.state, STYLES.get(one.state, ""))),
         _make_column("loss", lambda one: one.loss),
         *(_make_column(shown, partial(_metric, name)) for name, shown in metrics.items()),
-        *(Column(printable(shown), partial(_param, name), partial(_value, name)) for name, shown in params.items()),
+        *(Column(_name(shown), partial(_param, name), partial(_value, name)) for name, shown in params.items()),
         _make_column("seconds", lambda one: one.seconds if one.has_ended else math.nan, tenths),
         _make_column("epochs", lambda one: max(one.curve, default=0)),
         _make_column("island", lambda one: one.island),
@@ -93,7 +95,7 @@ def make_columns(evaluations: Sequence[Evaluation], objectives: Objectives, now:
         _make_column("ago", lambda one: now - one.ended, clock),
     ]
     if any(one.state == "failed" for one in evaluations):
-        columns.append(Column("failure", lambda one: reason_of(one) or None, lambda one: printable(reason_of(one))))
+        columns.append(Column("failure", lambda one: reason_of(one) or None, lambda one: _reason(reason_of(one))))
     return columns
 
 
@@ -104,7 +106,15 @@ def _make_column(heading: str, value: Callable[[Evaluation], float], text: Calla
         found = value(one)
         return found if math.isfinite(found) else None
 
-    return Column(printable(heading), finite, lambda one: "" if finite(one) is None else text(value(one)))
+    return Column(_name(heading), finite, lambda one: "" if finite(one) is None else text(value(one)))
+
+
+def _name(name: str) -> str:
+    return short(printable(name), _LONGEST_NAME)
+
+
+def _reason(reason: str) -> str:
+    return short(printable(reason), _LONGEST_REASON)
 
 
 def _metric(name: str, one: Evaluation) -> float:
@@ -124,7 +134,7 @@ def failure_rows(evaluations: Sequence[Evaluation]) -> Rows:
     groups = reasons(evaluations)
     labels = [label(group["trial"], group["confirms"] is not None) for group in groups]
     counts = [str(group["count"]) for group in groups]
-    texts = [printable(group["reason"]) for group in groups]
+    texts = [_reason(group["reason"]) for group in groups]
     return _rows({"count": counts, "latest": labels, "reason": texts}, labels)
 
 
@@ -170,4 +180,4 @@ def worker_rows(run: Standing, evaluations: Sequence[Evaluation]) -> Rows:
 
 
 def _rows(columns: Mapping[str, Sequence[str]], labels: Sequence[str]) -> Rows:
-    return Rows([printable(name) for name in columns], labels, list(zip(*columns.values(), strict=True)).__getitem__)
+    return Rows([_name(name) for name in columns], labels, list(zip(*columns.values(), strict=True)).__getitem__)

@@ -86,13 +86,15 @@ class Table(ScrollView, can_focus=True):
         self._widen(cells)
         line = Text(end="")
         for heading, cell, width in zip(self._rows.headings, cells, self._widths, strict=True):
-            space, is_left = " " * (width - cell.cell_len), heading.rstrip(_ARROWS) in _LEFT
+            space, is_left = " " * (width - cell.cell_len), _is_left(heading)
             line.append(" " * _GAP + ("" if is_left else space)).append_text(cell).append(space if is_left else "")
         if y == 0 or row == self._row:
             style += self.get_component_rich_style("table--cursor" if y > 0 else "table--heading")
         left, right = self.scroll_offset.x, self.scroll_offset.x + self.size.width
-        # A column that is not whole is left out, unless there is no other one.
-        right = max((edge for edge in self._edges if left < edge <= right), default=right)
+        whole = [edge for edge in self._edges if edge <= right]
+        # A number that is not whole is left out, unless there is nothing else.
+        if whole and left < whole[-1] and len(whole) < len(cells) and not _is_left(self._rows.headings[len(whole)]):
+            right = whole[-1]
         strip = Strip(list(line.render(self.app.console))).crop(left, right)
         return strip.extend_cell_length(self.size.width).apply_style(style)
 
@@ -133,3 +135,8 @@ class Table(ScrollView, can_focus=True):
             edges = [edge for edge in self._edges if edge <= event.x + self.scroll_offset.x]
             if len(edges) < len(self._widths):
                 self.post_message(self.Sorted(len(edges)))
+
+
+def _is_left(heading: str) -> bool:
+    """Tell whether a column is aligned to the left."""
+    return heading.rstrip(_ARROWS) in _LEFT

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from hpo.results.reader import Look, RunReader
 from hpo.store.run_dir import RunDir
-from hpo.text import show_command
+from hpo.text import printable, show_command
 from hpo.views.front import so_far
 from hpo.views.live.head import head_lines, progress
 from hpo.views.live.standing import Standing, standing
@@ -80,14 +80,14 @@ def _show(path: Path, storage: str | None) -> int:
 
 def _list(path: Path, storage: str | None) -> int:
     """Print how the run stands, and a line for each evaluation that ends until it does."""
-    listing: _Listing | None = None
+    listing: Listing | None = None
     for look, run, pause in _looks(path, storage):
         if listing is None:
             _print(head_lines(run, path))
             if not run.goes_on:
                 return 0
-            listing = _Listing(look, path)
-        _print(map(Text, listing.lines(look, run)))
+            listing = Listing(look, path)
+        _print(Text(printable(line)) for line in listing.lines(look, run))
         if not run.goes_on:
             _print(head_lines(run, path))
             return 0
@@ -95,7 +95,7 @@ def _list(path: Path, storage: str | None) -> int:
     return 0
 
 
-class _Listing:
+class Listing:
     """Writes a line for each evaluation that has ended since the look before, and now and then the time left."""
 
     def __init__(self, first: Look, path: Path) -> None:
