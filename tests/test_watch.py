@@ -144,7 +144,8 @@ def test_the_phase_of_a_run(values: dict[str, Any], phase: str, why: str) -> Non
     assert run.phase == phase
     title, *lines = (line.plain for line in head_lines(run, Path("runs/name")))
     shown = {"confirming": "confirming the best", "unknown": "running or not?"}.get(phase, phase)
-    assert title.startswith(f"{shown}  runs/name  {run.done}/{run.total} ")
+    assert title.startswith(f"{shown}  {run.done}/{run.total} ")
+    assert title.endswith("  runs/name")
     assert (lines[0] == why) is bool(why)
 
 
@@ -267,13 +268,13 @@ def test_a_finished_run_is_printed_once(tmp_path: Path) -> None:
     shown = piped(tmp_path / "run")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "\x1b" not in shown.stdout
-    assert shown.stdout.startswith(f"finished  {tmp_path}/run  5/5 evaluations")
+    assert re.match(rf"finished  5/5 evaluations, .* a minute  {tmp_path}/run\n", shown.stdout)
     assert "best 0.2  trial 4, found 0:0" in shown.stdout
     assert "depth=5  act=relu  flag=True  lr=0.1  accuracy=0.5" in shown.stdout
     (tmp_path / "run").rename(tmp_path / "r\N{LATIN SMALL LETTER U WITH DIAERESIS}n")
     ascii_only = piped(tmp_path / "r\N{LATIN SMALL LETTER U WITH DIAERESIS}n", PYTHONIOENCODING="ascii")
     assert ascii_only.returncode == 0
-    assert ascii_only.stdout.startswith(f"finished  {tmp_path}/r?n  5/5 evaluations")
+    assert f"  {tmp_path}/r?n\n" in ascii_only.stdout
 
 
 @pytest.mark.slow

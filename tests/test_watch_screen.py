@@ -315,18 +315,18 @@ def test_evaluation_that_runs_is_kept_up_to_date(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "title", "line"),
     [
-        ({"about": {"budget": 14}, "in_use": False}, "finished  runs/name  14/14", "14 complete"),
+        ({"about": {"budget": 14}, "in_use": False}, "finished  14/14 evaluations", "14 complete"),
         (
             {"in_use": False, "stopped": "a target", "remedy": "a lower one"},
-            "stopped  runs/name  14/100",
+            "stopped  14/100 evaluations",
             "a target. To go on: the same command with --run-dir runs/name --resume and a lower one",
         ),
-        ({"in_use": False, "holder": "process 7 on here since 2026"}, "died  runs/name", "process 7 on here has died"),
+        ({"in_use": False, "holder": "process 7 on here since 2026"}, "died  14/100 evaluations", "process 7 on here has died"),
     ],
 )
 def test_screen_stays_when_run_ends(values: dict[str, object], title: str, line: str) -> None:
     async def act(app: Watch, pilot: Pilot[int]) -> None:
-        assert "searching  runs/name" in text_of(app)
+        assert "searching  12/20 evaluations" in text_of(app)
         show(app, [one(trial) for trial in range(14)], **values)
         await settle(app, pilot)
         assert title in text_of(app)

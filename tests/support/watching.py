@@ -114,7 +114,7 @@ class Terminal:
         end = time.monotonic() + seconds
         start = len(self.written)
         while text not in self.written[start:]:
-            assert time.monotonic() < end, f"no {text!r} in {self.written[start:]!r}"
+            assert time.monotonic() < end, f"no {text!r} in {self.written[start:][-2000:]!r}"
             if select.select([self.terminal], [], [], 0.2)[0]:
                 self.written += os.read(self.terminal, 65536).decode(errors="replace")
             else:

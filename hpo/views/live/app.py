@@ -153,7 +153,8 @@ class Watch(App[int]):
     def _make_rows(self, tab: str, run: Standing) -> Rows:
         evaluations, choice = self._evaluations, self._choice
         if tab == "overview" and not run.running and not run.idle:
-            evaluations, choice = top(evaluations, _MOST_BEST, run.objectives), Choice("loss", reverse=False)
+            evaluations = top(self._look.evaluations if self._look else [], _MOST_BEST, run.objectives)
+            choice = Choice("loss", reverse=False)
         elif tab != "evaluations":
             return {
                 "overview": lambda: worker_rows(run, evaluations),

@@ -33,7 +33,7 @@ STYLES = {"failed": "red", "pruned": "yellow", "paused": "yellow"}
 
 def head_lines(run: Standing, path: Path) -> list[Text]:
     """Return the lines; the first of them says the least that one needs to know."""
-    title = Text.assemble(_PHASES[run.phase], f"  {printable(str(path))}  {progress(run)}")
+    title = Text.assemble(_PHASES[run.phase], f"  {progress(run)}  {printable(str(path))}")
     return [
         title,
         *(Text(printable(line), _PHASES[run.phase][1]) for line in _explain(run, path)),
