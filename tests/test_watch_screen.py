@@ -321,7 +321,11 @@ def test_evaluation_that_runs_is_kept_up_to_date(tmp_path: Path) -> None:
             "stopped  14/100 evaluations",
             "a target. To go on: the same command with --run-dir runs/name --resume and a lower one",
         ),
-        ({"in_use": False, "holder": "process 7 on here since 2026"}, "died  14/100 evaluations", "process 7 on here has died"),
+        (
+            {"in_use": False, "holder": "process 7 on here since 2026"},
+            "died  14/100 evaluations",
+            "process 7 on here has died",
+        ),
     ],
 )
 def test_screen_stays_when_run_ends(values: dict[str, object], title: str, line: str) -> None:

@@ -157,7 +157,7 @@ class Watch(App[int]):
             choice = Choice("loss", reverse=False)
         elif tab != "evaluations":
             return {
-                "overview": lambda: worker_rows(run, evaluations),
+                "overview": lambda: worker_rows(run),
                 "failures": lambda: failure_rows(evaluations),
                 "rungs": lambda: rung_rows(run),
                 "islands": lambda: island_rows(run),

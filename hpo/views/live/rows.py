@@ -157,8 +157,8 @@ def island_rows(run: Standing) -> Rows:
     return _rows(columns, labels)
 
 
-def worker_rows(run: Standing, evaluations: Sequence[Evaluation]) -> Rows:
-    """Return a row for each worker, with what it has evaluated, and what it evaluates now."""
+def worker_rows(run: Standing, evaluations: Sequence[Evaluation] = ()) -> Rows:
+    """Return a row for each worker, with what it evaluates now, and what it has evaluated of some evaluations."""
     ended = Counter(one.worker for one in evaluations if one.ended_in_run)
     failed = Counter(one.worker for one in evaluations if one.state == "failed")
     own = {one.worker: one for one in run.running}
@@ -168,8 +168,8 @@ def worker_rows(run: Standing, evaluations: Sequence[Evaluation]) -> Rows:
     idle = "idle" if run.goes_on else ""
     columns = {
         "worker": [str(worker) for worker in workers],
-        "evaluated": [str(ended[worker]) for worker in workers],
-        "failed": [str(failed[worker]) for worker in workers],
+        **({"evaluated": [str(ended[worker]) for worker in workers]} if ended else {}),
+        **({"failed": [str(failed[worker]) for worker in workers]} if ended else {}),
         "trial": [text or run.helping.get(worker, idle) for worker, text in zip(workers, labels, strict=True)],
         "epochs": [str(len(one.curve)) if one else "" for one in now],
         "loss": [number(min(one.curve.values())) if one and one.curve else "" for one in now],

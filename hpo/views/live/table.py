@@ -80,7 +80,7 @@ class Table(ScrollView, can_focus=True):
         """Return the headings, or a row."""
         row, style = self.scroll_offset.y + y - 1, self.rich_style
         if row >= len(self._rows.keys) and y > 0:
-            return Strip.blank(self.size.width, style)
+            return Strip.blank(self.scrollable_content_region.width, style)
         found = self._rows.cells(row) if y > 0 else self._rows.headings
         cells = [cell if isinstance(cell, Text) else Text(cell) for cell in found]
         self._widen(cells)
@@ -90,13 +90,13 @@ class Table(ScrollView, can_focus=True):
             line.append(" " * _GAP + ("" if is_left else space)).append_text(cell).append(space if is_left else "")
         if y == 0 or row == self._row:
             style += self.get_component_rich_style("table--cursor" if y > 0 else "table--heading")
-        left, right = self.scroll_offset.x, self.scroll_offset.x + self.size.width
+        left, right = self.scroll_offset.x, self.scroll_offset.x + self.scrollable_content_region.width
         whole = [edge for edge in self._edges if edge <= right]
         # A number that is not whole is left out, unless there is nothing else.
         if whole and left < whole[-1] and len(whole) < len(cells) and not _is_left(self._rows.headings[len(whole)]):
             right = whole[-1]
         strip = Strip(list(line.render(self.app.console))).crop(left, right)
-        return strip.extend_cell_length(self.size.width).apply_style(style)
+        return strip.extend_cell_length(self.scrollable_content_region.width).apply_style(style)
 
     @property
     def _edges(self) -> list[int]:
@@ -114,12 +114,12 @@ class Table(ScrollView, can_focus=True):
 
     def _action_move(self, rows: int) -> None:
         self._row = max(0, min(self._row + rows, len(self._rows.keys) - 1))
-        top = max(min(self.scroll_offset.y, self._row), self._row - self.size.height + 2)
+        top = max(min(self.scroll_offset.y, self._row), self._row - self.scrollable_content_region.height + 2)
         self.scroll_to(y=top, animate=False)
         self.refresh()
 
     def _action_move_page(self, pages: int) -> None:
-        self._action_move(pages * max(1, self.size.height - 2))
+        self._action_move(pages * max(1, self.scrollable_content_region.height - 2))
 
     def _action_open(self) -> None:
         if self.key:
