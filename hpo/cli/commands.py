@@ -203,7 +203,7 @@ def watch(
     run_dir: RunDirectory,
     storage: Storage = None,
 ) -> None:
-    """Watch a run: how far it is, what is best, what its workers do. q or Ctrl-C leaves it alone."""
+    """Browse a run, running or finished: evaluations, failures, workers. ? shows the keys, q quits."""
     from hpo.views.live.watch import watch
 
     context.exit(watch(run_dir, storage))
