@@ -50,7 +50,7 @@ class Looked(Message):
 class Watch(App[int]):
     """Shows the run in a directory as `looks` returns it again and again, each with the pause until the next.
 
-    `standing` is the last of them, and `error` why there is no next one, if there is not.
+    `standing` is the last of them, and `error` the reason if the run cannot be read any more.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -214,7 +214,7 @@ class Watch(App[int]):
         self._table.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:  # noqa: ARG002
-        """Tell whether a key means something here."""
+        """Return whether a key has an effect here."""
         if isinstance(self.screen, EvaluationScreen):
             return action not in ("go", "go_by", "filter", "clear", "sort_by")
         return action != "sort_by" or self._tabs.active == "evaluations"

@@ -32,7 +32,7 @@ STYLES = {"failed": "red", "pruned": "yellow", "paused": "yellow"}
 
 
 def head_lines(run: Standing, path: Path) -> list[Text]:
-    """Return the lines; the first of them says the least that one needs to know."""
+    """Return the lines; the first one has the phase and the progress."""
     title = Text.assemble(_PHASES[run.phase], f"  {progress(run)}  {printable(str(path))}")
     return [
         title,

@@ -26,9 +26,9 @@ _SHARE = 0.02  # of a core that looking may take: at 10,000 evaluations, it is t
 
 
 def watch(path: Path, storage: str | None = None) -> int:
-    """Show a run until a person leaves, or as lines until it ends; return the exit status.
+    """Show a run until the user quits, or as lines until it ends; return the exit status.
 
-    Raises UsageError where there is no run.
+    Raises UsageError if the directory holds no run.
     """
     RunDir(path).manifest()  # a mistake is told before the terminal is taken over
     if isinstance(sys.stdout, TextIOWrapper):
