@@ -35,7 +35,7 @@ from hpo.views.live.table import Table
 from hpo.views.lookup import Lookup
 
 _TABS = ("overview", "evaluations", "failures", "rungs", "islands", "workers")
-_LEFT = "the run goes on"
+_LEFT = "the run continues"
 _MOST_BEST = 10  # individuals in the overview of a run that has ended
 
 
@@ -83,12 +83,13 @@ class Watch(App[int]):
 
     def __init__(self, path: Path, looks: Iterator[tuple[Look, Standing, float]]) -> None:
         super().__init__()
-        self.animation_level = "none"  # what moves costs time, and more over SSH
+        self.animation_level = "none"  # Animations cost time, and more over SSH.
         self.standing: Standing | None = None
         self.error: Exception | None = None
         self._path, self._looks = path, looks
         self._look: Look | None = None
         self._choice = Choice()
+        self._headings: list[str] = []
 
     def compose(self) -> ComposeResult:
         """Make the tabs."""
@@ -236,9 +237,10 @@ class Watch(App[int]):
         self._table.focus()
 
     def _action_sort_by(self, step: int) -> None:
-        place = self._headings.index(self._choice.heading) + step
-        self._choice.sort_by(self._headings[place % len(self._headings)])
-        self._show(from_first=True)
+        if self._choice.heading in self._headings:
+            place = self._headings.index(self._choice.heading) + step
+            self._choice.sort_by(self._headings[place % len(self._headings)])
+            self._show(from_first=True)
 
     def _action_copy(self) -> None:
         opened = self.screen.evaluation.label if isinstance(self.screen, EvaluationScreen) else self._table.key

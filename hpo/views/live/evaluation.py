@@ -41,9 +41,10 @@ class EvaluationScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Make the plot and the text."""
+        yield Static(id="title")
         yield Plot()
         with VerticalScroll():
-            yield Static()
+            yield Static(id="text")
         yield Footer()
 
     @on(Mount)
@@ -66,4 +67,5 @@ class EvaluationScreen(Screen[None]):
 
     @on(Read)
     def _show_read(self, event: Read) -> None:
-        self.query_one(Static).update(Text("\n".join(event.lines)))
+        self.query_one("#title", Static).update(Text(event.lines[0], "bold"))
+        self.query_one("#text", Static).update(Text("\n".join(event.lines[1:])))
