@@ -469,6 +469,10 @@ def test_screen_can_be_suspended(tmp_path: Path) -> None:
         screen.wait_for("stopped")
         screen.press(b"\x1a")
         screen.wait_for("\x1b[?1049l")
+        status, until = Path(f"/proc/{screen.process.pid}/stat"), time.monotonic() + 30
+        while status.read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < until
+            time.sleep(0.01)
         screen.process.send_signal(signal.SIGCONT)
         screen.wait_for("stopped")
         assert screen.takes_keys
