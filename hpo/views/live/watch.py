@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
@@ -74,7 +75,8 @@ def _show(path: Path, storage: str | None) -> int:
     if app.error:
         raise app.error
     if app.standing:
-        _print(head_lines(replace(app.standing, at=time.time()), path))
+        with suppress(OSError):  # The terminal may be gone.
+            _print(head_lines(replace(app.standing, at=time.time()), path))
     return status
 
 
