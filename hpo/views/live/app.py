@@ -111,7 +111,7 @@ class Watch(App[int]):
     def _begin(self) -> None:
         self.query_one(Tabs).can_focus = False
         # Not a worker of Textual's: the app would wait for it, and reading 10,000 evaluations takes seconds.
-        threading.Thread(target=self._follow, daemon=True).start()
+        self.call_after_refresh(threading.Thread(target=self._follow, daemon=True).start)
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         if not self.is_headless:
             for number in (signal.SIGTERM, signal.SIGHUP):
