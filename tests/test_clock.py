@@ -16,9 +16,7 @@ from hpo.trackers.tracker import moment, results
 from hpo.views.details import as_json
 from hpo.views.evaluation import evaluation_lines
 from hpo.views.export import table_of
-from hpo.views.live.lines import Pen
-from hpo.views.live.standing import standing
-from hpo.views.live.view import View
+from hpo.views.live.rows import make_columns
 from hpo.views.lookup import Lookup
 from hpo.views.page.write import render
 from hpo.views.progress import Lines
@@ -38,14 +36,14 @@ def test_what_ended_before_it_began_took_an_unknown_time(tmp_path: Path, capsys:
     print_tables(summary := run.summary(1), Path("run"))
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:4:2]] == ["seconds", "?"]
     assert json.loads(json.dumps(summary, allow_nan=False))["best"]["seconds"] is None
-    details = Lookup(run).details(one)
+    details = Lookup.read(run).details(one)
     assert as_json(details)["seconds"] is None
     (ended,) = [line for line in evaluation_lines(details, Path("run"), "", BEGAN) if line.startswith("ended")]
     assert ended.endswith(", after an unknown time")
     table = table_of(run)
     assert table.rows[0][list(table.columns).index("seconds")] is None
-    drawn = [line.plain for line in View(Path("run"), Pen(80), True).draw(standing(run.follow().look()), 24)]
-    assert drawn[-1].split()[:4] == ["0", "0", "0.5", "?"]
+    cells = {column.heading: column.text(one) for column in make_columns([one], run.manifest.objectives, BEGAN)}
+    assert (cells["trial"], cells["loss"], cells["seconds"]) == ("0", "0.5", "")
     page = render(run, 1, BEGAN)
     assert "it took an unknown time" in page
     assert "after the first evaluation began" not in page

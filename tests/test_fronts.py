@@ -26,10 +26,10 @@ from hpo.store.run_dir import RunDir
 from hpo.store.tensors import write_tensors
 from hpo.store.weights import BestWeights, weights_of
 from hpo.views.export import table_of, writer
-from hpo.views.live.lines import Pen
-from hpo.views.live.listing import Listing
+from hpo.views.live.head import head_lines
+from hpo.views.live.rows import island_rows
 from hpo.views.live.standing import standing
-from hpo.views.live.view import View
+from hpo.views.live.watch import Listing
 from hpo.views.page.front import fronts, hypervolume
 from hpo.views.page.write import render
 from hpo.views.progress import Lines
@@ -264,18 +264,17 @@ def test_an_export_has_a_column_for_the_front(tmp_path: Path) -> None:
     assert (str(column.type), column.to_pylist()) == ("bool", [True, False, False, True, True, False, False])
 
 
-def test_the_view_has_the_front_in_the_place_of_the_best(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_view_has_the_front_in_the_place_of_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look = a_run(tmp_path / "run", THREE).follow().look()
-    seen = [line.plain for line in View(Path("run"), Pen(120), braille=True).draw(standing(look), 24)]
+    run = standing(look)
+    seen = [line.plain for line in head_lines(run, Path("run"))]
     place = next(count for count, line in enumerate(seen) if "lowest loss" in line)
     assert seen[place].startswith("front 5  lowest loss 0.25  trial 1, found ")
     assert seen[place + 2] == "loss 0.25 to 1000, parameters 50 to 300, speed 1 to 9"
-    assert any(re.search(r"0 +7 +0\.25 +1$", line) for line in seen), "the best of an island is its lowest loss"
-    monkeypatch.setattr("hpo.views.live.listing.SECONDS_BETWEEN_ESTIMATES", -1.0)
-    Listing(look, Pen(120), Path("run")).tell(look, standing(look))
-    assert capsys.readouterr().out.startswith("-- front of 5, lowest loss 0.25 (trial 1: layers=1  ")
+    assert island_rows(run).cells(0) == ("0", "7", "1", "0.25", "1"), "the best of an island is its lowest loss"
+    monkeypatch.setattr("hpo.views.live.watch.SECONDS_BETWEEN_ESTIMATES", -1.0)
+    (line,) = Listing(look, Path("run")).lines(look, run)
+    assert line.startswith("-- front of 5, lowest loss 0.25 (trial 1: layers=1  ")
 
 
 def test_advice_on_the_winner_alone_is_not_given_where_there_is_a_front() -> None:
@@ -412,6 +411,6 @@ def test_a_front_of_one_or_none_is_shown_everywhere(tmp_path: Path, hpo: Hpo, st
     assert ("it alone is on the front" in hpo("best", tmp_path / "run")[2]) == bool(count)
     assert hpo("best", tmp_path / "run", "--by", "parameters")[0] == (0 if count else 2)
     assert ("front of 1" in render(run, 3, BEGAN)) == bool(count)
-    head = View(Path("run"), Pen(80), braille=True).head(standing(run.follow().look()))
+    head = head_lines(standing(run.follow().look()), Path("run"))
     assert any(line.plain == "loss 0.5, parameters 10" for line in head) == bool(count)
     assert RunDir(tmp_path / "run").front.exists() is False, "nothing that reads a run writes to it"

@@ -49,7 +49,7 @@ def test_tables_show_the_hyperparameters_that_differ_most(run: RunReader, capsys
 
 
 def test_failures_leave_hyperparameters_to_hpo_show(run: RunReader) -> None:
-    table, more = failed_lines(Lookup(run).failed(), 3, Path("runs/wide"))
+    table, more = failed_lines(Lookup.read(run).failed(), 3, Path("runs/wide"))
     assert [line.split() for line in table.splitlines()[1:4:2]] == [
         ["trial", "island", "worker", "seconds", "epochs", "failure"],
         ["23", "0", "0", "1.0", "1", "no"],

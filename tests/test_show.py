@@ -20,15 +20,14 @@ from optuna.trial import TrialState
 from rich.cells import cell_len
 
 from hpo import Categorical, Float, SearchSpace
-from hpo.results.reader import Look, RunReader
+from hpo.results.reader import RunReader
 from hpo.store.evaluations import rank
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.trainer.search_file import load_search_file
-from hpo.views.live.lines import Pen
-from hpo.views.live.listing import Listing
+from hpo.views.live.rows import failure_rows
 from hpo.views.live.standing import standing
-from hpo.views.live.view import View
+from hpo.views.live.watch import Listing
 from tests.support.endurance import FAULTY
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, hpo_line
 from tests.support.runs import (
@@ -421,9 +420,10 @@ def test_failures_of_confirmations_are_marked(tmp_path: Path, hpo: Hpo) -> None:
     failures = json.loads(hpo("top", run_dir, "--json")[1])["failures"]
     assert {(entry["trial"], entry["confirms"]) for entry in failures} == {(7, None), (1, 0)}
     look = RunReader(run_dir).follow().look()
-    shown = "\n".join(line.plain for line in View(run_dir, Pen(300), braille=True).draw(standing(look), 60))
-    assert f"hpo show {run_dir} confirm-1 shows the traceback" in shown
-    assert re.search(r"^confirm-1 .*\d  my_search.py:33: ValueError: injected$", shown, re.MULTILINE)
+    rows = failure_rows([*look.evaluations, *look.confirmations])
+    assert set(rows.keys) == {"confirm-1", "7"}
+    place = rows.keys.index("confirm-1")
+    assert rows.cells(place) == ("1", "confirm-1", "my_search.py:33: ValueError: injected")
 
 
 def in_terminal(columns: int, *arguments: object) -> str:
@@ -486,30 +486,19 @@ def test_tables_count_a_place_once_and_lead_to_the_latest(tmp_path: Path, hpo: H
     assert f"hpo show {tmp_path}/silent 0 shows more of it" in hpo("top", tmp_path / "silent")[1]
 
 
-def test_watching_a_run_leads_to_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watching_a_run_leads_to_what_failed(tmp_path: Path) -> None:
     path = tmp_path / "a run"
     record = make_run(path)
     add(record, began=BEGAN + 100)
     first = RunReader(path).follow().look()
-    listing = Listing(first, Pen(80), path)
+    listing = Listing(first, path)
     fail(record, f"{PLACED}{' and so on' * 30}", began=BEGAN + 10)
     fail(record, LATE, began=BEGAN + 20, traceback="")
     look = RunReader(path).follow().look()
-    listing.tell(look, standing(look))
-    listed = capsys.readouterr().out.splitlines()[1:]
+    listed = list(listing.lines(look, standing(look)))[1:]
     assert [line.endswith(f"  (hpo show '{path}' {trial})") for line, trial in zip(listed, (1, 2), strict=True)]
     assert "  rank 1, my_search.py:33: ValueError: injected and so on" in listed[0]
-    assert drawn(look, path, 24)[-1] == f"hpo show '{path}' 2 shows more of it"
-    assert [line for line in drawn(look, path, 24) if "  my_search.py:33: ValueError: injected and" in line]
-    fail(record, began=BEGAN + 30)
-    look = RunReader(path).follow().look()
-    assert drawn(look, path, 24)[-1] == f"hpo show '{path}' 3 shows the traceback"
-    few = next(lines for height in range(5, 24) if "ValueError" in "".join(lines := drawn(look, path, height)))
-    assert "hpo show" not in "".join(few[:-1])
-
-
-def drawn(look: Look, path: Path, height: int) -> list[str]:
-    return [line.plain for line in View(path, Pen(200), braille=True).draw(standing(look), height)]
+    assert list(listing.lines(look, standing(look))) == []
 
 
 def test_a_real_failure_is_shown_with_its_traceback(mpi: Mpi, tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from hpo.results.reader import Look
 from hpo.results.summary import summarize
 from hpo.store.evaluations import Evaluation
 from hpo.text import number, numbers
-from hpo.views.live.lines import Pen
+from hpo.views.live.head import head_lines
 from hpo.views.live.standing import standing
-from hpo.views.live.view import View
 from hpo.views.progress import Lines
 from hpo.views.tables import print_tables
 from tests.support.evaluations import one
@@ -65,20 +64,8 @@ def test_the_parameters_of_a_network_are_counted_in_lines_tables_and_the_live_vi
     end = table[1].index("parameters") + len("parameters")
     assert [line[:end].split()[-1] for line in table[3:6]] == ["110300", "9007199254740991", "8"]
     run = standing(Look(9.0, manifest(budget=3), evaluations, [], in_use=False))
-    shown = [line.plain for line in View(Path("run"), Pen(80), braille=True).draw(run, 24)]
+    shown = [line.plain for line in head_lines(run, Path("run"))]
     assert "lr=0.1  parameters=110300  accuracy=0.5" in shown
-
-
-@pytest.mark.parametrize("loss", [2.0**53 - 1, 1 - 2.0**53])
-def test_losses_of_all_their_digits_fit_into_the_live_view(loss: float) -> None:
-    run = standing(Look(9.0, manifest(budget=3), [ended(0, loss + 1000, 1.0), ended(1, loss, 1.0)], [], in_use=False))
-    for width in range(60, 90):
-        lines = View(Path("run"), Pen(width), braille=True).draw(run, 24)
-        assert max(line.cell_len for line in lines) <= width
-        texts = [line.plain.rstrip() for line in lines]
-        heading = next(place for place, text in enumerate(texts) if "population" in text)
-        assert texts[heading].endswith("best  failed")
-        assert texts[heading + 1].split()[-2:] == [f"{loss:.0f}", "0"]
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def show(
     from hpo.views.evaluation import evaluation_lines
     from hpo.views.lookup import Lookup
 
-    lookup = Lookup(RunReader(run_dir, storage))
+    lookup = Lookup.read(RunReader(run_dir, storage))
     evaluation, why = (lookup.named(trial), "") if trial is not None else lookup.chosen()
     details = lookup.details(evaluation)
     if as_json:
@@ -213,7 +213,7 @@ def watch(
     run_dir: RunDirectory,
     storage: Storage = None,
 ) -> None:
-    """Watch a run: how far it is, what is best, what its workers do. q or Ctrl-C leaves it alone."""
+    """Browse a run, running or finished: evaluations, failures, workers. ? shows the keys, q quits."""
     from hpo.views.live.watch import watch
 
     context.exit(watch(run_dir, storage))
@@ -261,7 +261,7 @@ def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
     from hpo.views.failed import failed_lines
     from hpo.views.lookup import Lookup
 
-    lookup = Lookup(run)
+    lookup = Lookup.read(run)
     failed = lookup.failed()
     if as_json:
         print(json.dumps([content(lookup.details(one)) for one in failed[:n]], indent=2, allow_nan=False))

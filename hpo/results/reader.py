@@ -129,7 +129,7 @@ def _check_trials(trials: Sequence[FrozenTrial], space: Mapping[str, Any], stora
     """Raise a UsageError unless trials are of one search space, whose parameters have these names."""
     distributions = _distributions(trials, space)
     for trial in trials:
-        for name in [*trial.params, *space]:
+        for name in dict.fromkeys([*trial.params, *space]):
             may_be_missing = name in space and is_conditional(str(space[name]))
             if name not in trial.params and may_be_missing:
                 continue
@@ -144,7 +144,11 @@ def _check_trials(trials: Sequence[FrozenTrial], space: Mapping[str, Any], stora
 def _fits(trial: FrozenTrial, name: str, distributions: Mapping[str, Any]) -> bool:
     """Tell whether a trial has a parameter of these distributions."""
     value, distribution = trial.params.get(name), distributions.get(name)
-    if distribution is None or trial.distributions.get(name) != distribution:
+    own = trial.distributions.get(name)
+    if own is None or distribution is None:
+        return False
+    # Optuna's comparison takes five times as long as that of the attributes.
+    if (type(own), vars(own)) != (type(distribution), vars(distribution)) and own != distribution:
         return False
     if type(value) not in (bool, int, float, str):
         return False

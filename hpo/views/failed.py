@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.cells import cell_len
 from rich.table import Table
+from rich.text import Text
 
 from hpo.results.names import all_names, params_shown
 from hpo.results.summary import reason_of
@@ -16,7 +17,6 @@ from hpo.store.evaluations import Evaluation
 from hpo.text import printable, short, show_command, tenths, value
 from hpo.views.grid import filled_table, table_text
 from hpo.views.individuals import MOST_SHOWN
-from hpo.views.live.lines import Pen
 
 _NARROWEST = 40  # columns that a failure gets at least, however little room the others leave
 _LONGEST_VALUE = 24
@@ -31,14 +31,20 @@ def failed_lines(failed: Sequence[Evaluation], n: int, run_dir: Path) -> list[st
     width = max(map(cell_len, table_text("", _table(shown)).split("\n")))
     reasons = [printable(reason_of(one)) for one in shown]
     if sys.stdout.isatty():
-        pen = Pen(max(_NARROWEST, shutil.get_terminal_size().columns - width - _GAP))
-        reasons = [pen.cut(pen.text(reason)).plain for reason in reasons]
+        room = max(_NARROWEST, shutil.get_terminal_size().columns - width - _GAP)
+        reasons = [_cut(reason, room) for reason in reasons]
     whole = width + _GAP + max(map(cell_len, ["failure", *reasons])) + 1  # the table's right edge, a space
     text = table_text("Failed", _table(shown, reasons), width=whole)
     more = f"{show_command(run_dir, shown[0].label)} shows everything about trial {shown[0].label}"
     if (many := len(_params(shown))) > MOST_SHOWN:
         more += f", its {many} hyperparameters too"
     return [text, printable(f"{_how_many(len(shown), len(failed))} that failed; {more}")]
+
+
+def _cut(reason: str, room: int) -> str:
+    text = Text(reason)
+    text.truncate(room, overflow="ellipsis")
+    return text.plain
 
 
 def _how_many(shown: int, failed: int) -> str:

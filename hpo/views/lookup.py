@@ -8,23 +8,39 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from hpo.errors import UsageError
+from hpo.results.confirmation import plan_of
 from hpo.results.reader import RunReader
 from hpo.results.winner import winner_of
 from hpo.store.evaluations import Evaluation
 from hpo.store.front import front
 from hpo.store.log import read_log
+from hpo.store.manifest import Manifest
+from hpo.store.run_dir import RunDir
 from hpo.views.details import Details
 
 
 class Lookup:
-    """The evaluations of a run, and those that confirm its best, as they were when this was made."""
+    """The evaluations of a run, and those that confirm its best, as they were at one moment."""
 
-    def __init__(self, reader: RunReader) -> None:
-        self._reader = reader
-        self.run_dir = reader.run_dir
-        self._in_use = reader.run_dir.in_use  # first: if the run has ended by now, all of it is in the record
-        self._search = reader.evaluations()
-        self._confirming = reader.confirmations(all_plans=True)
+    def __init__(
+        self,
+        run_dir: RunDir,
+        manifest: Manifest,
+        in_use: bool | None,
+        search: Sequence[Evaluation],
+        confirming: Sequence[Evaluation],
+    ) -> None:
+        self.run_dir = run_dir
+        self._manifest = manifest
+        self._in_use = in_use
+        self._search = search
+        self._confirming = confirming
+
+    @classmethod
+    def read(cls, reader: RunReader) -> Lookup:
+        """Look up evaluations as the record holds them now."""
+        in_use = reader.run_dir.in_use  # first: if the run has ended by now, all of it is in the record
+        return cls(reader.run_dir, reader.manifest, in_use, reader.evaluations(), reader.confirmations(all_plans=True))
 
     def named(self, name: str) -> Evaluation:
         """Return the evaluation with this label; raises UsageError, saying which there are, where there is none."""
@@ -40,8 +56,8 @@ class Lookup:
 
     def chosen(self) -> tuple[Evaluation, str]:
         """Return the winner, or else what failed last, and why it was chosen; raises UsageError without either."""
-        confirmations = self._reader.confirmations()
-        winner = winner_of(self._search, confirmations, self._reader.manifest.objectives)
+        confirmations = plan_of(self._manifest).of(self._confirming)
+        winner = winner_of(self._search, confirmations, self._manifest.objectives)
         if winner is not None:
             ended = all(one.finished for one in confirmations)
             confirmed = any(one.confirms == winner.trial and one.state == "complete" for one in confirmations)
@@ -62,7 +78,7 @@ class Lookup:
     def details(self, evaluation: Evaluation) -> Details:
         """Return everything about an evaluation."""
         confirms = evaluation.confirms is not None
-        own, run = self._confirming if confirms else self._search, self._reader.manifest
+        own, run = self._confirming if confirms else self._search, self._manifest
         return Details(
             evaluation,
             run.confirming_study if confirms else run.study,
@@ -77,13 +93,13 @@ class Lookup:
 
     def _seed(self, evaluation: Evaluation) -> int | None:
         """Return the seed of an evaluation; None if another run made it, or it is from before seeds were recorded."""
-        run = self._reader.manifest
+        run = self._manifest
         is_told_by_run = evaluation.state == "waiting" or len(run.sessions) == 1
         return run.seed if evaluation.seed is None and is_told_by_run and not evaluation.origin else evaluation.seed
 
     def _place(self, evaluation: Evaluation) -> tuple[bool | None, int | None]:
         """Return whether an evaluation is on the front, and a trial of the front that is as good or better in all."""
-        objectives = self._reader.manifest.objectives
+        objectives = self._manifest.objectives
         if not objectives.are_several:
             return None, None
         if evaluation.state != "complete" or evaluation.confirms is not None:
@@ -96,7 +112,7 @@ class Lookup:
 
     @cached_property
     def _front(self) -> list[Evaluation]:
-        return front(self._search, self._reader.manifest.objectives)
+        return front(self._search, self._manifest.objectives)
 
 
 def _span(evaluations: Sequence[Evaluation]) -> str:

@@ -33,9 +33,9 @@ from hpo.store.weights import read_weights
 from hpo.trackers.follower import Follower
 from hpo.trackers.written import Written
 from hpo.trainer.search_file import load_search_file
-from hpo.views.live.lines import Pen
+from hpo.views.live.head import head_lines
+from hpo.views.live.rows import Choice, failure_rows, island_rows, make_columns, rung_rows, worker_rows
 from hpo.views.live.standing import standing
-from hpo.views.live.view import View
 from hpo.views.page import write
 from tests.support.launch import call_hpo
 from tests.support.runs import QUICK, claim, complete, run_of_everything, start, started
@@ -250,9 +250,14 @@ class _Shown:
 
 def _look(run_dir: Path, _: Path) -> None:
     """Do what hpo watch does at each look."""
-    run = standing(RunReader(run_dir).follow().look())
-    for line in View(run_dir, Pen(120, "utf-8"), braille=True).draw(run, 40):
-        assert line.plain.isprintable(), line.plain
+    look = RunReader(run_dir).follow().look()
+    run, evaluations = standing(look), [*look.evaluations, *look.confirmations]
+    columns = make_columns(evaluations, run.objectives, run.at)
+    tables = [Choice().rows(evaluations, columns), failure_rows(evaluations), island_rows(run), rung_rows(run)]
+    tables.append(worker_rows(run, evaluations))
+    cells = [cell for rows in tables for row in range(len(rows.keys)) for cell in rows.cells(row)]
+    for text in map(str, [*head_lines(run, run_dir), *cells]):
+        assert text.isprintable(), text
 
 
 def _track(run_dir: Path, out: Path) -> None:

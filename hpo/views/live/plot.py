@@ -1,83 +1,82 @@
-"""A small plot in a terminal: descending steps, of braille dots, or of ASCII characters where it has no dots."""
+"""A small plot for a terminal, of braille dots: a loss over time, as steps."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+from textual.widget import Widget
 
 from hpo.text import number
 from hpo.views.scale import scale_of
 
-_BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bit of each dot, by row and column
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bit of each dot, by row and column
+_EMPTY = 0x2800
 
 
-class Steps:
-    """A loss that only falls, over time: `points` are pairs of a moment, from 0 to `end`, and the loss from then on.
+class Plot(Widget):
+    """A plot that fills its space."""
 
-    The scale is that for a run with these `losses`; `beyond` are the values beyond it, which are the first ones.
+    DEFAULT_CSS = """
+    Plot { height: 1fr; max-height: 12; margin: 1 1 0 1; }
+    Plot.-empty { display: none; }
     """
+    _drawn: tuple[str, Any, Any, Any] | None = None
 
-    def __init__(self, points: Sequence[tuple[float, float]], end: float, losses: Sequence[float] = ()) -> None:
-        self._points = points
-        self._end = max([end, *(moment for moment, _ in points)])
-        self.scale = scale_of([value for _, value in points], losses)
-        self.beyond = [value for _, value in points if self.scale.beyond(value)]
+    def plot(
+        self, title: str, points: Sequence[tuple[float, float]], losses: Sequence[float], ends: tuple[str, str]
+    ) -> None:
+        """Draw what `plot_steps` draws, if there are two points at least."""
+        self._drawn = title, points, losses, ends
+        self.set_class(len(points) < 2, "-empty")
+        self.refresh()
 
-    def draw(self, width: int, height: int, braille: bool = True) -> list[str]:
-        """Return the plot as lines, the highest first; values beyond the scale have the first line for themselves."""
-        if not self.beyond:
-            return self._draw(width, height, braille)
-        return [self._edge(width), *self._draw(width, height - 1, braille)]
-
-    def labels(self, rows: int) -> list[str]:
-        """Return labels for the lines of a plot, two or more: the highest value, and both ends of the scale."""
-        scale = self.scale
-        highest = number(scale.highest) if scale.highest > scale.lowest else ""
-        above = [*map(number, self.beyond[:1]), highest][: rows - 1]
-        return [*above, *[""] * (rows - 1 - len(above)), number(scale.lowest)]
-
-    def _edge(self, width: int) -> str:
-        """Return a line with marks where the value was beyond the scale and, if there is room, how many values were."""
-        moments = self._points[0][0], self._points[len(self.beyond)][0]
-        first, last = (math.ceil(moment / (self._end or 1) * (width - 1)) for moment in moments)
-        marks, told = "^" * max(1, last - first), f"{len(self.beyond)} beyond"
-        line = " " * first + marks
-        if len(line) + 1 + len(told) <= width:
-            line += f" {told}"
-        elif len(told) < first:
-            line = f"{told:>{first - 1}} {marks}"
-        return line.ljust(width)
-
-    def _draw(self, width: int, height: int, braille: bool) -> list[str]:
-        columns, rows = (2 * width, 4 * height) if braille else (width, height)
-        levels = [self._level(column / max(1, columns - 1), rows) for column in range(columns)]
-        dots: set[tuple[int, int]] = set()
-        before = 0 if self.beyond else next((level for level in levels if level is not None), 0)
-        for column, level in enumerate(levels):
-            if level is not None:
-                dots.update((row, column) for row in range(min(before, level), max(before, level) + 1))
-                before = level
-        return [self._line(dots, row, width, braille) for row in range(height)]
-
-    def _level(self, share: float, rows: int) -> int | None:
-        """Return the row for a moment, counted from the top; None where no value is on the scale."""
-        moment = share * self._end
-        value = next((value for time, value in reversed(self._points) if time <= moment), None)
-        if value is None or self.scale.beyond(value):
-            return None
-        return round((1 - self.scale.share(value)) * (rows - 1))
-
-    def _line(self, dots: set[tuple[int, int]], row: int, width: int, braille: bool) -> str:
-        if not braille:
-            return "".join("*" if (row, column) in dots else " " for column in range(width))
-        return "".join(_cell(dots, row, column) for column in range(width))
+    def render(self) -> Text:
+        """Return the plot."""
+        return plot_steps(*self._drawn, self.size) if self._drawn else Text()
 
 
-def _cell(dots: set[tuple[int, int]], row: int, column: int) -> str:
-    bits = sum(
-        bit
-        for down, pair in enumerate(_BRAILLE)
-        for right, bit in enumerate(pair)
-        if (4 * row + down, 2 * column + right) in dots
-    )
-    return chr(0x2800 + bits) if bits else " "
+def plot_steps(
+    title: str,
+    points: Sequence[tuple[float, float]],
+    losses: Sequence[float],
+    ends: tuple[str, str],
+    size: tuple[int, int],
+) -> Text:
+    """Draw a loss over time, in `size` columns and lines.
+
+    `points` are pairs of a moment, counted from 0, and the loss from then on; the last moment is the right edge, and
+    `ends` are the texts below both edges. The scale is that of a run with these `losses`; others are left out.
+    """
+    drawn = [(moment, loss) for moment, loss in points if math.isfinite(loss)]
+    scale, height = scale_of([loss for _, loss in drawn], losses), size[1] - 2
+    if not drawn or height < 2:
+        return Text()
+    labels = [number(scale.highest) if scale.highest > scale.lowest else "", *[""] * (height - 2), number(scale.lowest)]
+    left = max(map(len, labels))
+    width = max(2, size[0] - left - 1)
+    moments = [moment for moment, _ in drawn]
+    shares = [None if scale.beyond(loss) else scale.share(loss) for _, loss in drawn]
+    places = [bisect_right(moments, moments[-1] * dot / (2 * width - 1)) - 1 for dot in range(2 * width)]
+    lines = _draw([None if place < 0 else shares[place] for place in places], height)
+    text = Text(f"{title}{', logarithmic' if scale.logarithmic else ''}", "bold", no_wrap=True)
+    for label, line in zip(labels, lines, strict=True):
+        text.append_text(Text.assemble(f"\n{label:>{left}} ", (line, "green"), style="not bold"))
+    return text.append(f"\n{'':{left}} {ends[0]}{ends[1]:>{max(0, width - len(ends[0]))}}", "not bold")
+
+
+def _draw(levels: Sequence[float | None], height: int) -> list[str]:
+    """Draw a level from 0 to 1 for each column of dots, or nothing, and connect each with the one before it."""
+    cells = [[_EMPTY] * (len(levels) // 2) for _ in range(height)]
+    before = None
+    for column, level in enumerate(levels):
+        row = None if level is None else round((1 - level) * (4 * height - 1))
+        if row is not None:
+            start = row if before is None else before
+            for dot in range(min(start, row), max(start, row) + 1):
+                cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
+        before = row
+    return ["".join(map(chr, line)).replace(chr(_EMPTY), " ") for line in cells]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from hpo.store.rungs import is_over
 from hpo.views.pace import Pace, pace
 from hpo.views.scale import complete_losses
 from hpo.views.working_time import WorkingTime
-
-_LATEST = 50
 
 GOING_ON = ("searching", "confirming", "ending", "unknown")
 
@@ -42,8 +39,8 @@ class Standing:
     `phase` is searching, confirming, ending, finished, stopped, died or unknown (whether it goes on cannot be told from
     this host), and `why` says more of it. `done` of `total` evaluations are those of the search, or of its
     confirmation while that goes on. `running` holds one evaluation per worker, the oldest first, and `idle` the other
-    workers of this session, of which some are `helping`, with a text of what; `latest` what has ended, the last one
-    first; `rungs` those of `hpo.results.summary`.
+    workers of this session, of which some are `helping`, with a text of what; `rungs` are those of
+    `hpo.results.summary`.
     `front` are the individuals that no other one dominates in the `objectives`, and `best` is the first of them; the
     front is empty where the loss is the only objective.
     `improvements` are pairs: the seconds in which something was evaluated before a new best was found, and its loss.
@@ -67,7 +64,6 @@ class Standing:
     running: list[Evaluation]
     idle: list[int]
     helping: dict[int, str]
-    latest: list[Evaluation]
     rungs: list[dict[str, Any]]
     improvements: list[tuple[float, float]]
     worked: float
@@ -116,7 +112,6 @@ def standing(look: Look) -> Standing:
         running=running,
         idle=_idle(everything, running, since) if goes_on else [],
         helping=_helping(running) if goes_on else {},
-        latest=heapq.nlargest(_LATEST, (e for e in everything if e.ended_in_run), key=lambda e: (e.ended, e.trial)),
         rungs=rungs(evaluations, look.manifest.pruner, look.manifest.objectives),
         improvements=_improvements(evaluations, time),
         worked=time.total,

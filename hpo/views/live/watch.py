@@ -1,33 +1,41 @@
-"""A run while it goes on: in a terminal the view of all of it, and elsewhere a line for each evaluation that ends."""
+"""A run while it goes on: on a screen if there is a terminal, or else a line for each evaluation that ends."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from hpo.results.reader import Look, RunReader
-from hpo.views.live.lines import Pen
-from hpo.views.live.listing import Listing
+from hpo.store.run_dir import RunDir
+from hpo.text import printable, show_command
+from hpo.views.front import so_far
+from hpo.views.live.head import head_lines, progress
 from hpo.views.live.standing import Standing, standing
-from hpo.views.live.terminal import Left, Terminal
-from hpo.views.live.view import View
+from hpo.views.progress import SECONDS_BETWEEN_ESTIMATES, Lines
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SHARE = 0.02  # of a core that looking may take: at 10,000 evaluations, it is this which makes looks rarer
-_HEIGHT = 24  # where there is no terminal
 
 
 def watch(path: Path, storage: str | None = None) -> int:
-    """Show a run until it ends, or a person leaves; return the exit status. Raises UsageError where there is no run."""
+    """Show a run until the user quits, or as lines until it ends; return the exit status.
+
+    Raises UsageError if the directory holds no run.
+    """
+    RunDir(path).manifest()  # a mistake is told before the terminal is taken over
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # of hyperparameters, in a terminal that cannot show them
     try:
-        return _Watch(path, storage).run()
+        return _show(path, storage) if _can_show() else _list(path, storage)
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:  # the pipe's reader has gone; Python would try to write once more when it ends
@@ -35,72 +43,88 @@ def watch(path: Path, storage: str | None = None) -> int:
         return 0
 
 
-class _Watch:
-    def __init__(self, path: Path, storage: str | None) -> None:
+def _can_show() -> bool:
+    """Tell whether there is a terminal that can be taken over: Textual reads from stdin, and writes to stderr."""
+    terminals = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    is_capable = os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+    return terminals and is_capable and sys.stdout.encoding.lower().startswith("utf")
+
+
+def _looks(path: Path, storage: str | None) -> Iterator[tuple[Look, Standing, float]]:
+    """Yield the run as it is, again and again, each time with the seconds to wait before the next.
+
+    How a run stands is the same object as before if it has ended and nothing has changed.
+    """
+    follower = RunReader(path, storage).follow()
+    look = follower.look()
+    run, pause = standing(look), _SECONDS_BETWEEN_LOOKS  # the first look alone reads everything
+    while True:
+        yield look, run, pause
+        began = time.thread_time()
+        before, look = look, follower.look()
+        if run.goes_on or replace(look, at=before.at) != before:
+            run = standing(look)
+        pause = max(_SECONDS_BETWEEN_LOOKS, (time.thread_time() - began) / _SHARE)
+
+
+def _show(path: Path, storage: str | None) -> int:
+    from hpo.views.live.app import Watch  # Textual takes 0.3 s
+
+    app = Watch(path, _looks(path, storage))
+    status = app.run() or 0
+    if app.error:
+        raise app.error
+    if app.standing:
+        with suppress(OSError):  # The terminal may be gone.
+            _print(head_lines(replace(app.standing, at=time.time()), path))
+    return status
+
+
+def _list(path: Path, storage: str | None) -> int:
+    """Print how the run stands, and a line for each evaluation that ends until it does."""
+    listing: Listing | None = None
+    for look, run, pause in _looks(path, storage):
+        if listing is None:
+            _print(head_lines(run, path))
+            if not run.goes_on:
+                return 0
+            listing = Listing(look, path)
+        _print(Text(printable(line)) for line in listing.lines(look, run))
+        if not run.goes_on:
+            _print(head_lines(run, path))
+            return 0
+        time.sleep(pause)
+    return 0
+
+
+class Listing:
+    """Writes a line for each evaluation that has ended since the look before, and now and then the time left."""
+
+    def __init__(self, first: Look, path: Path) -> None:
         self._path = path
-        self._console = Console(highlight=False, markup=False, emoji=False)
-        self._follower = RunReader(path, storage).follow()
-        self._pause = 0.0
+        self._stages = [Lines(past, 0, first.manifest.objectives) for past in (first.evaluations, first.confirmations)]
+        self._headed: set[Lines] = set()
+        self._estimated = time.monotonic()
 
-    def run(self) -> int:
-        """Print a run that does not go on, or follow one that does; return the exit status."""
-        look, run = self._look()
-        self._pause = _SECONDS_BETWEEN_LOOKS  # not from the first look, which alone reads everything
-        if run.goes_on and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown"):
-            return self._show(run)
-        if run.goes_on:
-            run = self._list(look, run)
-        self._print(self._all(run))
-        return 0
+    def lines(self, look: Look, run: Standing) -> Iterator[str]:
+        """Yield the lines; the search and its confirmation each have a heading."""
+        budgets = look.manifest.budget, len(look.confirmations)
+        for stage, evaluations, budget in zip(
+            self._stages, (look.evaluations, look.confirmations), budgets, strict=True
+        ):
+            stage.budget = budget
+            for one in stage.take(evaluations):
+                if stage not in self._headed:
+                    self._headed.add(stage)
+                    yield stage.heading
+                yield stage.line(one) + (f"  ({show_command(self._path, one.label)})" * (one.state == "failed"))
+        if time.monotonic() - self._estimated > SECONDS_BETWEEN_ESTIMATES and run.done < run.total:
+            self._estimated = time.monotonic()
+            yield f"-- {so_far(run.best, len(run.front))}{progress(run)}"
 
-    def _look(self) -> tuple[Look, Standing]:
-        """Return the run as it is now, and how it stands; set the pause until the next look."""
-        began = time.process_time()
-        look = self._follower.look()
-        run = standing(look)
-        self._pause = max(_SECONDS_BETWEEN_LOOKS, (time.process_time() - began) / _SHARE)
-        return look, run
 
-    def _show(self, run: Standing) -> int:
-        """Keep the view on the whole screen until the run ends; one that has died may be resumed, and is watched on."""
-        try:
-            with Terminal(self._console) as terminal:
-                while not run.over:
-                    until = time.monotonic() + self._pause
-                    while time.monotonic() < until:
-                        footer = "q leaves; the run goes on" if run.goes_on else "q leaves, or wait for --resume"
-                        now = replace(run, at=time.time())
-                        terminal.show(self._view().draw(now, self._console.height, footer))
-                        terminal.wait(min(until - time.monotonic(), _SECONDS_BETWEEN_LOOKS))
-                    _, run = self._look()
-        except Left as left:
-            return left.status
-        self._print(self._all(run))
-        return 0
-
-    def _list(self, look: Look, run: Standing) -> Standing:
-        """Print a line for each evaluation that ends, until the run does, and return how it stands then."""
-        self._print(self._view().head(run))
-        listing = Listing(look, self._pen(), self._path)
-        while run.goes_on:
-            time.sleep(self._pause)
-            look, run = self._look()
-            listing.tell(look, run)
-        return run
-
-    def _print(self, lines: Sequence[Text]) -> None:
-        """Print lines that stay."""
-        for line in lines:
-            line.rstrip()
-            self._console.print(line, no_wrap=True, crop=False)
-
-    def _all(self, run: Standing) -> list[Text]:
-        return self._view().draw(run, self._console.height - 2 if sys.stdout.isatty() else _HEIGHT)
-
-    def _view(self) -> View:
-        options = self._console.options
-        braille = not options.ascii_only and os.environ.get("TERM") != "linux"  # the font of Linux's console has none
-        return View(self._path, self._pen(), braille)
-
-    def _pen(self) -> Pen:
-        return Pen(self._console.width, self._console.encoding)
+def _print(lines: Iterable[Text]) -> None:
+    """Print lines, in colour if a terminal can show it."""
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for line in lines:
+        console.print(line)

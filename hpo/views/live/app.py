@@ -1,0 +1,256 @@
+"""The screen of `hpo watch`: a run in tabs, with evaluations that are sorted, filtered and opened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal
+from textual.events import Mount
+from textual.message import Message
+from textual.widgets import Footer, HelpPanel, Input, Static, TabbedContent, TabPane, Tabs
+
+from hpo.results.reader import Look
+from hpo.store.evaluations import Evaluation
+from hpo.store.front import top
+from hpo.store.run_dir import RunDir
+from hpo.text import clock, counted, printable
+from hpo.views.live.evaluation import EvaluationScreen
+from hpo.views.live.head import head_lines
+from hpo.views.live.plot import Plot
+from hpo.views.live.rows import Choice, Rows, failure_rows, island_rows, make_columns, rung_rows, worker_rows
+from hpo.views.live.standing import Standing
+from hpo.views.live.table import Table
+from hpo.views.lookup import Lookup
+
+_TABS = ("overview", "evaluations", "failures", "rungs", "islands", "workers")
+_LEFT = "the run continues"
+_MOST_BEST = 10  # individuals in the overview of a run that has ended
+
+
+@dataclass
+class Looked(Message):
+    """A run as it was read."""
+
+    look: Look
+    run: Standing
+
+
+class Watch(App[int]):
+    """Shows the run in a directory as `looks` returns it again and again, each with the pause until the next.
+
+    `standing` is the last of them, and `error` the reason if the run cannot be read any more.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 - as in Textual
+    CSS = """
+    #title { height: 1; text-wrap: nowrap; text-overflow: ellipsis; padding: 0 1; }
+    #head { height: auto; padding: 0 1; }
+    TabbedContent, TabPane { height: 1fr; padding: 0; }
+    .-low Plot { display: none; }
+    #overview Table { margin-top: 1; }
+    Horizontal { height: 1; }
+    Horizontal Input { width: 1fr; }
+    #count { width: auto; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[Any]] = [
+        *(Binding(str(place), f"go('{name}')", name, show=False) for place, name in enumerate(_TABS, 1)),
+        Binding("tab", "go_by(1)", "next tab", priority=True),
+        Binding("shift+tab", "go_by(-1)", "previous tab", show=False, priority=True),
+        Binding("slash", "filter", "filter"),
+        Binding("s", "sort_by(1)", "sort"),
+        Binding("S", "sort_by(-1)", "sort by the column before", show=False),
+        Binding("r", "sort_by(0)", "reverse"),
+        Binding("c", "copy", "copy"),
+        Binding("escape", "clear", "clear the filter", show=False),
+        Binding("question_mark", "help", "keys"),
+        Binding("q", "quit", "quit"),
+        *(Binding(key, "quit", "quit", show=False, priority=True, tooltip=_LEFT) for key in ("ctrl+c", "ctrl+q")),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False),
+    ]
+
+    def __init__(self, path: Path, looks: Iterator[tuple[Look, Standing, float]]) -> None:
+        super().__init__()
+        self.animation_level = "none"  # Animations cost time, and more over SSH.
+        self.standing: Standing | None = None
+        self.error: Exception | None = None
+        self._path, self._looks = path, looks
+        self._look: Look | None = None
+        self._choice = Choice()
+        self._headings: list[str] = []
+
+    def compose(self) -> ComposeResult:
+        """Make the tabs."""
+        yield Static(printable(f"reading {self._path}"), id="title", markup=False)
+        with TabbedContent():
+            for name in _TABS:
+                with TabPane(name, id=name):
+                    if name == "overview":
+                        yield Static(id="head")
+                        yield Plot()
+                    if name == "evaluations":
+                        with Horizontal():
+                            yield Input(placeholder="/ filters: failed, 17, lr=0.1, relu, ValueError", compact=True)
+                            yield Static(id="count")
+                    yield Table()
+        yield Footer()
+
+    @on(Mount)
+    def _begin(self) -> None:
+        self.query_one(Tabs).can_focus = False
+        # Not a worker of Textual's: the app would wait for it, and reading 10,000 evaluations takes seconds.
+        self.call_after_refresh(threading.Thread(target=self._follow, daemon=True).start)
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
+        if not self.is_headless:
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, self.exit, 128 + number)
+
+    def _follow(self) -> None:
+        try:
+            for look, run, pause in self._looks:
+                if not self.post_message(Looked(look, run)):
+                    return
+                time.sleep(pause)
+        except Exception as error:
+            self.error = error
+            self.call_later(self.exit)
+
+    @on(Looked)
+    def _show_look(self, message: Looked) -> None:
+        if message.run is self.standing:
+            return
+        self._look, self.standing = message.look, message.run
+        self._show()
+        if isinstance(self.screen, EvaluationScreen) and not self.screen.evaluation.has_ended:
+            self.screen.show(*self._look_up(self.screen.evaluation.label))
+
+    def _show(self, from_first: bool = False) -> None:
+        """Show the tab that is in front, its rows from the first on if asked to."""
+        if self.standing is None:
+            return
+        run, tab = replace(self.standing, at=time.time()), self._tabs.active
+        title, *head = head_lines(run, self._path)
+        main = self.screen_stack[0]
+        main.query_one("#title", Static).update(title)
+        (self._tabs.show_tab if run.rungs else self._tabs.hide_tab)("rungs")
+        if tab == "overview":
+            main.query_one("#head", Static).update(Text("\n").join(head))
+            points = [*run.improvements, *((run.worked, loss) for _, loss in run.improvements[-1:])]
+            main.query_one(Plot).plot("best loss over time", points, run.losses, ("0:00", clock(run.worked)))
+        self._table.show(self._make_rows(tab, run), from_first)
+
+    def _make_rows(self, tab: str, run: Standing) -> Rows:
+        evaluations, choice = self._evaluations, self._choice
+        if tab == "overview" and not run.running and not run.idle:
+            evaluations = top(self._look.evaluations if self._look else [], _MOST_BEST, run.objectives)
+            choice = Choice("loss", reverse=False)
+        elif tab != "evaluations":
+            return {
+                "overview": lambda: worker_rows(run),
+                "failures": lambda: failure_rows(evaluations),
+                "rungs": lambda: rung_rows(run),
+                "islands": lambda: island_rows(run),
+                "workers": lambda: worker_rows(run, evaluations),
+            }[tab]()
+        columns = make_columns(evaluations, run.objectives, run.at)
+        self._headings = [column.heading for column in columns]
+        rows = choice.rows(evaluations, columns)
+        some = f"{len(rows.keys)} of " if choice.words else ""
+        self.screen_stack[0].query_one("#count", Static).update(f"{some}{counted(len(evaluations), 'evaluation')}")
+        return rows
+
+    @property
+    def _evaluations(self) -> list[Evaluation]:
+        return [*self._look.evaluations, *self._look.confirmations] if self._look else []
+
+    @property
+    def _tabs(self) -> TabbedContent:
+        return self.screen_stack[0].query_one(TabbedContent)
+
+    @property
+    def _table(self) -> Table:
+        return self._tabs.query_one(f"#{self._tabs.active} Table", Table)
+
+    @on(TabbedContent.TabActivated)
+    def _show_tab(self) -> None:
+        self._show()
+        self._table.focus()
+        self.refresh_bindings()
+
+    @on(Table.Opened)
+    def _open(self, event: Table.Opened) -> None:
+        self.push_screen(EvaluationScreen(*self._look_up(event.key)))
+
+    def _look_up(self, label: str) -> tuple[Lookup, Evaluation]:
+        assert self._look
+        look, run_dir = self._look, RunDir(self._path)
+        lookup = Lookup(run_dir, look.manifest, look.in_use, look.evaluations, look.confirmations)
+        return lookup, next(one for one in self._evaluations if one.label == label)
+
+    @on(Table.Sorted)
+    def _sort(self, event: Table.Sorted) -> None:
+        if self._tabs.active == "evaluations":
+            self._choice.sort_by(self._headings[event.column])
+            self._show(from_first=True)
+
+    @on(Input.Changed)
+    def _filter(self, event: Input.Changed) -> None:
+        self._choice.words = event.value
+        self._show(from_first=True)
+
+    @on(Input.Submitted)
+    def _leave_filter(self) -> None:
+        self._table.focus()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:  # noqa: ARG002
+        """Return whether a key has an effect here."""
+        if isinstance(self.screen, EvaluationScreen):
+            return action not in ("go", "go_by", "filter", "clear", "sort_by")
+        return action != "sort_by" or self._tabs.active == "evaluations"
+
+    def _action_go(self, tab: str) -> None:
+        if self._tabs.get_tab(tab).display:
+            self._tabs.active = tab
+
+    def _action_go_by(self, step: int) -> None:
+        there = [name for name in _TABS if self._tabs.get_tab(name).display]
+        self._tabs.active = there[(there.index(self._tabs.active) + step) % len(there)]
+
+    def _action_filter(self) -> None:
+        self._tabs.active = "evaluations"
+        self.call_after_refresh(self.query_one(Input).focus)
+
+    def _action_clear(self) -> None:
+        self.query_one(Input).clear()
+        self._table.focus()
+
+    def _action_sort_by(self, step: int) -> None:
+        if self._choice.heading in self._headings:
+            place = self._headings.index(self._choice.heading) + step
+            self._choice.sort_by(self._headings[place % len(self._headings)])
+            self._show(from_first=True)
+
+    def _action_copy(self) -> None:
+        opened = self.screen.evaluation.label if isinstance(self.screen, EvaluationScreen) else self._table.key
+        if opened:
+            _, evaluation = self._look_up(opened)
+            self.copy_to_clipboard(json.dumps(evaluation.params, indent=2))
+            self.notify(f"copied the hyperparameters of trial {opened}")
+
+    def _action_help(self) -> None:
+        if self.screen.query(HelpPanel):
+            self.action_hide_help_panel()
+        else:
+            self.action_show_help_panel()

@@ -1,0 +1,165 @@
+"""What tests of `hpo watch` share: looks at runs that are made up, runs on disk, and commands in a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpo.results.reader import Look
+from hpo.run.session import Session
+from hpo.store.evaluations import Evaluation
+from hpo.trainer.search_file import load_search_file
+from tests.support.launch import ROOT
+from tests.support.runs import QUICK, claim, manifest, start
+
+PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
+HOLD = """
+import sys
+from pathlib import Path
+from hpo.store.run_dir import RunDir
+with RunDir(Path(sys.argv[1])).hold():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def make_look(evaluations: list[Evaluation], at: float = 200.0, **values: Any) -> Look:
+    """Make a look at a run that continues; `about` changes its manifest."""
+    run = manifest(**{"budget": 100, **values.pop("about", {})})
+    return Look(
+        **{"at": at, "manifest": run, "evaluations": evaluations, "confirmations": [], "in_use": True, **values}
+    )
+
+
+def evaluate(session: Session, number: int, losses: int = 1, budget: int = 9) -> None:
+    """Record an evaluation that is complete if it has two losses, and running if it has not."""
+    record, distributions = session.open_record(), load_search_file(QUICK).space.distributions()
+    place = {"island": number % 2, "worker": 0, "generation": 0}
+    assignment = claim(record, {**PARAMS, "depth": number}, distributions, budget, **place)
+    for epoch in range(losses):
+        record.report(assignment, epoch + 1, 1.0 / number)
+    if losses > 1:
+        record.complete(assignment, 1.0 / number, 1.0, {"accuracy": 0.5})
+
+
+def set_budget(path: Path, budget: int) -> None:
+    """Change the number of evaluations of a run."""
+    run_json = path / "run.json"
+    run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "budget": budget}))
+
+
+def make_finished_run(path: Path, budget: int = 5) -> None:
+    """Make a run directory whose evaluations are all complete."""
+    session = start(path)
+    set_budget(path, budget)
+    for number in range(1, budget + 1):
+        evaluate(session, number, losses=2)
+
+
+@contextmanager
+def held(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    """Be a run in a directory; the code in ``with`` may kill it."""
+    command, pipe = [sys.executable, "-c", HOLD, str(run_dir)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+        assert process.stdout
+        assert process.stdin
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.stdin.close()
+        process.wait(timeout=20)
+
+
+def hpo(*arguments: object) -> list[str]:
+    """Return the command line of a subcommand that must import nothing heavy."""
+    # The terminal on standard input, if there is one, becomes that of the process, so that Ctrl-C reaches it.
+    code = "import fcntl, os, sys, termios\n"
+    code += "if os.isatty(0): fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    code += "from hpo.cli import main\n"
+    code += "try: main()\n"
+    code += "finally: assert not {'torch', 'mpi4py', 'propulate'} & sys.modules.keys()"
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a capable terminal, with these variables changed."""
+    inherited = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    return {**inherited, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **variables}
+
+
+@dataclass
+class Terminal:
+    """A process in a terminal of 80 columns and 24 lines, and what it has written so far."""
+
+    process: subprocess.Popen[bytes]
+    terminal: int
+    slave: int
+    before: list[Any]
+    written: str = ""
+
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Read until a text has come since this was called for the last time."""
+        end = time.monotonic() + seconds
+        start = len(self.written)
+        while text not in self.written[start:]:
+            assert time.monotonic() < end, f"no {text!r} in {self.written[start:][-2000:]!r}"
+            if select.select([self.terminal], [], [], 0.2)[0]:
+                self.written += os.read(self.terminal, 65536).decode(errors="replace")
+            else:
+                assert self.process.poll() is None, f"ended without {text!r}: {self.written[start:]!r}"
+
+    def press(self, keys: bytes) -> None:
+        """Type keys."""
+        os.write(self.terminal, keys)
+
+    def end(self) -> int:
+        """Wait for the end of the process, and return its status; the terminal must be as it was."""
+        end = time.monotonic() + 30
+        while self.process.poll() is None or select.select([self.terminal], [], [], 0)[0]:
+            assert time.monotonic() < end, self.written[-2000:]
+            if select.select([self.terminal], [], [], 0.05)[0]:
+                self.written += os.read(self.terminal, 65536).decode(errors="replace")
+        assert termios.tcgetattr(self.slave) == self.before
+        for taken, given_back in (("\x1b[?1049h", "\x1b[?1049l"), ("\x1b[?25l", "\x1b[?25h")):
+            assert self.written.rfind(taken) <= self.written.rfind(given_back)
+        return int(self.process.returncode)
+
+    @property
+    def takes_keys(self) -> bool:
+        """Whether keys are read one by one, and not shown."""
+        return not termios.tcgetattr(self.slave)[3] & (termios.ICANON | termios.ECHO)
+
+    @property
+    def left_behind(self) -> str:
+        """What is on the terminal since the screen was given back."""
+        return self.written.rpartition("\x1b[?1049l")[2]
+
+
+@contextmanager
+def in_terminal(*arguments: object, **variables: str) -> Iterator[Terminal]:
+    """Run `hpo` in a terminal."""
+    terminal, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    before = termios.tcgetattr(slave)
+    process = subprocess.Popen(
+        hpo(*arguments), stdin=slave, stdout=slave, stderr=slave, env=environment(**variables), start_new_session=True
+    )
+    try:
+        yield Terminal(process, terminal, slave, before)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+        os.close(slave)

@@ -1,0 +1,515 @@
+"""The screen of `hpo watch`, driven by Textual's pilot, and on a real terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+from textual.pilot import Pilot
+
+from hpo.errors import UsageError
+from hpo.results.reader import Look
+from hpo.store.evaluations import Evaluation
+from hpo.views.live.app import Looked, Watch
+from hpo.views.live.plot import plot_steps
+from hpo.views.live.rows import Choice, make_columns
+from hpo.views.live.standing import Standing, standing
+from hpo.views.live.table import Table
+from tests.support.evaluations import one
+from tests.support.runs import manifest, start
+from tests.support.watching import Terminal, environment, evaluate, held, in_terminal, make_look, set_budget
+
+SCREENS = Path(__file__).parent / "screens"
+HOSTILE = ["[bold]x[/bold]", "a\nb\x1b[2J\x07\r", "\u202egnp.exe", "\udcff\U0001f3d6", "w" * 10_000, "\u4e2d" * 99, ""]
+
+Act = Callable[[Watch, "Pilot[int]"], Awaitable[None]]
+Looks = Iterator[tuple[Look, Standing, float]]
+
+
+def make_looks(*looks: Look) -> Looks:
+    """Return looks at a run as the reader does, without pauses."""
+    return ((look, standing(look), 0.0) for look in looks)
+
+
+def watch(looks: Looks, act: Act, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")) -> Watch:
+    """Show a run on a screen, and do what `act` does; the app is returned after it."""
+    app = Watch(path, looks)
+
+    async def run() -> None:
+        async with app.run_test(size=size, notifications=True) as pilot:
+            await settle(app, pilot)
+            await act(app, pilot)
+
+    asyncio.run(run())
+    return app
+
+
+async def settle(app: Watch, pilot: Pilot[int]) -> None:
+    """Wait until the first look is shown, and for all that reads in a thread."""
+    while app.standing is None and app.is_running:
+        await pilot.pause(0.01)
+    await app.workers.wait_for_complete()
+    for _ in range(3):  # without a delay, it would wait until the process is idle, up to a second on a busy machine
+        await pilot.pause(0.01)
+
+
+def text_of(app: Watch) -> str:
+    """Return the screen as text."""
+    strips = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
+
+
+async def wait_for(app: Watch, pilot: Pilot[int], text: str) -> None:
+    """Wait until a text is on the screen."""
+    until = time.monotonic() + 20
+    while text not in text_of(app):
+        assert time.monotonic() < until, text_of(app)
+        await pilot.pause(0.05)
+
+
+def press(*keys: str) -> Act:
+    """Return what presses keys."""
+
+    async def act(app: Watch, pilot: Pilot[int]) -> None:
+        await pilot.press(*keys)
+        await settle(app, pilot)
+
+    return act
+
+
+def screen_after(look: Look, *keys: str, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")) -> str:
+    """Return the screen as text after some keys."""
+    screens: list[str] = []
+
+    async def act(app: Watch, pilot: Pilot[int]) -> None:
+        await press(*keys)(app, pilot)
+        screens.append(text_of(app))
+
+    watch(make_looks(look), act, size, path)
+    return screens[0]
+
+
+def make_evaluations() -> list[Evaluation]:
+    """Make a small search: some are pruned, some fail, two are running."""
+    made = []
+    for trial in range(14):
+        params = {"lr": 0.5 / (trial + 1), "act": ("relu", "tanh")[trial % 2], "layers": trial % 5 + 1}
+        values = {
+            "params": params,
+            "island": trial % 2,
+            "worker": trial % 4,
+            "generation": trial // 4,
+            "propagator": "ga",
+        }
+        loss, curve = 2.0 / (trial + 1), {step: 2.5 / (trial + step) for step in range(1, 5)}
+        state = "pruned" if trial == 5 else "failed" if trial in (3, 7, 10) else "running" if trial > 11 else "complete"
+        if state == "failed":
+            values["failure"] = f"rank 1, train.py:{trial % 2}: ValueError: too bad"
+            values["traceback"] = "Traceback (most recent call last):\n  train.py\nValueError: too bad"
+        elif state != "running":
+            values.update(loss=loss, metrics={"accuracy": 1 - loss / 4}, seconds=9.5)
+        made.append(one(trial, state, curve=curve, **values))
+    return made
+
+
+ENDED = [
+    replace(found, state="complete", loss=1.5, ended=30.0) if found.state == "running" else found
+    for found in make_evaluations()
+]
+RUNNING = make_look(make_evaluations(), 40.0, about={"budget": 20})
+FINISHED = make_look(ENDED, 40.0, about={"budget": 14}, in_use=False)
+
+
+@pytest.fixture
+def _at_a_known_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    monkeypatch.setattr(time, "time", lambda: 42.0)
+
+
+@pytest.mark.usefixtures("_at_a_known_time")
+@pytest.mark.parametrize(
+    ("name", "look", "keys", "size"),
+    [
+        ("running", RUNNING, (), (100, 30)),
+        ("finished", FINISHED, (), (80, 24)),
+        ("low", FINISHED, (), (40, 10)),
+        ("evaluations", RUNNING, ("2", "s", "s"), (120, 20)),
+        ("failures", RUNNING, ("3",), (80, 12)),
+        ("islands", RUNNING, ("tab", "tab", "tab"), (80, 12)),
+        ("workers", RUNNING, ("6",), (80, 12)),
+        ("evaluation", RUNNING, ("3", "enter"), (80, 36)),
+    ],
+)
+def test_screen_looks_as_it_did(
+    name: str, look: Look, keys: tuple[str, ...], size: tuple[int, int], tmp_path: Path
+) -> None:
+    path, seen = SCREENS / f"{name}.txt", tmp_path / f"{name}.txt"
+    seen.write_text(screen_after(look, *keys, size=size))
+    before = path.read_text() if path.exists() else ""
+    assert seen.read_text().splitlines() == before.splitlines(), f"if it is to look so: cp {seen} {path}"
+
+
+def test_choice_filters_by_state_trial_hyperparameter_and_reason() -> None:
+    evaluations = [*make_evaluations(), one(0, "waiting", confirms=4, seed=1)]
+    columns = make_columns(evaluations, manifest().objectives, 100.0)
+
+    def chosen(words: str) -> list[str]:
+        return list(Choice("trial", reverse=False, words=words).rows(evaluations, columns).keys)
+
+    assert chosen("failed") == ["3", "7", "10"]
+    assert chosen("7") == ["7"]
+    assert chosen("valueError act=tanh") == ["3", "7"]
+    assert chosen("layers=1 complete") == ["0"], "5 is pruned"
+    assert chosen("confirm") == ["confirm-0"]
+    assert chosen("none") == []
+    assert len(chosen(" ")) == 15
+
+
+def test_choice_sorts_numbers_and_leaves_gaps_last() -> None:
+    evaluations = [
+        one(0, loss=10.0, params={"a": "x"}),
+        one(1, "failed", params={"a": 3}),
+        one(2, loss=9.0, params={"b": True}),
+        one(3, loss=-1.5, params={"a": 20}),
+        one(4, loss=math.nan, params={"a": "[b]"}),
+    ]
+    columns = make_columns(evaluations, manifest().objectives, 100.0)
+
+    def ranked(heading: str, reverse: bool = False) -> list[str]:
+        return list(Choice(heading, reverse).rows(evaluations, columns).keys)
+
+    assert ranked("loss") == ["3", "2", "0", "1", "4"]
+    assert ranked("loss", reverse=True) == ["0", "2", "3", "1", "4"]
+    assert ranked("a") == ["1", "3", "4", "0", "2"], "numbers, then texts, then none"
+    choice = Choice("loss", reverse=False)
+    choice.sort_by("loss")
+    assert choice.reverse
+    choice.sort_by("a")
+    assert not choice.reverse
+
+
+def test_table_makes_only_rows_in_sight() -> None:
+    many = [one(trial, params={"lr": trial / 7}, worker=trial % 64) for trial in range(10_000)]
+    made: set[int] = set()
+
+    async def act(app: Watch, pilot: Pilot[int]) -> None:
+        await press("2")(app, pilot)
+        table = app.query_one("#evaluations Table", Table)
+        rows = table._rows
+
+        def cells(row: int) -> Sequence[str | Text]:
+            made.add(row)
+            return rows.cells(row)
+
+        table.show(rows._replace(cells=cells))
+        await press("end")(app, pilot)
+        assert table.key == "0", "the latest comes first"
+        assert re.search(r"^ +0  complete .*\n", text_of(app), re.MULTILINE)
+        await press("pageup", "up", "home", "down")(app, pilot)
+        assert table.key == "9998"
+        await press("slash", *"9997")(app, pilot)
+        assert "1 of 10000 evaluations" in text_of(app)
+        assert table.key == "9997"
+        await press("escape")(app, pilot)
+        assert "10000 evaluations" in text_of(app)
+        assert app.focused is table
+
+    watch(make_looks(make_look(many, 1e5, about={"budget": 20_000})), act)
+    assert made
+    assert len(made) < 300
+
+
+def test_cursor_stays_on_its_evaluation_as_others_come() -> None:
+    before = make_evaluations()
+    after = [*before, one(14, "running")]
+
+    async def act(app: Watch, pilot: Pilot[int]) -> None:
+        table = app.query_one("#evaluations Table", Table)
+        await press("2")(app, pilot)
+        assert table.key == "13"
+        show(app, after)
+        await settle(app, pilot)
+        assert table.key == "14", "in the first row, it stays there"
+        await press("down", "down")(app, pilot)
+        assert table.key == "12"
+        show(app, [*after, one(15, "running")])
+        await settle(app, pilot)
+        assert table.key == "12"
+        assert text_of(app).splitlines()[5].split()[0] == "15"
+
+    watch(make_looks(make_look(before)), act)
+
+
+def show(app: Watch, evaluations: list[Evaluation], **values: object) -> None:
+    """Let an app show another look at its run."""
+    look = make_look(evaluations, 300.0, **values)
+    app.post_message(Looked(look, standing(look)))
+
+
+def test_click_on_heading_sorts_and_on_row_opens() -> None:
+    async def act(app: Watch, pilot: Pilot[int]) -> None:
+        await press("2")(app, pilot)
+        heading = text_of(app).splitlines()[4]
+        for arrow in "\u25b2\u25bc":
+            await pilot.click("#evaluations Table", offset=(heading.index("lr"), 0))
+            await settle(app, pilot)
+            assert f" lr{arrow}" in text_of(app)
+        assert text_of(app).splitlines()[5].split()[0] == "0", "the highest lr"
+        await pilot.click("#evaluations Table", offset=(10, 2))
+        await settle(app, pilot)
+        assert "trial 1 of runs/name: complete" in text_of(app)
+        await press("escape")(app, pilot)
+        assert "evaluations" in text_of(app).splitlines()[1]
+
+    watch(make_looks(RUNNING), act)
+
+
+def test_copy_puts_hyperparameters_on_clipboard() -> None:
+    async def act(app: Watch, pilot: Pilot[int]) -> None:
+        await press("2", "end", "c")(app, pilot)
+        assert json.loads(app.clipboard) == RUNNING.evaluations[0].params
+        await wait_for(app, pilot, "copied the hyperparameters of trial 0")
+        await press("home", "down", "enter", "c")(app, pilot)
+        assert json.loads(app.clipboard) == RUNNING.evaluations[12].params
+        await press("escape", "question_mark")(app, pilot)
+        await wait_for(app, pilot, "previous tab")
+        await press("question_mark", "4", "3", "slash", "escape", "1")(app, pilot)
+        assert "previous tab" not in text_of(app)
+        assert "best loss over time" in text_of(app)
+
+    watch(make_looks(RUNNING), act)
+
+
+def test_evaluation_that_runs_is_kept_up_to_date(tmp_path: Path) -> None:
+    curve = {1: 0.75}
+
+    async def act(app: Watch, pilot: Pilot[int]) -> None:
+        await press("2", "enter")(app, pilot)
+        assert "trial 0 of" in text_of(app)
+        assert "loss by epoch" not in text_of(app), "one loss is no plot"
+        (tmp_path / "printed").mkdir()
+        (tmp_path / "printed" / "0.txt").write_text("rank 0 | [red]hello[/red]\x1b[2J\n")
+        show(app, [one(0, "running", curve={**curve, 2: 0.25})])
+        await settle(app, pilot)
+        text = text_of(app)
+        assert "loss by epoch" in text
+        assert "0.25" in text
+        assert r"rank 0 | [red]hello[/red]\x1b[2J" in text
+
+    watch(make_looks(make_look([one(0, "running", curve=curve)])), act, path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "title", "line"),
+    [
+        ({"about": {"budget": 14}, "in_use": False}, "finished  14/14 evaluations", "14 complete"),
+        (
+            {"in_use": False, "stopped": "a target", "remedy": "a lower one"},
+            "stopped  14/100 evaluations",
+            "a target. To go on: the same command with --run-dir runs/name --resume and a lower one",
+        ),
+        (
+            {"in_use": False, "holder": "process 7 on here since 2026"},
+            "died  14/100 evaluations",
+            "process 7 on here has died",
+        ),
+    ],
+)
+def test_screen_stays_when_run_ends(values: dict[str, object], title: str, line: str) -> None:
+    async def act(app: Watch, pilot: Pilot[int]) -> None:
+        assert "searching  12/20 evaluations" in text_of(app)
+        show(app, [one(trial) for trial in range(14)], **values)
+        await settle(app, pilot)
+        assert title in text_of(app)
+        assert line in text_of(app)
+        assert app.is_running
+        await pilot.press("q")
+
+    assert watch(make_looks(RUNNING), act).return_value is None
+
+
+def test_record_that_cannot_be_read_ends_the_app() -> None:
+    def looks() -> Looks:
+        yield from make_looks(RUNNING)
+        raise UsageError("runs/name: gone")
+
+    async def act(app: Watch, pilot: Pilot[int]) -> None:
+        while app.is_running:
+            await pilot.pause(0.01)
+
+    assert str(watch(looks(), act).error) == "runs/name: gone"
+
+
+def make_large_run() -> Look:
+    evaluations = [
+        one(n, ("failed" if n % 7 == 0 else "complete"), island=n % 128 // 4, worker=n % 128, loss=1000.0 / (n + 1))
+        for n in range(1000)
+    ]
+    evaluations += [one(1000 + n, "running", worker=n, island=n // 4, curve={1: 0.5, 2: 0.25}) for n in range(120)]
+    layout = {"ranks": 128, "ranks_per_worker": 1, "islands": 32}
+    return make_look(evaluations, 1300, about={"budget": 5000, "layout": layout})
+
+
+FOREIGN = make_look(
+    [one(0, loss=math.inf, ended=math.nan, curve={1: math.nan}), one(1, "running", started=math.nan, params={})]
+)
+HUGE = make_look([one(n, loss=n * -1e308, curve={1: 1e308, 2: -1e308}) for n in range(2)], in_use=False)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (40, 10), (200, 60)])
+def test_terminal_may_have_any_size(size: tuple[int, int]) -> None:
+    async def act(app: Watch, pilot: Pilot[int]) -> None:
+        for look in (make_look([]), FOREIGN, HUGE, make_large_run()):
+            app.post_message(Looked(look, standing(look)))
+            for tab in ("overview", "failures", "islands", "workers", "evaluations"):
+                await app.run_action(f"go('{tab}')")
+                await settle(app, pilot)
+                app._table._action_move(1_000_000)
+                await settle(app, pilot)
+        await press("home", "enter", "question_mark")(app, pilot)
+        await pilot.resize_terminal(*size[::-1])
+        await settle(app, pilot)
+        assert len(text_of(app).splitlines()) == size[0]
+
+    watch(make_looks(RUNNING), act, size)
+
+
+def test_nothing_in_a_run_is_markup_or_moves_the_cursor() -> None:
+    params = {name: name for name in HOSTILE}
+    evaluations = [one(n, params=params, metrics={name: 0.5}, loss=n) for n, name in enumerate(HOSTILE)]
+    evaluations += [one(10 + n, "failed", failure=text, traceback=text) for n, text in enumerate(HOSTILE)]
+    evaluations += [one(20 + n, "running", params=params, worker=n) for n in range(3)]
+    look = make_look(evaluations, in_use=None, holder="\x1b[31m\nhere")
+    for keys in ((), ("2",), ("3",), ("2", "end", "enter"), ("3", "enter")):
+        text = screen_after(look, *keys, size=(300, 60), path=Path("runs") / HOSTILE[1])
+        assert all(character.isprintable() for character in text.replace("\n", ""))
+        assert "[bold]x[/bold]" in text or "enter" in keys
+    assert r"a b\x1b[2J\x07" in screen_after(look, "3")
+
+
+def test_plot_goes_down_where_the_loss_does() -> None:
+    text = plot_steps("loss", [(0, 9.0), (5, 5.0), (9, 1.0)], [], ("0", "9"), (12, 5)).plain
+    assert [line.rstrip() for line in text.splitlines()] == [
+        "loss",
+        "9 \u2809\u2809\u2809\u2809\u2809\u28b9",
+        "       \u2838\u2824\u2824\u2824\u28a4",
+        "1          \u28b8",
+        "  0        9",
+    ]
+    assert "logarithmic" in plot_steps("loss", [(0, 100.0), (9, 1.0)], [], ("0", "9"), (20, 5)).plain
+    assert plot_steps("loss", [(0, math.nan)], [], ("0", "9"), (20, 5)).plain == ""
+    diverged = plot_steps("loss", [(0, 1.5e5), (2, 2.0), (9, 0.5)], [1.5e5, 2.0, 1.0, 0.5, 1.2], ("0", "9"), (20, 5))
+    assert diverged.plain.splitlines()[1].startswith("  2 "), "far higher losses are left out"
+
+
+@pytest.mark.slow
+def test_other_commands_do_not_import_textual(tmp_path: Path) -> None:
+    evaluate(start(tmp_path / "run"), 1, losses=2)
+    code = "import sys\nfrom hpo.cli import main\ntry: main()\nfinally: assert 'textual' not in sys.modules"
+    for arguments in (
+        ["--help"],
+        ["top", tmp_path / "run"],
+        ["watch", tmp_path / "run"],
+        ["top", tmp_path / "run", "--failed"],
+    ):
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        assert subprocess.run(command, env=environment(), capture_output=True, timeout=60).returncode == 0
+
+
+def _send(number: signal.Signals) -> Callable[[Terminal, Path], object]:
+    return lambda screen, _: screen.process.send_signal(number)
+
+
+@pytest.mark.parametrize(
+    ("leave", "status"),
+    [
+        (lambda screen, _: screen.press(b"q"), 0),
+        (lambda screen, _: screen.press(b"\x03"), 0),
+        (_send(signal.SIGTERM), 143),
+        (_send(signal.SIGHUP), 129),
+        (lambda _, run_dir: shutil.rmtree(run_dir), 2),
+    ],
+    ids=["q", "ctrl-c", "SIGTERM", "SIGHUP", "gone"],
+)
+@pytest.mark.slow
+def test_terminal_is_restored_however_one_leaves(
+    tmp_path: Path, leave: Callable[[Terminal, Path], object], status: int
+) -> None:
+    evaluate(start(tmp_path / "run"), 1)
+    with held(tmp_path / "run") as run, in_terminal("watch", tmp_path / "run") as screen:
+        screen.wait_for("searching")
+        assert screen.takes_keys
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+        screen.press(b"x2")
+        screen.wait_for("trial")
+        assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+        leave(screen, tmp_path / "run")
+        assert screen.end() == status
+        assert ("holds no run" if status == 2 else "searching") in screen.left_behind
+        assert run.poll() is None
+
+
+@pytest.mark.slow
+def test_screen_can_be_suspended(tmp_path: Path) -> None:
+    evaluate(start(tmp_path / "run"), 1)
+    with in_terminal("watch", tmp_path / "run") as screen:
+        screen.wait_for("stopped")
+        screen.press(b"\x1a")
+        screen.wait_for("\x1b[?1049l")
+        status, until = Path(f"/proc/{screen.process.pid}/stat"), time.monotonic() + 30
+        while status.read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        screen.process.send_signal(signal.SIGCONT)
+        screen.wait_for("stopped")
+        assert screen.takes_keys
+        screen.press(b"q")
+        assert screen.end() == 0
+
+
+@pytest.mark.slow
+def test_run_that_dies_is_watched_until_it_is_resumed_and_ends(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    session = start(path)
+    evaluate(session, 1, losses=2)
+    with held(path) as first, in_terminal("watch", path, NO_COLOR="1") as screen:
+        screen.wait_for("1 complete")
+        evaluate(session, 2)
+        screen.wait_for("1 running")
+        first.kill()
+        screen.wait_for(f"process {first.pid} on")
+        with held(path):
+            assert session.open_record().requeue_interrupted() == 1
+            screen.wait_for("1 waiting")
+            for number in range(3, 10):
+                evaluate(session, number, losses=2)
+            set_budget(path, 8)
+            screen.wait_for("ending")
+        screen.wait_for("finished")
+        screen.press(b"q")
+        assert screen.end() == 0
+        assert screen.left_behind.startswith("\x1b[") or "8/8 evaluations" in screen.left_behind
+        assert "8/8 evaluations" in screen.left_behind
+
+
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": ""}, {"PYTHONIOENCODING": "latin-1"}])
+@pytest.mark.slow
+def test_terminal_that_can_do_no_more_gets_lines(tmp_path: Path, variables: dict[str, str]) -> None:
+    evaluate(start(tmp_path / "run"), 1, losses=2)
+    with in_terminal("watch", tmp_path / "run", **variables) as screen:
+        assert screen.end() == 0
+        assert "stopped" in screen.written
+        assert "\x1b[?1049h" not in screen.written
