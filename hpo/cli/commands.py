@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -16,10 +13,10 @@ import typer
 from hpo.cli.check import check_command
 from hpo.cli.command_line import new_app, whole
 from hpo.cli.groups import GroupedCommand
+from hpo.cli.output import check_output, write_output
 from hpo.cli.search import search_command
 from hpo.cli.version import print_versions
 from hpo.errors import RunError, UsageError
-from hpo.store.run_dir import write_whole
 from hpo.text import printable
 from hpo.trackers import TRACKERS, check_trackers
 
@@ -168,11 +165,11 @@ def report(
 
     if n < 1:
         raise UsageError(f"-n must be at least 1, not {n}")
-    _check_free(output, overwrite)
+    check_output(output, overwrite)
     run = RunReader(run_dir, storage)
     path = output or run.run_dir.report_html
     try:
-        _write(path, report_of(run, n))
+        write_output(path, report_of(run, n))
     except RunError as error:
         raise UsageError(str(error)) from error
     print(path)
@@ -196,11 +193,11 @@ def export(
     written = writer(to)
     if output is None and to == "parquet":
         raise UsageError("--to parquet needs a file: add -o FILE")
-    _check_free(output, overwrite)
+    check_output(output, overwrite)
     content = written(table_of(RunReader(run_dir, storage)))
     try:
         if output is not None:
-            _write(output, content)
+            write_output(output, content)
         else:
             sys.stdout.buffer.write(content)
     except RunError as error:
@@ -267,37 +264,3 @@ def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
         print(json.dumps([content(lookup.details(one)) for one in failed[:n]], indent=2, allow_nan=False))
     else:
         print(*failed_lines(failed, n, run.run_dir.path), sep="\n")
-
-
-def _check_free(output: Path | None, overwrite: bool) -> None:
-    """Raise a UsageError where a file exists already, or where there is something that is neither file nor stream."""
-    if output is None or not os.path.lexists(output) or _is_stream(output):
-        return
-    if output.exists() and not output.is_file():
-        raise UsageError(f"-o {output}: it is no file: name a file, or a pipe")
-    if not overwrite:
-        raise UsageError(f"-o {output} exists: add --overwrite to replace it, or name another file")
-
-
-def _is_stream(path: Path) -> bool:
-    """Tell whether a path leads to a pipe, to a device such as a terminal, or to a file that a shell has opened."""
-    if str(path.parent) == "/dev/fd" or str(path) in ("/dev/stdout", "/dev/stderr"):
-        return True
-    with suppress(OSError):
-        mode = path.stat().st_mode
-        return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
-    return False
-
-
-def _write(output: Path, content: bytes) -> None:
-    """Write a file whole or not at all, or write to a stream, which stays in its place; raises RunError on failure."""
-    if not _is_stream(output):
-        write_whole(output, content)
-        return
-    try:
-        with output.open("ab") as stream:
-            stream.write(content)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise RunError(f"{output} cannot be written: {error.strerror}") from error
