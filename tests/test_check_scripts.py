@@ -71,3 +71,12 @@ def test_check_of_batches_drawn_by_each_rank_is_not_wrong(mpi: Mpi, tmp_path: Pa
     assert (job.returncode, job.stderr) == (1, ""), printed
     assert "wrong  Each of 2 ranks trains on the same batches 2 ranks do the work of 1 then" in printed
     assert "\n1 point wrong, 1 point to look at\n" in printed
+
+
+def test_check_sees_a_program_that_ends_with_its_last_loss(mpi: Mpi, tmp_path: Path) -> None:
+    slow_exit = "import atexit, time\natexit.register(time.sleep, 2.5)\n"
+    (tmp_path / "train.py").write_text(slow_exit + (SCRIPTS / "drawing.py").read_text())
+    job = mpi.run(2, "-c", CODE, "check", "--loss", r"val loss (\S+)", "--", "train.py", cwd=tmp_path)
+    assert job.returncode == 0, job.stdout
+    rows = re.findall(r"^ *(?:2 ranks, again|2 ranks|1 rank) +\S+ +\S+ +\S+ +(\d+)", job.stdout, re.MULTILINE)
+    assert rows == ["21", "21", "21"], job.stdout

@@ -19,6 +19,7 @@ class Interrupts:
     def __init__(self, acknowledge: Callable[[], None]) -> None:
         self._acknowledge = acknowledge
         self.is_inside = False
+        self._is_ending = False
         self.was_requested = False
 
     def begin(self) -> None:
@@ -46,9 +47,20 @@ class Interrupts:
         finally:
             self.is_inside = True
 
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Acknowledge requests inside ``with``, in which a program ends by itself, and let it end."""
+        self._is_ending = True
+        try:
+            yield
+        finally:
+            self._is_ending = False
+
     def _on_signal(self, *_: object) -> None:
         """Raise Cancelled once in an evaluation: a supervisor repeats the signal until it is acknowledged."""
         is_first, self.was_requested = not self.was_requested, True
-        if is_first and self.is_inside:
+        if self._is_ending:
+            self._acknowledge()
+        elif is_first and self.is_inside:
             self._acknowledge()
             raise Cancelled

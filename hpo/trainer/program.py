@@ -76,7 +76,10 @@ class Running:
         if step.get("is_cancelled"):
             return step, status
         try:
-            end_process()  # without Cancelled, which functions for the exit would print; this process is killed then
+            # Without Cancelled, which functions for the exit would print. If it is cancelled now, it has some seconds
+            # to end: on busy cores it needs more than one, and `hpo check` would see nothing of it.
+            with self._interrupts.ending():
+                end_process()
         except BaseException as error:
             end_if_forked(error)
             if not status:
