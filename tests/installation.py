@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch import ROOT
+from tests.test_shipped import NAMES
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
 
-SEARCH_SPACES = {"cifar10_resnet", "digits_cnn", "mnist_cnn", "text_transformer"}
 READER_MEGABYTES = 400
 
 
@@ -63,7 +63,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_packages_hold_the_search_spaces_and_no_tests() -> None:
     wheel = set(zipfile.ZipFile(find_package("*.whl")).namelist())
-    assert {f"hpo/search_spaces/{name}.py" for name in SEARCH_SPACES} < wheel
+    assert {f"hpo/search_spaces/{name}.py" for name in NAMES} < wheel
     assert "hpo/py.typed" in wheel
     assert not [name for name in wheel if not name.startswith(("hpo/", "hpo_islands-"))]
     with tarfile.open(find_package("*.tar.gz")) as archive:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from hpo.cli import installation
-from hpo.cli.installation import check_packages, is_first_rank
+from hpo.cli.installation import check_packages
 from hpo.errors import UsageError
 from hpo.process.deferred import Deferred
+from hpo.process.template_start import is_first_rank
 from tests.support.launch import ROOT, run_hpo
 
 

@@ -129,7 +129,8 @@ def _enter(program: str, parse: Callable[[int], _Parsed], run: Callable[[Options
 
 def _begin(program: str) -> TemplateProcess | None:
     """Start the template, if this rank starts one, and MPI; exit if what they need is not installed."""
-    from hpo.cli.installation import check_packages, import_mpi, is_first_rank
+    from hpo.cli.installation import check_packages, import_mpi
+    from hpo.process.template_start import is_first_rank
 
     template = None
     try:
@@ -140,7 +141,7 @@ def _begin(program: str) -> TemplateProcess | None:
         template = start_template()
         import_mpi()
     except UsageError as error:
-        if is_first_rank():
+        if is_first_rank(os.environ):
             print(f"error: {error}", file=sys.stderr, flush=True)
         if template is not None:
             template.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # What launchers tell a rank of an MPI job. Code that is written for torchrun takes it for its own: Accelerate reads
@@ -24,6 +24,13 @@ _LAUNCHERS = (
     "PMIX",
 )
 _TASKS = ("PROCID", "LOCALID", "NODEID", "TASK_PID", "GTIDS", "NTASKS", "NPROCS", "NTASKS_PER_NODE", "TASKS_PER_NODE")
+
+# Those of SLURM come last: a job script has them too, and mpirun in it sets the others.
+_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_PROCID")
+_LOCAL_RANKS = (
+    *("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID"),
+    "SLURM_LOCALID",
+)
 
 _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
@@ -62,8 +69,14 @@ def template_environment() -> dict[str, str]:
 
 def is_first_on_host(environment: Mapping[str, str]) -> bool:
     """Tell whether a launcher says that this rank is its host's first, or does not say anything."""
-    names = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID")
-    for name in (*names, "SLURM_LOCALID"):
-        if name in environment:
-            return environment[name] == "0"
-    return True
+    return _is_zero(_LOCAL_RANKS, environment)
+
+
+def is_first_rank(environment: Mapping[str, str]) -> bool:
+    """Tell whether a launcher says that this rank is the first of all, or does not say anything."""
+    return _is_zero(_RANKS, environment)
+
+
+def _is_zero(names: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Tell whether the first of these variables that is set is 0, or none is set."""
+    return next((environment[name] for name in names if name in environment), "0") == "0"
