@@ -12,7 +12,7 @@ from hpo.cli import installation
 from hpo.cli.installation import check_packages
 from hpo.errors import UsageError
 from hpo.process.deferred import Deferred
-from hpo.process.template_start import is_first_rank
+from hpo.process.launcher import is_first_rank
 from tests.support.launch import ROOT, run_hpo
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from hpo.process.template_start import is_first_on_host, plain_environment, template_environment
+from hpo.process.launcher import is_first_on_host, plain_environment
+from hpo.process.template_start import template_environment
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 from tests.support.outcome import finished, trials_of
 

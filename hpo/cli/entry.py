@@ -130,7 +130,7 @@ def _enter(program: str, parse: Callable[[int], _Parsed], run: Callable[[Options
 def _begin(program: str) -> TemplateProcess | None:
     """Start the template, if this rank starts one, and MPI; exit if what they need is not installed."""
     from hpo.cli.installation import check_packages, import_mpi
-    from hpo.process.template_start import is_first_rank
+    from hpo.process.launcher import is_first_rank
 
     template = None
     try:

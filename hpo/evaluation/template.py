@@ -15,8 +15,9 @@ from typing import Any, TextIO
 from hpo.errors import RunError, UsageError
 from hpo.process.channel import Channel, ChannelClosed, Message, channel_pair
 from hpo.process.failure import describe_status
+from hpo.process.launcher import is_first_on_host
 from hpo.process.linux import identify_container
-from hpo.process.template_start import command_of, is_first_on_host, template_environment
+from hpo.process.template_start import command_of, template_environment
 
 _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_DEATHS = 60.0

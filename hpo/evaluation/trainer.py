@@ -19,9 +19,9 @@ from hpo.evaluation.template import Template
 from hpo.layout import usable_cores
 from hpo.process.channel import ChannelClosed, Message
 from hpo.process.failure import describe_status
+from hpo.process.launcher import plain_environment
 from hpo.process.linux import count_memory_kills
 from hpo.process.stacks import INTERRUPT, WRITE_STACKS, find_frames
-from hpo.process.template_start import plain_environment
 
 _SECONDS_TO_WRITE_STACKS = 0.5
 _MOST_SECONDS_TO_DIE = 15.0  # of a process that is killed; the driver of a GPU may keep it

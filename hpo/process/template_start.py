@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-# What launchers tell a rank of an MPI job. Code that is written for torchrun takes it for its own: Accelerate reads
-# PMI_SIZE, DeepSpeed OMPI_COMM_WORLD_SIZE, Lightning SLURM_NTASKS.
-_LAUNCHERS = (
-    "PMI_",
-    "PMIX_",
-    "OMPI_",
-    "PRTE_",
-    "MPI_LOCAL",
-    "MPIEXEC_",
-    "HYDI_",
-    "HYDRA_",
-    "MV2_COMM_",
-    "PALS_",
-    "PMIX",
-)
-_TASKS = ("PROCID", "LOCALID", "NODEID", "TASK_PID", "GTIDS", "NTASKS", "NPROCS", "NTASKS_PER_NODE", "TASKS_PER_NODE")
-
-# Those of SLURM come last: a job script has them too, and mpirun in it sets the others.
-_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_PROCID")
-_LOCAL_RANKS = (
-    *("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID"),
-    "SLURM_LOCALID",
-)
+from hpo.process.launcher import plain_environment
 
 _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
@@ -43,21 +20,6 @@ def command_of(state: Mapping[str, Any]) -> list[str]:
     return [sys.executable, "-u", "-c", _CODE, json.dumps(state), json.dumps(sys.path)]
 
 
-def plain_environment() -> dict[str, str]:
-    """Return this rank's environment without the variables that describe it as a task of a launcher.
-
-    Hashes of texts are the same on all ranks, so that sets have one order. Python reads the seed when it starts.
-    """
-    tasks = {f"SLURM_{name}" for name in _TASKS}
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith((*_LAUNCHERS, "SLURM_STEP_")) and name not in tasks
-    }
-    seed = kept.get("PYTHONHASHSEED", "")
-    return {**kept, "PYTHONHASHSEED": seed if seed.isdecimal() else "0"}
-
-
 def template_environment() -> dict[str, str]:
     """Return the environment in which a template imports: without threads, and without CUDA."""
     environment = plain_environment()
@@ -65,18 +27,3 @@ def template_environment() -> dict[str, str]:
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")}
     return {**environment, **threads, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-
-
-def is_first_on_host(environment: Mapping[str, str]) -> bool:
-    """Tell whether a launcher says that this rank is its host's first, or does not say anything."""
-    return _is_zero(_LOCAL_RANKS, environment)
-
-
-def is_first_rank(environment: Mapping[str, str]) -> bool:
-    """Tell whether a launcher says that this rank is the first of all, or does not say anything."""
-    return _is_zero(_RANKS, environment)
-
-
-def _is_zero(names: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Tell whether the first of these variables that is set is 0, or none is set."""
-    return next((environment[name] for name in names if name in environment), "0") == "0"
