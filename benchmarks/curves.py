@@ -37,7 +37,7 @@ EPOCHS = 27
 class Curve:
     """One individual: its loss after each epoch, up to where it failed, if it did, and the seconds of an epoch.
 
-    These are the fewest of all that differ from it in tunable parameters alone: the machine did other things, too.
+    These are the fewest of all that differ from it in mutable parameters alone: the machine did other things, too.
     """
 
     params: dict[str, Any]
@@ -56,7 +56,7 @@ def load(search_space: str) -> list[Curve]:
 
 
 def fixed_of(search_space: str) -> list[str]:
-    """Return the parameters of a search space of the project that are not tunable."""
+    """Return the parameters of a search space of the project that are not mutable."""
     return load_search_file(ROOT / "search_spaces" / f"{search_space}.py").space.fixed
 
 

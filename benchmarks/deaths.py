@@ -46,7 +46,7 @@ def measure(way: str, size: int, evaluations: int, seconds: float) -> tuple[floa
         command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
         subprocess.run(command, check=True, capture_output=True, timeout=600)
         trials = trials_of(folder / "run")
-        assert not any("repeats" in trial.user_attrs for trial in trials)
+        assert not any("retry_of" in trial.user_attrs for trial in trials)
         started = min(trial.datetime_start for trial in trials if trial.datetime_start)
         ended = max(trial.datetime_complete for trial in trials if trial.datetime_complete)
         failed = sum("failure" in trial.user_attrs for trial in trials)

@@ -7,7 +7,7 @@ takes to train a third of them to the end. It says when, with each pruner, a com
 the lowest without one, as a share of that time, and what the lowest is at the end. Individuals are drawn with
 replacement, as from a space that is not exhausted. Saving takes no time here.
 
-With inheritance, evaluations of 3 epochs begin where others have ended that differ in tunable parameters alone. What
+With inheritance, evaluations of 3 epochs begin where others have ended that differ in mutable parameters alone. What
 they would learn is not known: it is taken to be what their own curve does from the epoch on at which it is as low. So
 nothing can be better than the best curve, however good a schedule is: see the real thing.
 """

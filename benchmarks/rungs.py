@@ -83,7 +83,7 @@ class Search:
             paused = waiting[0]
             self.evaluations[paused.trial] = replace(paused, state="promoted")
             self._roots[trial] = self._roots[paused.trial]
-            one = replace(paused, trial=trial, state="running", repeats=paused.trial, paused_after=0)
+            one = replace(paused, trial=trial, state="running", retry_of=paused.trial, paused_after=0)
         else:
             self._individuals[trial] = Individual(self._drawn)
         self.evaluations.append(one)
@@ -137,7 +137,7 @@ def seconds_to_judge(reached: int) -> tuple[float, float]:
         )
     for one in ladder.learn(evaluations).promotable():
         evaluations[one.trial] = replace(one, state="promoted")
-        evaluations.append(replace(one, trial=len(evaluations), state="running", repeats=one.trial, paused_after=0))
+        evaluations.append(replace(one, trial=len(evaluations), state="running", retry_of=one.trial, paused_after=0))
     ladder = Ladder(HALVINGS["asha"], TWO).learn(evaluations)
     claims, judgements = [], []
     for _ in range(50):

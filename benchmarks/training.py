@@ -30,7 +30,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
 
 from hpo.trainer.worker import Worker
-from hpo.training import Net, ParallelSettings, Recipe, fit, load_data, resnet18, share, transformer
+from hpo.training import Net, ParallelSettings, Recipe, fit, load_data, parallelize, resnet18, transformer
 from hpo.training.data import Dataset, Split
 from hpo.training.fit import Training
 from hpo.training.parallel.way import split
@@ -103,7 +103,7 @@ def by_hand(case: Case) -> Iterator[tuple[float, float]]:
     """Train as `fit` does on one rank, in torch alone; yield the validation loss and accuracy after each epoch."""
     recipe, network = case.recipe, case.network()
     network.to(memory_format=torch.channels_last)
-    train, validation = case.data().on(torch.device("cpu"))
+    train, validation = case.data().splits(torch.device("cpu"))
     optimizer, schedule = optimizer_by_hand(network, recipe, -(-len(train) // recipe.batch_size))
     drawn = torch.Generator().manual_seed(SEED)
     while True:
@@ -169,7 +169,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 def together(case: Case, worker: Worker, rounds: int) -> Times:
     """Return the seconds of two steps of one rank, of two such ranks at once, and of both ranks in each way."""
-    data = case.data().on(worker.device)[0]
+    data = case.data().splits(worker.device)[0]
     alone = steps_of(case, data, replace(worker, rank=0, size=1), ParallelSettings())
     work = {"one rank": alone if worker.rank == 0 else lambda: None, "two at once": alone}
     # ResNet-18's stages would have statistics of microbatches.
@@ -189,7 +189,7 @@ def together(case: Case, worker: Worker, rounds: int) -> Times:
 def steps_of(case: Case, data: Any, worker: Worker, settings: ParallelSettings) -> Callable[[], None]:
     """Return a function that takes two training steps on the worker's ranks."""
     torch.manual_seed(SEED)
-    training = Training(share(case.network(), worker, settings), data, case.recipe, SEED)
+    training = Training(parallelize(case.network(), worker, settings), data, case.recipe, SEED)
     batch = torch.arange(case.recipe.batch_size)
 
     def steps() -> None:
@@ -205,9 +205,9 @@ def memory(case: Case, worker: Worker, rounds: int) -> Times:  # noqa: ARG001 - 
     each = 4 * 4  # parameters, gradients, and AdamW's two, in 32 bits
     whole = each * sum(blocks)
     found: Times = {"whole": [whole], "bound": [whole / worker.size + each * max(blocks)]}
-    data = case.data().on(worker.device)[0]
+    data = case.data().splits(worker.device)[0]
     for name, settings in WAYS.items():
-        training = Training(share(case.network(), worker, settings), data, case.recipe, SEED)
+        training = Training(parallelize(case.network(), worker, settings), data, case.recipe, SEED)
         training.step(torch.arange(8))
         found[name] = [max(worker.comm.allgather(size_of(training)))]
     return found

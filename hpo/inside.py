@@ -61,7 +61,7 @@ def save_checkpoint(state: Any) -> None:
     The evaluation continues from the last checkpoint whose loss was reported, if it is interrupted, or paused by a
     pruner. Rank 0 writes a file each time. Call it on rank 0, or on all ranks; on all of them if the state is a
     function or has sharded tensors, which are gathered. The file is removed when the evaluation ends. Without a search,
-    nothing happens. In an objective that is a function, it is ``worker.save``.
+    nothing happens. In an objective that is a function, it is ``worker.save_checkpoint``.
 
     Args:
         state: Dicts, lists and tuples of tensors, numpy arrays, numbers, texts, booleans and None, such as
@@ -71,7 +71,7 @@ def save_checkpoint(state: Any) -> None:
         TypeError: The state has another value; the message names its place.
     """
     if _worker is not None:
-        _worker.save(state)
+        _worker.save_checkpoint(state)
     elif drafts := os.environ.get(_CHECKPOINT_DRAFTS):
         from hpo.trainer.drafts import write_checkpoint
 
@@ -81,10 +81,10 @@ def save_checkpoint(state: Any) -> None:
 def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
     """Offer the network's weights, before the script reports the loss that belongs to them.
 
-    The weights of the run's best individual are kept in RUN_DIR/best.safetensors, and with ``--confirm`` those of the
-    confirmed winner in RUN_DIR/confirmed. Rank 0 writes a file each time: offer weights if the loss is the lowest so
-    far. Call it on rank 0, or on all ranks; on all of them if `weights` is a function, which may gather a sharded
-    network. Without a search, nothing happens. In an objective that is a function, it is ``worker.offer``.
+    The weights of the run's best individual are kept in RUN_DIR/best.safetensors, and with ``--confirm-seeds`` those of
+    the confirmed winner in RUN_DIR/confirmed. Rank 0 writes a file each time: offer weights if the loss is the lowest
+    so far. Call it on rank 0, or on all ranks; on all of them if `weights` is a function, which may gather a sharded
+    network. Without a search, nothing happens. In an objective that is a function, it is ``worker.offer_weights``.
 
     Args:
         weights: Whole tensors by their names, such as ``state_dict()`` returns; or a function that returns them.
@@ -93,7 +93,7 @@ def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) 
         TypeError: The weights are not a dict of whole tensors by their names.
     """
     if _worker is not None:
-        _worker.offer(weights)
+        _worker.offer_weights(weights)
     elif drafts := os.environ.get(_WEIGHTS_DRAFTS):
         from hpo.trainer.drafts import write_weights
 
@@ -109,7 +109,7 @@ def load_checkpoint() -> Any:
         RuntimeError: The script has reported a loss already.
     """
     if _worker is not None:
-        return _worker.restored
+        return _worker.checkpoint
     if _CHECKPOINT_DRAFTS not in os.environ:
         return None
     if _reports:

@@ -26,14 +26,14 @@ _FINEST_STEP = 1e-7  # of the larger bound: of finer ones, Optuna takes values f
 
 @dataclass(frozen=True, repr=False)
 class _Parameter:
-    tunable: bool = field(default=False, kw_only=True)
+    mutable: bool = field(default=False, kw_only=True)
     when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "when", plain_condition(self.when))
 
     def __repr__(self) -> str:
-        shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "tunable"}
+        shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "mutable"}
         shown["when"] = shown.pop("when")  # the last one
         given = shown.pop("choices") if "choices" in shown else (shown.pop("low"), shown.pop("high"))
         options = [f"{name}={v!r}" for name, v in shown.items() if v != self.__dataclass_fields__[name].default]
@@ -44,7 +44,7 @@ class _Parameter:
 class Int(_Parameter):
     """An integer from `low` to `high`, both included, drawn and mutated on a linear or, if `log`, logarithmic scale.
 
-    With a `step`, it is `low`, `low + step` and so on. `tunable` and `when` are as for a Float.
+    With a `step`, it is `low`, `low + step` and so on. `mutable` and `when` are as for a Float.
     """
 
     low: int
@@ -117,8 +117,8 @@ class Float(_Parameter):
     Values have 12 significant digits; bounds with more digits are rounded towards the inside of the range. With a
     `step`, values are `low`, `low + step` and so on.
 
-    What is `tunable` can change while a network trains, as a learning rate can: an individual may inherit the weights
-    of another one (`--inherit`) if only such parameters differ.
+    What is `mutable` can change while a network trains, as a learning rate can: an individual may inherit the weights
+    of another one (`--pbt`) if only such parameters differ.
 
     A parameter exists only `when` others, which stand before it in the space, exist and have certain values:
     ``momentum=Float(0.0, 0.99, when={"optimizer": "sgd"})``, or one of several:
@@ -213,9 +213,9 @@ class _Choices(_Parameter):
     # clears the wrong slice of an individual's position (propulate 1.2.2, `Individual.__setitem__`).
     choices: tuple[Value, ...]
 
-    def __init__(self, *choices: Value, tunable: bool = False, when: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, *choices: Value, mutable: bool = False, when: Mapping[str, Any] | None = None) -> None:
         object.__setattr__(self, "choices", choices)
-        object.__setattr__(self, "tunable", tunable)
+        object.__setattr__(self, "mutable", mutable)
         object.__setattr__(self, "when", plain_condition(when))
 
     def problem(self) -> str | None:
@@ -270,7 +270,7 @@ class _Choices(_Parameter):
 
 
 class Categorical(_Choices):
-    """One of several choices without an order: strings, numbers or booleans; `tunable` and `when` as for a Float."""
+    """One of several choices without an order: strings, numbers or booleans; `mutable` and `when` as for a Float."""
 
 
 class Ordinal(_Choices):

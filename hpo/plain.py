@@ -46,19 +46,19 @@ def find_wrong_bounds(low: float, high: float) -> str:
 
 
 def written(parameter: Any) -> str:
-    """Return a parameter as a search file has it; its `repr` leaves out `tunable`, which may change on a resume."""
-    return repr(parameter) if parameter.tunable is False else f"{repr(parameter)[:-1]}, tunable={parameter.tunable!r})"
+    """Return a parameter as a search file has it; its `repr` leaves out `mutable`, which may change on a resume."""
+    return repr(parameter) if parameter.mutable is False else f"{repr(parameter)[:-1]}, mutable={parameter.mutable!r})"
 
 
 def meant(parameter: Parameter) -> Parameter | None:
     """Return the valid parameter that a user meant by a parameter with wrong values; None if there is none."""
     given: Any = parameter
-    tunable = _TRUTHS.get(str(given.tunable).lower())
-    if tunable is None:
+    mutable = _TRUTHS.get(str(given.mutable).lower())
+    if mutable is None:
         return None
     if hasattr(given, "choices"):
         choices = ["none" if choice is None else _plain(choice) for choice in _listed_choices(given.choices)]
-        candidate = type(given)(*choices, tunable=tunable, when=given.when)
+        candidate = type(given)(*choices, mutable=mutable, when=given.when)
     else:
         low, high = _number(given.low), _number(given.high)
         if low is None or high is None:
@@ -66,7 +66,7 @@ def meant(parameter: Parameter) -> Parameter | None:
         step = None if given.step is None else _number(given.step)
         if (step is None) != (given.step is None):
             return None
-        candidate = dataclasses.replace(given, low=low, high=high, step=_short(step), tunable=tunable)
+        candidate = dataclasses.replace(given, low=low, high=high, step=_short(step), mutable=mutable)
     return None if candidate.problem() else candidate
 
 

@@ -91,8 +91,8 @@ class SearchSpace:
 
     @property
     def fixed(self) -> list[str]:
-        """The names of the parameters that are not tunable."""
-        return [name for name, parameter in self.parameters.items() if not parameter.tunable]
+        """The names of the parameters that are not mutable."""
+        return [name for name, parameter in self.parameters.items() if not parameter.mutable]
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={parameter!r}" for name, parameter in self.parameters.items())
@@ -244,8 +244,8 @@ def _check_parameter(name: str, parameter: object) -> None:
     if not isinstance(parameter, (Int, Float, Ordinal, Categorical)):
         raise TypeError(f"parameter {name!r}: must be an Int, Float, Ordinal or Categorical, not {parameter!r}")
     problem = parameter.problem()
-    if not problem and type(parameter.tunable) is not bool:
-        problem = f"tunable must be True or False, not {parameter.tunable!r}"
+    if not problem and type(parameter.mutable) is not bool:
+        problem = f"mutable must be True or False, not {parameter.mutable!r}"
     if problem:
         instead = meant(parameter)
         hint = f": write {written(instead)}" if instead else ""

@@ -14,8 +14,8 @@ from hpo.training import (
     Split,
     check_choice,
     check_positive,
+    evaluate_classifier,
     fit,
-    judge,
     load_data,
     load_test,
     resnet18,
@@ -23,12 +23,12 @@ from hpo.training import (
 
 space = SearchSpace(
     optimizer=Categorical("sgd", "adamw"),
-    lr=Float(1e-2, 1.0, log=True, tunable=True, when={"optimizer": "sgd"}),
-    momentum=Float(0.5, 0.99, tunable=True, when={"optimizer": "sgd"}),
-    weight_decay=Float(1e-5, 1e-2, log=True, tunable=True, when={"optimizer": "sgd"}),
-    adamw_lr=Float(1e-4, 1e-2, log=True, tunable=True, when={"optimizer": "adamw"}),
-    adamw_decay=Float(1e-3, 1.0, log=True, tunable=True, when={"optimizer": "adamw"}),
-    label_smoothing=Float(0.0, 0.2, tunable=True),
+    lr=Float(1e-2, 1.0, log=True, mutable=True, when={"optimizer": "sgd"}),
+    momentum=Float(0.5, 0.99, mutable=True, when={"optimizer": "sgd"}),
+    weight_decay=Float(1e-5, 1e-2, log=True, mutable=True, when={"optimizer": "sgd"}),
+    adamw_lr=Float(1e-4, 1e-2, log=True, mutable=True, when={"optimizer": "adamw"}),
+    adamw_decay=Float(1e-3, 1.0, log=True, mutable=True, when={"optimizer": "adamw"}),
+    label_smoothing=Float(0.0, 0.2, mutable=True),
     augmentation=Categorical("none", "crop", "crop-and-flip"),
     schedule=Categorical("step", "cosine", "one-cycle"),
 )
@@ -106,4 +106,4 @@ def test(
     images = load_test(settings.dataset, settings.data_dir)
     if settings.validation_samples:  # a search that is kept small is tested with as many
         images = Split(images.images[: settings.validation_samples], images.labels[: settings.validation_samples])
-    return judge(network, data, images)
+    return evaluate_classifier(network, data, images)

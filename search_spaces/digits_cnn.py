@@ -12,8 +12,8 @@ from hpo.training import Dataset, check_positive, fit_net, load_data, load_test,
 space = SearchSpace(
     conv_layers=Int(1, 6),
     activation=Categorical("relu", "sigmoid", "tanh"),
-    lr=Float(0.05, 20.0, log=True, tunable=True),
-    gamma=Float(0.5, 1.0, tunable=True),
+    lr=Float(0.05, 20.0, log=True, mutable=True),
+    gamma=Float(0.5, 1.0, mutable=True),
 )
 
 

@@ -12,8 +12,8 @@ from hpo.training import Dataset, check_positive, fit_net, load_data, load_test,
 space = SearchSpace(
     conv_layers=Int(2, 10),
     activation=Categorical("relu", "sigmoid", "tanh"),
-    lr=Float(1e-4, 1e-2, tunable=True),
-    gamma=Float(0.5, 0.999, tunable=True),
+    lr=Float(1e-4, 1e-2, mutable=True),
+    gamma=Float(0.5, 0.999, mutable=True),
 )
 
 

@@ -16,8 +16,8 @@ from hpo.training import (
     Recipe,
     Text,
     check_positive,
+    evaluate_language_model,
     fit,
-    judge_text,
     load_test_text,
     load_text,
     transformer,
@@ -27,10 +27,10 @@ space = SearchSpace(
     depth=Int(2, 6),
     width=Int(64, 192, step=32),
     heads=Ordinal(2, 3, 4, 6, 8),
-    dropout=Float(0.0, 0.3, tunable=True),
-    lr=Float(1e-4, 1e-2, log=True, tunable=True),
-    warmup=Float(0.0, 0.3, tunable=True),
-    weight_decay=Float(1e-3, 1.0, log=True, tunable=True),
+    dropout=Float(0.0, 0.3, mutable=True),
+    lr=Float(1e-4, 1e-2, log=True, mutable=True),
+    warmup=Float(0.0, 0.3, mutable=True),
+    weight_decay=Float(1e-3, 1.0, log=True, mutable=True),
 )
 space.require(lambda params: params["width"] % params["heads"] == 0, "heads must divide width")
 
@@ -107,4 +107,4 @@ def test(
     if settings.validation_samples:  # a search that is kept small is tested with as many, from all files
         some = min(settings.validation_samples, len(pieces))
         pieces = pieces[np.linspace(0, len(pieces) - 1, some).astype(int)]
-    return judge_text(network, text, pieces, PROMPTS)
+    return evaluate_language_model(network, text, pieces, PROMPTS)

@@ -31,7 +31,8 @@ from tests.support.runs import BEGAN, QUICK, add, make_run, manifest
 SPACE = SearchSpace(lr=Float(1e-3, 1.0, log=True), gamma=Float(0.0, 1.0), layers=Int(1, 6), act=Categorical("a", "b"))
 ABOUT: dict[str, Any] = {
     "budget": 1,
-    "confirm": 0,
+    "confirm_seeds": 0,
+    "format": 1,
     "settings": {"epochs": 10},
     "set": {"epochs": "10", "data": "my data"},
     "layout": {"ranks": 8, "ranks_per_worker": 2, "islands": 2},
@@ -94,7 +95,7 @@ def test_the_best_at_a_bound_widen_the_search_space() -> None:
     assert advice is not None
     assert advice.text == "Widen the search space, if such values make sense: lr above 1."
     assert advice.evidence.startswith("Of the best 5, 5 have lr at its upper bound; and the nearer to it,")
-    assert advice.command == "run_islands.py my.py --set epochs=10 --set 'data=my data' --start-from runs/x"
+    assert advice.command == "run_islands.py my.py --set epochs=10 --set 'data=my data' --warm-start runs/x"
 
 
 def test_a_lower_bound_and_one_of_an_int_are_told_by_their_names() -> None:
@@ -189,7 +190,7 @@ def test_a_search_that_may_find_more_is_not_called_flat() -> None:
 
 
 def test_what_was_taken_over_was_there_before_the_first_evaluation() -> None:
-    before = replace(one(0, 0.49), origin="runs/before", started=math.nan, ended=math.nan)
+    before = replace(one(0, 0.49), imported_from="runs/before", started=math.nan, ended=math.nan)
     evaluations = [before, *(replace(evaluation, trial=evaluation.trial + 1) for evaluation in flat(found=60))]
     assert told(result(evaluations[1:]), "flat") is None
     close = [replace(evaluation, loss=0.49 + evaluation.loss / 1e6) for evaluation in evaluations[1:]]
@@ -238,7 +239,7 @@ def test_losses_that_have_come_to_rest_ask_for_nothing() -> None:
     jumps = with_curves(falling)
     jumps[4] = replace(jumps[4], curve={**jumps[4].curve, 3: 0.01})
     assert told(result(jumps), "epochs") is None, "one of the best five was lower before"
-    assert told(result(with_curves(falling, origin="runs/before")), "epochs") is None, "of other epochs, perhaps"
+    assert told(result(with_curves(falling, imported_from="runs/before")), "epochs") is None, "of other epochs, perhaps"
     assert told(result(with_curves(lambda epoch: -falling(11 - epoch))), "epochs") is not None, "below zero"
 
 
@@ -246,7 +247,7 @@ def test_a_runner_up_that_is_close_asks_for_other_seeds() -> None:
     advice = told(result([one(0, 0.500), one(1, 0.504), one(2, 0.9)]), "confirm")
     assert advice is not None
     assert advice.evidence == "The losses of trials 0 and 1 differ by 0.79%, and each was trained once, with one seed."
-    assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm 3"
+    assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm-seeds 3"
     same = told(result([one(0, 0.0), one(1, 0.0)]), "confirm")
     assert same is not None
     assert "are the same" in same.evidence
@@ -271,7 +272,7 @@ def test_where_the_winner_is_clear_or_the_search_goes_on_nobody_asks_for_seeds()
     assert told(result(close, {"budget": 3}), "confirm") is None
     assert told(result(close, {"budget": 3}, ended={"exhausted": True}), "confirm") is not None
     assert told(result(close, goes_on=True, ended={}), "confirm") is None
-    assert told(result(close, {"confirm": 2}), "confirm") is None, "it is to come"
+    assert told(result(close, {"confirm_seeds": 2}), "confirm") is None, "it is to come"
     assert told(result([one(0, 0.5), one(1, math.inf), one(2, math.nan)]), "confirm") is None
 
 
@@ -283,7 +284,7 @@ def confirmed(*groups: Sequence[float]) -> Result:
         for trial, group in enumerate(groups)
         for place, loss in enumerate(group)
     ]
-    return result(evaluations, {"confirm": len(groups[0])}, confirmations=confirmations)
+    return result(evaluations, {"confirm_seeds": len(groups[0])}, confirmations=confirmations)
 
 
 def spaced(mean: float, deviation: float, count: int) -> list[float]:
@@ -300,7 +301,7 @@ def test_advice_if_bounds_are_wide_asks_for_more_seeds() -> None:
         "With 3 other seeds each, trials 0 and 1 may be the best, and none is certain to be as good within 0.01, one "
         "standard deviation by seeds."
     )
-    assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm 7"
+    assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm-seeds 7"
     enough = [spaced(mean, 0.010, 7) for mean in (0.110, 0.112, 0.9)]
     assert told(confirmed(*enough), "confirm") is None, "as many seeds settle it"
 
@@ -325,7 +326,7 @@ def test_advice_if_bounds_stay_wide_takes_the_first_trial() -> None:
 def test_one_seed_asks_for_three_and_a_clear_winner_for_none() -> None:
     few = told(confirmed([0.1], [0.2]), "confirm")
     assert few is not None
-    assert few.command.endswith("--resume --confirm 3")
+    assert few.command.endswith("--resume --confirm-seeds 3")
     assert told(confirmed([0.10, 0.12, 0.11], [0.5, 0.51, 0.52]), "confirm") is None
     assert told(confirmed([0.10, 0.12, 0.11]), "confirm") is None
     half = confirmed([0.10, 0.12, 0.11], [0.11, 0.13, 0.125])
@@ -390,10 +391,10 @@ def busy(fraction: object, seconds: float = 100.0) -> dict[str, Any]:
 def test_workers_that_wait_at_the_end_are_too_many() -> None:
     evaluations = [one(trial, 1.0) for trial in range(5)]
     evaluations[4] = replace(evaluations[4], ended=200.0)
-    saving = told(result([*evaluations[:4], replace(evaluations[4], saved_after=3)], ended=busy(0.29)), "idle")
+    saving = told(result([*evaluations[:4], replace(evaluations[4], checkpoint_step=3)], ended=busy(0.29)), "idle")
     assert saving is not None
     assert saving.text == "Let workers that have nothing left to do join the others."
-    assert saving.command.endswith(" --grow")
+    assert saving.command.endswith(" --elastic")
     advice = told(result(evaluations, ended=busy(0.29)), "idle")
     assert advice is not None
     assert advice.text == "Use fewer workers of more ranks each, or more evaluations."
@@ -453,7 +454,7 @@ def test_any_losses_are_borne(name: str, epochs: int) -> None:
         for trial, loss in enumerate(LOSSES[name]):
             curve = {epoch: loss * (epochs - epoch) for epoch in range(1, epochs + 1)}
             origin = "runs/before" if trial % 5 == 4 else ""
-            evaluations.append(one(trial, loss, kinds[trial % len(kinds)], curve=curve, origin=origin))
+            evaluations.append(one(trial, loss, kinds[trial % len(kinds)], curve=curve, imported_from=origin))
         for advice in advice_on(result(evaluations)):
             assert advice.text.endswith(".")
             assert "nan" not in advice.evidence
@@ -492,13 +493,13 @@ def test_command_to_go_on_with_a_program_keeps_its_options() -> None:
         *program,
     ]
     known = result([one(0, 1.0)], {"command": shlex.join(words), "search_space": "train.py"})
-    assert sorted(shlex.split(known.going_on("--confirm", "3"))) == sorted(
-        ["hpo", "search", *pairs, *options, "--run-dir", "runs/x", "--resume", "--confirm", "3", *program]
+    assert sorted(shlex.split(known.going_on("--confirm-seeds", "3"))) == sorted(
+        ["hpo", "search", *pairs, *options, "--run-dir", "runs/x", "--resume", "--confirm-seeds", "3", *program]
     )
     assert shlex.split(known.going_on())[-len(program) :] == program
     assert shlex.split(known.confirming(3))[-len(program) - 2 :] == [*program, "--seed", "{seed}"]
     seeded = result([one(0, 1.0)], {"command": shlex.join([*words, "--s={seed}"]), "search_space": "train.py"})
-    assert seeded.confirming(3) == seeded.going_on("--confirm", "3")
+    assert seeded.confirming(3) == seeded.going_on("--confirm-seeds", "3")
     bare = shlex.join(["run_islands.py", *options[:1], *program])
     known = result([one(0, 1.0)], {"command": bare, "search_space": "train.py"})
     assert shlex.split(known.going_on()) == [
@@ -516,15 +517,15 @@ def test_commands_are_those_that_the_shell_takes_apart_again() -> None:
     known = result(close, {"command": "'my runs/go.py' 'a b.py'", "search_space": "a b.py"})
     advice = told(replace(known, run_dir=Path("a'b; c")), "confirm")
     assert advice is not None
-    words = ["my runs/go.py", "a b.py", "--run-dir", "a'b; c", "--resume", "--confirm", "3"]
+    words = ["my runs/go.py", "a b.py", "--run-dir", "a'b; c", "--resume", "--confirm-seeds", "3"]
     assert shlex.split(advice.command) == words
     for about in ({"command": "rm -rf /"}, {"command": ""}):
         bare = told(result(close, about), "confirm")
         assert bare is not None
-        assert bare.command == "--run-dir runs/x --resume --confirm 3"
+        assert bare.command == "--run-dir runs/x --resume --confirm-seeds 3"
     installed = told(result(close, {"command": "hpo search 'a b.py' --seed 3", "search_space": "a b.py"}), "confirm")
     assert installed is not None
-    assert installed.command == "hpo search 'a b.py' --run-dir runs/x --resume --confirm 3"
+    assert installed.command == "hpo search 'a b.py' --run-dir runs/x --resume --confirm-seeds 3"
     default = told(
         result(close, {"command": "run_islands.py", "search_space": "search_spaces/digits_cnn.py"}), "confirm"
     )
@@ -563,7 +564,7 @@ def test_the_tables_and_the_page_say_what_follows(advised: Path, capsys: pytest.
     tables, advice = out.split("\nWhat to do next\n")
     assert "5 complete, of 5" in tables
     assert advice.count("- ") == 2
-    assert f"      run_islands.py --run-dir {advised} --resume --confirm 3\n" in advice
+    assert f"      run_islands.py --run-dir {advised} --resume --confirm-seeds 3\n" in advice
     assert "      run_islands.py --set '<b>=\\x1b[31m' --set epochs=8\n" in advice
     assert max(map(len, (line for line in advice.splitlines() if not line.startswith("      ")))) <= 100
     page = render(RunReader(advised), 10, BEGAN)
@@ -572,7 +573,7 @@ def test_the_tables_and_the_page_say_what_follows(advised: Path, capsys: pytest.
     assert "<strong>Train the best again with other seeds before you rely on the winner.</strong>" in section
     assert "&lt;b&gt;" in section
     assert "<b>" not in page
-    assert "<code>--confirm 3</code>" not in page, "it is said once"
+    assert "<code>--confirm-seeds 3</code>" not in page, "it is said once"
 
 
 def test_a_run_ends_with_it_before_the_path_of_the_report(advised: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -594,7 +595,7 @@ def test_where_nothing_follows_nothing_is_said(tmp_path: Path, capsys: pytest.Ca
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert "What to do next" not in page
     assert 'class="advice"' not in page
-    assert "<code>--confirm 3</code>" in page
+    assert "<code>--confirm-seeds 3</code>" in page
 
 
 def test_a_run_that_goes_on_is_told_by_what_it_has_not_written(advised: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ NEW_RUNS: dict[str, tuple[str, Result, dict[str, Any]]] = {
     "epochs": ("epochs", result(with_curves(falling)), {}),
     "bounds": ("bounds", result(crowded(64, far, lr=1.0)), {}),
     "fewer": ("idle", result(WAITS, ended=busy(0.29)), {"ranks_per_worker": 4}),
-    "grow": ("idle", result([*WAITS[:4], replace(WAITS[4], saved_after=3)], ended=busy(0.29)), {"grow": True}),
+    "grow": ("idle", result([*WAITS[:4], replace(WAITS[4], checkpoint_step=3)], ended=busy(0.29)), {"elastic": True}),
 }
 
 
@@ -135,7 +135,7 @@ def test_grow_is_not_advised_where_it_cannot_help() -> None:
     made_up = NEW_RUNS["grow"][1]
     program = replace(made_up.manifest, command="hpo search --loss x -- train.py")
     entry = made_up.manifest.sessions[-1]
-    given = replace(made_up.manifest, sessions=(replace(entry, options={"grow": True}),))
+    given = replace(made_up.manifest, sessions=(replace(entry, options={"elastic": True}),))
     for about in (program, given):
         advice = told(replace(made_up, manifest=about), "idle")
         assert advice is not None
@@ -167,7 +167,7 @@ def test_resuming_command_has_options_that_are_not_kept() -> None:
     words = shlex.split(replace(known, manifest=about).confirming(3))[2:]
     assert words == [
         *("--run-dir", "run", "--resume", "--ranks-per-worker", "4"),
-        *("--storage", "postgresql://me:***@host/db", "--confirm", "3"),
+        *("--storage", "postgresql://me:***@host/db", "--confirm-seeds", "3"),
     ]
 
 
@@ -185,21 +185,21 @@ def confirm_all(session: Session, n: int) -> None:
 
 @pytest.mark.usefixtures("session")
 def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
-    confirm_all(start(RUN, resume=True, confirm=2, top_n=2), 2)
-    complete(start(RUN, resume=True, confirm=2, top_n=2).open_record(), 1)
-    more = start(RUN, resume=True, confirm=4, top_n=2)
+    confirm_all(start(RUN, resume=True, confirm_seeds=2, top_n=2), 2)
+    complete(start(RUN, resume=True, confirm_seeds=2, top_n=2).open_record(), 1)
+    more = start(RUN, resume=True, confirm_seeds=4, top_n=2)
     evaluations, confirmations = more.open_record().evaluations(), more.open_confirmations().evaluations()
     assert [one.trial for one in rank(evaluations, 2)] == [5, 0]
     assert [one.trial for one in more.find_to_confirm(evaluations, confirmations, 2)] == [5, 0, 1]
     assert {one.confirms for one in RunReader(RUN).confirmations()} == {0, 1}
     confirm_all(more, 2)
     assert sorted(one.confirms or 0 for one in RunReader(RUN).confirmations()) == [*[0] * 4, *[1] * 4, *[5] * 4]
-    fewer = start(RUN, resume=True, confirm=6, top_n=1)
+    fewer = start(RUN, resume=True, confirm_seeds=6, top_n=1)
     found = fewer.find_to_confirm(evaluations, fewer.open_confirmations().evaluations(), 1)
     assert [one.trial for one in found] == [5], "--top-n was given again"
     confirm_all(fewer, 1)
     assert sorted(one.confirms or 0 for one in RunReader(RUN).confirmations()) == [*[0] * 4, *[1] * 4, *[5] * 6]
-    again = start(RUN, resume=True, confirm=6, top_n=1)
+    again = start(RUN, resume=True, confirm_seeds=6, top_n=1)
     found = again.find_to_confirm(evaluations, again.open_confirmations().evaluations(), 1)
     assert [one.trial for one in found] == [5], "the same command has nothing left to do"
     winner = RunReader(RUN).winner()
@@ -209,7 +209,7 @@ def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
 
 @pytest.mark.usefixtures("session")
 def test_confirm_is_not_advised_before_the_search_is_over() -> None:
-    confirm_all(start(RUN, resume=True, confirm=3, top_n=2, target_loss=2.0), 2)
+    confirm_all(start(RUN, resume=True, confirm_seeds=3, top_n=2, target_loss=2.0), 2)
     known = RunReader(RUN).result()
     alike = with_losses(known.confirmations, {0: [0.10, 0.14, 0.12], 1: [0.11, 0.15, 0.13]})
     assert told(replace(known, confirmations=alike), "confirm") is not None

@@ -77,7 +77,7 @@ UNTOLD = {
     "order": "wrong  Of the 200 samples of 1 rank's first epoch, 2 ranks train on 1.*worker.seed",
     "wrong mean": "wrong  They are 2 times those of 1 rank Divide the sum",
     "prefix": r"wrong  The names .* begin with module.: module.first.bias, .*model.module.state_dict\(\)",
-    "no offer": "wrong  No weights are offered, .* and `test` will not be called worker.offer",
+    "no offer": "wrong  No weights are offered, .* and `test` will not be called worker.offer_weights",
     "test": r"wrong  `test` fails with them: mistaken\.py:\d+: KeyError: 'missing'",
     "no optimizer": r"wrong  It goes on from .* with other losses, \d.* off Whatever changes",
     "saved late": r"wrong  It goes on from .* with other losses, \d.* before the loss",
@@ -254,7 +254,7 @@ def test_the_individual_is_the_first_of_a_file_and_nothing_stays(
     (tmp_path / "start.json").write_text(json.dumps([{"width": 9, "lr": 0.5, "act": "relu"}, {"width": 10}]))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    job = mpi.run(2, "-c", CODE, "check", MISTAKEN, "--start-with", "start.json", cwd=tmp_path)
+    job = mpi.run(2, "-c", CODE, "check", MISTAKEN, "--enqueue", "start.json", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.startswith(f"{MISTAKEN}: width=9  lr=0.5  act=relu\non 2 ranks, once again, and on 1 rank;")
     assert joined(job.stdout).endswith("\nNothing is wrong\n")

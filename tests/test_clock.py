@@ -84,7 +84,7 @@ def test_what_another_study_has_of_it_is_taken_over_without_a_time(tmp_path: Pat
     told.datetime_complete = told.datetime_start.replace(year=2001)
     before = optuna.create_study(study_name="before", storage=f"sqlite:///{tmp_path}/before.db")
     before.add_trial(told)
-    record = start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/before.db").open_record()
+    record = start(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/before.db").open_record()
     (taken,) = record.evaluations()
     assert taken.loss == 0.5
     assert math.isnan(taken.seconds)

@@ -448,7 +448,7 @@ def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path:
         {"nesterov_from": 7},
     ]
     (tmp_path / "given.json").write_text(json.dumps(given))
-    first = mpi.run(3, *arguments, "--evaluations", 25, "--start-with", "given.json", cwd=tmp_path)
+    first = mpi.run(3, *arguments, "--evaluations", 25, "--enqueue", "given.json", cwd=tmp_path)
     assert (first.returncode, first.stderr) == (0, "")
     again = mpi.run(2, *arguments, "--evaluations", 60, "--resume", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
@@ -479,11 +479,11 @@ def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path:
     refused = mpi.run(2, *stricter, "--run-dir", "run", "--resume", cwd=tmp_path)
     assert refused.returncode == 2
     assert re.search(
-        r": only sgd, but got .*; if this rule is new, start another run with --start-from run$", refused.stderr
+        r": only sgd, but got .*; if this rule is new, start another run with --warm-start run$", refused.stderr
     )
-    new = mpi.run(2, *stricter, "--run-dir", "new", "--evaluations", 2, "--start-from", "run", cwd=tmp_path)
+    new = mpi.run(2, *stricter, "--run-dir", "new", "--evaluations", 2, "--warm-start", "run", cwd=tmp_path)
     assert (new.returncode, new.stderr) == (0, "")
-    taken = [trial for trial in trials_of(tmp_path / "new") if "origin" in trial.user_attrs]
+    taken = [trial for trial in trials_of(tmp_path / "new") if "imported_from" in trial.user_attrs]
     assert len(taken) == sum(trial.params["optimizer"] == "sgd" for trial in trials)
 
 

@@ -46,7 +46,7 @@ class Run:
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = dict(settings or {})
         space = PROBLEM.space.describe()
-        record = make_run(path, PROBLEM.space, confirm=2, settings=self.settings, budget=2)
+        record = make_run(path, PROBLEM.space, confirm_seeds=2, settings=self.settings, budget=2)
         leading = Leading(writer_of(record, path, space=PROBLEM.space), settings=self.settings)
         for kind, loss in zip(KINDS, (0.1, 0.5), strict=True):
             leading.complete(leading.begin({"kind": kind}), loss, {"seed": torch.tensor([0])})
@@ -58,7 +58,7 @@ class Run:
             self.confirming,
             Claims(self.confirming, PROBLEM.space.distributions(), total),
             Log(self.files.printed),
-            States(self.files.states),
+            States(self.files.checkpoints),
             weights=ConfirmedWeights(self.files, self.settings),
         )
         self.recorder = Recorder(Direct(self.writer), record.objectives)
@@ -200,7 +200,7 @@ def test_hand_over_before_all_are_confirmed_keeps_all_weights(
 
 
 def test_resume_after_a_crash_in_test_tests_the_confirmed_winner(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, LUCKY, "--run-dir", "run", "--evaluations", 2, "--confirm", 2, "--resume", *ALONE]
+    arguments = [PROGRAM, LUCKY, "--run-dir", "run", "--evaluations", 2, "--confirm-seeds", 2, "--resume", *ALONE]
     (tmp_path / "wait").touch()
     job = mpi.start(1, *arguments, cwd=tmp_path)
     deadline = time.monotonic() + 90
@@ -232,7 +232,16 @@ def test_script_confirmed_with_other_seeds_keeps_its_network(mpi: Mpi, tmp_path:
         "hpo.offer_weights({'seed': torch.tensor([args.seed])})\n"
         "hpo.report(0.1 if args.kind == 'lucky' and args.seed == 0 else usual)\n"
     )
-    options = ["--space", "kind=Categorical('lucky', 'steady')", "--evaluations", 2, "--confirm", 2, "--run-dir", "run"]
+    options = [
+        "--space",
+        "kind=Categorical('lucky', 'steady')",
+        "--evaluations",
+        2,
+        "--confirm-seeds",
+        2,
+        "--run-dir",
+        "run",
+    ]
     job = mpi.run(1, *SEARCH, *options, *ALONE, "--", "train.py", "--seed", "{seed}", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     run = RunReader(tmp_path / "run")

@@ -108,10 +108,16 @@ def test_a_run_with_a_trial_of_another_search_space_does_not_go_on(run_dir: Path
 
 def test_attributes_that_are_none_of_this_programs_count_as_missing(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
-    strange: dict[str, Any] = {"island": "north", "worker": None, "generation": -1, "confirms": [1], "deaths": "two"}
+    strange: dict[str, Any] = {
+        "island": "north",
+        "worker": None,
+        "generation": -1,
+        "confirms": [1],
+        "crash_count": "two",
+    }
     add(record, **{**strange, "metrics": {"accuracy": "high", "recall": 1}, "propagator": 7})
     (one,) = RunReader(tmp_path / "run").evaluations()
-    assert (one.island, one.worker, one.generation, one.confirms, one.deaths) == (0, 0, 0, None, 0)
+    assert (one.island, one.worker, one.generation, one.confirms, one.crash_count) == (0, 0, 0, None, 0)
     assert (one.metrics, one.propagator) == ({"recall": 1}, "")
 
 

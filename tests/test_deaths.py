@@ -60,7 +60,7 @@ def assert_only_failed(folder: Path, ways: Sequence[str]) -> None:
         way = planned[trial.params["x"]]
         about = f"trial {trial.number}, {way or 'well'}: {trial.user_attrs.get('failure')}"
         assert trial.state.name == ("FAIL" if way else "COMPLETE"), about
-        assert "repeats" not in trial.user_attrs, about
+        assert "retry_of" not in trial.user_attrs, about
         if not way:
             assert trial.values == [pytest.approx(trial.params["x"] + 0.5)]
     assert len(trials) == len(planned) == len(evaluations)
@@ -192,4 +192,4 @@ def test_run_stopped_with_hung_trainers_ends_in_time(mpi: Mpi, tmp_path: Path, w
         assert time.monotonic() - asked < 10
     assert (status, words_of_program(errors)) == (75, [])
     (first, waiting) = trials_of(tmp_path / "run")
-    assert (first.user_attrs["failure"], waiting.user_attrs["repeats"]) == ("interrupted", 0)
+    assert (first.user_attrs["failure"], waiting.user_attrs["retry_of"]) == ("interrupted", 0)

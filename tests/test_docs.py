@@ -100,7 +100,7 @@ def test_a_network_is_trained_alike_in_three_ways_as_written(mpi: Mpi, tmp_path:
     losses: list[float] = []
     for ways in (["replicate"], ["shard"], ["pipeline", "microbatches=4"]):
         options = [word for option in [f"parallel={ways[0]}", *ways[1:]] for word in ("--set", option)]
-        command = [PROGRAM, program.name, "--start-with", "start.json", "--evaluations", 1, *options]
+        command = [PROGRAM, program.name, "--enqueue", "start.json", "--evaluations", 1, *options]
         job = mpi.run(2, *command, "--run-dir", ways[0], cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
         losses += finished(trials_of(tmp_path / ways[0])).values()
@@ -170,8 +170,8 @@ def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) ->
     options = ["--space", "lr=Float(1e-3, 1e-1, log=True)", "--pruner", "asha", "--run-dir", "saving"]
     job = mpi.run(2, *hpo, "search", *options, "--evaluations", 9, "--", "train.py", "--epochs", 9, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    continued = [trial for trial in trials_of(tmp_path / "saving") if trial.user_attrs.get("went_on_after")]
-    assert any(len(trial.intermediate_values) > trial.user_attrs["went_on_after"] for trial in continued)
+    continued = [trial for trial in trials_of(tmp_path / "saving") if trial.user_attrs.get("resumed_from_step")]
+    assert any(len(trial.intermediate_values) > trial.user_attrs["resumed_from_step"] for trial in continued)
     (tmp_path / "train.py").write_text("import sys\nprint(f'val_loss=1 {sys.argv[1:]}')\n")
     job = mpi.run(2, *hpo, "search", "--evaluations", 2, "--run-dir", "last", *resuming[5:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -185,7 +185,7 @@ def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_i
     program = tmp_path / "my_long_search.py"
     program.write_text(example("docs/larger-models.md", program.name), "utf-8")
     Path("start.json").write_text(json.dumps([{"width": 128, "dropout": 0.1, "lr": 0.1}]), "utf-8")
-    options = ["--start-with", "start.json", "--evaluations", 1, "--set", "epochs=200", "--set", "batch_size=700"]
+    options = ["--enqueue", "start.json", "--evaluations", 1, "--set", "epochs=200", "--set", "batch_size=700"]
 
     def arguments(run_dir: str) -> list[object]:
         return [PROGRAM, program.name, *options, "--run-dir", run_dir]

@@ -164,7 +164,7 @@ def test_a_run_from_a_plain_study_is_in_the_dashboard_while_it_goes_on_and_after
     assert {trial.state.name for trial in known} == {"COMPLETE", "PRUNED"}
 
     command = [ROOT / "run_islands.py", SEARCHES / "held.py", "--islands", 1, "--evaluations", 3, "--run-dir", "run"]
-    command += ["--start-from", "plain.log#plain", "--set", f"file={tmp_path}/go"]
+    command += ["--warm-start", "plain.log#plain", "--set", f"file={tmp_path}/go"]
     job = mpi.start(2, *command, cwd=tmp_path)
     journal = tmp_path / "run" / "study.log"
     try:
@@ -195,7 +195,7 @@ def test_a_run_from_a_plain_study_is_in_the_dashboard_while_it_goes_on_and_after
         digits = {"lr": float(f"{original.params['lr']:.12g}")}
         assert trial.params == {**original.params, **digits}
         assert list(trial.intermediate_values.values()) == list(original.intermediate_values.values())
-        assert trial.user_attrs["origin"] == f"trial {original.number} of plain.log#plain"
+        assert trial.user_attrs["imported_from"] == f"trial {original.number} of plain.log#plain"
 
     capfdbinary.readouterr()
     assert call_hpo("export", tmp_path / "run", "--to", "json") == 0

@@ -60,7 +60,18 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
 
 COLUMNS = [
     *("study", "trial", "state", "loss", "param_depth", "param_act", "param_flag", "param_lr", "metric_accuracy"),
-    *("island", "worker", "generation", "propagator", "started", "ended", "seconds", "epochs", "failure", "origin"),
+    *(
+        "island",
+        "worker",
+        "generation",
+        "propagator",
+        "started",
+        "ended",
+        "seconds",
+        "epochs",
+        "failure",
+        "imported_from",
+    ),
     *("confirms", "seed", "inherits", "workers", "curve"),
 ]
 
@@ -85,7 +96,7 @@ def test_every_evaluation_is_a_row_of_the_same_columns_in_each_format(tmp_path: 
         assert row["epochs"] == len(trial.intermediate_values)
         for column, at in (("started", trial.datetime_start), ("ended", trial.datetime_complete)):
             assert row[column] == (at and at.astimezone(timezone.utc).isoformat(timespec="microseconds"))
-    assert [row["origin"] for row in rows[:3]] == [*(f"trial {n} of {tmp_path}/before" for n in (0, 1)), None]
+    assert [row["imported_from"] for row in rows[:3]] == [*(f"trial {n} of {tmp_path}/before" for n in (0, 1)), None]
     assert [row["metric_accuracy"] for row in rows] == [0.1, None, 0.3, 0.4, 0.5, 0.6, *[None] * 7]
     assert [row["seconds"] for row in rows] == [1.5, 0.5, *[1.5] * 4, 0.7, 0.8, None, None, None, 2.0, None]
     assert [row["failure"] is None for row in rows] == [row["state"] != "failed" for row in rows]
@@ -187,13 +198,15 @@ def test_no_text_in_csv_is_a_formula_and_numbers_stay_numbers(tmp_path: Path, ex
     space = SearchSpace(x=Categorical(*FORMULAS, -1.5, "a=1", "\u202ea\u2066"))
     record = make_run(tmp_path / "=run", space)
     for choice in [*FORMULAS, -1.5, "a=1", "\u202ea\u2066"]:
-        add(record, params={"x": choice}, space=space, curve={1: -2.5}, metrics={"=a": -0.5}, origin="@x")
+        add(record, params={"x": choice}, space=space, curve={1: -2.5}, metrics={"=a": -0.5}, imported_from="@x")
     add(record, TrialState.FAIL, params={"x": "+1"}, space=space, failure="=cmd|'/c calc'!A1", propagator="-x")
     text = csv_rows(export(tmp_path / "=run", "--to", "csv")[1])
     guarded = [f"'{choice}" for choice in FORMULAS]
     guarded[5] = r"\r=1+1"
     assert [row["param_x"] for row in text] == [*guarded, "-1.5", "a=1", r"\u202ea\u2066", "'+1"]
-    assert [(row["loss"], row["metric_=a"], row["origin"]) for row in text[:-1]] == [("-2.5", "-0.5", "'@x")] * 11
+    assert [(row["loss"], row["metric_=a"], row["imported_from"]) for row in text[:-1]] == [
+        ("-2.5", "-0.5", "'@x")
+    ] * 11
     assert (text[-1]["failure"], text[-1]["propagator"]) == ("'=cmd|'/c calc'!A1", "'-x")
     assert {row["study"] for row in text} == {"'=run"}
     assert [row["param_x"] for row in json_rows(export(tmp_path / "=run", "--to", "json")[1])][:8] == FORMULAS

@@ -45,7 +45,7 @@ def check_with_torchrun(folder: Path, trial: Any, pattern: str, *command: object
 
 def read_lines(folder: Path, trial: Any, pattern: str) -> list[str]:
     """Return the matches of a pattern in the lines that an evaluation has printed, sorted."""
-    return sorted(re.findall(pattern, (folder / "run" / "printed" / f"{trial.number}.txt").read_text()))
+    return sorted(re.findall(pattern, (folder / "run" / "logs" / f"{trial.number}.txt").read_text()))
 
 
 def test_trainer_of_transformers_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:

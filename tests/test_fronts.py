@@ -151,7 +151,7 @@ def test_long_front_shows_ties_in_one_row(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_was_taken_over_has_joined_before() -> None:
-    given = one(0, loss=0.5, others=(10.0,), origin="trial 3 of other", started=500.0, ended=510.0)
+    given = one(0, loss=0.5, others=(10.0,), imported_from="trial 3 of other", started=500.0, ended=510.0)
     worse, better = one(1, loss=0.6, others=(10.0,)), one(2, loss=0.6, others=(9.0,))
     assert joined([given, worse, better], TWO) == [better]
 
@@ -375,12 +375,12 @@ def test_the_hypervolume_over_time_is_that_of_each_front(objectives: Objectives)
         one(n, loss=rng.random(), others=tuple(rng.choice((rng.random(), 0.5)) for _ in range(others)))
         for n in range(80)
     ]
-    evaluations[5] = replace(evaluations[5], origin="trial 1 of other")
+    evaluations[5] = replace(evaluations[5], imported_from="trial 1 of other")
     box, grown = box_of(evaluations, objectives), over_time(evaluations, objectives)
     assert box is not None
     assert len(grown) > 5
     for count, share in grown:
-        own = [entry for entry in evaluations if not entry.origin][:count]
+        own = [entry for entry in evaluations if not entry.imported_from][:count]
         best = front([evaluations[5], *own], objectives)
         assert share == pytest.approx(box.share(costs_of(best, objectives)), abs=1e-9)
 

@@ -35,14 +35,14 @@ XS = [0.05, 0.15, 0.25, 0.35, 0.45]  # one for each way
 EPOCHS, BEST = 40, 2
 
 
-def start_with(folder: Path, *xs: float) -> None:
+def enqueue(folder: Path, *xs: float) -> None:
     """Let runs in a folder begin with these individuals."""
     (folder / "start.json").write_text(json.dumps([{"x": x} for x in xs]))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    start_with(tmp_path, XS[0])
+    enqueue(tmp_path, XS[0])
     return tmp_path
 
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run whose evaluations, one of each way, were not interrupted; losses rise after the second epoch."""
     folder = tmp_path_factory.mktemp("whole")
-    start_with(folder, *XS)
+    enqueue(folder, *XS)
     settings = {"saves": ",".join(WAYS), "seconds": 0, "epochs": EPOCHS, "best": BEST}
     job = Mpi().run(2, *saving("whole", "--evaluations", len(XS), **settings), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
@@ -91,34 +91,34 @@ def assert_same_weights(one: Path, other: Path) -> None:
 
 def test_evaluations_stopped_twice_have_the_losses_of_whole_ones(mpi: Mpi, folder: Path, whole: Path) -> None:
     """Three workers of two ranks are stopped in their first evaluations, and two later in the last ones."""
-    start_with(folder, *XS)
+    enqueue(folder, *XS)
     expected = {trial.params["x"]: trial for trial in trials_of(whole)}
     settings = {"saves": ",".join(WAYS), "epochs": EPOCHS, "best": BEST, "folder": folder}
     options = ["--evaluations", len(XS), "--resume", "--ranks-per-worker", 2]
     stop(begun(mpi, 6, saving("cut", *options, seconds=0.3, **settings), folder, 3, *XS[:3]), signal.SIGTERM)
-    states = folder / "cut" / "states"
+    states = folder / "cut" / "checkpoints"
     assert sorted(path.name for path in states.iterdir()) == [f"{number}.safetensors" for number in range(3)]
     stop(begun(mpi, 6, saving("cut", *options, seconds=0.1, **settings), folder, 3, *XS))
     assert {path.name for path in states.iterdir()} >= {"3.safetensors", "4.safetensors"}
     job = mpi.run(2, *saving("cut", *options, seconds=0, **settings), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     trials = trials_of(folder / "cut")
-    resumed = [trial for trial in trials if "repeats" in trial.user_attrs]
+    resumed = [trial for trial in trials if "retry_of" in trial.user_attrs]
     assert {trial.params["x"] for trial in resumed} == set(XS)
     trained = epochs_of(folder)
     for trial in resumed:
         # A stop may come while a state is gathered, and on a busy machine, not each is: copies take 1% of the time.
-        began, interrupted = trial.user_attrs["went_on_after"], trials[trial.user_attrs["repeats"]]
-        assert 1 <= began == interrupted.user_attrs["saved_after"] <= len(interrupted.intermediate_values)
+        began, interrupted = trial.user_attrs["resumed_from_step"], trials[trial.user_attrs["retry_of"]]
+        assert 1 <= began == interrupted.user_attrs["checkpoint_step"] <= len(interrupted.intermediate_values)
         x = trial.params["x"]
         epochs = [epoch for other, epoch in trained if other == x]
-        if "repeats" not in interrupted.user_attrs:
+        if "retry_of" not in interrupted.user_attrs:
             assert all(epochs.count(epoch) == 1 for epoch in range(1, began + 1)), "what was saved is not trained again"
         if trial.state.name == "COMPLETE":
             assert losses_of(trial) == losses_of(expected[x])
             assert epochs[-(EPOCHS - began) :] == [*range(began + 1, EPOCHS + 1)]
             first = next(other for other in trials if other.params["x"] == x)
-            assert trial.user_attrs["seconds"] > (0.3 if x in XS[:3] else 0.1) * first.user_attrs["saved_after"]
+            assert trial.user_attrs["seconds"] > (0.3 if x in XS[:3] else 0.1) * first.user_attrs["checkpoint_step"]
     assert len(finished(trials)) == len(XS)
     assert not states.exists()
     assert_same_weights(folder / "cut", whole)
@@ -151,8 +151,8 @@ def test_a_killed_evaluation_loses_no_more_than_was_asked_for(mpi: Mpi, folder: 
     """Kill all processes, twice in a row, the second time some epochs later than the first one."""
     best = min(finished(trials_of(whole)).items(), key=lambda item: item[1])[0]
     expected = trials_of(whole)[best]
-    start_with(folder, expected.params["x"])
-    options = ["--evaluations", 1, "--save-every", "1s", "--resume"]
+    enqueue(folder, expected.params["x"])
+    options = ["--evaluations", 1, "--checkpoint-every", "1s", "--resume"]
     cut = saving("cut", *options, folder=folder, seconds=0.15, epochs=EPOCHS, best=BEST)
     shown = 0
     for _ in range(2):
@@ -172,17 +172,17 @@ def test_a_killed_evaluation_loses_no_more_than_was_asked_for(mpi: Mpi, folder: 
 
 
 def test_a_trainer_killed_while_it_writes_a_state_costs_one_evaluation(mpi: Mpi, folder: Path) -> None:
-    start_with(folder, 0.05, 0.15)
-    options = ["--evaluations", 2, "--save-every", "1s"]
+    enqueue(folder, 0.05, 0.15)
+    options = ["--evaluations", 2, "--checkpoint-every", "1s"]
     victim = begun(mpi, 2, saving("run", *options, saves="killed,state", seconds=0.4), folder, 1, 0.15)
     failed, _ = trials_of(folder / "run")
     assert failed.state.name == "FAIL"
     assert failed.user_attrs["failure"].startswith("rank 0: the trainer was ended by SIGKILL")
     assert 3 <= len(failed.intermediate_values) < 6
-    assert list((folder / "run" / "states").glob("*0.safetensors")) == [], "no state, and no draft"
+    assert list((folder / "run" / "checkpoints").glob("*0.safetensors")) == [], "no state, and no draft"
     assert victim.wait(60) == (0, "")
     assert len(finished(trials_of(folder / "run"))) == 1
-    assert not (folder / "run" / "states").exists()
+    assert not (folder / "run" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_shared_network_goes_on_in_another_way_on_other_ranks(
     assert (job.returncode, job.stderr) == (0, "")
     interrupted, resumed, whole = trials_of(tmp_path / "run")
     assert interrupted.user_attrs["failure"] == "interrupted"
-    assert "went_on_after" not in whole.user_attrs
+    assert "resumed_from_step" not in whole.user_attrs
     assert losses_of(resumed) == losses_of(whole), "to the last digit"
     shutil.rmtree(tmp_path / "run")
     shutil.move(tmp_path / "again", tmp_path / "run")
@@ -211,7 +211,7 @@ def test_a_shared_network_goes_on_in_another_way_on_other_ranks(
     job = mpi.run(ranks, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     _, trial = trials_of(tmp_path / "run")
-    assert trial.user_attrs["went_on_after"] >= 1
+    assert trial.user_attrs["resumed_from_step"] >= 1
     assert losses_of(trial) == pytest.approx(losses_of(whole), rel=1e-4)
 
 
@@ -219,7 +219,7 @@ def test_of_several_trainings_in_an_evaluation_the_first_one_goes_on(mpi: Mpi, t
     """The second evaluation has the same losses, and is not interrupted."""
     (tmp_path / "start.json").write_text('[{"lr": 0.01, "copy": 1}, {"lr": 0.01, "copy": 2}]')
     command: list[object] = [PROGRAM, SEARCHES / "folds.py", "--run-dir", "run", "--islands", 1, "--evaluations", 2]
-    command += ["--start-with", "start.json"]
+    command += ["--enqueue", "start.json"]
     stop(begun(mpi, 2, [*command, "--set", "seconds=0.3"], tmp_path, 5))
     job = mpi.run(2, *command, "--resume", "--set", "seconds=0", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -227,7 +227,7 @@ def test_of_several_trainings_in_an_evaluation_the_first_one_goes_on(mpi: Mpi, t
     assert trial.params == interrupted.params
     assert whole.params == {"lr": 0.01, "copy": 2}
     assert len(whole.intermediate_values) == 6
-    assert 1 <= trial.user_attrs["went_on_after"] <= 3, "the second network is trained again"
+    assert 1 <= trial.user_attrs["resumed_from_step"] <= 3, "the second network is trained again"
     assert losses_of(trial) == losses_of(whole)
 
 
@@ -235,11 +235,11 @@ def test_states_that_do_not_fit_are_warnings_and_their_evaluations_begin_again(
     mpi: Mpi, folder: Path, whole: Path
 ) -> None:
     xs = XS[:3]
-    start_with(folder, *xs)
+    enqueue(folder, *xs)
     options, settings = ["--evaluations", len(xs), "--resume"], {"epochs": EPOCHS, "best": BEST}
     stop(begun(mpi, 3, saving("cut", *options, "--ranks-per-worker", 1, seconds=0.3, **settings), folder, 2, *xs))
     shutil.copytree(folder / "cut", folder / "copy")
-    states = folder / "cut" / "states"
+    states = folder / "cut" / "checkpoints"
     cut, changed, of_others = (states / f"{number}.safetensors" for number in range(3))
     cut.write_bytes(cut.read_bytes()[:-7])
     content = bytearray(changed.read_bytes())
@@ -257,11 +257,11 @@ def test_states_that_do_not_fit_are_warnings_and_their_evaluations_begin_again(
         warnings = job.stderr.splitlines()
         assert len(warnings) == len(trials) == 3
         for trial, warning in zip(trials, warnings, strict=True):
-            repeats = trial.user_attrs["repeats"]
+            repeats = trial.user_attrs["retry_of"]
             begins = f"warning: trial {trial.number} begins again, since it cannot go on from its state: "
             assert re.match(f"{begins}.*{said[repeats]}", warning), warning
             assert losses_of(trial) == losses_of(trials_of(expected)[repeats])
-            assert "went_on_after" not in trial.user_attrs
+            assert "resumed_from_step" not in trial.user_attrs
         assert not states.exists()
         shutil.rmtree(folder / "cut")
         if width == 5:
@@ -274,10 +274,10 @@ def test_what_cannot_be_saved_fails_its_evaluation_and_says_where(mpi: Mpi, fold
         "function of an object": r"TypeError: .* got the Linear itself: save its state_dict\(\) at \['network'\]",
         "failing function": r"rank 1, saving.py:\d+: ValueError: injected: gathering",
         "one function": r"not all ranks saved a function, .*: rank 0 did not at saving.py:\d+, rank 1 did at .*",
-        "late": r"RuntimeError: worker.restored is asked for before the first loss, to go on from",
+        "late": r"RuntimeError: worker.checkpoint is asked for before the first loss, to go on from",
         "none": "",
     }
-    start_with(folder, *((number + 0.5) / 10 for number in range(len(ways))))
+    enqueue(folder, *((number + 0.5) / 10 for number in range(len(ways))))
     job = mpi.run(2, *saving("run", "--evaluations", len(ways), saves=",".join(ways), seconds=0), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     trials = trials_of(folder / "run")
@@ -286,33 +286,33 @@ def test_what_cannot_be_saved_fails_its_evaluation_and_says_where(mpi: Mpi, fold
             assert trial.state == optuna.trial.TrialState.FAIL, way
             assert re.search(reason, trial.user_attrs["failure"]), trial.user_attrs["failure"]
     assert len(finished(trials)) == 1
-    assert not (folder / "run" / "states").exists()
+    assert not (folder / "run" / "checkpoints").exists()
 
 
 def test_nothing_is_saved_where_nobody_wants_it(mpi: Mpi, folder: Path) -> None:
-    options = ["--evaluations", 1, "--save-every", "off"]
+    options = ["--evaluations", 1, "--checkpoint-every", "off"]
     stop(begun(mpi, 2, saving("run", *options, saves="function", seconds=0.3), folder, 2))
-    assert not (folder / "run" / "states").exists()
+    assert not (folder / "run" / "checkpoints").exists()
     interrupted, waiting = trials_of(folder / "run")
-    assert "saved_after" not in interrupted.user_attrs
+    assert "checkpoint_step" not in interrupted.user_attrs
     assert waiting.state.name == "WAITING"
 
 
 def test_a_confirmation_goes_on_too_and_states_of_nobody_are_removed(mpi: Mpi, folder: Path) -> None:
-    options = ["--evaluations", 1, "--confirm", 1]
+    options = ["--evaluations", 1, "--confirm-seeds", 1]
     command = saving("run", *options, seconds=0.3)
     victim = Victim(mpi, 2, command, folder, folder / "log")
     victim.wait_for("confirming the best")
     while len(trials_of(folder / "run", "run-confirm")[0].intermediate_values) < 2:
         victim.sleep(0.05)
     stop(victim)
-    states = folder / "run" / "states"
+    states = folder / "run" / "checkpoints"
     assert [path.name for path in states.iterdir()] == ["confirm-0.safetensors"]
     shutil.copy(states / "confirm-0.safetensors", states / "3.safetensors")
     shutil.copy(states / "confirm-0.safetensors", states / ".0.safetensors")
     job = mpi.run(2, *command, "--resume", cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     interrupted, trial = trials_of(folder / "run", "run-confirm")
-    assert 1 <= trial.user_attrs["went_on_after"] <= len(interrupted.intermediate_values)
+    assert 1 <= trial.user_attrs["resumed_from_step"] <= len(interrupted.intermediate_values)
     assert len(trial.intermediate_values) == 6
     assert not states.exists()

@@ -32,7 +32,7 @@ def search(mpi: Mpi, folder: Path, ranks: int) -> list[list[dict[str, object]]]:
     """Evaluate in all ways on one worker, and return what each evaluation has seen on each rank."""
     (folder / "given.json").write_text(json.dumps([{"k": k} for k in range(len(WAYS))]))
     arguments: list[object] = [PROGRAM, GPU, "--run-dir", "run", "--islands", 1, "--ranks-per-worker", ranks]
-    arguments += ["--start-with", "given.json"]
+    arguments += ["--enqueue", "given.json"]
     arguments += ["--evaluations", len(WAYS), "--set", f"ways={','.join(WAYS)}", "--set", f"folder={folder}"]
     visible = ",".join(map(str, range(count_gpus())))
     victim = Victim(mpi, ranks, arguments, folder, folder / "log", {"CUDA_VISIBLE_DEVICES": visible})

@@ -54,7 +54,7 @@ def test_what_an_objective_changes_of_its_process_or_leaves_there_is_gone_after_
 
 
 def supervise(folder: Path, *command: object, restarts: int = 3) -> subprocess.CompletedProcess[str]:
-    line = hpo_line("run", "--restarts", restarts, "mpirun", *command)
+    line = hpo_line("supervise", "--max-restarts", restarts, "mpirun", *command)
     return subprocess.run(line, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False)
 
 
@@ -70,7 +70,7 @@ def test_an_individual_that_kills_the_job_is_given_up_and_no_other(mpi: Mpi, tmp
     assert failures[5] == "the job died 3 times while this was evaluated, the last time while nothing else was"
     assert [k for k, failure in failures.items() if failure] == [5]
     crashes = re.findall(
-        r"hpo run: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ", job.stdout
+        r"hpo supervise: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ", job.stdout
     )
     assert len(crashes) == 3
     assert ", " not in crashes[-1], "it was alone"
@@ -97,11 +97,11 @@ case "$*" in
 esac
 exit {status}
 """
-    line = hpo_line("run", "--restarts", 1, "bash", "-c", job, "--run-dir", "run")
+    line = hpo_line("supervise", "--max-restarts", 1, "bash", "-c", job, "--run-dir", "run")
     ended = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (status, "")
     without = "(1 of 1 without progress)"
-    again = f"hpo run: the job ended with status {status}, after 0 evaluations; starting it again {without}\n"
+    again = f"hpo supervise: the job ended with status {status}, after 0 evaluations; starting it again {without}\n"
     assert ended.stdout == again
 
 

@@ -108,7 +108,7 @@ def test_accelerate_finds_its_ranks_on_two_hosts(two_hosts: Mpi, tmp_path: Path)
     job = two_hosts.run(4, *search, *options, "--", script, "--mixed_precision", "bf16", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     for trial in (0, 1):
-        printed = (tmp_path / "run" / "printed" / f"{trial}.txt").read_text()
+        printed = (tmp_path / "run" / "logs" / f"{trial}.txt").read_text()
         assert sorted(re.findall(r"process (.*), bf16 computes torch.bfloat16, 4 batches", printed)) == [
             "0 of 4, local 0, main True, local main True",
             "1 of 4, local 1, main False, local main False",
@@ -122,8 +122,8 @@ def test_accelerate_finds_its_ranks_on_two_hosts(two_hosts: Mpi, tmp_path: Path)
 def test_workers_on_two_hosts_join(two_hosts: Mpi, tmp_path: Path) -> None:
     start = [{"x": 1.0, "lr": 0.02}, {"x": 0.05, "lr": 0.03}]
     (tmp_path / "start.json").write_text(json.dumps(start))
-    search = [ROOT / "run_islands.py", ROOT / "tests" / "searches" / "growing.py", "--start-with", "start.json"]
-    options = ["--ranks-per-worker", 2, "--grow", "--islands", 1, "--evaluations", 2, "--run-dir", "run"]
+    search = [ROOT / "run_islands.py", ROOT / "tests" / "searches" / "growing.py", "--enqueue", "start.json"]
+    options = ["--ranks-per-worker", 2, "--elastic", "--islands", 1, "--evaluations", 2, "--run-dir", "run"]
     job = two_hosts.run(4, *search, *options, "--set", "seconds=2", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert "2 complete, of 2; 1 with more than one worker" in job.stdout

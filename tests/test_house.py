@@ -109,7 +109,9 @@ LAUNCHES: dict[str, Callable[[Path], object]] = {
     "mpirun": lambda folder: Mpi().start(1, "-c", "", cwd=folder),
     "another launcher": lambda folder: Mpi("taskset", flags=("1", "mpirun")).run(1, "-c", "", cwd=folder),
     "to kill it": lambda folder: Victim(Mpi(), 1, ["-c", ""], folder, folder / "log"),
-    "supervised": lambda folder: subprocess.run(hpo_line("run", "mpirun", "--run-dir", "run"), cwd=folder, check=True),
+    "supervised": lambda folder: subprocess.run(
+        hpo_line("supervise", "mpirun", "--run-dir", "run"), cwd=folder, check=True
+    ),
     "alone": lambda folder: subprocess.run([sys.executable, PROGRAM], cwd=folder, check=True),
     "by the shell": lambda folder: subprocess.run("mpirun -n 1 true", shell=True, cwd=folder, check=True),
 }

@@ -42,7 +42,7 @@ def test_islands_breed_from_what_islands_of_other_propagators_send_them(
     source = optuna.create_study(storage=storage)
     source.enqueue_trial(given)
     source.optimize(lambda trial: sum(trial.suggest_float(name, 0, 1) for name in given), n_trials=1)
-    arguments = [PROGRAM, SEARCHES / "smooth.py", "--run-dir", "run", "--start-from", storage, "--evaluations", 60]
+    arguments = [PROGRAM, SEARCHES / "smooth.py", "--run-dir", "run", "--warm-start", storage, "--evaluations", 60]
     layout = ["--ranks-per-worker", 1, "--islands", 3, "--propagators", "random,ga,propulate"]
     job = mpi.run(3, *arguments, *layout, "--migration-probability", probability, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -61,13 +61,13 @@ def test_islands_breed_from_what_islands_of_other_propagators_send_them(
 def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     small = ["--ranks-per-worker", 1]
-    arguments = [PROGRAM, TINY, "--run-dir", "first", "--storage", storage, "--confirm", 1, *small]
+    arguments = [PROGRAM, TINY, "--run-dir", "first", "--storage", storage, "--confirm-seeds", 1, *small]
     (tmp_path / "failing.json").write_text('[{"depth": 2, "act": "tanh"}]')
-    first = mpi.run(2, *arguments, "--evaluations", 5, "--start-with", "failing.json", cwd=tmp_path)
+    first = mpi.run(2, *arguments, "--evaluations", 5, "--enqueue", "failing.json", cwd=tmp_path)
     assert (first.returncode, first.stderr) == (0, "")
     before = optuna.load_study(study_name="first", storage=storage).trials
     for source, run, ranks, layout in (("first", "from_run", 4, []), (storage, "from_storage", 2, small)):
-        command = [PROGRAM, TINY, "--run-dir", run, "--evaluations", 2, "--start-from", source, *layout]
+        command = [PROGRAM, TINY, "--run-dir", run, "--evaluations", 2, "--warm-start", source, *layout]
         job = mpi.run(ranks, *command, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
         known = sorted((trial for trial in before if trial.values), key=lambda trial: (trial.values, trial.number))
@@ -77,7 +77,7 @@ def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) 
         for trial, original in zip(taken, known, strict=True):
             assert (trial.params, trial.values) == (original.params, original.values)
             assert trial.intermediate_values == original.intermediate_values
-            assert trial.user_attrs["origin"] == f"trial {original.number} of {source}"
+            assert trial.user_attrs["imported_from"] == f"trial {original.number} of {source}"
             assert (trial.datetime_start, trial.datetime_complete) == (
                 original.datetime_start,
                 original.datetime_complete,
@@ -120,10 +120,10 @@ def test_a_source_that_is_none_is_named_before_anything_starts(tmp_path: Path, m
     }.items():
         with pytest.raises(UsageError) as raised:
             read_takeover(source, load_search_file(TINY).space, ONLY_LOSS)
-        assert str(raised.value).startswith(f"--start-from {source}: {message}")
+        assert str(raised.value).startswith(f"--warm-start {source}: {message}")
         assert len(str(raised.value).splitlines()) == 1
     with pytest.raises(UsageError, match=f"^{re.escape(str(raised.value))}$"):
-        start(tmp_path / "run", TINY, start_from=source)
+        start(tmp_path / "run", TINY, warm_start=source)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "study.db"]
 
 
@@ -134,7 +134,20 @@ def noisy_loss(params: dict[str, float], seed: int, noise: float) -> float:
 
 
 def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, NOISY, "--run-dir", "run", "--evaluations", 8, "--confirm", 3, "--top-n", 2, "--seed", 7]
+    arguments = [
+        PROGRAM,
+        NOISY,
+        "--run-dir",
+        "run",
+        "--evaluations",
+        8,
+        "--confirm-seeds",
+        3,
+        "--top-n",
+        2,
+        "--seed",
+        7,
+    ]
     arguments += ["--set", "seconds=0.3"]
     job = mpi.run(4, *arguments, "--set", "noise=100", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -171,12 +184,12 @@ def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> No
     between = max(0.0, statistics.variance(entry["mean"] for entry in confirmed) - within / 3)
     assert noise == {"deviation": pytest.approx(within**0.5), "share": pytest.approx(within / (within + between))}
     assert f"Seeds make {noise['share']:.0%} of the variance of these losses" in job.stdout
-    more = mpi.run(2, *arguments, "--islands", 1, "--set", "noise=100", "--resume", "--confirm", 4, cwd=tmp_path)
+    more = mpi.run(2, *arguments, "--islands", 1, "--set", "noise=100", "--resume", "--confirm-seeds", 4, cwd=tmp_path)
     assert (more.returncode, more.stderr) == (0, "")
     assert "confirming the best with 4 other seeds each: 2 evaluations" in more.stdout
     assert more.stdout.count("done  island") == 1, "there is nothing to search for any more"
     assert trials_of(tmp_path / "run", "run-confirm")[:6] == confirmations
-    other = mpi.run(1, *arguments, *ALONE, "--set", "noise=1", "--resume", "--confirm", 1, cwd=tmp_path)
+    other = mpi.run(1, *arguments, *ALONE, "--set", "noise=1", "--resume", "--confirm-seeds", 1, cwd=tmp_path)
     assert (other.returncode, other.stderr) == (0, "")
     assert "noise was 100.0 before, and is 1.0 now" in other.stdout
     confirmed = json.loads((tmp_path / "run" / "summary.json").read_text())["confirmed"]
@@ -186,15 +199,15 @@ def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> No
 
 def test_a_study_of_another_run_confirms_nothing(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
-    start(tmp_path / "run-confirm", storage=storage, confirm=1)
-    message = f"--confirm: {storage} already holds a study named 'run-confirm', which is another run's"
+    start(tmp_path / "run-confirm", storage=storage, confirm_seeds=1)
+    message = f"--confirm-seeds: {storage} already holds a study named 'run-confirm', which is another run's"
     with pytest.raises(UsageError, match=re.escape(message)):
-        start(tmp_path / "run", storage=storage, confirm=1)
+        start(tmp_path / "run", storage=storage, confirm_seeds=1)
     assert not (tmp_path / "run").exists()
 
 
 def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, NOISY, "--run-dir", "run", "--confirm", 6, "--target-loss", "2", "--resume"]
+    arguments = [PROGRAM, NOISY, "--run-dir", "run", "--confirm-seeds", 6, "--target-loss", "2", "--resume"]
     with (tmp_path / "log").open("w") as log:
         for number in (signal.SIGUSR1, signal.SIGKILL):
             done = len(finished(trials_of(tmp_path / "run", "run-confirm"))) if number == signal.SIGKILL else 0

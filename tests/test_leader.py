@@ -117,7 +117,7 @@ def test_a_loss_is_in_the_record_when_it_is_told(tmp_path: Path) -> None:
         assert led.step(attempt, loss).state == "going"
         assert led.curve(attempt)[epoch] == loss
     assert (len(attempt.losses), attempt.loss) == (3, 0.25)
-    assert (tmp_path / "run" / "printed" / "0.txt").read_text() == "rank 0 | hello\n" * 3
+    assert (tmp_path / "run" / "logs" / "0.txt").read_text() == "rank 0 | hello\n" * 3
 
 
 def test_weights_that_die_with_their_trainer_are_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +237,7 @@ def test_an_evaluation_that_goes_on_has_its_losses_and_its_seconds(tmp_path: Pat
     led.leader.finish(attempt, 101.0)
     (evaluation,) = led.record.evaluations()
     assert (evaluation.loss, evaluation.metrics) == (0.25, {"accuracy": 0.5})
-    assert (evaluation.went_on_after, evaluation.seconds_before, evaluation.seconds) == (3, 99.0, 101.0)
+    assert (evaluation.resumed_from_step, evaluation.seconds_before, evaluation.seconds) == (3, 99.0, 101.0)
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.state["w"].item() == 0.25
@@ -271,7 +271,7 @@ def test_attempt_that_does_not_ask_for_its_state_begins_again(tmp_path: Path) ->
 
 def test_leader_that_stops_records_the_state_that_is_written(tmp_path: Path) -> None:
     """The first state is written since it is due, the next one when the run stops."""
-    states = States(tmp_path / "run" / "states")
+    states = States(tmp_path / "run" / "checkpoints")
     saver = Saver(states, every=0.0)
     led = Led(tmp_path, Limits(), saver=saver)
     attempt = led.begin()
@@ -285,23 +285,23 @@ def test_leader_that_stops_records_the_state_that_is_written(tmp_path: Path) -> 
     led.leader.finish(attempt, 1.0)
     about = read_about(path)
     assert (about.losses, about.tree, about.has_weights) == ([0.5, 0.25], {"dict": [["epoch", 2]]}, True)
-    assert led.own.recorder.saved_after(attempt.assignment.number) == 2
+    assert led.own.recorder.checkpoint_step(attempt.assignment.number) == 2
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_leader_at_the_end_of_an_evaluation_removes_its_state(tmp_path: Path) -> None:
-    states = States(tmp_path / "run" / "states")
+    states = States(tmp_path / "run" / "checkpoints")
     led = Led(tmp_path, Limits(), saver=Saver(states, every=0.0))
     attempt = led.begin()
     led.step(attempt, 0.5, saved={"epoch": 1})
     assert states.has(attempt.assignment)
     attempt.take(Verdict("complete"))
     led.leader.finish(attempt, 1.0)
-    assert list((tmp_path / "run" / "states").iterdir()) == []
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
 
 def test_leader_warns_once_if_states_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "run" / "states"
+    folder = tmp_path / "run" / "checkpoints"
     led = Led(tmp_path, Limits(), saver=Saver(States(folder), every=0.0))
     folder.write_text("in the way")
     attempt = led.begin()

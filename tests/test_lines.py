@@ -33,13 +33,13 @@ from tests.support.evaluations import one
 from tests.support.launch import SEARCHES
 from tests.support.runs import claim, start
 
-RATES = SearchSpace(lr=Float(0.01, 1.0, log=True, tunable=True))
-NETWORKS = SearchSpace(layers=Int(1, 9), lr=Float(0.01, 1.0, log=True, tunable=True))
+RATES = SearchSpace(lr=Float(0.01, 1.0, log=True, mutable=True))
+NETWORKS = SearchSpace(layers=Int(1, 9), lr=Float(0.01, 1.0, log=True, mutable=True))
 
 
 def ended(trial: int, loss: float, inherits: int | None = None, **values: Any) -> Evaluation:
     params = values.pop("params", {"lr": 0.1})
-    return one(trial, loss=loss, params=params, inherits=inherits, **{"saved_after": 1, **values})
+    return one(trial, loss=loss, params=params, inherits=inherits, **{"checkpoint_step": 1, **values})
 
 
 def past_of(evaluations: Sequence[Evaluation], space: SearchSpace = RATES, inherits: bool = True) -> Past:
@@ -69,7 +69,7 @@ def test_parents_are_the_best_of_the_island_that_saved() -> None:
     lines = Lines(RATES, island=1, islands=2, inherits=True)
     for trial in range(40):
         lines.learn(ended(trial, 1 - trial / 100, island=trial % 2))
-    others: list[dict[str, Any]] = [{"saved_after": 0}, {"origin": "trial 1 of x"}, {"state": "failed"}]
+    others: list[dict[str, Any]] = [{"checkpoint_step": 0}, {"imported_from": "trial 1 of x"}, {"state": "failed"}]
     for trial, values in enumerate(others, start=40):
         lines.learn(ended(trial, 0.0, island=1, **values))
     assert [parent.trial for parent in lines.parents] == list(range(39, 19, -2))
@@ -156,7 +156,7 @@ def test_tpe_without_inheritance_leaves_out_heirs() -> None:
 def run_with_heirs(folder: Path, **options: Any) -> Session:
     """Leave a run of two evaluations without a parent, at 2 and 3, and of one that inherits, at 1."""
     search = SEARCHES / "heirs.py"
-    session = start(folder, search, inherit=True, evaluations=9, **options)
+    session = start(folder, search, pbt=True, evaluations=9, **options)
     record, distributions = session.open_record(), load_search_file(search).space.distributions()
     for trial, (lr, loss) in enumerate([(0.1, 2.0), (0.2, 3.0), (0.3, 1.0)]):
         inherits: dict[str, Any] = {"inherits": 0} if trial == 2 else {}
@@ -170,7 +170,7 @@ def run_with_heirs(folder: Path, **options: Any) -> Session:
 
 def test_start_from_leaves_out_evaluations_that_inherit(tmp_path: Path) -> None:
     run_with_heirs(tmp_path / "before")
-    session = start(tmp_path / "run", SEARCHES / "heirs.py", start_from=str(tmp_path / "before"))
+    session = start(tmp_path / "run", SEARCHES / "heirs.py", warm_start=str(tmp_path / "before"))
     assert f"with 2 evaluations of {tmp_path}/before, the best 2\n" in session.headline
     assert "without 1 evaluation that began with the weights of others" in session.headline
     assert [each.loss for each in session.open_record().evaluations()] == [2.0, 3.0]
@@ -180,8 +180,9 @@ def test_start_from_leaves_out_evaluations_that_inherit(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (
-            {"confirm": 2},
-            "trial 2, which inherits from trial 0, and --confirm 2: .*.*give --confirm 0, or start another run",
+            {"confirm_seeds": 2},
+            "trial 2, which inherits from trial 0, and --confirm-seeds 2: .*.*give --confirm-seeds 0, or start "
+            "another run",
         ),
         (
             {"pruner": "asha"},
@@ -192,7 +193,7 @@ def test_start_from_leaves_out_evaluations_that_inherit(tmp_path: Path) -> None:
 def test_no_inherit_keeps_guards_of_a_run_with_heirs(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     run_with_heirs(tmp_path / "run")
     before = (tmp_path / "run" / "run.json").read_bytes()
-    resume = {"resume": True, "inherit": False}
+    resume = {"resume": True, "pbt": False}
     with pytest.raises(UsageError, match=said):
         start(tmp_path / "run", SEARCHES / "heirs.py", **resume, **options)
     assert (tmp_path / "run" / "run.json").read_bytes() == before
@@ -201,7 +202,7 @@ def test_no_inherit_keeps_guards_of_a_run_with_heirs(tmp_path: Path, options: di
 
 def test_parent_without_its_state_is_skipped(tmp_path: Path) -> None:
     session = run_with_heirs(tmp_path / "run")
-    states, space = States(session.run_dir.states), load_search_file(SEARCHES / "heirs.py").space
+    states, space = States(session.run_dir.checkpoints), load_search_file(SEARCHES / "heirs.py").space
     heirs = Heirs(session.open_record(), space, 2, states)
     params = {"kind": 1, "lr": 0.7, "decays": False}
     assert heirs.parent(params, 0) is None, "all states are gone"

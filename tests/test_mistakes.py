@@ -128,7 +128,7 @@ def test_each_line_that_an_objective_prints_says_whose_it_is_and_is_kept(mpi: Mp
     complaints = sorted(line.partition(" | ")[2] for line in job.stderr.splitlines())
     assert complaints == ["WARNING mine: be warned"] * 6 + ["and complains"] * 6
     for trial in trials_of(tmp_path / "run"):
-        kept = (tmp_path / "run" / "printed" / f"{trial.number}.txt").read_text().splitlines()
+        kept = (tmp_path / "run" / "logs" / f"{trial.number}.txt").read_text().splitlines()
         of_rank_1 = [line for line in kept if line.startswith("rank 1 | ")]
         assert sorted(line.removeprefix("rank 1 | ") for line in of_rank_1) == sorted(
             [f"{label[9:]} says hello", "and complains", "WARNING mine: be warned", *said[1:]]

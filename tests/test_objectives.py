@@ -374,7 +374,7 @@ def test_a_run_with_several_objectives_is_resumed_and_ends_with_its_front(mpi: M
     command = [PROGRAM, TRADING, "--run-dir", "run", "--top-n", 2]
     first = mpi.run(4, *command, "--evaluations", 10, cwd=tmp_path)
     assert (first.returncode, first.stderr) == (0, "")
-    job = mpi.run(2, *command, "--evaluations", 24, "--resume", "--confirm", 1, "--pruner", "asha", cwd=tmp_path)
+    job = mpi.run(2, *command, "--evaluations", 24, "--resume", "--confirm-seeds", 1, "--pruner", "asha", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.count("10 evaluations of earlier sessions did not record width, speed at rungs") == 1
     assert "going on after 10 evaluations" in job.stdout
@@ -408,7 +408,7 @@ def test_a_run_with_several_objectives_is_resumed_and_ends_with_its_front(mpi: M
 
 def test_an_objective_that_is_not_reported_fails_the_evaluation_with_what_to_do(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "given.json").write_text('[{"width": 2}, {"width": 3}]')
-    options = ["--run-dir", "run", "--evaluations", 2, "--set", "lacks=width,speed", "--start-with", "given.json"]
+    options = ["--run-dir", "run", "--evaluations", 2, "--set", "lacks=width,speed", "--enqueue", "given.json"]
     job = mpi.run(2, PROGRAM, TRADING, *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     reasons = [
@@ -434,6 +434,6 @@ def test_mistakes_with_objectives_are_told_before_anything_starts(
     assert len(job.stderr.splitlines()) == 1
     with pytest.raises(UsageError, match="--propagators pso: it minimises one loss, and this search has"):
         start(tmp_path / "new", TRADING, propagators=("pso",))
-    with pytest.raises(UsageError, match="--inherit: it keeps what the individuals with the lowest losses have"):
-        start(tmp_path / "new", TRADING, inherit=True)
+    with pytest.raises(UsageError, match="--pbt: it keeps what the individuals with the lowest losses have"):
+        start(tmp_path / "new", TRADING, pbt=True)
     assert not (tmp_path / "new").exists()

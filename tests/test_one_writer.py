@@ -72,7 +72,7 @@ def test_the_first_rank_alone_touches_the_run_directory(each_mpi: Mpi, tmp_path:
 
 
 def test_trainers_write_drafts_and_leaders_put_states_in_their_place(mpi: Mpi, tmp_path: Path) -> None:
-    settings = ["--set", "epochs=4", "--set", "seconds=0.4", "--evaluations", 6, "--save-every", "1s"]
+    settings = ["--set", "epochs=4", "--set", "seconds=0.4", "--evaluations", 6, "--checkpoint-every", "1s"]
     done = touched(tmp_path, mpi, SEARCHES / "saving.py", "--ranks-per-worker", 2, *settings)
     by_rank = {rank: {(event, path) for other, event, path in done if other == rank} for rank in range(-1, 4)}
     drafts = {path for _, path in by_rank[-1]}
@@ -105,4 +105,4 @@ def test_others_go_on_while_the_trainer_of_the_first_rank_is_busy(mpi: Mpi, tmp_
     starts = [trial.datetime_start.timestamp() for trial in during if trial.datetime_start]
     assert statistics.median(later - earlier for earlier, later in pairwise(starts)) < 0.3, "each takes 0.05 s"
     assert len(finished(trials)) == 12
-    assert {(tmp_path / "run" / "printed" / f"{trial.number}.txt").exists() for trial in trials} == {True}
+    assert {(tmp_path / "run" / "logs" / f"{trial.number}.txt").exists() for trial in trials} == {True}

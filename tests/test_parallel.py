@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from hpo.training import ParallelSettings, Recipe, cross_entropy, share
+from hpo.training import ParallelSettings, Recipe, parallelize, per_sample_cross_entropy
 from hpo.training.augment import augmented
 from hpo.training.parallel.dropout import Draws, with_shared_dropout
 from hpo.training.parallel.modules import channels_last, units_of
@@ -217,7 +217,7 @@ def test_what_cannot_be_cut_into_stages_is_said() -> None:
 
 def test_a_loss_that_is_no_loss_of_each_sample_is_said() -> None:
     outputs, targets = torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)
-    assert each(cross_entropy, outputs, targets).tolist() == pytest.approx([math.log(3)] * 5)
+    assert each(per_sample_cross_entropy, outputs, targets).tolist() == pytest.approx([math.log(3)] * 5)
     with pytest.raises(ValueError, match=r"cross_entropy returned .* of shape \(\) for 5 samples: .* shape \(5,\)"):
         each(nn.functional.cross_entropy, outputs, targets)
 
@@ -228,7 +228,7 @@ def test_a_part_of_a_network_may_be_left_as_it_is_and_not_all_of_it() -> None:
     assert group["params"] == [], "a stage of a pipeline, of which others are trained"
     alone = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"), seed=0)
     with pytest.raises(ValueError, match="no parameter to train: requires_grad is False for all of them"):
-        share(network, alone, ParallelSettings())  # type: ignore[arg-type]
+        parallelize(network, alone, ParallelSettings())  # type: ignore[arg-type]
 
 
 def test_blocks_are_sharded_one_by_one() -> None:

@@ -43,7 +43,7 @@ def test_progress_with_promotions_counts_each_individual_once() -> None:
     lines = Lines([], 3)
     paused = one(0, "paused", loss=0.5, started=now, ended=now + 1, paused_after=1)
     promoted = replace(paused, state="promoted")
-    again = one(2, loss=0.4, started=now + 2, ended=now + 4, repeats=0)
+    again = one(2, loss=0.4, started=now + 2, ended=now + 4, retry_of=0)
     # The first trial is paused and promoted between two looks; the last one ends while another is running.
     news = [
         [promoted, one(1, "running", started=now)],

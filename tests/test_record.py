@@ -159,7 +159,7 @@ def test_what_was_interrupted_is_started_again_first_and_counted_once(tmp_path: 
         other.complete(assignment, 0.1, 1.0, {})
     assert layers == [2, 3, 5]
     study = optuna.load_study(study_name="run", storage=other._storage)
-    assert [trial.user_attrs.get("repeats") for trial in study.trials] == [None, None, None, 1, 2, None]
+    assert [trial.user_attrs.get("retry_of") for trial in study.trials] == [None, None, None, 1, 2, None]
     assert summarize(other.evaluations(), manifest(budget=4), 3)["evaluations"] == {
         "complete": 4,
         "pruned": 0,

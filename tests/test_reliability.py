@@ -176,7 +176,7 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, siz
     assert (summary["stopped"], summary["waiting"]) == (f"SIG{name}", 2)
     first, second, *waiting = trials_of(tmp_path / "run")
     assert [first.user_attrs["failure"], second.user_attrs["failure"]] == ["interrupted"] * 2
-    assert {trial.user_attrs["repeats"]: trial.params for trial in waiting} == {0: first.params, 1: second.params}
+    assert {trial.user_attrs["retry_of"]: trial.params for trial in waiting} == {0: first.params, 1: second.params}
     if name == "USR1":
         again = each_mpi.run(1, *faulty("--resume", "--evaluations", 3, *ALONE, seconds=0), cwd=tmp_path)
         assert again.returncode == 0, again.stderr
@@ -225,7 +225,7 @@ Supervision.begin = begin_and_stop
     assert victim.wait(60) == (75, "")
     assert time.time() - float((tmp_path / "asked").read_text()) < 4
     first, waiting = trials_of(tmp_path / "run")
-    assert (first.user_attrs["failure"], waiting.user_attrs["repeats"]) == ("interrupted", 0)
+    assert (first.user_attrs["failure"], waiting.user_attrs["retry_of"]) == ("interrupted", 0)
 
 
 def test_a_run_stops_when_its_time_is_over(mpi: Mpi, tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
 
     with log.open("w") as out:
         supervisor = subprocess.Popen(
-            hpo_line("run", "--restarts", 1, *command),
+            hpo_line("supervise", "--max-restarts", 1, *command),
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=out,
@@ -341,7 +341,11 @@ def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
         supervisor.kill()
     output = log.read_text()
     assert (
-        len(re.findall(r"hpo run: the job ended with status 137, after \d+ evaluations.*; starting it again", output))
+        len(
+            re.findall(
+                r"hpo supervise: the job ended with status 137, after \d+ evaluations.*; starting it again", output
+            )
+        )
         == 2
     )
     assert "40 complete, of 40" in output
@@ -351,7 +355,7 @@ def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
     def supervise(*command: object, restarts: int = 2) -> subprocess.CompletedProcess[str]:
-        line = hpo_line("run", "--restarts", restarts, *command)
+        line = hpo_line("supervise", "--max-restarts", restarts, *command)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         return subprocess.run(
             line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -360,9 +364,10 @@ def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
     crashing = supervise("bash", "-c", "exit 7", "--run-dir", "run")
     assert crashing.returncode == 7
     assert crashing.stdout.splitlines() == [
-        "hpo run: the job ended with status 7, after 0 evaluations; starting it again (1 of 2 without progress)",
-        "hpo run: the job ended with status 7, after 0 evaluations; starting it again (2 of 2 without progress)",
-        "hpo run: the job ended with status 7, after 0 evaluations; started again 2 times without progress: giving up",
+        "hpo supervise: the job ended with status 7, after 0 evaluations; starting it again (1 of 2 without progress)",
+        "hpo supervise: the job ended with status 7, after 0 evaluations; starting it again (2 of 2 without progress)",
+        "hpo supervise: the job ended with status 7, after 0 evaluations; started again 2 times without progress: "
+        "giving up",
     ]
     for status in (0, 2, 3, 75):
         final = supervise("bash", "-c", f"exit {status}", "--run-dir=run")
@@ -379,7 +384,7 @@ def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
 def test_a_supervisor_that_is_told_to_stop_while_it_starts_the_job_stops_it(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text("trap 'exit 75' USR1\ntouch started\nfor i in $(seq 600); do sleep 0.1; done\n")
-    command = hpo_line("run", "bash", "-c", "kill -TERM $PPID; source job.sh", "--run-dir", "run")
+    command = hpo_line("supervise", "bash", "-c", "kill -TERM $PPID; source job.sh", "--run-dir", "run")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     stopped = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=40)
     assert stopped.returncode == 75
@@ -397,7 +402,7 @@ def umask() -> Iterator[None]:
 def test_two_runs_cannot_share_a_directory_and_a_dead_one_does_not_keep_it(mpi: Mpi, tmp_path: Path) -> None:
     """Files that ranks and trainers write have the permissions that the umask says."""
     (tmp_path / "start.json").write_text('[{"x": 0.5}]')
-    options = ["--resume", "--evaluations", 6, "--save-every", "1s"]
+    options = ["--resume", "--evaluations", 6, "--checkpoint-every", "1s"]
     first = Victim(mpi, 2, saving("run", *options, epochs=900), tmp_path, tmp_path / "log")
     assert first.wait_for("done  island")
     for rank in first.rank_processes():
@@ -416,7 +421,7 @@ def test_two_runs_cannot_share_a_directory_and_a_dead_one_does_not_keep_it(mpi: 
         first.sleep(0.1)
     first.kill("all", random.Random(0))
     first.wait()
-    (state,) = (tmp_path / "run" / "states").glob("[0-9]*")
+    (state,) = (tmp_path / "run" / "checkpoints").glob("[0-9]*")
     assert [oct(path.stat().st_mode & 0o777) for path in (state, state.parent)] == ["0o640", "0o750"]
     third = mpi.run(1, *again, cwd=tmp_path)
     assert third.returncode == 0, third.stderr

@@ -91,7 +91,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a run of 60 evaluations, of which some are pruned, failed, interrupted, running and taken over."""
     path = tmp_path_factory.mktemp("report") / "run"
     record = make_run(path)
-    add(record, curve={1: 0.9, 2: 0.8}, origin="trial 3 of runs/before", propagator="--start-from")
+    add(record, curve={1: 0.9, 2: 0.8}, imported_from="trial 3 of runs/before", propagator="--warm-start")
     add_search(record, 60)
     add(record, TrialState.FAIL, curve={1: 0.7}, failure="interrupted", began=BEGAN + 70)
     add(record, TrialState.RUNNING, curve={1: 0.6, 2: 0.5}, began=BEGAN + 90, worker=3, island=1)
@@ -114,7 +114,7 @@ def points(page: Page, figure: str) -> int:
 
 def test_the_figures_hold_what_the_study_holds(page: Page, run_dir: Path) -> None:
     evaluations = RunReader(run_dir).evaluations()
-    states = [one.state for one in evaluations if not one.origin]
+    states = [one.state for one in evaluations if not one.imported_from]
     assert {states.count(state) for state in ("complete", "pruned", "failed")} == {49, 6, 5}
     assert points(page, "history") == 60
     assert points(page, "best") == 2 * 4
@@ -607,7 +607,7 @@ def test_rungs_show_what_became_of_individuals(show: Show, tmp_path: Path) -> No
     add_one(2, TrialState.PRUNED, 1, 2.0, paused_after=1)
     add_one(3, TrialState.PRUNED, 3, 1.5, paused_after=3)
     add_one(4, TrialState.PRUNED, 1, 4.0)
-    add_one(2, TrialState.COMPLETE, 9, 2.0, repeats=1, went_on_after=1)
+    add_one(2, TrialState.COMPLETE, 9, 2.0, retry_of=1, resumed_from_step=1)
     add_one(5, TrialState.FAIL, 1, 0.5, failure="rank 0: ValueError: no")
     with show(tmp_path / "run") as page:
         drawn = page.evaluate("document.querySelector('#rungs').data.map(it => [it.name, it.x.map(Math.round)])")
@@ -628,7 +628,7 @@ def test_rungs_show_what_became_of_individuals(show: Show, tmp_path: Path) -> No
 
 
 def test_the_line_of_the_best_and_who_came_from_whom_are_drawn(show: Show, tmp_path: Path) -> None:
-    record = make_run(tmp_path / "run", inherit=True)
+    record = make_run(tmp_path / "run", pbt=True)
     params = {"layers": 1, "activation": "relu", "gamma": 0.9}
     for trial, (loss, parent) in enumerate([(0.9, None), (0.8, None), (0.5, 0), (0.6, 1), (0.3, 2)]):
         known: dict[str, Any] = {} if parent is None else {"inherits": parent}
@@ -637,7 +637,7 @@ def test_the_line_of_the_best_and_who_came_from_whom_are_drawn(show: Show, tmp_p
             record,
             curve=losses,
             params={**params, "lr": (trial + 1) / 100},
-            saved_after=2,
+            checkpoint_step=2,
             began=BEGAN + trial,
             **known,
         )
@@ -652,14 +652,14 @@ def test_the_line_of_the_best_and_who_came_from_whom_are_drawn(show: Show, tmp_p
         assert lr == [[0, 2, 2, 4, 4, 6], [0.01, 0.01, 0.03, 0.03, 0.05, 0.05]]
         answer = page.locator("#answer").inner_text()
         assert "It began with the weights of trial 2: these hyperparameters are the last of 3" in answer
-        assert "--confirm" not in answer
+        assert "--confirm-seeds" not in answer
 
 
 def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_path: Path) -> None:
-    record = make_run(tmp_path / "run", confirm=2)
+    record = make_run(tmp_path / "run", confirm_seeds=2)
     for loss in (0.1, 0.2):
         add(record, curve={1: 2 * loss, 2: loss}, params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9})
-    plan, best = plan_of(manifest(confirm=2)), record.evaluations()
+    plan, best = plan_of(manifest(confirm_seeds=2)), record.evaluations()
     run_dir = RunDir(tmp_path / "run")
     confirming = Record.create(run_dir.journal, "run-confirm", SPACE.describe(), confirms="run")
     total = plan.begin(confirming, best, SPACE)

@@ -40,7 +40,7 @@ def test_losses_are_recorded_in_each_way_and_the_best_weights_gathered(mpi: Mpi,
     ways = ["gathers", "yields_gathers", "yields", "reports", "mixed", "returns"]
     xs = [0.6, 0.5, 0.9, 0.7, 0.8, 0.95, 0.65, 0.2]
     (tmp_path / "start.json").write_text(json.dumps([{"x": x} for x in xs]))
-    options = ["--ranks-per-worker", size, "--evaluations", len(xs), "--start-with", "start.json"]
+    options = ["--ranks-per-worker", size, "--evaluations", len(xs), "--enqueue", "start.json"]
     job = mpi.run(size, *reporting(",".join(ways), *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = trials_of(tmp_path / "run")

@@ -30,10 +30,10 @@ def sessions_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_session_records_its_options_and_settings(tmp_path: Path) -> None:
-    start(tmp_path / "run", seed=3, pruner="asha", confirm=2, target_loss=0.5, settings=("epochs=4",))
+    start(tmp_path / "run", seed=3, pruner="asha", confirm_seeds=2, target_loss=0.5, settings=("epochs=4",))
     start(tmp_path / "run", resume=True, seed=5, evaluations=9)
     first, second = sessions_of(tmp_path / "run")
-    asked = {"evaluations": 64, "seed": 3, "pruner": "asha", "confirm": 2, "target_loss": 0.5}
+    asked = {"evaluations": 64, "seed": 3, "pruner": "asha", "confirm_seeds": 2, "target_loss": 0.5}
     assert {name: first["options"][name] for name in asked} == asked
     assert first["settings"] == second["settings"] == {**SETTINGS, "epochs": 4}
     assert [second["options"][name] for name in ("evaluations", "seed", "pruner", "confirm")] == [9, 5, "asha", 2]
@@ -41,18 +41,19 @@ def test_session_records_its_options_and_settings(tmp_path: Path) -> None:
 
 def test_resume_names_the_options_that_differ(tmp_path: Path) -> None:
     start(tmp_path / "run", migration_probability=0.5)
-    now: dict[str, Any] = {"migration_probability": 0.5, "seed": 7, "propagators": ("tpe", "random"), "grow": True}
-    lines = start(tmp_path / "run", resume=True, evaluations=9, confirm=1, **now).headline.splitlines()[2:]
+    now: dict[str, Any] = {"migration_probability": 0.5, "seed": 7, "propagators": ("tpe", "random"), "elastic": True}
+    lines = start(tmp_path / "run", resume=True, evaluations=9, confirm_seeds=1, **now).headline.splitlines()[2:]
     assert lines == [
         "--propagators was ga before, and is tpe,random now",
         "--seed was 0 before, and is 7 now: losses may not compare",
-        "--grow was off before, and is on now",
+        "--elastic was off before, and is on now",
     ]
     assert start(tmp_path / "run", resume=True, **now).headline.splitlines()[2:] == []
 
 
 @pytest.mark.parametrize(
-    "options", [[], {"seed": "3"}, {"top_n": 0}, {"save_every": "on"}, {"propagators": [3]}, {"confirm": None}]
+    "options",
+    [[], {"seed": "3"}, {"top_n": 0}, {"checkpoint_every": "on"}, {"propagators": [3]}, {"confirm_seeds": None}],
 )
 def test_session_with_edited_options_is_one_message(tmp_path: Path, options: object) -> None:
     start(tmp_path / "run")
@@ -65,13 +66,13 @@ def test_session_with_edited_options_is_one_message(tmp_path: Path, options: obj
 
 
 def test_recorded_defaults_are_those_of_the_command_line() -> None:
-    values = to_json({**vars(Options(QUICK)), "evaluations": 64, "seed": 0, "confirm": 0, "inherit": False})
+    values = to_json({**vars(Options(QUICK)), "evaluations": 64, "seed": 0, "confirm_seeds": 0, "pbt": False})
     values |= {"pruner": "none", "propagators": ["ga"]}
     assert values == {name: option.default for name, option in OPTIONS.items()}
 
 
 def test_options_are_the_same_after_json() -> None:
-    options = Options(QUICK, save_every=float("inf"), propagators=("tpe",), evaluation_timeout=1.5, grow=False)
+    options = Options(QUICK, checkpoint_every=float("inf"), propagators=("tpe",), evaluation_timeout=1.5, elastic=False)
     values = json.loads(json.dumps(to_json(vars(options)), allow_nan=False))
     assert {name: from_json(name, value) for name, value in values.items()} == {
         name: getattr(options, name) for name in OPTIONS
@@ -93,8 +94,8 @@ KEPT_VALUES: dict[str, tuple[Any, str, Any]] = {
     "collective_timeout": (90.0, "--collective-timeout 10m", 600.0),
     "evaluation_timeout": (30.0, "--evaluation-timeout off", math.inf),
     "fresh_trainers": (True, "--no-fresh-trainers", False),
-    "save_every": (math.inf, "--save-every 10", 10.0),
-    "grow": (True, "--no-grow", False),
+    "checkpoint_every": (math.inf, "--checkpoint-every 10", 10.0),
+    "elastic": (True, "--no-elastic", False),
     "max_failures": (7, "--max-failures 0", 0),
     "target_loss": (-0.5, "--target-loss off", -math.inf),
 }

@@ -99,7 +99,7 @@ def test_what_was_paused_where_nobody_knew_the_end_goes_on_when_it_is_known() ->
     first = one(0, "complete", *[0.5] * 9)
     assert promotable(ASHA, [first, second, third]) == [second]
     assert not is_over([first, second, third], 3, "asha")
-    promoted = [one(1, "promoted", *[0.6] * 9, paused_after=9), one(3, "running", *[0.6] * 9, repeats=1)]
+    promoted = [one(1, "promoted", *[0.6] * 9, paused_after=9), one(3, "running", *[0.6] * 9, retry_of=1)]
     assert promotable(ASHA, [first, *promoted, third]) == []
 
 
@@ -126,8 +126,8 @@ def test_what_was_paused_beyond_rungs_that_count_goes_on_and_nobody_else_stops_t
 def test_an_individual_counts_once_however_often_it_was_interrupted_or_promoted() -> None:
     evaluations = [
         one(0, "promoted", 0.5, paused_after=1),
-        one(1, "interrupted", 0.5, 0.4, repeats=0),
-        one(2, "running", repeats=1),  # it begins again: what it had reached, it will reach
+        one(1, "interrupted", 0.5, 0.4, retry_of=0),
+        one(2, "running", retry_of=1),  # it begins again: what it had reached, it will reach
         one(3, "paused", 0.6),
     ]
     (rung,) = rungs_of(ASHA, evaluations)
@@ -146,7 +146,7 @@ def expected(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
     ends = [max(one.curve, default=0) for one in evaluations if one.state == "complete"]
     highest = max(ends, default=math.inf) / (2 if halving.most else halving.factor)
     found: dict[tuple[int, int], Rung] = {}
-    for root, group in individuals([one for one in evaluations if not one.origin]).items():
+    for root, group in individuals([one for one in evaluations if not one.imported_from]).items():
         curve = max((one.curve for one in group), key=len)
         bracket, latest, most = halving.bracket_of(root), group[-1], max(curve, default=0)
         for epochs in range(1, most + 1):
@@ -252,7 +252,7 @@ def test_promoted_trial_without_recorded_objectives_keeps_place() -> None:
     old = [one(trial, "paused", 0.5 + trial / 10, others=(float(trial),)) for trial in range(6)]
     assert [e.trial for e in promotable(ASHA, old, TWO)] == [0, 1]
     promoted = [replace(e, state="promoted") for e in old[:2]]
-    running = [one(6 + e.trial, "running", *e.curve.values(), repeats=e.trial) for e in promoted]
+    running = [one(6 + e.trial, "running", *e.curve.values(), retry_of=e.trial) for e in promoted]
     assert promotable(ASHA, [*promoted, *old[2:], *running], TWO) == []
 
 
@@ -405,7 +405,7 @@ def test_a_promoted_evaluation_that_has_lost_its_state_is_not_paused_where_it_wa
 
 
 def test_what_was_taken_over_reaches_no_rung() -> None:
-    evaluations = [*(one(trial, "complete", *[0.1] * 9, origin="trial 0 of runs/before") for trial in range(9))]
+    evaluations = [*(one(trial, "complete", *[0.1] * 9, imported_from="trial 0 of runs/before") for trial in range(9))]
     evaluations += [one(9, "paused", 0.5), one(10, "paused", 0.6)]
     (rung,) = rungs_of(ASHA, evaluations)
     assert [root for _, root in rung.losses] == [9, 10]
@@ -421,7 +421,7 @@ def test_who_may_have_killed_the_job_twice_waits_until_there_is_nothing_to_promo
         run.record.report(other, epoch, loss)
     run.record.prune(other, 0.5, 1.0, {}, paused_after=1)
     trial = run.record.trials()[suspect.number]
-    run.record.enqueue(trial.params, trial.distributions, repeats=suspect.number, deaths=2)
+    run.record.enqueue(trial.params, trial.distributions, retry_of=suspect.number, crash_count=2)
     run.record._storage.set_trial_user_attr(suspect.trial_id, "failure", "interrupted")
     run.record._storage.set_trial_state_values(suspect.trial_id, TrialState.FAIL)
     claims = Claims(run.record, SPACE.distributions(), 2, halving=ASHA)
@@ -438,9 +438,9 @@ def test_who_may_have_killed_the_job_twice_waits_until_there_is_nothing_to_promo
 def test_what_others_have_written_into_a_study_is_no_pause_and_no_parent(tmp_path: Path) -> None:
     run = Halved(tmp_path, budget=9)
     for attributes in (
-        {"repeats": 99, "inherits": 99, "paused_after": "x"},
-        {"repeats": "a", "inherits": 1, "paused_after": 1},
-        {"repeats": 1, "inherits": [0], "paused_after": -1},
+        {"retry_of": 99, "inherits": 99, "paused_after": "x"},
+        {"retry_of": "a", "inherits": 1, "paused_after": 1},
+        {"retry_of": 1, "inherits": [0], "paused_after": -1},
     ):
         assignment = run.claim()
         assert assignment is not None
@@ -449,7 +449,7 @@ def test_what_others_have_written_into_a_study_is_no_pause_and_no_parent(tmp_pat
         run.record._storage.set_trial_state_values(assignment.trial_id, TrialState.PRUNED, None)
     evaluations = run.record.evaluations()
     assert [e.inherits for e in evaluations] == [None, None, None]
-    assert [e.repeats for e in evaluations] == [None, None, 1]
+    assert [e.retry_of for e in evaluations] == [None, None, 1]
     assert rungs(evaluations, "asha") == []
     assert run.claims.claim_waiting(island=0, worker=0, generation=0) is None
     assert summarize(evaluations, manifest(budget=9, pruner="asha"), 3)["lineage"] == []

@@ -127,20 +127,20 @@ def test_nothing_is_evaluated_twice_whatever_the_islands_breed_by_and_on_resumin
 def test_a_run_starts_with_what_a_person_gives(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = [{"depth": 3, "act": "tanh"}, {"act": "relu"}, {"depth": 3, "act": "tanh"}]
     (tmp_path / "given.json").write_text(json.dumps(given))
-    arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--start-with", "given.json"]
+    arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--enqueue", "given.json"]
     for ranks, evaluations, options in ((4, 4, []), (1, 6, ["--resume", *ALONE])):
         job = mpi.run(ranks, *arguments, "--evaluations", evaluations, *options, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
         trials = trials_of(tmp_path / "run")
         assert len({tuple(trial.params.values()) for trial in trials}) == len(trials) == evaluations
         assert (trials[0].params, trials[1].params["act"]) == (given[0], "relu")
-        assert [trial.user_attrs["propagator"] for trial in trials] == ["--start-with"] * 2 + ["ga"] * (evaluations - 2)
+        assert [trial.user_attrs["propagator"] for trial in trials] == ["--enqueue"] * 2 + ["ga"] * (evaluations - 2)
     monkeypatch.chdir(tmp_path)
     Path("given.json").write_text('[{"depth": 3}, {"depth": 4}]')
     with pytest.raises(
-        UsageError, match=r"^--start-with given\.json: entry 2: parameter 'depth': 4 is not in Int\(1, 3\)"
+        UsageError, match=r"^--enqueue given\.json: entry 2: parameter 'depth': 4 is not in Int\(1, 3\)"
     ):
-        start(Path("run"), SEARCHES / "tiny.py", resume=True, start_with=Path("given.json"))
+        start(Path("run"), SEARCHES / "tiny.py", resume=True, enqueue=Path("given.json"))
 
 
 def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     assert len(after) == 20
     interrupted = [t for t in trials if t.user_attrs.get("failure") == "interrupted"]
     assert [t.number for t in interrupted] == [t.number for t in in_flight]
-    repeats = {t.user_attrs["repeats"]: t for t in trials if "repeats" in t.user_attrs}
+    repeats = {t.user_attrs["retry_of"]: t for t in trials if "retry_of" in t.user_attrs}
     assert {n: repeats[n].params for n in repeats} == {t.number: t.params for t in in_flight}
     started = sorted((t for t in trials if t.number > in_flight[-1].number), key=lambda t: t.datetime_start or 0)
     # One of them may have killed the job: of two or three, one at a time is tried again.

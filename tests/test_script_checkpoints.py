@@ -55,22 +55,22 @@ def test_paused_script_continues_from_its_checkpoint(mpi: Mpi, tmp_path: Path, w
     # Worse and worse ones: those that are paused first are promoted later.
     given = [{"x": number / 20} for number in range(12)]
     (tmp_path / "given.json").write_text(json.dumps(given))
-    options = ["--pruner", "asha", "--start-with", "given.json", "--evaluations", len(given)]
+    options = ["--pruner", "asha", "--enqueue", "given.json", "--evaluations", len(given)]
     job = mpi.run(4, *SEARCH, *options, "--", SAVING, "--way", way, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = trials_of(tmp_path / "run")
     assert_losses_are_as_if_undisturbed(trials)
     paused = [trial for trial in trials if "paused_after" in trial.user_attrs]
-    continued = [trial for trial in trials if trial.user_attrs.get("went_on_after")]
+    continued = [trial for trial in trials if trial.user_attrs.get("resumed_from_step")]
     assert len(paused) >= 3
-    assert any(len(trial.intermediate_values) > trial.user_attrs["went_on_after"] for trial in continued)
+    assert any(len(trial.intermediate_values) > trial.user_attrs["resumed_from_step"] for trial in continued)
     assert not any("paused_after" not in trial.user_attrs for trial in trials if trial.state.name == "PRUNED")
     best = min(trials, key=lambda trial: trial.values[0] if trial.state.name == "COMPLETE" else float("inf"))
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert (weights.trial, weights.params, weights.state["progress"].tolist()) == (best.number, best.params, [2.0] * 4)
     assert best.user_attrs["metrics"] == {"epoch": 2.0}
-    assert not (tmp_path / "run" / "states").exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_interrupted_script_continues_from_its_checkpoint(
     mpi: Mpi, tmp_path: Path, way: str, signal_: signal.Signals
 ) -> None:
     (tmp_path / "given.json").write_text('[{"x": 0.0}, {"x": 0.1}, {"x": 0.2}]')
-    options = ["--start-with", "given.json", "--resume", "--evaluations", 3]
-    options += ["--save-every", "1s"] if signal_ == signal.SIGKILL else []
+    options = ["--enqueue", "given.json", "--resume", "--evaluations", 3]
+    options += ["--checkpoint-every", "1s"] if signal_ == signal.SIGKILL else []
     command = ["--loss", r"val_loss=(\S+)", "--", SAVING, "--way", way, "--epochs", 40, "--seconds", 0.04]
     with ended(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
         wait_for_losses(tmp_path / "run", 25)
@@ -92,14 +92,14 @@ def test_interrupted_script_continues_from_its_checkpoint(
     trials = trials_of(tmp_path / "run")
     assert_losses_are_as_if_undisturbed(trials)
     assert len(finished(trials)) == 3
-    continued = [trial for trial in trials if "went_on_after" in trial.user_attrs]
+    continued = [trial for trial in trials if "resumed_from_step" in trial.user_attrs]
     assert len(continued) == 2
-    assert all(trial.user_attrs["went_on_after"] > 5 for trial in continued)
+    assert all(trial.user_attrs["resumed_from_step"] > 5 for trial in continued)
     assert all(len(trial.intermediate_values) == 40 for trial in continued)
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.state["progress"].tolist() == [2.0] * 4
-    assert not (tmp_path / "run" / "states").exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_checkpoints_without_losses_of_their_rank_are_a_warning(mpi: Mpi, tmp_path: Path) -> None:
@@ -126,14 +126,14 @@ def test_script_that_cannot_continue_begins_again(mpi: Mpi, tmp_path: Path) -> N
         wait_for_losses(tmp_path / "run", 2)
         victim.job.send_signal(signal.SIGTERM)
         victim.wait(30)
-    assert (tmp_path / "run" / "states" / "0.safetensors").exists()
+    assert (tmp_path / "run" / "checkpoints" / "0.safetensors").exists()
     (tmp_path / "run" / "trials" / "0" / "go").touch()
     job = mpi.run(1, *SEARCH, *options, cwd=tmp_path)
     assert job.returncode == 0
     assert "warning: trial 1 begins again, since it cannot go on from its state: rank 0, train.py:5: " in job.stderr
     trials = trials_of(tmp_path / "run")
     assert losses_of(trials[1]) == [3.0, 2.0, 1.0]
-    assert "went_on_after" not in trials[1].user_attrs
+    assert "resumed_from_step" not in trials[1].user_attrs
 
 
 def test_functions_for_scripts_are_those_of_the_worker_in_an_objective(mpi: Mpi, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_drafts_belong_to_the_next_printed_loss(mpi: Mpi, tmp_path: Path) -> Non
     assert weights is not None
     assert weights.state["epoch"].item() == 20
     assert min(len(trial.intermediate_values) for trial in trials) < 30, "some are paused"
-    printed = (tmp_path / "run" / "printed" / "0.txt").read_text()
+    printed = (tmp_path / "run" / "logs" / "0.txt").read_text()
     assert "hpo:" not in printed
 
 

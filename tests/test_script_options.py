@@ -37,7 +37,19 @@ def test_confirmations_of_a_program_have_other_seeds(mpi: Mpi, tmp_path: Path) -
     (tmp_path / "train.py").write_text(
         "import sys\nx, seed = sys.argv[2], sys.argv[4]\nprint(f'val_loss={float(x) + int(seed)}')\n"
     )
-    options = ["--space", "x=Float(0.0, 0.5)", *LOSS, "--evaluations", 2, "--confirm", 3, "--top-n", 1, "--seed", 7]
+    options = [
+        "--space",
+        "x=Float(0.0, 0.5)",
+        *LOSS,
+        "--evaluations",
+        2,
+        "--confirm-seeds",
+        3,
+        "--top-n",
+        1,
+        "--seed",
+        7,
+    ]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", "--x", "{x}", "--seed", "{seed}", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = trials_of(tmp_path / "run")
@@ -60,7 +72,7 @@ def test_silent_program_fails_after_evaluation_timeout(mpi: Mpi, tmp_path: Path)
     )
     (tmp_path / "given.json").write_text('[{"way": "silent"}, {"way": "swallowing"}, {"way": "loud"}]')
     options: list[object] = ["--space", "way=Categorical('silent', 'swallowing', 'loud')", *LOSS]
-    options += ["--start-with", "given.json", "--evaluations", 3, "--evaluation-timeout", "2s"]
+    options += ["--enqueue", "given.json", "--evaluations", 3, "--evaluation-timeout", "2s"]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     silent, swallowing, loud = trials_of(tmp_path / "run")
@@ -78,7 +90,7 @@ def test_printed_advice_confirms_a_script_with_other_seeds(mpi: Mpi, tmp_path: P
     options = ["--space", "x=Float(1.0, 1.01)", *LOSS, "--evaluations", 6]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path)
     assert "The script must take the seed, as --seed or by another option." in job.stdout
-    (command,) = [line for line in job.stdout.splitlines() if "--confirm 3" in line]
+    (command,) = [line for line in job.stdout.splitlines() if "--confirm-seeds 3" in line]
     job = mpi.run(2, *SEARCH, *shlex.split(command)[2:], cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     assert len(finished(trials_of(tmp_path / "run"))) == 6, "no other evaluations"

@@ -51,7 +51,7 @@ def test_command_aborted_while_it_exits_is_complete(mpi: Mpi, tmp_path: Path) ->
     script.write_text(f'#!/bin/bash\n[ "$2" = exec ] && exec {python} "$@"\n{python} "$@"\n')
     script.chmod(0o755)
     (tmp_path / "given.json").write_text(json.dumps([{"way": way} for way in ABORTS]))
-    options = ["--space", f"way=Categorical({', '.join(map(repr, ABORTS))})", "--start-with", "given.json", *LOSS]
+    options = ["--space", f"way=Categorical({', '.join(map(repr, ABORTS))})", "--enqueue", "given.json", *LOSS]
     job = mpi.run(2, *SEARCH, *options, "--evaluations", len(ABORTS), "--", "./train.sh", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     trials = {trial.params["way"]: trial for trial in trials_of(tmp_path / "run")}

@@ -51,7 +51,7 @@ def test_script_for_torchrun_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path
     expected = losses_of_torchrun(tmp_path, {"epochs": 2, **trials[3].params})
     assert list(trials[3].intermediate_values.values()) == expected
     assert trials[3].values == [min(expected)]
-    printed = (tmp_path / "run" / "printed" / "3.txt").read_text()
+    printed = (tmp_path / "run" / "logs" / "3.txt").read_text()
     assert printed.count("has seen 128 samples") == 2, "each rank has half of them"
     source = (tmp_path / "run" / "search_space-1.py").read_text()
     assert "lr=Float(0.001, 0.1, log=True),\n    hidden=Int(4, 64, log=True)," in source
@@ -84,7 +84,7 @@ def test_program_that_fails_costs_its_evaluation(mpi: Mpi, tmp_path: Path) -> No
         f"space = SearchSpace(way=Categorical({choices}), x=Float(0.0, 1.0))\n"
         f"objective = Script({str(SCRIPTS / 'failing.py')!r})\n"
     )
-    options = ["--start-with", "given.json", "--evaluations", len(given), "--collective-timeout", "4s"]
+    options = ["--enqueue", "given.json", "--evaluations", len(given), "--collective-timeout", "4s"]
     job = mpi.run(4, *SEARCH, "my_search.py", *options, "--run-dir", "run", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     trials = {trial.params["way"]: trial for trial in trials_of(tmp_path / "run")}
@@ -104,13 +104,13 @@ def test_script_runs_as_python_runs_it(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "scripts" / "train.py").symlink_to(SCRIPTS / "ordinary.py")
     (tmp_path / "given.json").write_text(json.dumps([{"way": way} for way in ORDINARY]))
     options = ["--space", f"way=Categorical({', '.join(map(repr, ORDINARY))})", "--loss", r"val_loss=(\S+)"]
-    options += ["--start-with", "given.json", "--evaluations", str(len(ORDINARY)), "--run-dir", "run"]
+    options += ["--enqueue", "given.json", "--evaluations", str(len(ORDINARY)), "--run-dir", "run"]
     job = mpi.run(2, *SEARCH, *options, "--", "scripts/train.py", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = {trial.params["way"]: trial for trial in trials_of(tmp_path / "run")}
     assert {way: trial.values for way, trial in trials.items()} == {way: [1.0] for way in ORDINARY}
     assert [(tmp_path / f"file-{rank}").read_text() for rank in range(2)] == ["written"] * 2
-    printed = (tmp_path / "run" / "printed" / f"{trials['seeds'].number}.txt").read_text()
+    printed = (tmp_path / "run" / "logs" / f"{trials['seeds'].number}.txt").read_text()
     assert len(set(re.findall(r"drawn (\S+)", printed))) == 2, "ranks that are not seeded draw other numbers"
 
 
@@ -133,7 +133,7 @@ def test_command_that_is_not_python_runs_on_each_rank(mpi: Mpi, tmp_path: Path) 
     for k, trial in trials.items():
         folder = tmp_path / "run" / "trials" / str(trial.number)
         assert [path.name for path in folder.iterdir()] == ["here"]
-        printed = (tmp_path / "run" / "printed" / f"{trial.number}.txt").read_text()
+        printed = (tmp_path / "run" / "logs" / f"{trial.number}.txt").read_text()
         lines = {f"rank {rank} | rank {rank} of 2: --k {k} --out {folder}\n" for rank in range(2)}
         assert set(printed.splitlines(keepends=True)) == lines
 
@@ -156,9 +156,9 @@ def test_program_continues_from_its_own_checkpoint(mpi: Mpi, tmp_path: Path) -> 
     job = mpi.run(2, *SEARCH, *options, *command, cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     trials = trials_of(tmp_path / "run")
-    later = [trial for trial in trials if "went_on_after" in trial.user_attrs]
-    assert any(trials[trial.user_attrs["repeats"]].user_attrs.get("failure") == "interrupted" for trial in later)
-    assert any("paused_after" in trials[trial.user_attrs["repeats"]].user_attrs for trial in later)
+    later = [trial for trial in trials if "resumed_from_step" in trial.user_attrs]
+    assert any(trials[trial.user_attrs["retry_of"]].user_attrs.get("failure") == "interrupted" for trial in later)
+    assert any("paused_after" in trials[trial.user_attrs["retry_of"]].user_attrs for trial in later)
     for trial in trials:
         assert all(
             any(loss == pytest.approx(8 * (1 - trial.params["speed"]) ** epoch, abs=1e-5) for epoch in range(1, 13))
@@ -230,7 +230,7 @@ def test_objective_has_a_folder_that_stays_when_it_continues(mpi: Mpi, tmp_path:
         victim.wait(20)
     assert mpi.run(2, *SEARCH, *options, cwd=tmp_path).returncode == 0
     trials = trials_of(tmp_path / "run")
-    assert [trial.user_attrs.get("repeats") for trial in trials] == [None, None, 1, None]
+    assert [trial.user_attrs.get("retry_of") for trial in trials] == [None, None, 1, None]
     folders = {path.name: (path / "rank0").read_text() for path in (tmp_path / "run" / "trials").iterdir()}
     for number, trial in ((0, trials[0]), (1, trials[1]), (3, trials[3])):
         line = f"{number} {trial.params['k']}\n"
@@ -264,8 +264,14 @@ MISTAKES = [
         "train.py: '{lrr}' has a place for 'lrr', and there are lr, trial, folder, seed; ",
     ),
     ([*LR, "--flag", "x", "--", "train.py"], "train.py: the flag 'x' is no hyperparameter; there are lr"),
-    ([*LR, "--grow", "--", "train.py"], "--grow: train.py is a program, which does not save what others go on from"),
-    ([*LR, "--confirm", "2", "--", "train.py"], "--confirm 2: train.py is to be trained with other seeds; give them "),
+    (
+        [*LR, "--elastic", "--", "train.py"],
+        "--elastic: train.py is a program, which does not save what others go on from",
+    ),
+    (
+        [*LR, "--confirm-seeds", "2", "--", "train.py"],
+        "--confirm-seeds 2: train.py is to be trained with other seeds; give them ",
+    ),
     (["--loss", "(x)", "train.py"], "--loss is for a program, which stands behind --"),
     ([*LR, "train.py", "--", "train.py"], "train.py and a program behind --: give one of them"),
 ]

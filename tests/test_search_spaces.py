@@ -31,7 +31,7 @@ def searched(mpi: Mpi, folder: Path, search: Path, params: dict[str, Any], *sett
     """Evaluate one individual on two ranks; return its loss, and what test.json holds."""
     (folder / "start.json").write_text(json.dumps([params]), "utf-8")
     options = [word for setting in settings for word in ("--set", setting)]
-    command = [PROGRAM, search, "--start-with", "start.json", "--evaluations", 1, "--run-dir", "run", *options]
+    command = [PROGRAM, search, "--enqueue", "start.json", "--evaluations", 1, "--run-dir", "run", *options]
     job = mpi.run(2, *command, cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     (loss,) = finished(trials_of(folder / "run")).values()

@@ -269,7 +269,7 @@ def test_the_study_of_a_relative_sqlite_url_is_found_from_everywhere(
     with pytest.raises(UsageError, match=r"study\.db, the study of this run, is missing: restore it"):
         RunReader(tmp_path / "run", "sqlite:///study.db")
     (tmp_path / "here" / "study.db").rename(tmp_path / "here" / "moved.db")
-    for step in (lambda: RunReader(tmp_path / "run"), lambda: start(tmp_path / "run", resume=True, confirm=1)):
+    for step in (lambda: RunReader(tmp_path / "run"), lambda: start(tmp_path / "run", resume=True, confirm_seeds=1)):
         with pytest.raises(
             UsageError, match=rf"{tmp_path}/here/study\.db, the study of this run, is missing: restore it"
         ):
@@ -308,7 +308,7 @@ def test_a_session_that_was_killed_while_it_made_the_study_can_begin_again(tmp_p
 
 
 def test_a_study_of_confirmations_that_has_lost_its_space_is_gone_on_with(tmp_path: Path) -> None:
-    session, space = start(tmp_path / "run", confirm=1), load_search_file(QUICK).space
+    session, space = start(tmp_path / "run", confirm_seeds=1), load_search_file(QUICK).space
     storage = open_storage(session.storage)
     study = make_study(storage, session.manifest.confirming_study, session.manifest.objectives)
     storage.set_study_user_attr(study, "confirms", session.manifest.study)
@@ -351,7 +351,7 @@ def test_a_study_of_another_program_is_a_start_whatever_its_attributes(tmp_path:
     for depth, attributes in enumerate(some, start=1):
         study.enqueue_trial({"depth": depth, "act": "relu", "flag": True, "lr": 0.123456789012345 / depth}, attributes)
     study.optimize(objective_of_another_program, n_trials=4)
-    session = start(tmp_path / "run", start_from=f"{tmp_path}/mine.log#mine")
+    session = start(tmp_path / "run", warm_start=f"{tmp_path}/mine.log#mine")
     assert f"with 3 evaluations of {tmp_path}/mine.log#mine, the best 1\n" in session.headline
     assert "without 1 that is not of this search space, such as trial 3: parameter" in session.headline
     evaluations = session.open_record().evaluations()
@@ -399,7 +399,7 @@ def test_parameters_of_other_distributions_are_taken_for_what_they_mean(tmp_path
     for loss, params in enumerate(fitting + others):
         add(params, value=loss, intermediate_values={0: math.nan, 10: loss})
     add(fitting[0], state=optuna.trial.TrialState.PRUNED)  # before its first loss
-    session = start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/mine.db")
+    session = start(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/mine.db")
     taken = session.open_record().evaluations()
     assert [evaluation.params for evaluation in taken] == [
         {"depth": 2, "act": "relu", "flag": True, "lr": 1.0},
@@ -416,13 +416,13 @@ def test_what_was_taken_over_in_part_is_said(tmp_path: Path) -> None:
     study.enqueue_trial({"depth": 2, "act": "relu", "flag": True, "lr": 0.1})
     study.optimize(objective_of_another_program, n_trials=1)
     run_json = tmp_path / "run" / "run.json"
-    first = start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/mine.db")
+    first = start(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/mine.db")
     assert "with 1 evaluation of sqlite:///" in first.headline
     assert "taken over" not in start(tmp_path / "run", resume=True).headline
     content = json.loads(run_json.read_text())
-    run_json.write_text(json.dumps({**content, "start_from": "runs/other"}))  # as a run leaves it that is killed then
+    run_json.write_text(json.dumps({**content, "warm_start": "runs/other"}))  # as a run leaves it that is killed then
     again = start(tmp_path / "run", resume=True)
-    assert "only a part of runs/other was taken over: give --start-from again for the rest" in again.headline
+    assert "only a part of runs/other was taken over: give --warm-start again for the rest" in again.headline
 
 
 def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
@@ -433,20 +433,20 @@ def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("x")
     for name in ("other.db", "empty.db", "text.db"):
         before = (tmp_path / name).read_bytes()
-        with pytest.raises(UsageError, match=rf"--start-from sqlite:///.*{name} cannot be read as an Optuna storage: "):
-            start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/{name}")
+        with pytest.raises(UsageError, match=rf"--warm-start sqlite:///.*{name} cannot be read as an Optuna storage: "):
+            start(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/{name}")
         assert (tmp_path / name).read_bytes() == before
     start(tmp_path / "moved", storage=f"sqlite:///{tmp_path}/moved.db")
     (tmp_path / "moved.db").unlink()
-    with pytest.raises(UsageError, match=r"--start-from .*moved: no such file: .*moved.db"):
-        start(tmp_path / "run", start_from=f"{tmp_path}/moved")
+    with pytest.raises(UsageError, match=r"--warm-start .*moved: no such file: .*moved.db"):
+        start(tmp_path / "run", warm_start=f"{tmp_path}/moved")
     assert not (tmp_path / "moved.db").exists()
 
 
 def test_a_study_that_is_missing_is_not_made_by_looking_for_what_confirms_it(tmp_path: Path) -> None:
     start(tmp_path / "run")
     run_json = tmp_path / "run" / "run.json"
-    run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm": 2}))
+    run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm_seeds": 2}))
     (tmp_path / "run" / "study.log").unlink()
     with pytest.raises(UsageError, match="is missing: restore it"):
         start(tmp_path / "run", resume=True)

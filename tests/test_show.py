@@ -79,13 +79,13 @@ def test_every_state_is_told(tmp_path: Path, hpo: Hpo) -> None:
     states = ["complete", "pruned", "complete", "pruned", "failed"]
     assert [shown[str(trial)]["state"] for trial in (0, 1, 5, 6, 7)] == states
     assert shown["8"]["state"] == "interrupted, and repeated as trial 10"
-    assert shown["10"]["repeats"] == "trial 8, which was interrupted"
+    assert shown["10"]["retry_of"] == "trial 8, which was interrupted"
     nothing = "no run is going on there; --resume evaluates it"
     assert [shown[name]["state"] for name in ("9", "10", "confirm-1")] == [
         f"not ended: {nothing}",
         *[f"waiting: {nothing}"] * 2,
     ]
-    assert shown["1"]["origin"] == f"taken over from trial 1 of {tmp_path}/before, to island 1, worker 1"
+    assert shown["1"]["imported_from"] == f"taken over from trial 1 of {tmp_path}/before, to island 1, worker 1"
     assert "seed" not in shown["1"], "another run had it"
     assert shown["4"]["bred"] == "island 1, worker 1, generation 5, propagator ga"
     assert shown["4"]["parameters"] == "depth = 5; act = tanh; flag = False; lr = 0.5"
@@ -104,7 +104,7 @@ def test_what_is_paused_promoted_and_inherited_is_told(tmp_path: Path, hpo: Hpo)
     record, run_dir = make_run(tmp_path / "run", pruner="asha"), tmp_path / "run"
     add(record, TrialState.PRUNED, curve={1: 0.9}, paused_after=1)
     add(record, TrialState.PRUNED, curve={1: 0.8}, paused_after=1)
-    add(record, curve={1: 0.8, 2: 0.5}, repeats=1, went_on_after=1, seconds_before=0.5)
+    add(record, curve={1: 0.8, 2: 0.5}, retry_of=1, resumed_from_step=1, seconds_before=0.5)
     add(record, curve={1: 0.4}, inherits=2)
     shown = []
     for trial in range(4):
@@ -113,11 +113,11 @@ def test_what_is_paused_promoted_and_inherited_is_told(tmp_path: Path, hpo: Hpo)
         shown.append({**facts_of(out), "state": out.splitlines()[0].partition(": ")[2]})
     assert shown[0]["state"] == "paused after 1 epoch"
     assert shown[1]["state"] == "paused after 1 epoch, and promoted: it goes on as trial 2"
-    assert shown[2]["repeats"] == "trial 1, which was promoted"
+    assert shown[2]["retry_of"] == "trial 1, which was promoted"
     assert shown[2]["went on"] == "where that had saved its state, after 1 epoch"
     assert shown[3]["inherits"] == "what trial 2 had learned when it ended"
     known = json.loads(hpo("show", run_dir, 1, "--json")[1])
-    assert (known["state"], known["paused_after"], known["repeated_by"]) == ("promoted", 1, 2)
+    assert (known["state"], known["paused_after"], known["retried_by"]) == ("promoted", 1, 2)
     rows = json.loads(hpo("export", run_dir, "--to", "json")[1])
     assert [(row["state"], row["inherits"]) for row in rows] == [
         ("paused", None),
@@ -146,7 +146,7 @@ def test_without_a_name_it_is_the_winner_or_what_failed_last(tmp_path: Path, hpo
 
 
 def test_the_winner_is_the_one_that_was_confirmed(tmp_path: Path, hpo: Hpo) -> None:
-    session, space = start(tmp_path / "run", confirm=1, top_n=2), load_search_file(QUICK).space
+    session, space = start(tmp_path / "run", confirm_seeds=1, top_n=2), load_search_file(QUICK).space
     record = session.open_record()
     complete(record, 1, 2)
     session.create_confirmations(space)
@@ -212,8 +212,8 @@ def test_deaths_and_repeats_are_told(tmp_path: Path, hpo: Hpo) -> None:
         assert record.requeue_interrupted() == 1
         assert claim(record, None, {}, 9, island=0, worker=0, generation=0)
     facts = facts_of(hpo("show", tmp_path / "run", 2)[1])
-    assert facts["repeats"] == "trial 1, which was interrupted"
-    assert facts["deaths"] == "the job had died 2 times in a row on it before this"
+    assert facts["retry_of"] == "trial 1, which was interrupted"
+    assert facts["crash_count"] == "the job had died 2 times in a row on it before this"
     assert "went on" not in facts
 
 
@@ -228,9 +228,9 @@ def test_where_an_evaluation_went_on_is_told(tmp_path: Path, hpo: Hpo) -> None:
     facts = facts_of(hpo("show", tmp_path / "run", 1)[1])
     assert facts["went on"] == "where that had saved its state, after 3 epochs"
     assert facts["ended"].endswith(", after 4.0 s, 2.5 s of it before it went on")
-    assert "deaths" not in facts
+    assert "crash_count" not in facts
     told = json.loads(hpo("show", tmp_path / "run", 1, "--json")[1])
-    assert (told["went_on_after"], told["losses"]) == (3, {"1": 0.5, "2": 0.25, "3": 0.75})
+    assert (told["resumed_from_step"], told["losses"]) == (3, {"1": 0.5, "2": 0.25, "3": 0.75})
 
 
 def test_a_thousand_epochs_stay_readable(tmp_path: Path, hpo: Hpo) -> None:
@@ -264,10 +264,10 @@ def test_nothing_that_was_recorded_moves_the_cursor(tmp_path: Path, hpo: Hpo) ->
     others = {"propagator": EVIL, "metrics": {EVIL: 0.5}, "immigrants": {EVIL: 2}}
     fail(record, f"{EVIL}\n{EVIL}", traceback=traceback, params={"x": EVIL, "y": 0.5}, space=space)
     fail(record, HOSTILE, params={"x": long, "y": 0.5}, space=space, **others)
-    add(record, params={"x": EVIL, "y": 0.5}, space=space, origin=f"\n{EVIL}", metrics={EVIL: 0.5})
+    add(record, params={"x": EVIL, "y": 0.5}, space=space, imported_from=f"\n{EVIL}", metrics={EVIL: 0.5})
     (run_dir / "test.json").write_text(json.dumps({"trial": 2, "times": 1, "metrics": {EVIL: 1}, "predictions": []}))
-    (run_dir / "printed").mkdir()
-    (run_dir / "printed" / "0.txt").write_bytes(f"rank 0 | {EVIL}\nrank 1 | {EVIL}".encode(errors="surrogatepass"))
+    (run_dir / "logs").mkdir()
+    (run_dir / "logs" / "0.txt").write_bytes(f"rank 0 | {EVIL}\nrank 1 | {EVIL}".encode(errors="surrogatepass"))
     for arguments in (["show", run_dir, 0], ["show", run_dir, 1], ["show", run_dir, 2], ["top", run_dir, "--failed"]):
         status, out, err = hpo(*arguments)
         assert (status, err) == (0, "")
@@ -326,7 +326,7 @@ def test_what_it_printed_is_shown(tmp_path: Path, hpo: Hpo) -> None:
     assert facts_of(hpo("show", run_dir, 7)[1])["printed"] == "nothing that was kept"
     assert json.loads(hpo("show", run_dir, 7, "--json")[1])["printed"] is None
     paths = [RunDir(run_dir).printed(7), RunDir(run_dir).printed(0, confirms=True)]
-    assert paths == [run_dir / "printed" / "7.txt", run_dir / "printed" / "confirm-0.txt"]
+    assert paths == [run_dir / "logs" / "7.txt", run_dir / "logs" / "confirm-0.txt"]
     paths[0].parent.mkdir()
 
     paths[1].write_text("rank 0 | epoch 1\nrank 1 | epo")

@@ -91,8 +91,8 @@ def test_hyperparameters_survive_optunas_distributions(data: st.DataObject) -> N
 
 
 @given(spaces, st.booleans())
-def test_space_survives_its_data(space: SearchSpace, tunable: bool) -> None:
-    space = SearchSpace(**space.parameters, last=Float(0, 1, tunable=tunable))
+def test_space_survives_its_data(space: SearchSpace, mutable: bool) -> None:
+    space = SearchSpace(**space.parameters, last=Float(0, 1, mutable=mutable))
     data = dump_space(space)
     again = load_space(json.loads(json.dumps(data)))
     assert dump_space(again) == data
@@ -275,10 +275,10 @@ def test_choice_that_json_cannot_hold_gets_a_name_and_lookup(given: str, instead
 
 @pytest.mark.parametrize(("given", "instead"), [("'yes'", "True"), ("1", "True"), ("'off'", "False")])
 def test_tunable_stays_in_the_advice(given: str, instead: str) -> None:
-    with pytest.raises(ValueError, match="tunable must be True or False") as raised:
-        SearchSpace(width=eval(f"Float(0.0, 1.0, tunable={given})"))
-    assert f"but got Float(0.0, 1.0, tunable={given}): write Float(0.0, 1.0" in str(raised.value)
-    assert ("tunable=True" in str(raised.value).partition(": write ")[2]) == (instead == "True")
+    with pytest.raises(ValueError, match="mutable must be True or False") as raised:
+        SearchSpace(width=eval(f"Float(0.0, 1.0, mutable={given})"))
+    assert f"but got Float(0.0, 1.0, mutable={given}): write Float(0.0, 1.0" in str(raised.value)
+    assert ("mutable=True" in str(raised.value).partition(": write ")[2]) == (instead == "True")
 
 
 @pytest.mark.parametrize("name", ["learning rate", "2lr", "class", "_hidden", ""])

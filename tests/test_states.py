@@ -103,7 +103,7 @@ def assert_equal(one: Any, other: Any) -> None:
 
 def test_states_of_torch_come_back_as_they_were(tmp_path: Path) -> None:
     saved = trained()
-    read = through(States(tmp_path / "states"), saved)
+    read = through(States(tmp_path / "checkpoints"), saved)
     assert_equal(read, {**saved, "network": dict(saved["network"])})
     torch.set_rng_state(read["random"][0])
     np.random.set_state(read["random"][1])
@@ -127,20 +127,20 @@ def test_states_of_torch_come_back_as_they_were(tmp_path: Path) -> None:
     ],
 )
 def test_whatever_is_plain_comes_back_as_it_was(tmp_path: Path, saved: Any) -> None:
-    assert_equal(through(States(tmp_path / "states"), saved), saved)
+    assert_equal(through(States(tmp_path / "checkpoints"), saved), saved)
 
 
 @pytest.mark.parametrize("name", ["float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2", "uint16", "uint64", "float16"])
 def test_tensors_of_rare_types_come_back_bit_by_bit(tmp_path: Path, name: str) -> None:
     saved = torch.arange(6).reshape(2, 3).to(getattr(torch, name))
-    read = through(States(tmp_path / "states"), saved)
+    read = through(States(tmp_path / "checkpoints"), saved)
     assert read.dtype == saved.dtype
     assert torch.equal(read.view(torch.uint8), saved.view(torch.uint8))
 
 
 def test_numbers_of_numpy_and_parameters_become_plain(tmp_path: Path) -> None:
     read = through(
-        States(tmp_path / "states"), {"a": np.float64(0.5), "b": np.int32(3), "c": nn.Parameter(torch.ones(1))}
+        States(tmp_path / "checkpoints"), {"a": np.float64(0.5), "b": np.int32(3), "c": nn.Parameter(torch.ones(1))}
     )
     assert_equal(read, {"a": 0.5, "b": 3, "c": torch.ones(1)})
     assert not read["c"].requires_grad
@@ -193,7 +193,7 @@ def test_functions_are_told_from_states() -> None:
 
 
 def test_what_is_known_of_an_evaluation_is_kept_with_its_state(tmp_path: Path) -> None:
-    states = States(tmp_path / "states")
+    states = States(tmp_path / "checkpoints")
     assert states.find(assignment(5, root=2)) is None
     write(states, assignment(5, root=2), state_of({"epoch": 2}, {"bias": torch.ones(2)}))
     assert states.find(assignment(6, root=2)) == states.path(2)
@@ -335,29 +335,29 @@ def test_the_state_before_stays_where_the_disk_is_full_or_writing_fails(
 
 
 def test_states_of_what_has_ended_are_removed_and_no_others(tmp_path: Path) -> None:
-    states, confirming = States(tmp_path / "states"), States(tmp_path / "states", "confirm-")
+    states, confirming = States(tmp_path / "checkpoints"), States(tmp_path / "checkpoints", "confirm-")
     for number in (0, 1, 12):
         write(states, assignment(number), state_of({}))
         write(confirming, assignment(number), state_of({}))
-    (tmp_path / "states" / ".3.safetensors").write_bytes(b"draft")
-    (tmp_path / "states" / "mine.txt").write_bytes(b"mine")
+    (tmp_path / "checkpoints" / ".3.safetensors").write_bytes(b"draft")
+    (tmp_path / "checkpoints" / "mine.txt").write_bytes(b"mine")
     states.sweep({1})
     confirming.sweep({12})
     confirming.discard(assignment(40, root=12))
-    assert sorted(path.name for path in (tmp_path / "states").iterdir()) == ["1.safetensors", "mine.txt"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1.safetensors", "mine.txt"]
     states.leave()
-    assert (tmp_path / "states").exists()
+    assert (tmp_path / "checkpoints").exists()
 
 
 def test_a_small_disk_is_said_before_a_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = States(tmp_path / "states")
+    states = States(tmp_path / "checkpoints")
 
     def shortage(free: float) -> str:
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
         return states.shortage(most=20)
 
     assert shortage(2e9) == ""
-    some = "are free for what evaluations go on from (--save-every):"
+    some = "are free for what evaluations go on from (--checkpoint-every):"
     assert shortage(0.5e9) == f"0.5 GB {some} that may be too little"
     monkeypatch.undo()
     write(states, assignment(0), state_of({"a": torch.zeros(10_000_000)}))
@@ -419,7 +419,7 @@ def test_keeper_restores_until_the_next_loss(tmp_path: Path) -> None:
     assert keeper.write_weights(str(tmp_path / "weights"), {}) == {"error": ""}, "those of its lowest loss"
     settled(keeper, is_best=False)
     assert keeper.restore(has_loss=True) == (None, 0)
-    with pytest.raises(RuntimeError, match=r"worker\.inherited is asked for before the first loss"):
+    with pytest.raises(RuntimeError, match=r"worker\.parent_checkpoint is asked for before the first loss"):
         keeper.inherit(has_loss=True)
-    with pytest.raises(RuntimeError, match=r"worker\.restored is asked for before the first loss"):
+    with pytest.raises(RuntimeError, match=r"worker\.checkpoint is asked for before the first loss"):
         Keeper(PARAMS, True, state, None).restore(has_loss=True)

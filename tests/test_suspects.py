@@ -104,7 +104,7 @@ def test_what_saves_a_later_state_each_time_is_not_suspected_and_what_does_not_i
     for deaths in (0, 1, 2):
         record = job.opened()
         record.requeue_interrupted()
-        assert record.evaluations()[-1].deaths == deaths
+        assert record.evaluations()[-1].crash_count == deaths
         assignment = job._start(record)
         assert assignment is not None
         assert assignment.root == 0
@@ -113,5 +113,5 @@ def test_what_saves_a_later_state_each_time_is_not_suspected_and_what_does_not_i
     job.opened().requeue_interrupted()
     (failed,) = job.ended()
     assert failed.state == "failed"
-    assert failed.went_on_after == 9
+    assert failed.resumed_from_step == 9
     assert job.opened().roots_to_go_on() == set()

@@ -159,7 +159,7 @@ def test_what_another_run_has_evaluated_is_that_runs_to_show(tmp_path: Path) -> 
     record.complete(start(record, 1), 0.5, 1.0, {})
     theirs = replace(record.evaluations()[0], params={**PARAMS, "depth": 7})
     distributions = load_search_file(QUICK).space.distributions()
-    assert record.take_over([theirs], distributions, lambda *_: {"origin": "theirs trial 0"}) == 1
+    assert record.take_over([theirs], distributions, lambda *_: {"imported_from": "theirs trial 0"}) == 1
     assert track(tmp_path / "run", ["tensorboard"], None)
     assert READERS["tensorboard"](tmp_path / "run").keys() == {"trial-0000"}
 
@@ -501,7 +501,7 @@ def recorded(run_dir: Path) -> dict[str, Shown]:
 
 
 def test_all_trackers_at_once_show_a_run_and_its_confirmations(mpi: Mpi, tmp_path: Path) -> None:
-    options = ["--evaluations", 6, "--top-n", 2, "--confirm", 1, "--run-dir", "run"]
+    options = ["--evaluations", 6, "--top-n", 2, "--confirm-seeds", 1, "--run-dir", "run"]
     trackers = [word for name in TRACKERS for word in ("--tracker", name)]
     done = mpi.run(2, ROOT / "run_islands.py", QUICK, "--ranks-per-worker", 1, *options, *trackers, cwd=tmp_path)
     assert done.returncode == 0
@@ -573,5 +573,5 @@ def test_confirmation_that_was_withdrawn_is_not_shown() -> None:
     assert individuals.latest(root) is None
     individuals.learn([one(3, "interrupted", started=math.nan)])
     assert individuals.latest(root) is None
-    individuals.learn([one(4, "running", repeats=3)])
+    individuals.learn([one(4, "running", retry_of=3)])
     assert individuals.merged(root).state == "running"

@@ -71,7 +71,7 @@ def test_objective_for_torchrun_runs_unchanged(each_mpi: Mpi, tmp_path: Path, si
 def test_trainer_is_replaced_if_something_is_left_in_it(mpi: Mpi, tmp_path: Path) -> None:
     given = [{"k": k} for k in (0, 4, 1, 2, 3, 5)]
     (tmp_path / "given.json").write_text(json.dumps([*given]))
-    options = ["--ranks-per-worker", 1, "--islands", 1, "--evaluations", 6, "--start-with", "given.json"]
+    options = ["--ranks-per-worker", 1, "--islands", 1, "--evaluations", 6, "--enqueue", "given.json"]
     job = mpi.run(1, PROGRAM, LEAVING, *options, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr.replace("worker 0 rank 0 | 99%\n", "")) == (0, "")
     found = re.findall(r"^worker 0 rank 0 \| way (\w+) process (\d+) folder (.*)$", job.stdout, re.MULTILINE)
@@ -81,7 +81,7 @@ def test_trainer_is_replaced_if_something_is_left_in_it(mpi: Mpi, tmp_path: Path
     assert len(set(processes[2:])) == 4, "each of these leaves something"
     assert {folder for _, _, folder in found} == {str(tmp_path)}
     for trial in range(6):
-        kept = (tmp_path / "run" / "printed" / f"{trial}.txt").read_text()
+        kept = (tmp_path / "run" / "logs" / f"{trial}.txt").read_text()
         assert kept.count("rank 0 | native code\n") == kept.count("rank 0 | a child\n") == 1
         assert "rank 0 | 99%\n" in kept
         assert "10%" not in kept
@@ -116,14 +116,14 @@ def test_logging_of_a_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) ->
         labelled = [line for line in stream.splitlines() if line.startswith("worker 0 rank 0 | ")]
         assert labelled == [f"worker 0 rank 0 | {line}" for line in lines] * 2, name
         for trial in range(2):
-            kept = (tmp_path / f"run-{name}" / "printed" / f"{trial}.txt").read_text().splitlines()
+            kept = (tmp_path / f"run-{name}" / "logs" / f"{trial}.txt").read_text().splitlines()
             assert kept[-len(lines) :] == [f"rank 0 | {line}" for line in lines]
 
 
 def test_compiler_and_functional_collectives_work_in_each_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     """After a failure, after one rank's trainer was replaced, and after more compilations than torch allows."""
     (tmp_path / "given.json").write_text(json.dumps([{"k": k} for k in (50, 2, 51, 3)]))
-    options = ["--ranks-per-worker", 2, "--evaluations", 16, "--start-with", "given.json", "--run-dir", "run"]
+    options = ["--ranks-per-worker", 2, "--evaluations", 16, "--enqueue", "given.json", "--run-dir", "run"]
     job = mpi.run(2, PROGRAM, SEARCHES / "lasting.py", *options, cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     failures = [trial.user_attrs.get("failure") for trial in trials_of(tmp_path / "run")]
@@ -138,7 +138,7 @@ def test_changes_of_a_process_reach_neither_the_search_nor_other_ranks(mpi: Mpi,
     given = [{"x": 1e-300, "y": 0.0}, {"x": 1e-300, "y": 1.0}]
     (tmp_path / "given.json").write_text(json.dumps(given))
     (tmp_path / "changing.py").write_text((SEARCHES / "changing.py").read_text())
-    options = ["--ranks-per-worker", 2, "--propagators", "tpe", "--start-with", "given.json", "--run-dir", "run"]
+    options = ["--ranks-per-worker", 2, "--propagators", "tpe", "--enqueue", "given.json", "--run-dir", "run"]
     job = mpi.run(4, PROGRAM, "changing.py", *options, "--evaluations", 18, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.startswith("bytes at import\nwrapped at import\n")
@@ -203,7 +203,7 @@ def test_prepare_that_crashes_is_a_mistake(mpi: Mpi, tmp_path: Path) -> None:
 
 def test_test_that_crashes_costs_only_its_metrics(mpi: Mpi, tmp_path: Path) -> None:
     text = "import os\nimport torch\nfrom hpo import Int, SearchSpace\n" + START.replace(
-        "    return", "    worker.offer({'weight': torch.ones(1)})\n    return"
+        "    return", "    worker.offer_weights({'weight': torch.ones(1)})\n    return"
     )
     text += "\n\ndef test(params, weights):\n    os.abort()\n"
     (tmp_path / "my_search.py").write_text(text)

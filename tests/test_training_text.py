@@ -182,7 +182,7 @@ def test_a_library_without_source_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_batch_on_a_device_is_what_is_read_and_what_comes_next(text: Text) -> None:
-    train, validation = load_text(CONTEXT, train_samples=100, validation_samples=30).on(torch.device("cpu"))
+    train, validation = load_text(CONTEXT, train_samples=100, validation_samples=30).splits(torch.device("cpu"))
     assert (len(train), len(validation)) == (100, 30)
     inputs, targets = train.batch(torch.tensor([7, 3, 7]))
     assert inputs.dtype == targets.dtype == torch.int64

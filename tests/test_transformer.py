@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpo.training.text import Text, load_text
-from hpo.training.transformer import Block, transformer, write
+from hpo.training.transformer import Block, generate, transformer
 
 CONTEXT = 32
 
@@ -86,7 +86,7 @@ def test_dropout_is_where_it_should_be_and_ends_with_training() -> None:
 @pytest.mark.slow
 def test_it_learns_the_standard_library(text: Text) -> None:
     network = small(depth=1)
-    train, validation = text.on(torch.device("cpu"))
+    train, validation = text.splits(torch.device("cpu"))
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
 
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -118,23 +118,23 @@ class Knows(nn.Module):
 
 def test_it_goes_on_from_the_prompt_and_reads_as_much_as_its_context(text: Text) -> None:
     network = Knows()
-    assert write(network, text, "0123", 40) == "".join(map(chr, range(ord("4"), ord("4") + 40)))
+    assert generate(network, text, "0123", 40) == "".join(map(chr, range(ord("4"), ord("4") + 40)))
     lengths = [len(shown) for shown in network.shown]
     assert lengths == [*range(4, CONTEXT), *[CONTEXT] * (40 - CONTEXT + 4)]
     assert text.decode(network.shown[-1])[-1] == chr(ord("4") + 38)
-    assert write(network, text, "", 2) == " !", "as if on a new line"
-    assert write(network, text, "a" * 1000, 1) == "b"
-    assert write(network, text, "a", 0) == ""
+    assert generate(network, text, "", 2) == " !", "as if on a new line"
+    assert generate(network, text, "a" * 1000, 1) == "b"
+    assert generate(network, text, "a", 0) == ""
 
 
 def test_what_it_writes_follows_from_the_seed_and_temperature_makes_it_bolder(text: Text) -> None:
     network = small(dropout=0.5)
-    first = write(network, text, "def ", 60, seed=1)
+    first = generate(network, text, "def ", 60, seed=1)
     assert len(first) == 60
     torch.manual_seed(7)
-    assert write(network, text, "def ", 60, seed=1) == first, "without dropout, and whatever torch's seed"
-    assert write(network, text, "def ", 60, seed=2) != first
-    cold = [write(network, text, "def ", 30, temperature=1e-6, seed=seed) for seed in (1, 2)]
+    assert generate(network, text, "def ", 60, seed=1) == first, "without dropout, and whatever torch's seed"
+    assert generate(network, text, "def ", 60, seed=2) != first
+    cold = [generate(network, text, "def ", 30, temperature=1e-6, seed=seed) for seed in (1, 2)]
     assert cold[0] == cold[1], "nothing but the likeliest"
 
 
@@ -159,6 +159,6 @@ def test_what_it_cannot_read_or_write_is_said(text: Text) -> None:
         small()(torch.zeros(1, 33, dtype=torch.int64))
     for temperature in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=f"temperature must be a number above 0, not {temperature}"):
-            write(small(), text, "", 1, temperature)
+            generate(small(), text, "", 1, temperature)
     with pytest.raises(ValueError, match="length must be at least 0, not -1"):
-        write(small(), text, "", -1)
+        generate(small(), text, "", -1)

@@ -54,7 +54,7 @@ def test_the_pace_is_that_of_the_last_evaluations() -> None:
     run = standing(make_look(fast + slow, 260))
     assert run.pace.per_minute == pytest.approx(6)
     assert run.pace.left == pytest.approx(200)
-    taken_over = [one(80 + n, origin="trial 1 of other", started=0.0, ended=1.0) for n in range(500)]
+    taken_over = [one(80 + n, imported_from="trial 1 of other", started=0.0, ended=1.0) for n in range(500)]
     assert standing(make_look(fast + slow + taken_over, 260)).pace == run.pace
 
 
@@ -83,7 +83,7 @@ def test_pauses_are_no_working_time() -> None:
 
 def test_the_best_so_far_begins_with_what_was_taken_over_and_counts_only_what_is_complete() -> None:
     evaluations = [
-        one(0, loss=5.0, origin="trial 3 of other", started=-1000.0, ended=-900.0),
+        one(0, loss=5.0, imported_from="trial 3 of other", started=-1000.0, ended=-900.0),
         one(1, loss=6.0),
         one(2, "pruned", loss=0.1),
         one(3, loss=4.0, ended=40.0),
@@ -106,21 +106,29 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
     ({"evaluations": []}, "searching", ""),
     ({"evaluations": [one(0, "running")]}, "searching", ""),
     ({"evaluations": [one(0)]}, "ending", ""),
-    ({"evaluations": [one(0)], "about": {"confirm": 1}}, "searching", ""),
-    ({"evaluations": [one(0)], "confirmations": [WAITING], "about": {"confirm": 1}}, "confirming", ""),
+    ({"evaluations": [one(0)], "about": {"confirm_seeds": 1}}, "searching", ""),
+    ({"evaluations": [one(0)], "confirmations": [WAITING], "about": {"confirm_seeds": 1}}, "confirming", ""),
     (
-        {"evaluations": [one(0), one(1, "running")], "confirmations": [WAITING], "about": {"confirm": 1}},
+        {"evaluations": [one(0), one(1, "running")], "confirmations": [WAITING], "about": {"confirm_seeds": 1}},
         "searching",
         "",
     ),
-    ({"evaluations": [one(0)], "confirmations": [WAITING], "about": {"confirm": 1, "budget": 2}}, "searching", ""),
-    ({"evaluations": [one(0)], "confirmations": [CONFIRMING], "about": {"confirm": 1, "budget": 2}}, "confirming", ""),
+    (
+        {"evaluations": [one(0)], "confirmations": [WAITING], "about": {"confirm_seeds": 1, "budget": 2}},
+        "searching",
+        "",
+    ),
+    (
+        {"evaluations": [one(0)], "confirmations": [CONFIRMING], "about": {"confirm_seeds": 1, "budget": 2}},
+        "confirming",
+        "",
+    ),
     ({"evaluations": [one(0)], "in_use": False, "holder": "process 1 on here since 2026"}, "finished", ""),
     ({"evaluations": [one(0)], "in_use": None, "holder": "process 1 on there since 2026"}, "finished", ""),
-    ({"evaluations": [one(0, "failed")], "in_use": False, "about": {"confirm": 1}}, "finished", ""),
-    ({"evaluations": [one(0)], "in_use": False, "about": {"confirm": 1}}, "stopped", f"{NOT_HERE}. {GO_ON}"),
+    ({"evaluations": [one(0, "failed")], "in_use": False, "about": {"confirm_seeds": 1}}, "finished", ""),
+    ({"evaluations": [one(0)], "in_use": False, "about": {"confirm_seeds": 1}}, "stopped", f"{NOT_HERE}. {GO_ON}"),
     (
-        {"evaluations": [one(0)], "confirmations": [WAITING], "in_use": False, "about": {"confirm": 1}},
+        {"evaluations": [one(0)], "confirmations": [WAITING], "in_use": False, "about": {"confirm_seeds": 1}},
         "stopped",
         f"{NOT_HERE}. {GO_ON}",
     ),
@@ -154,7 +162,7 @@ def test_rungs_are_watched() -> None:
     evaluations = [
         one(0, curve=curve),
         one(1, "promoted", loss=1.5, curve={1: 1.5}, paused_after=1),
-        one(2, "running", curve={1: 1.5, 2: 1.2}, repeats=1),
+        one(2, "running", curve={1: 1.5, 2: 1.2}, retry_of=1),
         *(one(trial, "paused", loss=trial, curve={1: float(trial)}, paused_after=1) for trial in (3, 4)),
     ]
     run = standing(make_look(evaluations, about={"pruner": "asha"}))
@@ -216,7 +224,7 @@ def test_clock(seconds: float, text: str) -> None:
 def test_looks_follow_the_record(tmp_path: Path, url: str | None) -> None:
     session = start(tmp_path / "run", storage=url and url.format(tmp_path))
     run_json = tmp_path / "run" / "run.json"
-    run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm": 1}))
+    run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm_seeds": 1}))
     follower = RunReader(tmp_path / "run").follow()
     assert follower.look().evaluations == []
     evaluate(session, 1, losses=2)
@@ -307,7 +315,7 @@ def test_a_run_that_stopped_says_why(tmp_path: Path, summary: object, said: str)
 
 def test_a_real_run_is_watched_left_alone_and_listed(mpi: Mpi, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = [PROGRAM, QUICK, "--run-dir", run_dir, "--evaluations", 30, "--confirm", 1, "--top-n", 2]
+    arguments = [PROGRAM, QUICK, "--run-dir", run_dir, "--evaluations", 30, "--confirm-seeds", 1, "--top-n", 2]
     job = mpi.start(2, *arguments, "--ranks-per-worker", 1, "--set", "seconds=0.25", cwd=tmp_path)
     end = time.monotonic() + 60
     while not (run_dir / "run.json").exists():
@@ -323,7 +331,7 @@ def test_a_real_run_is_watched_left_alone_and_listed(mpi: Mpi, tmp_path: Path) -
         screen.press(b"q")
         assert screen.end() == 0
         title, *found = screen.left_behind.splitlines()
-        assert re.search(r" [1-9]\d?/30 evaluations, [\d.]+ a minute, about .* left, then --confirm", title)
+        assert re.search(r" [1-9]\d?/30 evaluations, [\d.]+ a minute, about .* left, then --confirm-seeds", title)
         best = re.compile(r"best \d\S*  trial \d+, found 0:\d\d ago on island [01] by worker [01]")
         assert any(map(best.match, (re.sub(r"\x1b\[[\d;]*m", "", line) for line in found)))
     assert job.poll() is None

@@ -300,8 +300,8 @@ def test_evaluation_that_runs_is_kept_up_to_date(tmp_path: Path) -> None:
         await press("2", "enter")(app, pilot)
         assert "trial 0 of" in text_of(app)
         assert "loss by epoch" not in text_of(app), "one loss is no plot"
-        (tmp_path / "printed").mkdir()
-        (tmp_path / "printed" / "0.txt").write_text("rank 0 | [red]hello[/red]\x1b[2J\n")
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / "0.txt").write_text("rank 0 | [red]hello[/red]\x1b[2J\n")
         show(app, [one(0, "running", curve={**curve, 2: 0.25})])
         await settle(app, pilot)
         text = text_of(app)

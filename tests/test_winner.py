@@ -132,7 +132,7 @@ def test_weights_that_cannot_be_kept_cost_a_warning(tmp_path: Path, capfd: pytes
 
 
 def test_a_run_keeps_the_weights_of_its_best_epoch_and_tests_them_once(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, WEIGHING, "--run-dir", "run", "--evaluations", 12, "--confirm", 1, "--top-n", 1]
+    arguments = [PROGRAM, WEIGHING, "--run-dir", "run", "--evaluations", 12, "--confirm-seeds", 1, "--top-n", 1]
     job = mpi.run(4, *arguments, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     run = RunReader(tmp_path / "run")

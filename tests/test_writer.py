@@ -174,7 +174,7 @@ def test_what_many_leaders_have_told_is_written_with_one_flush(tmp_path: Path, m
             run.writer.commit()
             assert len(flushed) == 1, "there was nothing more"
         assert [trial.value for trial in run.plainly().trials] == [number / 3 for number in range(12)]
-        assert (run.folder / "printed" / "11.txt").read_text() == "hello\n"
+        assert (run.folder / "logs" / "11.txt").read_text() == "hello\n"
 
 
 def test_whoever_tells_a_writer_in_the_same_thread_finds_it_durable_at_once(
@@ -646,7 +646,7 @@ def test_leaders_hear_what_breeding_needs_and_no_more(tmp_path: Path) -> None:
         nothing = Evaluation(**{name: getattr(one, name) for name in TOLD})
         rest = {field.name for field in fields(Evaluation)} - set(TOLD)
         assert {name: str(getattr(one, name)) for name in rest} == {name: str(getattr(nothing, name)) for name in rest}
-    assert (heard[0].values, heard[0].worker, heard[0].seconds, heard[2].repeats) == ((0.5, 9.0), 3, 1.5, 1)
+    assert (heard[0].values, heard[0].worker, heard[0].seconds, heard[2].retry_of) == ((0.5, 9.0), 3, 1.5, 1)
     assert (heard[0].metrics, heard[0].curve) == ({}, {}), "of which the record has more"
     assert record.evaluations()[0].curve == {1: 0.5}
 
@@ -735,16 +735,16 @@ def give_back(held):
 """
 
 PRINTS = """
-log = Log(lambda trial: folder / "printed" / f"{trial}.txt")
+log = Log(lambda trial: folder / "logs" / f"{trial}.txt")
 log.add(0, "before\\n")
 log.write()
-size = (folder / "printed" / "0.txt").stat().st_size
+size = (folder / "logs" / "0.txt").stat().st_size
 held = take_all()
 for number in (1, 2):
     log.add(0, f"meanwhile {number}\\n")
     log.add(1, "by another\\n")
     log.write()
-assert size == (folder / "printed" / "0.txt").stat().st_size
+assert size == (folder / "logs" / "0.txt").stat().st_size
 give_back(held)
 log.write()
 """
@@ -776,8 +776,8 @@ def run_hungry(folder: Path, program: str) -> None:
 @pytest.mark.slow
 def test_what_is_printed_while_no_file_can_be_opened_is_written_later(tmp_path: Path) -> None:
     run_hungry(tmp_path, PRINTS)
-    assert (tmp_path / "printed" / "0.txt").read_text() == "before\nmeanwhile 1\nmeanwhile 2\n"
-    assert (tmp_path / "printed" / "1.txt").read_text() == "by another\n" * 2
+    assert (tmp_path / "logs" / "0.txt").read_text() == "before\nmeanwhile 1\nmeanwhile 2\n"
+    assert (tmp_path / "logs" / "1.txt").read_text() == "by another\n" * 2
 
 
 @pytest.mark.slow

@@ -107,13 +107,13 @@ class Genetic(Propagator):  # type: ignore[misc]
         return self._first_new(candidates, lambda params: self._past.lines.parent_of(params) is None)
 
     def _choose_heir(self, parent: Evaluation, parents: Vector) -> dict[str, Gene] | None:
-        """Return the genes of the best candidate that inherits from a parent: only tunable genes differ."""
-        sample, tunable = self._past.heirs(parent), self._past.tunable
+        """Return the genes of the best candidate that inherits from a parent: only mutable genes differ."""
+        sample, mutable = self._past.heirs(parent), self._past.mutable
         own = self._past.genes_of(parent.params)
-        if len(sample.costs) <= tunable.sum():
-            return self._first_new(np.where(tunable, self._newcomers(), own))
-        same = np.unique(np.where(tunable, parents, own), axis=0)
-        return self._first_new(self._screened(self._surrogate_of_heirs, sample, same, self._movable & tunable))
+        if len(sample.costs) <= mutable.sum():
+            return self._first_new(np.where(mutable, self._newcomers(), own))
+        same = np.unique(np.where(mutable, parents, own), axis=0)
+        return self._first_new(self._screened(self._surrogate_of_heirs, sample, same, self._movable & mutable))
 
     def _first_new(
         self, candidates: Vector, is_wanted: Callable[[dict[str, Value]], bool] = lambda _: True

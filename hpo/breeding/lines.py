@@ -43,7 +43,7 @@ class Lines:
         if evaluation.state == "complete":
             self._losses[trial] = evaluation.loss
             # Leaders receive no curves. The best of an island have saved their last state.
-            has_saved = evaluation.saved_after > 0 and not evaluation.origin
+            has_saved = evaluation.checkpoint_step > 0 and not evaluation.imported_from
             if self.inherits and has_saved and evaluation.island % self._islands == self._island:
                 insort(self.parents, evaluation, key=lambda one: (one.loss, one.trial))
                 del self.parents[KEPT:]

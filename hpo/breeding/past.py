@@ -35,7 +35,7 @@ class Past:
     Nothing new is drawn once `is_stopping()` is true.
 
     Heirs are apart from founders, which have no parent: their losses do not compare. ``lines`` has the parents.
-    ``low`` and ``high`` are the limits of the genes. ``unordered`` marks genes of categorical parameters, ``tunable``
+    ``low`` and ``high`` are the limits of the genes. ``unordered`` marks genes of categorical parameters, ``mutable``
     genes that may differ from the parent's, and ``continuous`` genes that may lie anywhere between their limits. All
     others are integers.
     """
@@ -59,7 +59,7 @@ class Past:
         self.high: Vector = np.array([high for _, high in limits], float)
         parameters = list(space.parameters.values())
         self.unordered = np.array([isinstance(parameter, Categorical) for parameter in parameters])
-        self.tunable = np.array([parameter.tunable for parameter in parameters])
+        self.mutable = np.array([parameter.mutable for parameter in parameters])
         self.continuous = np.array([parameter.continuous for parameter in parameters])
         self._whole = [(gene, one) for gene, one in enumerate(parameters) if isinstance(one, Int) and one.continuous]
         self._conditions = _conditions(space)

@@ -78,7 +78,7 @@ class Rows:
 
         It replaces the paused evaluation from which it was promoted.
         """
-        place = None if evaluation.repeats is None else self._places.pop(evaluation.repeats, None)
+        place = None if evaluation.retry_of is None else self._places.pop(evaluation.retry_of, None)
         if place is None:
             place = self.count
             self.count += 1

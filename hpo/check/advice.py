@@ -21,7 +21,7 @@ _LOADER = (
 )
 _DIVERGED = (
     "Some hyperparameters do that in any search. Where these should be good ones, look at the data and the loss, and "
-    "narrow the learning rate; --start-with FILE checks another individual"
+    "narrow the learning rate; --enqueue FILE checks another individual"
 )
 _UNUSED = (
     "Parameters that had no part in the loss{unused}: freeze them, requires_grad_(False), before "

@@ -150,13 +150,13 @@ class Bench:
             problem, slot = self.ready.problem, self.ready.slot
             recorder = Recorder(Direct(self._writer(self._record)), self._record.objectives)
             keeper = WeightsKeeper(recorder, problem.values) if keeps else None
-            leader = _Brief(recorder, slot, keeper, _FirstState(States(self._files.states)))
+            leader = _Brief(recorder, slot, keeper, _FirstState(States(self._files.checkpoints)))
             place = {"island": 0, "worker": 0, "generation": 0}
             assignment = self._record.start(self.params, problem.space.distributions(), place)
             if went_before is not None:
                 assignment = replace(assignment, root=went_before.evaluation.trial)
         program = Program.of(self.ready.problem)
-        states = self.folder / "states"
+        states = self.folder / "checkpoints"
         terms = Terms(self.ready.places, 0, self.folder / "trials", program=program, states=states)
         evaluator = Evaluator(terms, group, self.watch, leader, is_watched=True)
         if leader is not None and program is not None and not self.files:
@@ -177,7 +177,7 @@ class Bench:
     def _writer(self, record: Record) -> Writer:
         """Return a writer of the record, in this thread."""
         claims = Claims(record, self.ready.problem.space.distributions(), budget=0)  # nothing is claimed
-        log, states = Log(self._files.printed), States(self._files.states)
+        log, states = Log(self._files.printed), States(self._files.checkpoints)
         return Writer(record, claims, log, states, weights=BestWeights(self._files, record.objectives))
 
     def hand_over(self) -> Handed:

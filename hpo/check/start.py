@@ -120,7 +120,7 @@ def _evaluate_on_all(bench: Bench, group: Group) -> list[Outcome | None]:
 
 def _continue(bench: Bench, group: Group, before: Outcome | None) -> Outcome | None:
     """Let the individual continue from what it has saved with its first loss, if it has saved anything."""
-    has_saved = before is not None and not before.failure and before.evaluation.saved_after > 0
+    has_saved = before is not None and not before.failure and before.evaluation.checkpoint_step > 0
     return bench.evaluate(group, went_before=before) if group.own_comm.bcast(has_saved) else None
 
 

@@ -102,11 +102,11 @@ def _on_states(outcomes: Sequence[Outcome], went_on: Outcome | None) -> Iterator
             f"It cannot go on from what it has saved: {short(went_on.rejected or went_on.failure, _LONGEST)}",
             "Save what a new network, optimizer and so on of these hyperparameters take by load_state_dict",
         )
-    elif not went_on.evaluation.went_on_after:
+    elif not went_on.evaluation.resumed_from_step:
         yield Point(
             "wrong",
             "It saves its state, and begins again all the same",
-            "At its start, load worker.restored (hpo.checkpoint in a script), and train the epochs that are left",
+            "At its start, load worker.checkpoint (hpo.checkpoint in a script), and train the epochs that are left",
         )
     elif repeated(*outcomes[:2]).state == "ok":
         yield continued(outcomes[1], went_on)
@@ -121,7 +121,7 @@ def _on_weights(problem: Problem, whole: Outcome, handed: Handed) -> Iterator[Po
         yield Point(
             "wrong" if tests else "look",
             f"{text}, and `test` will not be called" if tests else text,
-            "worker.offer(network.state_dict()) before each yield, on rank 0 at least",
+            "worker.offer_weights(network.state_dict()) before each yield, on rank 0 at least",
         )
         return
     if handed.names is None:
@@ -132,7 +132,7 @@ def _on_weights(problem: Problem, whole: Outcome, handed: Handed) -> Iterator[Po
         yield Point(
             "wrong",
             f"The names of the weights that are offered begin with module.: {listed(prefixed)}",
-            "They do not fit the network itself: worker.offer(model.module.state_dict())",
+            "They do not fit the network itself: worker.offer_weights(model.module.state_dict())",
         )
     else:
         yield Point("ok", f"{counted(len(handed.names), 'tensor')} of weights are offered")

@@ -35,7 +35,7 @@ def check_command(chosen: Callable[[Options], None], command: Sequence[str] | No
             Optional[list[str]],
             typer.Option("--set", metavar="NAME=VALUE", help="Setting of the search space; repeatable."),
         ] = None,
-        start_with: Annotated[
+        enqueue: Annotated[
             Optional[Path],
             typer.Option(
                 metavar="FILE",
@@ -71,7 +71,7 @@ def check_command(chosen: Callable[[Options], None], command: Sequence[str] | No
                 path,
                 source=source,
                 settings=tuple(settings or ()),
-                start_with=start_with,
+                enqueue=enqueue,
                 collective_timeout=collective_timeout,
             )
         )

@@ -210,7 +210,7 @@ def watch(
     run_dir: RunDirectory,
     storage: Storage = None,
 ) -> None:
-    """Browse a run, running or finished: evaluations, failures, workers. ? shows the keys, q quits."""
+    """Browse a running or finished run in the terminal. ? shows the keys, q quits."""
     from hpo.views.live.watch import watch
 
     context.exit(watch(run_dir, storage))
@@ -234,23 +234,23 @@ def track(
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
-def run(
+def supervise(
     context: typer.Context,
     command: Annotated[
         list[str],
         typer.Argument(metavar="COMMAND...", help="mpirun -n 8 python run_islands.py --run-dir runs/NAME"),
     ],
-    restarts: Annotated[
-        int, typer.Option(metavar="N", parser=whole, help="How often in a row to start again without progress.")
+    max_restarts: Annotated[
+        int, typer.Option(metavar="N", parser=whole, help="Restarts in a row without progress before it gives up.")
     ] = 3,
 ) -> None:
     """Restart a job with --resume if it crashes."""
     from hpo.run.supervisor import Supervisor
 
     def say(text: str) -> None:
-        print(printable(f"hpo run: {text}"), flush=True)
+        print(printable(f"hpo supervise: {text}"), flush=True)
 
-    context.exit(Supervisor(command, restarts, say).run())
+    context.exit(Supervisor(command, max_restarts, say).run())
 
 
 def _print_failed(run: RunReader, n: int, as_json: bool) -> None:

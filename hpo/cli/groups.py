@@ -12,13 +12,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("evaluations", "generations", "time_limit", "evaluation_timeout", "collective_timeout"),
         *("target_loss", "max_failures"),
     ),
-    "Layout": ("ranks_per_worker", "islands", "grow", "fresh_trainers"),
+    "Layout": ("ranks_per_worker", "islands", "elastic", "fresh_trainers"),
     "Search": (
-        *("settings", "propagators", "seed", "migration_probability", "pollination", "inherit"),
-        *("start_with", "start_from", "confirm"),
+        *("settings", "propagators", "seed", "migration_probability", "pollination", "pbt"),
+        *("enqueue", "warm_start", "confirm_seeds"),
     ),
     "Early stopping": ("pruner", "first_report"),
-    "Checkpoints": ("resume", "save_every"),
+    "Checkpoints": ("resume", "checkpoint_every"),
     "Output": ("run_dir", "storage", "top_n", "trackers", "log_level"),
     "Program behind --": ("space", "loss", "metrics", "flags", "resume_args"),
 }

@@ -83,23 +83,23 @@ _OPTIONS: dict[str, Any] = {
         Optional[int],
         typer.Option(metavar="N", parser=whole, help="Individuals in each final table.  [default: 3]"),
     ],
-    "start_with": Annotated[
+    "enqueue": Annotated[
         Optional[Path],
         typer.Option(metavar="FILE", help="JSON list of (partial) hyperparameters to evaluate first."),
     ],
-    "start_from": Annotated[
+    "warm_start": Annotated[
         Optional[str],
         typer.Option(metavar="RUN_DIR|URL", help="Learn from another run, or from an Optuna study."),
     ],
-    "inherit": Annotated[
+    "pbt": Annotated[
         Optional[bool],
         typer.Option(
-            "--inherit/--no-inherit",
-            help="Start from the weights of a parent; only tunable parameters differ.  [default: --no-inherit]",
+            "--pbt/--no-pbt",
+            help="Start from the weights of a parent; only mutable parameters differ.  [default: --no-pbt]",
             show_default=False,
         ),
     ],
-    "confirm": Annotated[
+    "confirm_seeds": Annotated[
         Optional[int],
         typer.Option(
             metavar="K",
@@ -132,7 +132,7 @@ _OPTIONS: dict[str, Any] = {
             show_default=False,
         ),
     ],
-    "save_every": Annotated[
+    "checkpoint_every": Annotated[
         Optional[float],
         typer.Option(
             metavar="TIME|off",
@@ -141,11 +141,11 @@ _OPTIONS: dict[str, Any] = {
             show_default=False,
         ),
     ],
-    "grow": Annotated[
+    "elastic": Annotated[
         Optional[bool],
         typer.Option(
-            "--grow/--no-grow",
-            help="Idle workers join the evaluations of others.  [default: --no-grow]",
+            "--elastic/--no-elastic",
+            help="Idle workers join the evaluations of others.  [default: --no-elastic]",
             show_default=False,
         ),
     ],

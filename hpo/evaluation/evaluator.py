@@ -84,8 +84,8 @@ class Found:
 class Evaluator:
     """Evaluates individuals on one worker; called by all of the worker's ranks at the same time.
 
-    `leader` is None on all ranks but the worker's leader. With `teams`, workers help each other, and leaders know how
-    by `growing`. If evaluations are `watched`, trainers say what they have seen: see ``seen``.
+    `leader` is None on all ranks but the worker's leader. With `worker_groups`, workers help each other, and leaders
+    know how by `growing`. If evaluations are `watched`, trainers say what they have seen: see ``seen``.
     """
 
     def __init__(  # noqa: PLR0913 - all of it is bound once, before an evaluation starts

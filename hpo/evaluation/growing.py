@@ -91,7 +91,7 @@ class Growing:
         """Begin with these workers, or go on after so many losses that were saved; those that were reserved come."""
         self._has_saved = saved > 0
         if workers != self._workers:
-            self._recorder.grew(assignment, saved or self._recorder.saved_after(assignment.number), workers)
+            self._recorder.grew(assignment, saved or self._recorder.checkpoint_step(assignment.number), workers)
         self._offers.begin([one for one in self._reserved if one in workers], Invitation(assignment, workers))
         self._offers.begin([one for one in self._reserved if one not in workers], None)
         self._workers, self._reserved, self._times, self._began = workers, [], [], clock.now()
@@ -109,7 +109,7 @@ class Growing:
         """Take note that an evaluation could not go on with more workers."""
         self._doubling = 1.0
         warn(
-            f"warning: --grow: trial {attempt.assignment.number} goes on with 1 worker, since it could not with "
+            f"warning: --elastic: trial {attempt.assignment.number} goes on with 1 worker, since it could not with "
             f"{len(self._workers)}: {attempt.verdict.failure}"
         )
 
@@ -131,8 +131,9 @@ class Growing:
         if verdict.state == "complete" and len(attempt.losses) > 1 and not self._has_saved and self._warns:
             self._warns = False
             warn(
-                f"warning: --grow does nothing: trial {attempt.assignment.number} has not called worker.save. Call it "
-                "before each yield, and continue from worker.restored"
+                f"warning: --elastic does nothing: trial {attempt.assignment.number} has not called "
+                f"worker.save_checkpoint. Call it "
+                "before each yield, and continue from worker.checkpoint"
             )
 
     def _check_goes_on(self, attempt: Attempt) -> None:
@@ -141,8 +142,8 @@ class Growing:
         if len(self._workers) > 1 and was_given and not attempt.has_loss and not attempt.taken_over:
             self._is_off = True
             number, workers = attempt.assignment.number, len(self._workers)
-            why = "its objective has saved what it goes on from, and has not asked for worker.restored"
-            warn(f"warning: --grow: trial {number} has begun again with {workers} workers: {why}")
+            why = "its objective has saved what it goes on from, and has not asked for worker.checkpoint"
+            warn(f"warning: --elastic: trial {number} has begun again with {workers} workers: {why}")
 
     def _back(self, attempt: Attempt) -> tuple[int, ...]:
         """Return those that there were before where more workers are slower; learn from it what they gain."""

@@ -64,5 +64,5 @@ class WeightsKeeper:
                 draft.unlink(missing_ok=True)
 
     def _learn(self, one: Evaluation) -> None:
-        if not one.origin:
+        if not one.imported_from:
             self._archive.add(one)

@@ -247,7 +247,9 @@ class Leader:
             return
         self._take_over(attempt)
         if assignment.parent is not None and not attempt.has_inherited and not attempt.taken_over:
-            self._disinherit(assignment, "the objective has not asked for worker.inherited" if attempt.losses else "")
+            self._disinherit(
+                assignment, "the objective has not asked for worker.parent_checkpoint" if attempt.losses else ""
+            )
         bequeaths = verdict.state == "complete" and self._bequeaths(attempt)
         if verdict.save or bequeaths:
             self.write_state(attempt)
@@ -270,9 +272,9 @@ class Leader:
         saver, number = self._saver, attempt.assignment.number
         if saver is None or not saver.islands:
             return False
-        if not saver.has_last_state(attempt, self._recorder.saved_after(number)):
+        if not saver.has_last_state(attempt, self._recorder.checkpoint_step(number)):
             text = f"nothing can be inherited from trial {number}: it has not saved what it is at its end"
-            saver.warn_once("bequeathed", f"{text} (worker.save, before its last loss)")
+            saver.warn_once("bequeathed", f"{text} (worker.save_checkpoint, before its last loss)")
             return False
         return self._recorder.bequeaths(number, attempt.loss)
 

@@ -130,9 +130,9 @@ class Saver:
         self._warn(attempt, error)
         return 0
 
-    def has_last_state(self, attempt: Attempt, saved_after: int) -> bool:
+    def has_last_state(self, attempt: Attempt, checkpoint_step: int) -> bool:
         """Tell whether the state of an evaluation's last loss is there, copied, or written after so many losses."""
-        return len(attempt.losses) in (attempt.copied_after, saved_after)
+        return len(attempt.losses) in (attempt.copied_after, checkpoint_step)
 
     def has_written(self, assignment: Assignment) -> bool:
         """Tell whether there is a file with the state of an evaluation."""

@@ -66,7 +66,7 @@ class Plan:
         there = {(e.confirms, e.seed) for e in record.evaluations() if _counts(e)}
         for (trial, seed), params in planned.items():
             if (trial, seed) not in there:
-                record.enqueue(params, distributions, confirms=trial, seed=seed, propagator="--confirm")
+                record.enqueue(params, distributions, confirms=trial, seed=seed, propagator="--confirm-seeds")
         return sum(map(_counts, record.evaluations()))
 
     def _pairs(self, best: Sequence[Evaluation]) -> dict[tuple[int | None, int | None], dict[str, Any]]:
@@ -78,8 +78,12 @@ def plan_of(run: Manifest) -> Plan:
     """Return the plan of a run."""
     basis = _basis(run.seed, run.settings)
     alike = [one.options for one in run.sessions if _basis(one.options.get("seed"), one.settings) == basis]
-    counts = [options.get("confirm", 0) for options in alike]
-    return Plan(run.confirm, basis, min((count for count in counts if 0 < count <= run.confirm), default=run.confirm))
+    counts = [options.get("confirm_seeds", 0) for options in alike]
+    return Plan(
+        run.confirm_seeds,
+        basis,
+        min((count for count in counts if 0 < count <= run.confirm_seeds), default=run.confirm_seeds),
+    )
 
 
 def _basis(seed: object, settings: Mapping[str, Any]) -> str:

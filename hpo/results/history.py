@@ -22,7 +22,9 @@ def improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     They also had to be better than the evaluations that were taken over before them.
     """
     found, lowest = [], math.inf
-    taken_over = [evaluation for evaluation in evaluations if evaluation.origin and evaluation.state == "complete"]
+    taken_over = [
+        evaluation for evaluation in evaluations if evaluation.imported_from and evaluation.state == "complete"
+    ]
     for evaluation in in_order(evaluations):
         lowest = min([lowest, *(other.loss for other in taken_over if other.trial < evaluation.trial)])
         if evaluation.state == "complete" and evaluation.loss < lowest:
@@ -37,7 +39,7 @@ def joined(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Ev
     Those that were taken over before them are on the front, too.
     """
     archive, found = Archive(objectives), []
-    taken_over = deque(sorted((one for one in evaluations if one.origin), key=lambda one: one.trial))
+    taken_over = deque(sorted((one for one in evaluations if one.imported_from), key=lambda one: one.trial))
     for one in in_order(evaluations):
         while taken_over and taken_over[0].trial < one.trial:
             archive.add(taken_over.popleft())

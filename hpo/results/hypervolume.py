@@ -86,7 +86,7 @@ def over_time(evaluations: Sequence[Evaluation], objectives: Objectives) -> list
     box = box_of(evaluations, objectives)
     if box is None:
         return []
-    archive, grown = Archive(objectives, [one for one in evaluations if one.origin]), []
+    archive, grown = Archive(objectives, [one for one in evaluations if one.imported_from]), []
     share = box.share(archive.costs)
     if archive.front:
         grown.append((0, share))

@@ -64,8 +64,8 @@ def summarize(
             }
             for island in islands
         ],
-        "grown": sum(any(one.teams for one in group) for group in all_individuals),
-        "taken_over": sum(bool(evaluation.origin) for evaluation in evaluations),
+        "grown": sum(any(one.worker_groups for one in group) for group in all_individuals),
+        "taken_over": sum(bool(evaluation.imported_from) for evaluation in evaluations),
         "confirmed": [{**_entry(evaluations[entry["trial"]]), **entry} for entry in confirmed],
         "as_good_within": as_good_within(confirmed),
         "seed_noise": seed_noise(confirmed),
@@ -204,7 +204,7 @@ def _next(halving: Halving, rung: Rung) -> dict[str, Any] | None:
 
 def counts(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:
     """Return the number of evaluations by state, without interrupted ones, which are repeated, and taken over ones."""
-    states = Counter(evaluation.state for evaluation in evaluations if not evaluation.origin)
+    states = Counter(evaluation.state for evaluation in evaluations if not evaluation.imported_from)
     return {**{state: states[state] for state in COUNTED}, "budget": budget}
 
 
@@ -216,7 +216,7 @@ def busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float)
     Only evaluations that were started at `since` (seconds since the epoch) or later, by this session of a run, count;
     None where there are none, or the clock was set meanwhile.
     """
-    ours = [one for one in evaluations if one.has_ended and not one.origin and one.started >= since]
+    ours = [one for one in evaluations if one.has_ended and not one.imported_from and one.started >= since]
     if not ours:
         return None
     span = max(evaluation.ended for evaluation in ours) - min(evaluation.started for evaluation in ours)
@@ -238,6 +238,6 @@ def _entry(evaluation: Evaluation) -> dict[str, Any]:
         "generation": evaluation.generation,
         "seconds": None if math.isnan(evaluation.seconds) else evaluation.seconds,
         "metrics": evaluation.metrics,
-        "origin": evaluation.origin,
+        "origin": evaluation.imported_from,
         "inherits": evaluation.inherits,
     }

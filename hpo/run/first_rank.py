@@ -67,11 +67,11 @@ class FirstRank:
             record,
             Claims(record, space.distributions(), run.budget, self._is_stopping, halving),
             Log(self.files.printed),
-            States(self.files.states),
+            States(self.files.checkpoints),
             mirror,
             pruner=make_pruner(run.pruner, run.budget, run.objectives),
             halving=halving,
-            heirs=Heirs(record, space, run.layout.islands, States(self.files.states)) if run.inherit else None,
+            heirs=Heirs(record, space, run.layout.islands, States(self.files.checkpoints)) if run.pbt else None,
             weights=BestWeights(self.files, run.objectives),
         )
 
@@ -99,7 +99,7 @@ class FirstRank:
         claims = Claims(record, self._space.distributions(), total, self._is_stopping)
         log = Log(partial(self.files.printed, confirms=True))
         weights = ConfirmedWeights(self.files, self.manifest.settings)
-        return Writer(record, claims, log, States(self.files.states, CONFIRMING), mirror, weights=weights)
+        return Writer(record, claims, log, States(self.files.checkpoints, CONFIRMING), mirror, weights=weights)
 
     def show_progress(self, writer: Writer, budget: int) -> AbstractContextManager[object]:
         """Return what prints, from a thread, the news that become durable inside ``with``."""
@@ -118,7 +118,7 @@ class FirstRank:
 
     def _tidy(self) -> None:
         """Remove the states of a search that is over; one that continues keeps its own."""
-        states = States(self.files.states)
+        states = States(self.files.checkpoints)
         if self._conclusion.is_search_done:
             states.sweep(self._session.roots_to_inherit(self._session.open_record()))
         states.leave()

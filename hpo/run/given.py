@@ -26,16 +26,16 @@ def read_given(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Valu
     try:
         entries = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"--start-with {path}: cannot be read: {error}") from error
+        raise UsageError(f"--enqueue {path}: cannot be read: {error}") from error
     if not isinstance(entries, list) or not entries:
         example = json.dumps([space.draw(random.Random(0))])
-        raise UsageError(f"--start-with {path}: must be a list of objects, such as {example}")
+        raise UsageError(f"--enqueue {path}: must be a list of objects, such as {example}")
     given: list[dict[str, Value]] = []
     for number, entry in enumerate(entries, start=1):
         try:
             params = _completed(entry, space, random.Random(f"{seed}/{number}"))
         except ValueError as error:
-            raise UsageError(f"--start-with {path}: entry {number}: {short(str(error), LONGEST_MISTAKE)}") from error
+            raise UsageError(f"--enqueue {path}: entry {number}: {short(str(error), LONGEST_MISTAKE)}") from error
         if params not in given:
             given.append(params)
     return given

@@ -56,11 +56,11 @@ class Leading:
         recorder = self._recorder(line)
         prunes, first = run.pruner != "none", script.first_report if script else 1
         limits = Limits(self._timeout, options.max_failures or None, options.target, prunes, first)
-        saver = Saver(States(self._files.states), options.save_every, run.layout.islands if run.inherit else 0)
+        saver = Saver(States(self._files.checkpoints), options.checkpoint_every, run.layout.islands if run.pbt else 0)
         keeper = WeightsKeeper(recorder, run.settings)
         leader = Leader(recorder, self._slot, limits, self._watch.stop, keeper, saver)
         exchange = (options.migration_probability, options.pollination)
-        islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.objectives, run.inherit)
+        islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.objectives, run.pbt)
         growing = self._growing(recorder)
         islands.evolve(self._leaders, recorder, self._make_evaluator(leader, growing))
         if growing:
@@ -69,7 +69,7 @@ class Leading:
     def confirm(self, line: Line) -> None:
         """Evaluate what waits in the record, until nothing does."""
         recorder = self._recorder(line)
-        saver = Saver(States(self._files.states, CONFIRMING), self._options.save_every)
+        saver = Saver(States(self._files.checkpoints, CONFIRMING), self._options.checkpoint_every)
         keeper = WeightsKeeper(recorder, self._manifest.settings)
         leader = Leader(recorder, self._slot, Limits(self._timeout), self._watch.stop, keeper, saver)
         growing = self._growing(recorder)
@@ -89,7 +89,7 @@ class Leading:
 
     def _growing(self, recorder: Recorder) -> Growing | None:
         """Return what lets workers help each other, if the run asks for it."""
-        if not self._options.grow:
+        if not self._options.elastic:
             return None
         return Growing(Offers(self._leaders.copy(), self._is_stopping), recorder)
 

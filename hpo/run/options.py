@@ -21,7 +21,7 @@ DEFAULT_PRUNER = "none"
 LONGEST = 365 * 86400.0  # seconds; operating systems do not wait for longer
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # hpo.run.request resolves these, and the layout depends on the islands.
-_RESOLVED = ("evaluations", "islands", "propagators", "seed", "confirm", "inherit", "pruner")
+_RESOLVED = ("evaluations", "islands", "propagators", "seed", "confirm_seeds", "pbt", "pruner")
 KEPT = tuple(name for name, option in OPTIONS.items() if option.is_kept and name not in _RESOLVED)
 """The fields of `Options` whose values a resumed run takes from its last session, unless they are given again."""
 
@@ -42,17 +42,17 @@ class Options:
     run_dir: Path | None = None
     resume: bool = False
     top_n: int = 3
-    start_with: Path | None = None
-    start_from: str | None = None
-    inherit: bool | None = None
-    confirm: int | None = None
+    enqueue: Path | None = None
+    warm_start: str | None = None
+    pbt: bool | None = None
+    confirm_seeds: int | None = None
     settings: tuple[str, ...] = ()
     storage: str | None = None
     collective_timeout: float = DEFAULT_COLLECTIVE_TIMEOUT
     evaluation_timeout: float | None = None
     fresh_trainers: bool = False
-    save_every: float | None = None
-    grow: bool = False
+    checkpoint_every: float | None = None
+    elastic: bool = False
     time_limit: float | None = None
     max_failures: int | None = None
     target_loss: float | None = None
@@ -79,7 +79,7 @@ class Options:
             ("--top-n", self.top_n, 1),
             ("--seed", self.seed, 0),
             ("--max-failures", self.max_failures, 0),
-            ("--confirm", self.confirm, 0),
+            ("--confirm-seeds", self.confirm_seeds, 0),
         ):
             if number is not None and not least <= number < 2**63:
                 raise UsageError(f"{option} must be at least {least} and less than 2**63, not {number}")
@@ -87,7 +87,7 @@ class Options:
             ("--collective-timeout", self.collective_timeout),
             ("--evaluation-timeout", None if self.evaluation_timeout == math.inf else self.evaluation_timeout),
             ("--time-limit", self.time_limit),
-            ("--save-every", None if self.save_every == math.inf else self.save_every),
+            ("--checkpoint-every", None if self.checkpoint_every == math.inf else self.checkpoint_every),
         ):
             if seconds is not None and not 1 <= seconds <= LONGEST:
                 raise UsageError(f"{option} must be from 1 second to 365 days, not {seconds:g} s")
@@ -105,10 +105,10 @@ class Options:
             raise UsageError("--resume needs the run to go on with: --run-dir runs/NAME")
 
     def _check_search(self) -> None:
-        if self.grow and self.save_every == math.inf:
-            raise UsageError("--grow and --save-every off: only what is saved can go on with more workers")
-        if self.start_from == "":
-            raise UsageError("--start-from '': must be the directory of a run, or the URL of an Optuna storage")
+        if self.elastic and self.checkpoint_every == math.inf:
+            raise UsageError("--elastic and --checkpoint-every off: only what is saved can go on with more workers")
+        if self.warm_start == "":
+            raise UsageError("--warm-start '': must be the directory of a run, or the URL of an Optuna storage")
         for name in self.propagators:
             if name not in PROPAGATORS:
                 raise UsageError(f"--propagators: there is no propagator {name!r}; there are {', '.join(PROPAGATORS)}")

@@ -42,8 +42,8 @@ class Request:
     seed: int
     propagators: tuple[str, ...]
     pruner: str
-    confirm: int
-    inherit: bool
+    confirm_seeds: int
+    pbt: bool
     storage: str | None
     set: Mapping[str, str]
     given: list[dict[str, Any]]
@@ -80,11 +80,11 @@ def resolve(options: Options, layout: Layout, ask: Ask, constraints: Constraints
     budget = _chosen(options.budget(layout.workers), before.budget if before else None, DEFAULT_EVALUATIONS)
     make_pruner(pruner, budget)
     storage = _chosen(options.storage, before.storage if before else None, None)
-    confirm = _chosen(options.confirm, before.confirm if before else None, 0)
-    inherit = _chosen(options.inherit, before.inherit if before else None, False)
+    confirm = _chosen(options.confirm_seeds, before.confirm_seeds if before else None, 0)
+    inherit = _chosen(options.pbt, before.pbt if before else None, False)
     if inherit:
-        check_inherit(file, propagators, options.save_every)
-        check_with_heirs(pruner, confirm, "--inherit")
+        check_inherit(file, propagators, options.checkpoint_every)
+        check_with_heirs(pruner, confirm, "--pbt")
     return Request(
         options=options,
         layout=layout,
@@ -94,13 +94,13 @@ def resolve(options: Options, layout: Layout, ask: Ask, constraints: Constraints
         seed=seed,
         propagators=propagators,
         pruner=pruner,
-        confirm=confirm,
-        inherit=inherit,
+        confirm_seeds=confirm,
+        pbt=inherit,
         storage=from_anywhere(storage) if storage is not None else None,
         set=texts,
-        given=read_given(options.start_with, file.space, seed) if options.start_with is not None else [],
-        takeover=read_takeover(options.start_from, file.space, file.objectives)
-        if options.start_from is not None
+        given=read_given(options.enqueue, file.space, seed) if options.enqueue is not None else [],
+        takeover=read_takeover(options.warm_start, file.space, file.objectives)
+        if options.warm_start is not None
         else None,
     )
 
@@ -137,7 +137,7 @@ def _before(options: Options, file: Description) -> Manifest | None:
         then, here = (", ".join(one.described()) for one in (manifest.objectives, file.objectives))
         raise UsageError(
             f"--resume: the run in {run_dir.path} has other objectives: they were {then}, and are {here} in "
-            f"{file.path}; another run takes its evaluations over with --start-from {run_dir.path}"
+            f"{file.path}; another run takes its evaluations over with --warm-start {run_dir.path}"
         )
     return manifest
 
@@ -158,38 +158,39 @@ def _check_settings(manifest: Manifest, options: Options, file: Description, run
 
 def check_script(options: Options, file: Description) -> None:
     """Raise a UsageError for options that a program cannot follow: it keeps its weights and states itself."""
-    for option, is_given in (("--grow", options.grow), ("--inherit", options.inherit)):
+    for option, is_given in (("--elastic", options.elastic), ("--pbt", options.pbt)):
         if file.script is not None and is_given:
             raise UsageError(f"{option}: {file.script.name} is a program, which does not save what others go on from")
-    if file.script is not None and options.confirm and not file.script.has_place("seed"):
+    if file.script is not None and options.confirm_seeds and not file.script.has_place("seed"):
         raise UsageError(
-            f"--confirm {options.confirm}: {file.script.name} is to be trained with other seeds; give them a place in "
+            f"--confirm-seeds {options.confirm_seeds}: {file.script.name} is to be trained with other seeds; give "
+            f"them a place in "
             "its command, such as --seed {seed}"
         )
 
 
-def check_inherit(file: Description, propagators: Sequence[str], save_every: float | None) -> None:
+def check_inherit(file: Description, propagators: Sequence[str], checkpoint_every: float | None) -> None:
     """Raise a UsageError where individuals cannot inherit."""
     space = file.space
     if file.objectives.are_several:
         raise UsageError(
-            f"--inherit: it keeps what the individuals with the lowest losses have learned, and {file.path} has the "
+            f"--pbt: it keeps what the individuals with the lowest losses have learned, and {file.path} has the "
             f"objectives {', '.join(file.objectives.described())}"
         )
     if len(space.fixed) == len(space.parameters):
         name = next(iter(space.parameters))
         raise UsageError(
-            "--inherit: no parameter is tunable; mark those that can change while a network trains, such as a learning "
-            f"rate: {name}={str(space.parameters[name])[:-1]}, tunable=True)"
+            "--pbt: no parameter is mutable; mark those that can change while a network trains, such as a learning "
+            f"rate: {name}={str(space.parameters[name])[:-1]}, mutable=True)"
         )
     for propagator in propagators:
         if propagator not in OF_LINES:
             raise UsageError(
-                f"--propagators must be among {', '.join(OF_LINES)} with --inherit, got {propagator}. It takes a loss "
+                f"--propagators must be among {', '.join(OF_LINES)} with --pbt, got {propagator}. It takes a loss "
                 "that was inherited for the merit of hyperparameters."
             )
-    if save_every == math.inf:
-        raise UsageError("--inherit and --save-every off: only what is saved can be inherited")
+    if checkpoint_every == math.inf:
+        raise UsageError("--pbt and --checkpoint-every off: only what is saved can be inherited")
 
 
 def check_with_heirs(pruner: str, confirm: int, inherits: str, instead: str = "") -> None:
@@ -204,8 +205,9 @@ def check_with_heirs(pruner: str, confirm: int, inherits: str, instead: str = ""
         )
     if confirm:
         raise UsageError(
-            f"{inherits} and --confirm {confirm}: what an individual has inherited is not trained again with other "
-            f"seeds{f': give --confirm 0, or {instead}' if instead else ''}"
+            f"{inherits} and --confirm-seeds {confirm}: what an individual has inherited is not trained again with "
+            f"other "
+            f"seeds{f': give --confirm-seeds 0, or {instead}' if instead else ''}"
         )
 
 

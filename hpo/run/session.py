@@ -76,7 +76,7 @@ class Session:
     def roots_to_inherit(self, record: Record) -> set[int]:
         """Return the first trials of the individuals whose states others inherit."""
         islands = self.manifest.layout.islands
-        return record.roots(to_keep(record.evaluations(), islands)) if self.manifest.inherit else set()
+        return record.roots(to_keep(record.evaluations(), islands)) if self.manifest.pbt else set()
 
     def top(self, evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
         """Return the n best of these evaluations by the objectives of the run."""
@@ -146,8 +146,12 @@ def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
         *describe_changes(earlier[-1].options if earlier else {}, options),
         *differences(before.settings if before else {}, "before", manifest.settings, "now"),
     ]
-    if request.options.save_every != math.inf and (shortage := States(run_dir.states).shortage(_most_states(request))):
-        lines.append(shortage)
+    shortage = (
+        States(run_dir.checkpoints).shortage(_most_states(request))
+        if request.options.checkpoint_every != math.inf
+        else ""
+    )
+    lines += [shortage] if shortage else []
     with mistakes(session.storage):
         evaluations = session.open_record().evaluations()
         lines += filter(None, [describe_blind_spot(request.pruner, manifest.objectives, evaluations)])
@@ -159,7 +163,7 @@ def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
 def _most_states(request: Request) -> int:
     """Return how many states there may be at once: the next one of each worker is written beside its last."""
     halving = HALVINGS.get(request.pruner)
-    kept = KEPT * request.layout.islands if request.inherit else 0
+    kept = KEPT * request.layout.islands if request.pbt else 0
     paused = halving.most_paused(request.budget, request.problem.file.objectives) if halving else 0
     return 2 * request.layout.workers + kept + paused
 
@@ -175,7 +179,7 @@ def _located(run_dir: RunDir, request: Request) -> str:
 def _manifest(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Manifest:
     """Return the manifest for run.json, but for the version of the search space file in this session."""
     problem, before, source = request.problem, request.before, request.takeover
-    storages = (request.options.storage, request.options.start_from)
+    storages = (request.options.storage, request.options.warm_start)
     return Manifest(
         search_space=str(problem.file.path),
         space=problem.space.describe(),
@@ -189,10 +193,10 @@ def _manifest(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Manife
         seed=request.seed,
         propagators=request.propagators,
         pruner=request.pruner,
-        confirm=request.confirm,
-        inherit=request.inherit,
+        confirm_seeds=request.confirm_seeds,
+        pbt=request.pbt,
         objectives=problem.file.objectives,
-        start_from=source.source if source is not None else before.start_from if before else None,
+        warm_start=source.source if source is not None else before.warm_start if before else None,
         storage=without_password(request.storage or run_dir.journal.name),
         study=before.study if before else run_dir.study_name,
         sessions=(),
@@ -206,7 +210,7 @@ def _check_storage(session: Session, resumes: bool) -> None:
     if resumes and is_remote(storage) and not is_missing(storage):
         with mistakes(storage):
             Patience(without_password(storage), warn).call(partial(studies, storage))
-    if session.manifest.confirm:
+    if session.manifest.confirm_seeds:
         confirmations_of(storage, study)  # raises where that study is another run's
 
 
@@ -247,14 +251,13 @@ def _take_up(session: Session, space: SearchSpace) -> str:
         confirmations = open_study(storage, session.manifest.confirming_study)
         if confirmations and confirmations.about().get("confirms") == study:
             confirmations.requeue_interrupted(run_dir.died)
-    States(run_dir.states).sweep(record.roots_to_go_on() | session.roots_to_inherit(record))
-    States(run_dir.states, CONFIRMING).sweep(confirmations.roots_to_go_on() if confirmations else set())
-    own = [evaluation for evaluation in record.evaluations() if not evaluation.origin]
+    States(run_dir.checkpoints).sweep(record.roots_to_go_on() | session.roots_to_inherit(record))
+    States(run_dir.checkpoints, CONFIRMING).sweep(confirmations.roots_to_go_on() if confirmations else set())
+    own = [evaluation for evaluation in record.evaluations() if not evaluation.imported_from]
     waiting = [evaluation for evaluation in own if evaluation.state == "waiting"]
     finished = sum(evaluation.finished for evaluation in own)
-    late = sum(evaluation.deaths > 1 for evaluation in waiting)
-    soon = len(waiting) - late
-    first = f"; {soon} that wait will be evaluated first" if soon else ""
+    late = sum(evaluation.crash_count > 1 for evaluation in waiting)
+    first = f"; {len(waiting) - late} that wait will be evaluated first" if len(waiting) > late else ""
     last = f"; {late} that may have killed the job twice, alone at the end" if late else ""
     return f": going on after {counted(finished, 'evaluation')}{first}{last}"
 
@@ -264,7 +267,7 @@ def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
     evaluations = record.evaluations()
     for evaluation, misfit in zip(evaluations, find_misfits(evaluations, space), strict=True):
         if misfit:
-            new_rule = f"; if this rule is new, start another run with --start-from {session.run_dir.path}"
+            new_rule = f"; if this rule is new, start another run with --warm-start {session.run_dir.path}"
             raise UsageError(
                 f"{without_password(session.storage)}: {misfit}{'' if space.allows(evaluation.params) else new_rule}"
             )
@@ -275,8 +278,8 @@ def _check_heirs(record: Record, session: Session) -> None:
     heir = next((one for one in record.evaluations() if one.inherits is not None), None)
     if heir is not None:
         inherits = f"trial {heir.trial}, which inherits from trial {heir.inherits},"
-        another = f"start another run with --start-from {session.run_dir.path}"
-        check_with_heirs(session.manifest.pruner, session.manifest.confirm, inherits, another)
+        another = f"start another run with --warm-start {session.run_dir.path}"
+        check_with_heirs(session.manifest.pruner, session.manifest.confirm_seeds, inherits, another)
 
 
 def _start_with(session: Session, request: Request) -> list[str]:
@@ -285,12 +288,12 @@ def _start_with(session: Session, request: Request) -> list[str]:
     lines: list[str] = []
     if request.takeover is not None:
         lines = take_over(request.takeover, record, space, request.layout, manifest.settings)
-    elif manifest.start_from is not None and manifest.start_from not in record.about().get("taken_over", []):
-        lines = [f"only a part of {manifest.start_from} was taken over: give --start-from again for the rest"]
+    elif manifest.warm_start is not None and manifest.warm_start not in record.about().get("taken_over", []):
+        lines = [f"only a part of {manifest.warm_start} was taken over: give --warm-start again for the rest"]
     known = [evaluation.params for evaluation in record.evaluations()] if request.given else []
     for params in request.given:
         if params not in known:
-            record.enqueue(params, space.distributions(), propagator="--start-with")
+            record.enqueue(params, space.distributions(), propagator="--enqueue")
     return lines
 
 

@@ -9,14 +9,14 @@ from hpo.run.request import Request
 from hpo.store.session_options import OPTIONS, to_json
 from hpo.text import printable
 
-_AMOUNTS = ("evaluations", "confirm", "top_n")  # These may grow, and losses still compare.
+_AMOUNTS = ("evaluations", "confirm_seeds", "top_n")  # These may grow, and losses still compare.
 
 
 def find_options(request: Request) -> dict[str, Any]:
     """Return the options of this session for run.json, with the values that they have in the run."""
     before = request.before.sessions[-1].options if request.before else {}
     given = vars(request.options)
-    resolved = {name: getattr(request, name) for name in ("propagators", "seed", "pruner", "confirm", "inherit")}
+    resolved = {name: getattr(request, name) for name in ("propagators", "seed", "pruner", "confirm_seeds", "pbt")}
     islands = given["islands"] if given["islands"] is not None else before.get("islands")
     return to_json({**given, **resolved, "evaluations": request.budget, "islands": islands})
 

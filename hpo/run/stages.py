@@ -52,7 +52,9 @@ class Stages:
         self._ready = ready
         self._group = group
         self._first = first
-        self._teams = Teams(group, ready.host, job.world, run.manifest.layout, self._join) if run.options.grow else None
+        self._teams = (
+            Teams(group, ready.host, job.world, run.manifest.layout, self._join) if run.options.elastic else None
+        )
         self._program = Program.of(ready.problem)
         self._prefix = ""  # of the names of evaluations
         self._leading: Leading | None = None
@@ -79,7 +81,7 @@ class Stages:
         """Train the best again with other seeds, if that is asked for and the search is at its end."""
         self._job.watch.forget(target_reached(self._options.target))  # it ends the search alone
         first, leading = self._first, self._leading
-        if not self._manifest.confirm:
+        if not self._manifest.confirm_seeds:
             return
         total = on_first(self._job.world, lambda: first.begin_confirmations() if first else 0)
         if not total:
@@ -117,8 +119,8 @@ class Stages:
             self._files.trials,
             self._prefix,
             self._program,
-            self._files.states,
-            saves=self._options.save_every != math.inf,
+            self._files.checkpoints,
+            saves=self._options.checkpoint_every != math.inf,
         )
         return Evaluator(terms, self._group, self._job.watch, leader, self._teams, growing)
 

@@ -1,4 +1,4 @@
-"""Starting a job again after a crash: the command `hpo run`, which outlives the MPI job that it looks after."""
+"""Starting a job again after a crash: the command `hpo supervise`, which outlives the MPI job that it looks after."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Supervisor:
 
     def __init__(self, command: Sequence[str], restarts: int, say: Callable[[str], object]) -> None:
         if restarts < 0:
-            raise UsageError(f"--restarts must be at least 0, not {restarts}")
+            raise UsageError(f"--max-restarts must be at least 0, not {restarts}")
         self._command = list(command)
         self._restarts = restarts
         self._say = say
@@ -107,7 +107,7 @@ class Supervisor:
             evaluations = [*run.evaluations(), *run.confirmations()]
             running = [evaluation.label for evaluation in evaluations if evaluation.state == "running"]
             trials = f"trial{'s' if len(running) > 1 else ''} {', '.join(running)}" if running else ""
-            return sum(one.has_ended and not one.origin for one in evaluations), trials
+            return sum(one.has_ended and not one.imported_from for one in evaluations), trials
         return otherwise, ""
 
     def _pause(self, seconds: float) -> bool:
@@ -155,5 +155,5 @@ def _option(command: Sequence[str], name: str) -> str | None:
 def _missing() -> str:
     raise UsageError(
         "name the run's directory in the command, so that it can be resumed: "
-        "hpo run mpirun -n 8 python run_islands.py --run-dir runs/NAME"
+        "hpo supervise mpirun -n 8 python run_islands.py --run-dir runs/NAME"
     )

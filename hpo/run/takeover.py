@@ -60,7 +60,7 @@ def read_takeover(source: str, space: SearchSpace, objectives: Objectives) -> Ta
         record, settings = _of_storage(source) if is_storage else _of_run(RunDir(Path(source)))
         evaluations, theirs = record.evaluations(), _theirs(record, objectives)
     except UsageError as error:
-        raise UsageError(f"--start-from {shown}: {error}") from error
+        raise UsageError(f"--warm-start {shown}: {error}") from error
     succeeded = [
         evaluation
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.loss)
@@ -76,7 +76,7 @@ def read_takeover(source: str, space: SearchSpace, objectives: Objectives) -> Ta
     misfits = [misfit for _, misfit in judged if misfit]
     if not fitting:
         why = misfits[0] if misfits else "it has none"
-        raise UsageError(f"--start-from {shown}: no finished evaluation is of this search space: {why}")
+        raise UsageError(f"--warm-start {shown}: no finished evaluation is of this search space: {why}")
     return Takeover(shown, fitting, misfits, settings, len(succeeded) - len(founders))
 
 
@@ -91,8 +91,8 @@ def take_over(
     def attributes(evaluation: Evaluation, taken: int) -> dict[str, Any]:
         island, place = taken % layout.islands, taken // layout.islands
         return {
-            "origin": f"trial {evaluation.trial} of {takeover.source}",
-            "propagator": "--start-from",
+            "imported_from": f"trial {evaluation.trial} of {takeover.source}",
+            "propagator": "--warm-start",
             "island": island,
             "worker": layout.first_worker(island) + place % layout.island_size(island),
         }

@@ -87,6 +87,6 @@ class Claims:
         self._seen = len(trials)
         self._going = [number for number in going if not trials[number].state.is_finished()]
         ended = [trials[number] for number in going if trials[number].state.is_finished()]
-        self._ended += sum("origin" not in trial.user_attrs and not is_interrupted(trial) for trial in ended)
+        self._ended += sum("imported_from" not in trial.user_attrs and not is_interrupted(trial) for trial in ended)
         repeated = [repeated_by(trial) for trial in new]
         self._ended -= sum(number is not None and is_paused(trials[number]) for number in repeated)

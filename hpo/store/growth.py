@@ -33,10 +33,10 @@ class Help:
 
 def help_with(evaluation: Evaluation, until: float) -> list[Help]:
     """Return who helped with an evaluation, and when; those that are at it now do so `until` now, or its end."""
-    ends = [*(min(team["at"], until) for team in evaluation.teams[1:]), until]
+    ends = [*(min(team["at"], until) for team in evaluation.worker_groups[1:]), until]
     return [
         Help(worker, team["at"], end, team["after"])
-        for team, end in zip(evaluation.teams, ends, strict=False)
+        for team, end in zip(evaluation.worker_groups, ends, strict=False)
         for worker in team["workers"]
         if worker != evaluation.worker and end > team["at"]
     ]
@@ -62,13 +62,13 @@ def promising(halving: Halving, evaluations: Sequence[Evaluation], now: float) -
     for root, group in individuals(evaluations).items():
         one = group[-1]
         losses = max(one.curve, default=0)
-        if one.state != "running" or losses <= one.went_on_after:
+        if one.state != "running" or losses <= one.resumed_from_step:
             continue
         passed, rung = halving.passed(root, losses)
         if 2 * len(one.workers) > 2**passed:
             continue
         left = min(rung - losses, losses_left(evaluations, losses)) - 1
         if left > 2:
-            wait = max(0.0, now - one.started) / (losses - one.went_on_after)
+            wait = max(0.0, now - one.started) / (losses - one.resumed_from_step)
             found.append(Promising(one.trial, one.worker, wait))
     return found

@@ -1,7 +1,7 @@
 """Inheritance: from whom an individual can take over what it has learned, and from whom it has come.
 
 Population based training (Jaderberg et al. 2017), asynchronous and on islands: an individual that differs from one of
-the best of its island in tunable parameters alone goes on with what that has learned.
+the best of its island in mutable parameters alone goes on with what that has learned.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ def heritable(evaluations: Sequence[Evaluation], island: int, islands: int) -> l
 
 def can_be_inherited(one: Evaluation) -> bool:
     """Tell whether an evaluation has kept what it has learned."""
-    return one.state == "complete" and not one.origin and one.saved_after > 0 and one.saved_after == len(one.curve)
+    return (
+        one.state == "complete"
+        and not one.imported_from
+        and one.checkpoint_step > 0
+        and one.checkpoint_step == len(one.curve)
+    )
 
 
 def parent_of(params: Mapping[str, Any], best: Sequence[Evaluation], space: SearchSpace) -> Evaluation | None:
-    """Return the first of the best that differs in tunable parameters alone; None where there is none."""
+    """Return the first of the best that differs in mutable parameters alone; None where there is none."""
     fixed = space.fixed
     return next((one for one in best if all(one.params.get(name) == params.get(name) for name in fixed)), None)
 

@@ -17,6 +17,8 @@ from hpo.store.session_options import fits
 from hpo.store.values import are, is_mapping, is_text, is_whole
 from hpo.text import quoted
 
+FORMAT = 1
+"""The format of a run directory: run.json, the attributes of trials, the names of files. Count up when one changes."""
 VERSION = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")  # the copy of a search space file that a session has run
 
 
@@ -44,11 +46,12 @@ class Manifest:
 
     `space` has a text per parameter; `objectives` are those of the search space file; `settings` has the values of all
     settings, as JSON has them, and `set` the texts that were given with --set in any session. `storage` is a URL
-    without its password, or the name of a file in the run directory; `start_from` is the run that was taken over.
-    Fields with a default may be missing in run.json; but for `start_from`, `inherit` and `objectives`, they describe
+    without its password, or the name of a file in the run directory; `warm_start` is the run that was taken over.
+    Fields with a default may be missing in run.json; but for `warm_start`, `inherit` and `objectives`, they describe
     the last session.
     """
 
+    format: int = FORMAT
     search_space: str = ""
     space: Mapping[str, str]
     layout: Layout
@@ -61,10 +64,10 @@ class Manifest:
     seed: int
     propagators: tuple[str, ...]
     pruner: str
-    confirm: int
-    inherit: bool = False
+    confirm_seeds: int
+    pbt: bool = False
     objectives: Objectives = ONLY_LOSS
-    start_from: str | None = None
+    warm_start: str | None = None
     storage: str
     study: str
     sessions: tuple[SessionEntry, ...]
@@ -88,6 +91,13 @@ def confirming(study: str) -> str:
 def manifest_of(content: object, path: Path) -> Manifest:
     """Return the manifest that run.json holds; raises UsageError, naming the first field that is wrong."""
     values = content if isinstance(content, dict) else {}
+    if values and values.get("format") != FORMAT:
+        found = quoted(values["format"]) if "format" in values else "none"
+        raise UsageError(
+            f"{path}: 'format' must be {FORMAT}, got {found}. Another version of hpo-islands made this run: read "
+            f"it with "
+            "that version, or start a new run"
+        )
     read: dict[str, Any] = {}
     for field in dataclasses.fields(Manifest):
         name, is_needed = field.name, field.default is field.default_factory is dataclasses.MISSING
@@ -152,18 +162,19 @@ _TEXT: _Field = ("a text", is_text, str)
 _TEXTS: _Field = ("an object of texts", are(is_text), dict)
 # By name: what a value must be, in words, the check of it, and how it is read.
 _FIELDS: dict[str, _Field] = {
+    "format": (str(FORMAT), lambda value: value == FORMAT, int),
     "space": ("an object of texts", lambda value: bool(value) and are(is_text)(value), dict),
     "budget": ("a whole number from 1", _is_whole_from(1), int),
     "seed": ("a whole number from 0", _is_whole_from(0), int),
     "propagators": ("a list of propagators", lambda value: bool(value) and _is_list_of(is_text)(value), tuple),
     "pruner": ("the name of a pruner", lambda value: is_text(value) and value != "", str),
-    "inherit": ("true or false", lambda value: type(value) is bool, bool),
+    "pbt": ("true or false", lambda value: type(value) is bool, bool),
     "objectives": (
         "an object of names, of which the first is 'loss', and of those that are maximized",
         _is_objectives,
         lambda value: Objectives(tuple(value["names"]), tuple(value["maximized"])),
     ),
-    "confirm": ("a whole number from 0", _is_whole_from(0), int),
+    "confirm_seeds": ("a whole number from 0", _is_whole_from(0), int),
     "settings": ("an object", is_mapping, dict),
     "set": _TEXTS,
     "storage": ("a text", lambda value: is_text(value) and value != "", str),
@@ -174,7 +185,7 @@ _FIELDS: dict[str, _Field] = {
         lambda value: tuple(map(_session, value)),
     ),
     "layout": ("an object of ranks, ranks_per_worker and islands", _is_layout, lambda value: Layout(**value)),
-    "start_from": ("a text or null", lambda value: value is None or is_text(value), lambda value: value),
+    "warm_start": ("a text or null", lambda value: value is None or is_text(value), lambda value: value),
     "started": _TEXT,
     "search_space": _TEXT,
     "hosts": ("a list of texts", _is_list_of(is_text), tuple),

@@ -107,7 +107,7 @@ def describe_blind_spot(name: str, objectives: Objectives, evaluations: Sequence
             f"warning: --pruner {name} judges by the loss alone, and the objectives are "
             f"{', '.join(objectives.described())}. Use asha, hyperband or one-epoch, which judge by dominance"
         )
-    own = individuals([one for one in evaluations if not one.origin])
+    own = individuals([one for one in evaluations if not one.imported_from])
     unknown = sum(_is_unknown(HALVINGS[name], root, group) for root, group in own.items())
     if not unknown:
         return ""

@@ -119,12 +119,12 @@ class Record:
 
     def _assignment(self, trial: FrozenTrial) -> Assignment:
         """Return a trial that has started; the others are read only where it has to do with one of them."""
-        return assignment_of(trial, self.trials() if {"repeats", "inherits"} & trial.user_attrs.keys() else ())
+        return assignment_of(trial, self.trials() if {"retry_of", "inherits"} & trial.user_attrs.keys() else ())
 
     def promote(self, paused: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
         """Start a trial that goes on where a paused one was; it keeps what that was bred by."""
         trial = self.trials()[paused.trial]
-        repeats = {**of_all_repeats(trial), "repeats": trial.number}
+        repeats = {**of_all_repeats(trial), "retry_of": trial.number}
         return self.start(trial.params, trial.distributions, {**attributes, **repeats})
 
     def roots_to_go_on(self) -> set[int]:
@@ -136,7 +136,7 @@ class Record:
         for step, loss in enumerate(losses, 1):
             self.report(assignment, step, loss)
         self._storage.set_trial_user_attr(assignment.trial_id, "seconds_before", seconds)
-        self._storage.set_trial_user_attr(assignment.trial_id, "went_on_after", len(losses))
+        self._storage.set_trial_user_attr(assignment.trial_id, "resumed_from_step", len(losses))
         self.saved(assignment, len(losses))
 
     def roots(self, numbers: Iterable[int]) -> set[int]:
@@ -150,13 +150,13 @@ class Record:
 
     def saved(self, assignment: Assignment, losses: int) -> None:
         """Record that an evaluation goes on after so many losses if it is interrupted now."""
-        self._storage.set_trial_user_attr(assignment.trial_id, "saved_after", losses)
+        self._storage.set_trial_user_attr(assignment.trial_id, "checkpoint_step", losses)
 
     def grew(self, assignment: Assignment, losses: int, workers: Sequence[int]) -> None:
         """Record that an evaluation goes on after so many losses with these workers, from now."""
-        before = self._storage.get_trial(assignment.trial_id).user_attrs.get("teams", [])
+        before = self._storage.get_trial(assignment.trial_id).user_attrs.get("worker_groups", [])
         team = {"workers": list(workers), "after": losses, "at": time.time()}
-        self._storage.set_trial_user_attr(assignment.trial_id, "teams", [*before, team])
+        self._storage.set_trial_user_attr(assignment.trial_id, "worker_groups", [*before, team])
 
     def report(self, assignment: Assignment, step: int, loss: float) -> None:
         """Record an intermediate value."""
@@ -230,9 +230,9 @@ class Record:
         """
         trial = self._storage.get_trial(assignment.trial_id)
         deaths = 0 if has_gone_on(trial) else deaths_of(trial) + died
-        if assignment.number not in {waiting.user_attrs.get("repeats") for waiting in self._waiting()}:
+        if assignment.number not in {waiting.user_attrs.get("retry_of") for waiting in self._waiting()}:
             kept = of_all_repeats(trial)
-            self.enqueue(trial.params, trial.distributions, repeats=trial.number, deaths=deaths, **kept)
+            self.enqueue(trial.params, trial.distributions, retry_of=trial.number, crash_count=deaths, **kept)
         self._end(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
     def requeue_interrupted(self, died: bool = True) -> int:

@@ -175,9 +175,9 @@ class Recorder:
         losses, seconds = self._line.ask("losses_before", trial)
         return list(losses), float(seconds)
 
-    def saved_after(self, trial: int) -> int:
+    def checkpoint_step(self, trial: int) -> int:
         """Return after how many losses an evaluation was saved last."""
-        return int(self._line.ask("saved_after", trial))
+        return int(self._line.ask("checkpoint_step", trial))
 
     def bequeaths(self, trial: int, loss: float) -> bool:
         """Tell whether others may inherit from an evaluation that ends with this loss."""

@@ -35,7 +35,7 @@ class RunDir:
         self.weights = path / "best.safetensors"
         self.front = path / "front"
         self.confirmed = path / "confirmed"  # weights of the best, trained with other seeds
-        self.states = path / "states"
+        self.checkpoints = path / "checkpoints"
         self.trials = path / "trials"  # folders of evaluations
         self.test_json = path / "test.json"
         self.report_html = path / "report.html"
@@ -49,7 +49,7 @@ class RunDir:
 
     def printed(self, trial: int, confirms: bool = False) -> Path:
         """Return the path of the file with what an evaluation of the search, or of its confirmation, has printed."""
-        return self.path / "printed" / f"{'confirm-' if confirms else ''}{trial}.txt"
+        return self.path / "logs" / f"{'confirm-' if confirms else ''}{trial}.txt"
 
     @property
     def holds_run(self) -> bool:

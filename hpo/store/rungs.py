@@ -185,7 +185,7 @@ class Ladder:
         for place in (*changed, *range(self._seen, len(evaluations))):
             one = evaluations[place]
             self._look_at(place, one)
-            if one.origin:
+            if one.imported_from:
                 continue
             moved.add(root := find_root(one, self._roots))
             if place >= self._seen:

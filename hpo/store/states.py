@@ -121,7 +121,7 @@ class States:
         if free >= needed:
             return ""
         room = f"at least {needed / 1e9:.1f} GB are needed" if sizes else "that may be too little"
-        return f"{free / 1e9:.1f} GB are free for what evaluations go on from (--save-every): {room}"
+        return f"{free / 1e9:.1f} GB are free for what evaluations go on from (--checkpoint-every): {room}"
 
 
 def check_space(path: Path, size: int) -> None:

@@ -36,7 +36,8 @@ def confirmations_of(storage: str, study_name: str) -> Record | None:
         return record
     if "space" in record.about() or record.evaluations():
         raise UsageError(
-            f"--confirm: {without_password(storage)} already holds a study named {name!r}, which is another run's: "
+            f"--confirm-seeds: {without_password(storage)} already holds a study named {name!r}, which is another "
+            f"run's: "
             "name another --run-dir, since a study has the name of its run directory"
         )
     return None

@@ -35,7 +35,7 @@ def next_of(waiting: Sequence[FrozenTrial], trials: Sequence[FrozenTrial], is_la
 
 def deaths_of(trial: FrozenTrial) -> int:
     """Return how often in a row the job has died while this was evaluated."""
-    deaths = trial.user_attrs.get("deaths", 0)
+    deaths = trial.user_attrs.get("crash_count", 0)
     return deaths if is_whole(deaths) else 0
 
 
@@ -44,5 +44,5 @@ def has_gone_on(trial: FrozenTrial) -> bool:
 
     One that kills the job does so at some epoch, which it reaches without saving a state any more, sooner or later.
     """
-    saved, began = (trial.user_attrs.get(name, 0) for name in ("saved_after", "went_on_after"))
+    saved, began = (trial.user_attrs.get(name, 0) for name in ("checkpoint_step", "resumed_from_step"))
     return is_whole(saved) and is_whole(began) and saved > began

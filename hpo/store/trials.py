@@ -43,15 +43,15 @@ def _is_at_rungs(value: object) -> bool:
 _KINDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(
         (
-            *("island", "worker", "generation", "confirms", "seed", "repeats", "deaths"),
-            *("went_on_after", "saved_after", "paused_after", "cut_after", "inherits"),
+            *("island", "worker", "generation", "confirms", "seed", "retry_of", "crash_count"),
+            *("resumed_from_step", "checkpoint_step", "paused_after", "cut_after", "inherits"),
         ),
         is_whole,
     ),
-    **dict.fromkeys(("failure", "traceback", "propagator", "origin"), is_text),
+    **dict.fromkeys(("failure", "traceback", "propagator", "imported_from"), is_text),
     **dict.fromkeys(("metrics", "immigrants"), is_mapping),
     "at_rungs": _is_at_rungs,
-    "teams": lambda value: type(value) is list and all(map(_is_team, value)),
+    "worker_groups": lambda value: type(value) is list and all(map(_is_team, value)),
     **dict.fromkeys(("seconds", "seconds_before"), lambda value: is_number(value) and float(value) >= 0),  # type: ignore[arg-type]
 }
 
@@ -63,7 +63,7 @@ def is_interrupted(trial: FrozenTrial) -> bool:
 
 def repeated_by(trial: FrozenTrial) -> int | None:
     """Return the number of the trial that this one repeats; None where it is the first of its individual."""
-    return _earlier(trial, "repeats")
+    return _earlier(trial, "retry_of")
 
 
 def _earlier(trial: FrozenTrial, name: str) -> int | None:
@@ -122,7 +122,7 @@ def evaluation_of(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:
             "worker": 0,
             "generation": 0,
             **attributes,
-            "repeats": repeated_by(trial),
+            "retry_of": repeated_by(trial),
             "inherits": _earlier(trial, "inherits"),
             "seconds": float(attributes.get("seconds", math.nan)) if ended else 0.0,
         },

@@ -39,7 +39,7 @@ class BestWeights:
 
     def learn(self, one: Evaluation) -> None:
         """Take note of an evaluation that has started, or ended."""
-        if not one.origin:
+        if not one.imported_from:
             self._archive.add(one)
 
     def wanted(self, trial: int) -> list[Path]:

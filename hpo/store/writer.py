@@ -168,15 +168,15 @@ class Writer:
     def losses_before(self, trial: int) -> tuple[list[float], float]:
         """Return the losses and the seconds of the trial that a trial repeats; none if it repeats none."""
         evaluations = self.record.evaluations()
-        earlier = evaluations[trial].repeats
+        earlier = evaluations[trial].retry_of
         if earlier is None:
             return [], 0.0
         curve, seconds = evaluations[earlier].curve, evaluations[earlier].seconds
         return [curve[step] for step in sorted(curve)], 0.0 if math.isnan(seconds) else seconds
 
-    def saved_after(self, trial: int) -> int:
+    def checkpoint_step(self, trial: int) -> int:
         """Return after how many losses an evaluation was saved last."""
-        return self.record.evaluations()[trial].saved_after
+        return self.record.evaluations()[trial].checkpoint_step
 
     def bequeaths(self, trial: int, loss: float) -> bool:
         """Tell whether others may inherit from an evaluation that ends with this loss."""

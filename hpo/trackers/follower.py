@@ -42,7 +42,7 @@ class Follower:
 
     def _show(self, study: str, individuals: Individuals, root: int, running: bool) -> None:
         latest = individuals.latest(root)
-        if latest is None or latest.origin or (latest.state == "running" and not running):
+        if latest is None or latest.imported_from or (latest.state == "running" and not running):
             return
         key, is_running = (study, root), latest.state == "running"
         if not is_running and self._written.has(self._tracker.place, study, latest):

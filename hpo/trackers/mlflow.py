@@ -103,7 +103,7 @@ class MLflow:
         made = str(self._client.create_run(self._experiment, tags=tags, run_name=shown.name).info.run_id)
         values = {
             **{name_of(name): value for name, value in run.settings.items()},
-            **{f"search.{name}": getattr(run, name) for name in ("budget", "seed", "pruner", "confirm")},
+            **{f"search.{name}": getattr(run, name) for name in ("budget", "seed", "pruner", "confirm_seeds")},
             "search.propagators": ",".join(run.propagators),
         }
         self._log(made, [], [Param(name, text(str(value))) for name, value in values.items()], [])

@@ -115,7 +115,7 @@ class Evaluation:
             name = threading.current_thread().name
             raise RuntimeError(f"worker.report is called in the main thread, in which the objective is, not in {name}")
         if self._settling:
-            raise RuntimeError("worker.report is called in a function that was given to worker.offer")
+            raise RuntimeError("worker.report is called in a function that was given to worker.offer_weights")
         if self._has_ended or not self._interrupts.is_inside:
             raise RuntimeError("worker.report is called after the evaluation of this worker has ended")
         with self._interrupts.outside():

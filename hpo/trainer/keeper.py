@@ -54,7 +54,7 @@ class Keeper:
     def restore(self, has_loss: bool) -> tuple[Any, int]:
         """Return what the interrupted evaluation has saved, and the number of its losses; (None, 0) without one."""
         if has_loss and not self._has_restored:
-            raise RuntimeError("worker.restored is asked for before the first loss, to go on from")
+            raise RuntimeError("worker.checkpoint is asked for before the first loss, to go on from")
         if self._restored is None:
             return None, 0
         if not self._has_restored:
@@ -66,7 +66,7 @@ class Keeper:
     def inherit(self, has_loss: bool) -> Any:
         """Return what the parent has saved last; None without one."""
         if has_loss:
-            raise RuntimeError("worker.inherited is asked for before the first loss, to begin with")
+            raise RuntimeError("worker.parent_checkpoint is asked for before the first loss, to begin with")
         if self._inherited is None:
             return None
         self._has_inherited = True

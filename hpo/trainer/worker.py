@@ -84,7 +84,7 @@ class Worker:
         return self._calls.data()
 
     @property
-    def restored(self) -> Any:
+    def checkpoint(self) -> Any:
         """What this evaluation has saved last before it was interrupted or paused, to go on from; None where it begins.
 
         Tensors are on the CPU, and read anew each time this is asked for. An objective that has asked for it goes on:
@@ -94,24 +94,24 @@ class Worker:
         return self._calls.restored()
 
     @property
-    def inherited(self) -> Any:
+    def parent_checkpoint(self) -> Any:
         """What the individual has saved last from which this one was bred, to begin with; None where there is none.
 
-        With `--inherit`, that is an individual which differs in tunable parameters alone, and is among the best of its
-        island. Take over its weights, and what else can be, but not what follows from the tunable hyperparameters, as
+        With `--pbt`, that is an individual which differs in mutable parameters alone, and is among the best of its
+        island. Take over its weights, and what else can be, but not what follows from the mutable hyperparameters, as
         learning rates do: this individual has its own. Tensors are on the CPU. An evaluation that goes on after it was
         interrupted has `restored` instead. Raises RuntimeError once there is a loss.
         """
         return self._calls.inherited()
 
-    def save(self, state: Any) -> None:
+    def save_checkpoint(self, state: Any) -> None:
         """Offer what it takes to go on, before the loss that belongs to it is yielded or reported.
 
         `state` is made of dicts, lists and tuples of tensors, numpy arrays, numbers, texts, booleans and None, as
         `state_dict()` of networks, optimizers, schedulers and scalers returns, and `get_state()` of generators. It is
         copied after the loss where it is time to, so that training may go on afterwards: the last one comes back as
-        `worker.restored` if the evaluation is interrupted, or paused by a pruner. It is gone when the evaluation has
-        ended, but with `--inherit`, where others may begin with it, as `worker.inherited`.
+        `worker.checkpoint` if the evaluation is interrupted, or paused by a pruner. It is gone when the evaluation has
+        ended, but with `--pbt`, where others may begin with it, as `worker.parent_checkpoint`.
 
         It should not depend on the number of ranks, which may be another one then. Only the leader's is used; sharded
         tensors are gathered, for which all ranks save them. `state` may be a function without arguments that returns
@@ -134,13 +134,13 @@ class Worker:
         """
         self._calls.report(loss, metrics)
 
-    def offer(self, weights: Offered) -> None:
+    def offer_weights(self, weights: Offered) -> None:
         """Offer the network's weights, as its `state_dict()`, before the loss that they have is yielded or reported.
 
         The weights of the run's best individual are kept in RUN_DIR/best.safetensors, and with several objectives those
-        of ten of the front in RUN_DIR/front. With ``--confirm``, RUN_DIR/confirmed has those of the confirmed winner.
-        Only the leader's weights are used. They are copied with the loss if it is the best of the run so far, or would
-        be on the front, so that the network may train on afterwards.
+        of ten of the front in RUN_DIR/front. With ``--confirm-seeds``, RUN_DIR/confirmed has those of the confirmed
+        winner. Only the leader's weights are used. They are copied with the loss if it is the best of the run so far,
+        or would be on the front, so that the network may train on afterwards.
 
         `weights` may be a function without arguments that returns them, offered on all ranks. It is called on all ranks
         together, and only if they are to be kept: gathering the weights of a sharded network takes time.

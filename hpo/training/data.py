@@ -53,7 +53,7 @@ class Dataset:
         _, channels, height, width = self.train.images.shape
         return channels, height, width
 
-    def on(self, device: torch.device) -> tuple[Images, Images]:
+    def splits(self, device: torch.device) -> tuple[Images, Images]:
         """Return the training and the validation part on a device."""
         return Images(self.train, self, device), Images(self.validation, self, device)
 

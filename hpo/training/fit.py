@@ -16,8 +16,8 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from hpo.trainer.worker import seed_torch
 from hpo.training.augment import NUMBERS, augmented
-from hpo.training.parallel import ParallelSettings, share
-from hpo.training.parallel.way import Batch, Way, split
+from hpo.training.parallel import ParallelSettings, parallelize
+from hpo.training.parallel.way import Batch, ParallelStrategy, split
 from hpo.training.recipe import Recipe, optimizer_of, schedule_of
 from hpo.training.samples import Data, Samples
 
@@ -34,7 +34,7 @@ def fit(
     worker: Worker,
     recipe: Recipe,
     settings: ParallelSettings | None = None,
-    costs: Mapping[str, float] | None = None,
+    stage_costs: Mapping[str, float] | None = None,
 ) -> Iterator[tuple[float, dict[str, float]]]:
     """Train a network, and yield the validation loss and the recipe's metrics after each epoch.
 
@@ -43,20 +43,20 @@ def fit(
     batch normalisation are those of each part of a batch, where `settings` divides it.) The whole network's weights are
     offered before each yield. An evaluation that was interrupted goes on where it was; of several trainings in one, the
     first one does, and the others begin again. So it is with what is inherited: weights and the optimizer's momenta.
-    `network` is taken over, as `share` says, which `costs` is for, too.
+    `network` is taken over, as `share` says, which `stage_costs` is for, too.
     """
-    way = share(network, worker, settings or ParallelSettings(), costs)
+    way = parallelize(network, worker, settings or ParallelSettings(), stage_costs)
     del network  # a rank may have no room for all of it
-    train, validation = data.on(worker.device)
+    train, validation = data.splits(worker.device)
     training = Training(way, train, recipe, worker.seed)
     losses: list[float] = []
     before = 0  # epochs, of those from whom it inherits
     is_first = worker not in _workers
     _workers.add(worker)
-    if is_first and (known := worker.restored):
+    if is_first and (known := worker.checkpoint):
         training.load_state(known["training"])
         losses, before = known["losses"], known["before"]
-    elif is_first and (known := worker.inherited):
+    elif is_first and (known := worker.parent_checkpoint):
         training.inherit(known["training"])
         before = known["before"] + len(known["losses"])
     known = None  # a rank may have little room for it, too
@@ -68,9 +68,9 @@ def fit(
         loss, metrics = evaluate(way, validation, recipe)
         losses.append(loss)
         network_state = cache(way.state_dict)  # gathered once for both
-        worker.offer(network_state)
+        worker.offer_weights(network_state)
         if is_first:
-            worker.save(partial(_state, training, network_state, losses, before))
+            worker.save_checkpoint(partial(_state, training, network_state, losses, before))
         yield loss, metrics
         del network_state  # it holds the whole network
 
@@ -101,7 +101,7 @@ def reseed(number: int, epoch: int) -> None:
 class Training:
     """A training: a network that ranks share, its optimizer, and what is drawn for each epoch and each batch."""
 
-    def __init__(self, way: Way, train: Samples, recipe: Recipe, seed: int) -> None:
+    def __init__(self, way: ParallelStrategy, train: Samples, recipe: Recipe, seed: int) -> None:
         self.way = way
         self._train = train
         self._recipe = recipe
@@ -194,7 +194,7 @@ class Training:
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": own})
 
 
-def evaluate(way: Way, samples: Samples, recipe: Recipe) -> tuple[float, dict[str, float]]:
+def evaluate(way: ParallelStrategy, samples: Samples, recipe: Recipe) -> tuple[float, dict[str, float]]:
     """Return the mean loss over samples, and the mean of each metric."""
     measures = [recipe.loss, *recipe.metrics.values()]
     sums = way.sums(samples.batch, len(samples), recipe.validation_batch, measures)

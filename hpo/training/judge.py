@@ -13,11 +13,11 @@ from torch import nn
 
 from hpo.prediction import Prediction, TextSample
 from hpo.training.data import Dataset, Images, Split
-from hpo.training.losses import accuracy, cross_entropy
+from hpo.training.losses import per_sample_accuracy, per_sample_cross_entropy
 from hpo.training.net import Net
 from hpo.training.parallel.way import measured, split
 from hpo.training.text import Pieces, Text, TextOnDevice
-from hpo.training.transformer import write
+from hpo.training.transformer import generate
 
 _BATCH = 256
 _TEMPERATURE = 0.7  # below 1: a network that has learnt little writes more of what it is sure of
@@ -30,13 +30,13 @@ def test_net(
     """Return what `judge` returns for a `Net` with these weights; `params` has its conv_layers and activation."""
     network = Net(data.image_shape, data.classes, params["conv_layers"], params["activation"])
     network.load_state_dict(dict(weights))
-    return judge(network, data, test)
+    return evaluate_classifier(network, data, test)
 
 
 test_net.__test__ = False  # type: ignore[attr-defined]
 
 
-def judge(network: nn.Module, data: Dataset, test: Split) -> tuple[dict[str, float], list[Prediction]]:
+def evaluate_classifier(network: nn.Module, data: Dataset, test: Split) -> tuple[dict[str, float], list[Prediction]]:
     """Return the mean loss and the accuracy of a network on test images, by their names, and some predictions.
 
     `network` returns logits or log-probabilities, shape (N, classes). The predictions are up to 20 wrong ones, those
@@ -60,7 +60,7 @@ def judge(network: nn.Module, data: Dataset, test: Split) -> tuple[dict[str, flo
 
 
 @torch.no_grad()
-def judge_text(
+def evaluate_language_model(
     network: nn.Module, text: Text, test: Pieces, prompts: Sequence[str]
 ) -> tuple[dict[str, float], list[TextSample]]:
     """Return the mean loss of a network, in nats per character, and its accuracy on pieces of text; and what it writes.
@@ -73,11 +73,11 @@ def judge_text(
     sums = torch.zeros(2, dtype=torch.float64, device=pieces.device)
     for batch in split(torch.arange(len(pieces)), _BATCH):
         inputs, targets = pieces.batch(batch)
-        sums += measured(network(inputs), targets, [cross_entropy, accuracy])
+        sums += measured(network(inputs), targets, [per_sample_cross_entropy, per_sample_accuracy])
     loss, right = (sums / len(pieces)).tolist()
     length = 2 * text.context
     written = [
-        TextSample(prompt, write(network, text, prompt, length, _TEMPERATURE, seed))
+        TextSample(prompt, generate(network, text, prompt, length, _TEMPERATURE, seed))
         for seed, prompt in enumerate(prompts)
     ]
     return {"loss": loss, "accuracy": right}, written

@@ -142,7 +142,7 @@ class _Report(Callback):
                 f"self.log({self._monitor!r}, loss, sync_dist=True) in validation_step"
             )
         loss = metrics.pop(self._monitor)
-        self._worker.offer(lambda: _weights(trainer, pl_module))
+        self._worker.offer_weights(lambda: _weights(trainer, pl_module))
         self._worker.report(loss, **metrics)
 
 

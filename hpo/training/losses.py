@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 
-def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+def per_sample_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
     """Return the cross-entropy of each sample, shape (N,), in nats; the mean over a sample's targets where it has many.
 
     `outputs` are logits or log-probabilities, shape (N, ..., classes), and `targets` classes, shape (N, ...).
@@ -16,7 +16,7 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, smoothing: float
     return losses if targets.dim() == 1 else _per_sample(losses.view(targets.shape))
 
 
-def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def per_sample_accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the share of right predictions of each sample, shape (N,), from what `cross_entropy` takes."""
     return _per_sample((outputs.argmax(-1) == targets).float())
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, StepLR
 
 from hpo.training.augment import AUGMENTATIONS
 from hpo.training.checks import check_choice, check_positive
-from hpo.training.losses import accuracy, cross_entropy
+from hpo.training.losses import per_sample_accuracy, per_sample_cross_entropy
 from hpo.training.parallel.way import PerSample
 
 OPTIMIZERS = ("sgd", "adamw", "adadelta")
@@ -56,8 +56,8 @@ class Recipe:
     augmentation: str = "none"
     patience: int = 0
     validation_batch: int = 256
-    loss: PerSample = cross_entropy
-    metrics: Mapping[str, PerSample] = field(default_factory=lambda: {"accuracy": accuracy})
+    loss: PerSample = per_sample_cross_entropy
+    metrics: Mapping[str, PerSample] = field(default_factory=lambda: {"accuracy": per_sample_accuracy})
 
     def __post_init__(self) -> None:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
@@ -70,13 +70,13 @@ class Recipe:
         for name in ("warmup", "label_smoothing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
-        if self.label_smoothing and self.loss is not cross_entropy:
+        if self.label_smoothing and self.loss is not per_sample_cross_entropy:
             raise ValueError(f"label_smoothing={self.label_smoothing} is for cross-entropy, not for a loss of your own")
 
     @property
     def training_loss(self) -> PerSample:
         """The loss of a sample in training."""
-        return partial(cross_entropy, smoothing=self.label_smoothing) if self.label_smoothing else self.loss
+        return partial(per_sample_cross_entropy, smoothing=self.label_smoothing) if self.label_smoothing else self.loss
 
 
 def optimizer_of(recipe: Recipe, parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

@@ -20,6 +20,6 @@ class Samples(Protocol):
 class Data(Protocol):
     """A data set: its training and its validation part."""
 
-    def on(self, device: torch.device) -> tuple[Samples, Samples]:
+    def splits(self, device: torch.device) -> tuple[Samples, Samples]:
         """Return the training and the validation part on a device."""
         ...

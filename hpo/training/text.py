@@ -81,7 +81,7 @@ class Text:
         codes: npt.NDArray[np.uint32] = _CODES[given]
         return codes.tobytes().decode("utf-32-le")
 
-    def on(self, device: torch.device) -> tuple[TextOnDevice, TextOnDevice]:
+    def splits(self, device: torch.device) -> tuple[TextOnDevice, TextOnDevice]:
         """Return the training and the validation part on a device."""
         return TextOnDevice(self.train, device), TextOnDevice(self.validation, device)
 

@@ -143,7 +143,7 @@ def _initialise(network: nn.Sequential, depth: int) -> None:
 
 
 @torch.no_grad()
-def write(network: nn.Module, text: Text, prompt: str, length: int, temperature: float = 1.0, seed: int = 0) -> str:
+def generate(network: nn.Module, text: Text, prompt: str, length: int, temperature: float = 1.0, seed: int = 0) -> str:
     """Return `length` characters that a network writes after a prompt; after an empty one, as if on a new line.
 
     `network` returns logits as `transformer`'s do, on whatever device it is. Each character is drawn by its

@@ -17,8 +17,8 @@ class Details:
     """One evaluation, and what is known of it beside its trial.
 
     `in_use` tells whether its run goes on, None where this cannot be told from this host; `seed` is what it was trained
-    with, None where another run has done that; `repeated_by` is the trial that evaluates it again, if it was
-    interrupted or promoted, and `repeats_state` what became of the one that it repeats; `confirmed_by` are those that
+    with, None where another run has done that; `retried_by` is the trial that evaluates it again, if it was
+    interrupted or promoted, and `retried_state` what became of the one that it repeats; `confirmed_by` are those that
     train it with other seeds. `front` tells whether it is on the front, None where the loss is the only objective, and
     `better` is a trial of the front that dominates it, or is its equal, if there is one.
     """
@@ -27,8 +27,8 @@ class Details:
     study: str
     in_use: bool | None
     seed: int | None
-    repeated_by: int | None
-    repeats_state: str
+    retried_by: int | None
+    retried_state: str
     confirmed_by: list[Evaluation]
     printed: LogEnd | None
     front: bool | None = None
@@ -39,7 +39,7 @@ def as_json(details: Details) -> dict[str, Any]:
     """Return everything about an evaluation as JSON can hold it, null where there is nothing."""
     one, printed = details.evaluation, details.printed
     placed = one.state != "waiting"
-    bred = placed and not one.origin and one.confirms is None
+    bred = placed and not one.imported_from and one.confirms is None
     content = {
         "study": details.study,
         "trial": one.trial,
@@ -54,18 +54,18 @@ def as_json(details: Details) -> dict[str, Any]:
         "propagator": one.propagator or None,
         "immigrants": dict(one.immigrants),
         "seed": details.seed,
-        "origin": one.origin or None,
+        "imported_from": one.imported_from or None,
         "confirms": one.confirms,
         "confirmed_by": [other.label for other in details.confirmed_by],
         "inherits": one.inherits,
-        "repeats": one.repeats,
-        "repeated_by": details.repeated_by,
-        "deaths": one.deaths,
-        "went_on_after": one.went_on_after or None,
-        "saved_after": one.saved_after or None,
+        "retry_of": one.retry_of,
+        "retried_by": details.retried_by,
+        "crash_count": one.crash_count,
+        "resumed_from_step": one.resumed_from_step or None,
+        "checkpoint_step": one.checkpoint_step or None,
         "paused_after": one.paused_after or None,
         "cut_after": one.cut_after or None,
-        "teams": [{**team, "at": _time(team["at"])} for team in one.teams],
+        "worker_groups": [{**team, "at": _time(team["at"])} for team in one.worker_groups],
         "started": _time(one.started),
         "ended": _time(one.ended),
         "seconds": one.seconds if one.has_ended else None,
@@ -73,7 +73,7 @@ def as_json(details: Details) -> dict[str, Any]:
         "losses": {str(epoch): one.curve[epoch] for epoch in sorted(one.curve)},
         "failure": one.failure if one.state == "failed" else None,
         "traceback": one.traceback or None,
-        "printed": printed and {"path": str(printed.path), "before": printed.before, "lines": printed.lines},
+        "logs": printed and {"path": str(printed.path), "before": printed.before, "lines": printed.lines},
     }
     if details.front is not None:
         content["front"] = details.front

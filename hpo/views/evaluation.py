@@ -39,7 +39,7 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 def _state(details: Details) -> str:
     """Return how the evaluation ended, or what becomes of it."""
-    one, again = details.evaluation, details.repeated_by
+    one, again = details.evaluation, details.retried_by
     if one.state == "interrupted":
         return "interrupted" if again is None else f"interrupted, and repeated as trial {_beside(one, again)}"
     if one.state in ("paused", "promoted"):
@@ -72,10 +72,10 @@ def _facts(details: Details, now: float) -> Iterator[tuple[str, str]]:
     yield from _times(details, now)
     if one.state == "failed" and not one.traceback:
         yield "traceback", "none was recorded"
-    if details.printed is None and one.state != "waiting" and not one.origin:
-        yield "printed", "nothing that was kept"
+    if details.printed is None and one.state != "waiting" and not one.imported_from:
+        yield "logs", "nothing was kept"
     if details.printed is not None and details.printed.problem:
-        yield "printed", f"{details.printed.path} cannot be read: {details.printed.problem}"
+        yield "logs", f"{details.printed.path} cannot be read: {details.printed.problem}"
     yield "losses", _about_losses(one.curve)
 
 
@@ -91,8 +91,8 @@ def _origin(details: Details) -> Iterator[tuple[str, str]]:
     """Yield where an evaluation comes from: what bred it, or which other evaluation it belongs to."""
     one = details.evaluation
     place = f"island {one.island}, worker {one.worker}"
-    if one.origin:
-        yield "origin", f"taken over from {one.origin}, to {place}"
+    if one.imported_from:
+        yield "imported from", f"{one.imported_from}, to {place}"
     elif one.confirms is not None:
         yield "confirms", f"trial {one.confirms}, with another seed{'' if one.state == 'waiting' else f'; on {place}'}"
     elif one.state != "waiting":
@@ -102,15 +102,15 @@ def _origin(details: Details) -> Iterator[tuple[str, str]]:
         yield "immigrants", f"{', '.join(of)} lived on its island when it began"
     if one.inherits is not None:
         yield "inherits", f"what trial {one.inherits} had learned when it ended"
-    if one.repeats is not None:
-        yield "repeats", f"trial {_beside(one, one.repeats)}, which was {details.repeats_state}"
-    if one.deaths:
-        yield "deaths", f"the job had died {counted(one.deaths, 'time')} in a row on it before this"
-    if one.went_on_after:
-        yield "went on", f"where that had saved its state, after {counted(one.went_on_after, 'epoch')}"
-    yield from _listed("teams", [_team(team["workers"], team["after"]) for team in one.teams])
-    if one.saved_after and one.state in ("running", "interrupted"):
-        yield "saved", f"its state, after {counted(one.saved_after, 'epoch')}"
+    if one.retry_of is not None:
+        yield "retry of", f"trial {_beside(one, one.retry_of)}, which was {details.retried_state}"
+    if one.crash_count:
+        yield "crashes", f"the job had crashed {counted(one.crash_count, 'time')} in a row during it before this"
+    if one.resumed_from_step:
+        yield "resumed", f"from the checkpoint of that trial, after {counted(one.resumed_from_step, 'epoch')}"
+    yield from _listed("worker groups", [_team(team["workers"], team["after"]) for team in one.worker_groups])
+    if one.checkpoint_step and one.state in ("running", "interrupted"):
+        yield "checkpoint", f"after {counted(one.checkpoint_step, 'epoch')}"
     yield from _listed("confirmed by", [f"{other.label}: {_result(other)}" for other in details.confirmed_by])
 
 

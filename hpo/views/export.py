@@ -38,7 +38,7 @@ _AFTER = {
     "seconds": "number",
     "epochs": "whole",
     "failure": "text",
-    "origin": "text",
+    "imported_from": "text",
     "confirms": "whole",
     "seed": "whole",
     "inherits": "whole",
@@ -82,7 +82,7 @@ def _beginning(prefix: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _row(study: str, evaluation: Evaluation) -> dict[str, Any]:
     placed = evaluation.state != "waiting"
-    bred = placed and not evaluation.origin and evaluation.confirms is None
+    bred = placed and not evaluation.imported_from and evaluation.confirms is None
     row = {
         "study": study,
         "trial": evaluation.trial,
@@ -99,7 +99,7 @@ def _row(study: str, evaluation: Evaluation) -> dict[str, Any]:
         "seconds": evaluation.seconds if evaluation.has_ended else None,
         "epochs": max(evaluation.curve, default=0),
         "failure": evaluation.failure if evaluation.state == "failed" else None,
-        "origin": evaluation.origin or None,
+        "imported_from": evaluation.imported_from or None,
         "confirms": evaluation.confirms,
         "seed": evaluation.seed,
         "inherits": evaluation.inherits,

@@ -84,8 +84,8 @@ class Lookup:
             run.confirming_study if confirms else run.study,
             self._in_use,
             self._seed(evaluation),
-            next((one.trial for one in own if one.repeats == evaluation.trial), None),
-            next((one.state for one in own if one.trial == evaluation.repeats), ""),
+            next((one.trial for one in own if one.retry_of == evaluation.trial), None),
+            next((one.state for one in own if one.trial == evaluation.retry_of), ""),
             [] if confirms else [one for one in self._confirming if one.confirms == evaluation.trial],
             read_log(self.run_dir.printed(evaluation.trial, confirms)),
             *self._place(evaluation),
@@ -95,7 +95,9 @@ class Lookup:
         """Return the seed of an evaluation; None if another run made it, or it is from before seeds were recorded."""
         run = self._manifest
         is_told_by_run = evaluation.state == "waiting" or len(run.sessions) == 1
-        return run.seed if evaluation.seed is None and is_told_by_run and not evaluation.origin else evaluation.seed
+        return (
+            run.seed if evaluation.seed is None and is_told_by_run and not evaluation.imported_from else evaluation.seed
+        )
 
     def _place(self, evaluation: Evaluation) -> tuple[bool | None, int | None]:
         """Return whether an evaluation is on the front, and a trial of the front that is as good or better in all."""

@@ -29,7 +29,9 @@ class WorkingTime:
     """
 
     def __init__(self, evaluations: Iterable[Evaluation], now: float | None) -> None:
-        times = sorted((e.started, ended(e, now)) for e in evaluations if not e.origin and math.isfinite(e.started))
+        times = sorted(
+            (e.started, ended(e, now)) for e in evaluations if not e.imported_from and math.isfinite(e.started)
+        )
         self.spans: list[tuple[float, float]] = []
         for start, stop in times:
             if not self.spans or start > self.spans[-1][1]:

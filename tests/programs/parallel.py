@@ -18,7 +18,7 @@ from hpo.trainer.worker import Worker
 from hpo.training import ParallelSettings, Recipe, resnet18
 from hpo.training.augment import augmented
 from hpo.training.fit import Training, evaluate
-from hpo.training.parallel import share
+from hpo.training.parallel import parallelize
 from hpo.training.parallel.dropout import Draws
 from hpo.training.parallel.precision import scaler_of
 from tests.programs.ranks import run_ranks
@@ -207,7 +207,7 @@ def optimizer_by_hand(recipe, groups, epochs, steps_per_epoch):
 def trained(name: str, settings: ParallelSettings) -> tuple[list[float], list[float], Training]:
     """Train on the worker's ranks; returns what `textbook` returns, and the training."""
     recipe, (train, validation) = RECIPES[name], data_of(name)
-    training = Training(share(NETWORKS[name](False), worker, settings), train, recipe, SEED)
+    training = Training(parallelize(NETWORKS[name](False), worker, settings), train, recipe, SEED)
     losses, validated = [], []
     for _ in range(recipe.epochs):
         for batch in training.batches():
@@ -301,7 +301,7 @@ def state() -> None:
         inputs, targets = validation.batch(torch.arange(VALIDATION))
         with torch.no_grad():
             loss = F.cross_entropy(plain.eval()(inputs).flatten(0, -2), targets.flatten()).item()
-        again = share(NETWORKS[name](False), worker, settings)
+        again = parallelize(NETWORKS[name](False), worker, settings)
         again.load_state_dict(whole)
         told[f"{name} {parallel}"] = [loss, evaluate(again, validation, RECIPES[name])[0], validated[-1]]
         ours = worker.comm.allgather(size_of(training))

@@ -8,7 +8,7 @@ from torch import nn
 from hpo import Float, SearchSpace
 from hpo.training import ParallelSettings, Recipe, fit
 
-space = SearchSpace(lr=Float(0.01, 0.0100001, tunable=True))
+space = SearchSpace(lr=Float(0.01, 0.0100001, mutable=True))
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Part:
 
 
 class Data:
-    def on(self, _):
+    def splits(self, _):
         return Part(72, 0), Part(32, 1)
 
 

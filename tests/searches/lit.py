@@ -90,7 +90,7 @@ class Report(lightning.Callback):
     def on_validation_end(self, trainer, pl_module):
         if trainer.state.fn == "fit":
             metrics = dict(trainer.callback_metrics)
-            self.worker.offer(pl_module.state_dict())
+            self.worker.offer_weights(pl_module.state_dict())
             self.worker.report(metrics.pop("val_loss"), **metrics)
 
 

@@ -100,7 +100,7 @@ def survive(
         reader.join(10)
     trials = [trial for trial in trials_of(run_dir) if trial.user_attrs.get("failure") != "interrupted"]
     ended = Counter(_key_of_trial(trial) for trial in trials)
-    tally.finished, tally.repeated = len(trials), sum("repeats" in trial.user_attrs for trial in trials)
+    tally.finished, tally.repeated = len(trials), sum("retry_of" in trial.user_attrs for trial in trials)
     tally.lost = (reported - ended).total()
     assert reported, "no line of an evaluation was understood"
     assert tally.lost == 0, f"printed, and not in the study: {reported - ended}"

@@ -93,9 +93,9 @@ def _leave_the_rest(run_dir: Path) -> None:
     summary = {**run.summary(3), "stopped": "--time-limit 1 s", "exhausted": False, "wall_seconds": 1.0}
     (run_dir / "summary.json").write_text(json.dumps(summary, indent=2))
     (run_dir / "given.json").write_text(json.dumps([{"depth": 3}, {"act": "relu", "lr": 0.5}]))
-    (run_dir / "printed").mkdir()
+    (run_dir / "logs").mkdir()
     for name in ("3", "7", "confirm-0"):
-        (run_dir / "printed" / f"{name}.txt").write_text("rank 0 | hello\nrank 1 | hello\n")
+        (run_dir / "logs" / f"{name}.txt").write_text("rank 0 | hello\nrank 1 | hello\n")
 
 
 def damage(run_dir: Path, chance: random.Random) -> str:

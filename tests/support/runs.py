@@ -45,7 +45,8 @@ CONTENT: dict[str, Any] = {
     "seed": 0,
     "propagators": ["ga"],
     "pruner": "none",
-    "confirm": 0,
+    "confirm_seeds": 0,
+    "format": 1,
     "settings": {"epochs": 4},
     "set": {},
     "storage": "study.log",
@@ -112,7 +113,7 @@ def run_of_everything(folder: Path) -> Path:
     before = start(folder / "before").open_record()
     complete(before, 1)
     before.prune(started(before, 2), 2.5, 0.5, {})
-    session = start(folder / "run", start_from=str(folder / "before"), confirm=2)
+    session = start(folder / "run", warm_start=str(folder / "before"), confirm_seeds=2)
     record, space = session.open_record(), load_search_file(QUICK).space
     complete(record, 3, 4, 5, 6)
     record.prune(started(record, 7), 7.3, 0.7, {})

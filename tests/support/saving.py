@@ -18,7 +18,7 @@ SAVING = SEARCHES / "saving.py"
 def saving(run_dir: str, *options: object, **settings: object) -> list[object]:
     """Return the arguments of a run on one island that evaluates first what is in start.json."""
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
-    return [PROGRAM, SAVING, "--islands", 1, "--run-dir", run_dir, "--start-with", "start.json", *options, *chosen]
+    return [PROGRAM, SAVING, "--islands", 1, "--run-dir", run_dir, "--enqueue", "start.json", *options, *chosen]
 
 
 def epochs_of(folder: Path) -> list[tuple[float, int]]:
@@ -50,7 +50,7 @@ def go_on(mpi: Mpi, folder: Path, chance: random.Random, kills: int) -> Survival
     folder.mkdir()
     start = [{"x": round(0.04 + 0.08 * number, 2)} for number in range(12)]
     (folder / "start.json").write_text(json.dumps(start))
-    options = ["--evaluations", 12, "--save-every", "1s", "--resume"]
+    options = ["--evaluations", 12, "--checkpoint-every", "1s", "--resume"]
     whole = mpi.run(4, *saving("whole", *options, seconds=0, epochs=80), cwd=folder, timeout=300)
     assert whole.returncode == 0, whole.stderr
     command = saving("run", *options, seconds=0.2, epochs=80, folder=folder)

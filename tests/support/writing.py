@@ -44,7 +44,9 @@ def writer_of(
     files = RunDir(folder)
     claims = Claims(record, space.distributions(), budget, halving=halving)
     weights = BestWeights(files, record.objectives)
-    return Writer(record, claims, Log(files.printed), States(files.states), mirror, pruner, halving, weights=weights)
+    return Writer(
+        record, claims, Log(files.printed), States(files.checkpoints), mirror, pruner, halving, weights=weights
+    )
 
 
 def mirrored(storage: str | Path, study: str = "run") -> tuple[Record, Mirror]:

@@ -23,7 +23,7 @@ def on_bounds(result: Result) -> Advice | None:
         f"Widen the search space, if such values make sense: {listed(map(_beyond, found))}.",
         f"Of the best {BEST}, {listed(map(_counted, found))}; and the nearer to it, the lower is the loss. "
         f"A new run can start from what this one knows{after}.",
-        result.starting_anew("--start-from", str(result.run_dir)),
+        result.starting_anew("--warm-start", str(result.run_dir)),
     )
 
 

@@ -90,7 +90,7 @@ class Result:
     def of_session(self) -> list[Evaluation]:
         """Return what the last session has evaluated."""
         everything = [*self.evaluations, *self.confirmations]
-        return [one for one in everything if one.has_ended and not one.origin and one.started >= self.since]
+        return [one for one in everything if one.has_ended and not one.imported_from and one.started >= self.since]
 
     def going_on(self, *options: str) -> str:
         """Write the command that resumes the run; it has the options that a resumed run does not keep."""
@@ -101,7 +101,7 @@ class Result:
 
     def confirming(self, seeds: int) -> str:
         """Write the command that trains the best again with other seeds; a script without a place for them gets one."""
-        command = self.going_on("--confirm", str(seeds))
+        command = self.going_on("--confirm-seeds", str(seeds))
         return f"{command} --seed '{{seed}}'" if command and self.lacks_seed else command
 
     @property

@@ -24,7 +24,7 @@ def too_few_epochs(result: Result) -> Advice | None:
     """
     if result.has_heirs:
         return None  # individuals go on in those that inherit from them
-    own = [one for one in result.ranked() if not one.origin][:_BEST]
+    own = [one for one in result.ranked() if not one.imported_from][:_BEST]
     curves = [[one.curve[epoch] for epoch in sorted(one.curve)] for one in own]
     if len(curves) < _BEST or not all(map(_falls, curves)):
         return None
@@ -71,7 +71,9 @@ def too_many_evaluations(result: Result) -> Advice | None:
     best = result.ranked()[:_CLOSEST]
     if result.goes_on or result.is_exhausted or len(complete) < _LEAST_COMPLETE or not best:
         return None
-    found = 0 if best[0].origin else 1 + min(place for place, one in enumerate(ended) if one.loss == best[0].loss)
+    found = (
+        0 if best[0].imported_from else 1 + min(place for place, one in enumerate(ended) if one.loss == best[0].loss)
+    )
     gain = _expected_gain([one.loss for one in best])
     if 2 * found > len(ended) or gain > _LITTLE:
         return None

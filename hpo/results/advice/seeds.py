@@ -26,7 +26,7 @@ def confirm_winner(result: Result) -> Advice | None:
         return None
     if comparable(entries):
         return None if result.manifest.objectives.are_several else _after_comparison(result, entries)
-    seeds = result.manifest.confirm
+    seeds = result.manifest.confirm_seeds
     if seeds >= _FEWEST or entries[1]["failed"] > entries[0]["failed"]:
         return None
     return Advice(
@@ -42,7 +42,7 @@ def _to_confirm(result: Result) -> Advice | None:
     if result.manifest.objectives.are_several:
         return None
     best = result.ranked()[:2]
-    if len(best) < 2 or not result.is_spent or result.manifest.confirm or result.has_heirs:
+    if len(best) < 2 or not result.is_spent or result.manifest.confirm_seeds or result.has_heirs:
         return None
     distance = apart(best[0].loss, best[1].loss)
     if distance > _CLOSE:
@@ -63,7 +63,7 @@ def _on_seed(result: Result) -> str:
 
 def _after_comparison(result: Result, entries: Sequence[dict[str, Any]]) -> Advice | None:
     """Advise to choose among those that are as good as the best, or to give more seeds if none is certain to be."""
-    seeds, first, margin = result.manifest.confirm, entries[0], as_good_within(entries) or 0.0
+    seeds, first, margin = result.manifest.confirm_seeds, entries[0], as_good_within(entries) or 0.0
     given = f"With {counted(seeds, 'other seed')} each"
     deviation = f"{number(margin)}, one standard deviation by seeds"
     good = [entry for entry in entries if entry["as_good"]]

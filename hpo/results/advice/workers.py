@@ -82,11 +82,11 @@ def idle_workers(result: Result) -> Advice | None:
     fewer = result.starting_anew("--ranks-per-worker", str(2 * size)) if can_halve else ""
     if at_the_end >= between:
         why = f"{rarely}: most of the rest, they had nothing left to do while others were at the last evaluations."
-        can_grow = not (result.has_space_in_command or result.options.get("grow"))
-        if can_grow and any(one.saved_after for one in ours) and not any(one.teams for one in ours):
+        can_grow = not (result.has_space_in_command or result.options.get("elastic"))
+        if can_grow and any(one.checkpoint_step for one in ours) and not any(one.worker_groups for one in ours):
             text = "Let workers that have nothing left to do join the others."
             why += " These evaluations save what they go on from."
-            return Advice("idle", text, why, result.starting_anew("--grow"))
+            return Advice("idle", text, why, result.starting_anew("--elastic"))
         return Advice("idle", "Use fewer workers of more ranks each, or more evaluations.", why, fewer)
     seconds = statistics.median(one.ended - one.started for one in ours)
     takes = f"an evaluation takes {duration(seconds)}, and then its worker waits for {duration(between / len(ours))}"

@@ -15,14 +15,14 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from hpo.training.parallel.dropout import with_shared_dropout
 from hpo.training.parallel.modules import channels_last
 from hpo.training.parallel.stages import Blocks, blocks_of, stages_of
-from hpo.training.parallel.way import Batch, Load, PerSample, Way, divided, each, measured, split
+from hpo.training.parallel.way import Batch, Load, ParallelStrategy, PerSample, divided, each, measured, split
 
 if TYPE_CHECKING:
     from hpo.trainer.worker import Worker
     from hpo.training.parallel.settings import ParallelSettings
 
 
-class Pipeline(Way):
+class Pipeline(ParallelStrategy):
     """A network in stages (Huang et al. 2019), computed one microbatch forward, one backward (Narayanan et al. 2019).
 
     Statistics of batch normalisation are those of a microbatch.
@@ -33,7 +33,7 @@ class Pipeline(Way):
         network: nn.Module,
         worker: Worker,
         settings: ParallelSettings,
-        costs: Mapping[str, float] | None = None,
+        stage_costs: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(worker, settings)
         if self.size > 1 and self.device.type == "cuda" and dist.get_backend() != "nccl":
@@ -43,7 +43,7 @@ class Pipeline(Way):
             )
         self._comm = worker.comm
         counts = worker.comm.allgather(len(worker.devices))
-        parts = stages_of(blocks_of(with_shared_dropout(network, self.draws)), sum(counts), costs)
+        parts = stages_of(blocks_of(with_shared_dropout(network, self.draws)), sum(counts), stage_costs)
         parts_of_ranks = [parts[sum(counts[:rank]) : sum(counts[: rank + 1])] for rank in range(self.size)]
         stages = [[block for part in parts for block in part] for parts in parts_of_ranks]
         for stage in stages[: self.rank] + stages[self.rank + 1 :]:

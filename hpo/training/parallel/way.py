@@ -39,7 +39,7 @@ class Batch:
         return divided(torch.arange(self.size), count)
 
 
-class Way(ABC):
+class ParallelStrategy(ABC):
     """A network that a worker's ranks share; made by all of them together, as all calls are.
 
     Losses are means over a global batch, and gradients those of a single process that has all of it, however the ranks
@@ -98,7 +98,7 @@ class Way(ABC):
             return network(inputs)  # type: ignore[no-any-return]
 
 
-class DataParallelWay(Way):
+class DataParallelWay(ParallelStrategy):
     """A way in which each rank computes its share of each batch with the whole network."""
 
     network: nn.Module  # begins in training mode, all of it

@@ -67,8 +67,8 @@ def _results(run: Standing, path: Path) -> Iterator[Text]:
 
 def _describe_best(run: Standing, best: Evaluation) -> Text:
     found = f"found {clock(run.at - best.ended)} ago on island {best.island} by worker {best.worker}"
-    if best.origin:
-        found = short(printable(f"taken over from {best.origin}"), _LONGEST)
+    if best.imported_from:
+        found = short(printable(f"taken over from {best.imported_from}"), _LONGEST)
     name = f"front {len(run.front)}  lowest loss" if run.front else "best"
     return Text.assemble((f"{name} {number(best.loss)}", "bold green"), f"  trial {best.trial}, {found}")
 
@@ -81,7 +81,7 @@ def progress(run: Standing) -> str:
         text += f", {rate:.0f} a minute" if rate >= 10 else f", {rate:.2g} a minute"
     if run.pace.left is not None and run.done < run.total:
         left = duration(run.pace.left) if run.pace.left >= 60 else f"{run.pace.left:.0f} s"
-        text += f", about {left} left{', then --confirm' if run.to_confirm else ''}"
+        text += f", about {left} left{', then --confirm-seeds' if run.to_confirm else ''}"
     return text
 
 

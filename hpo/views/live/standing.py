@@ -116,7 +116,7 @@ def standing(look: Look) -> Standing:
         improvements=_improvements(evaluations, time),
         worked=time.total,
         losses=complete_losses(evaluations),
-        to_confirm=phase == "searching" and look.manifest.confirm > 0,
+        to_confirm=phase == "searching" and look.manifest.confirm_seeds > 0,
         confirmed=compare(confirmations) if confirmations else [],
     )
 
@@ -128,7 +128,7 @@ def _phase(look: Look) -> tuple[str, str]:
     searching = any(evaluation.state == "running" for evaluation in look.evaluations)
     run = look.manifest
     spent = is_over(look.evaluations, run.budget, run.pruner, run.objectives)
-    to_confirm = look.manifest.confirm and not look.confirmations and best(look.evaluations) is not None
+    to_confirm = look.manifest.confirm_seeds and not look.confirmations and best(look.evaluations) is not None
     finished = spent and not searching and not unconfirmed and not to_confirm
     if look.in_use:
         confirming = confirming or (unconfirmed and spent and not searching)
@@ -142,7 +142,7 @@ def _phase(look: Look) -> tuple[str, str]:
 
 def _counts(evaluations: Iterable[Evaluation]) -> dict[str, int]:
     """Return the number of evaluations by state; those that were taken over are counted apart."""
-    return dict(Counter("taken over" if evaluation.origin else evaluation.state for evaluation in evaluations))
+    return dict(Counter("taken over" if evaluation.imported_from else evaluation.state for evaluation in evaluations))
 
 
 def _islands(evaluations: Sequence[Evaluation], number: int) -> list[Island]:
@@ -184,6 +184,6 @@ def _helping(running: Sequence[Evaluation]) -> dict[int, str]:
 
 def _improvements(evaluations: Sequence[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:
     """Return when there was a new best, and its loss; what was taken over was there from the beginning."""
-    first = best(one for one in evaluations if one.origin)
+    first = best(one for one in evaluations if one.imported_from)
     found = [(0.0, first.loss)] if first else []
     return found + [(time.at(one.ended), one.loss) for one in improvements(evaluations)]

@@ -114,7 +114,7 @@ def _complete(evaluations: Sequence[Evaluation], objectives: Objectives) -> list
 
 def _groups(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[str, list[Evaluation]]:
     """Return what was complete after a quarter and a half of the run and is now, each with a name."""
-    given, ended = [one for one in evaluations if one.origin], in_order(evaluations)
+    given, ended = [one for one in evaluations if one.imported_from], in_order(evaluations)
     counts = (len(ended) // 4, len(ended) // 2) if len(ended) >= _FEWEST else ()
     before = {f"after {count} evaluations": _complete([*given, *ended[:count]], objectives) for count in counts}
     return {**before, "front": _complete(evaluations, objectives)}

@@ -100,7 +100,7 @@ def history(evaluations: Sequence[Evaluation]) -> Figure | None:
 def _best_so_far(
     evaluations: Sequence[Evaluation], ended: Sequence[Evaluation], place: Mapping[int, int]
 ) -> tuple[list[int], list[float]]:
-    first = best_of(one for one in evaluations if one.origin)
+    first = best_of(one for one in evaluations if one.imported_from)
     x, y = ([0], [first.loss]) if first else ([], [])
     for one in improvements(evaluations):
         x.append(place[one.trial])

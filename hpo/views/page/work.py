@@ -20,7 +20,7 @@ _LEAST_HEIGHT = 220  # holds five rows of the legend, in a narrow window: Plotly
 
 def timeline(evaluations: Sequence[Evaluation], workers: int, now: float | None) -> Figure | None:
     """Draw what each worker did when; running evaluations end at `now`, which is None if the run does not go on."""
-    own = [one for one in evaluations if not one.origin and math.isfinite(one.started)]
+    own = [one for one in evaluations if not one.imported_from and math.isfinite(one.started)]
     if not own:
         return None
     zone = _zone(own[0].started)
@@ -37,7 +37,7 @@ def timeline(evaluations: Sequence[Evaluation], workers: int, now: float | None)
         traces.append({"x": x, "y": y, "text": texts, "name": state, "mode": "lines", "line": line})
         traces[-1]["hovertemplate"] = "%{text}<extra></extra>"
     traces += _help(own, zone, now)
-    there = {one.worker for one in own}.union(*(team["workers"] for one in own for team in one.teams))
+    there = {one.worker for one in own}.union(*(team["workers"] for one in own for team in one.worker_groups))
     lanes = max(workers, 1 + max(there))
     layout = {
         "xaxis": {"type": "date", "rangebreaks": _pauses(WorkingTime(own, now), zone)},
@@ -96,7 +96,7 @@ def _pauses(time: WorkingTime, zone: float) -> list[dict[str, Any]]:
 
 def immigrants(evaluations: Sequence[Evaluation]) -> Figure | None:
     """Draw how many individuals of other islands lived on each island; None where there never were any."""
-    began = [one for one in evaluations if not one.origin and one.propagator and math.isfinite(one.started)]
+    began = [one for one in evaluations if not one.imported_from and one.propagator and math.isfinite(one.started)]
     if not any(one.immigrants for one in began):
         return None
     traces: list[Trace] = []

@@ -114,7 +114,7 @@ def render(run: RunReader, top_n: int, now: float, ask_models: bool = True) -> s
         pruner=run.manifest.pruner,
         rungs=rung_columns(summary["rungs"]),
         runner_up=losses.runner_up(evaluations, best),
-        first=min((one.started for one in evaluations if not one.origin and one.started > 0), default=now),
+        first=min((one.started for one in evaluations if not one.imported_from and one.started > 0), default=now),
         importances=summary["importances"],
         important=important,
         conditional=any(map(is_conditional, run.manifest.space.values())),
