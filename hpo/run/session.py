@@ -146,12 +146,8 @@ def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
         *describe_changes(earlier[-1].options if earlier else {}, options),
         *differences(before.settings if before else {}, "before", manifest.settings, "now"),
     ]
-    shortage = (
-        States(run_dir.checkpoints).shortage(_most_states(request))
-        if request.options.checkpoint_every != math.inf
-        else ""
-    )
-    lines += [shortage] if shortage else []
+    if request.options.checkpoint_every != math.inf:
+        lines += filter(None, [States(run_dir.checkpoints).shortage(_most_states(request))])
     with mistakes(session.storage):
         evaluations = session.open_record().evaluations()
         lines += filter(None, [describe_blind_spot(request.pruner, manifest.objectives, evaluations)])
