@@ -14,13 +14,13 @@ from hpo import Float, Int, Ordinal, SearchSpace, TextSample, Worker
 from hpo.training import (
     ParallelSettings,
     Recipe,
-    Text,
+    TextDataset,
     check_positive,
     evaluate_language_model,
     fit,
     load_test_text,
     load_text,
-    transformer,
+    make_transformer,
 )
 
 space = SearchSpace(
@@ -58,7 +58,7 @@ class Settings(ParallelSettings):
         check_positive(self, "context", "epochs", "batch_size")
 
 
-def prepare(settings: Settings) -> Text:
+def prepare(settings: Settings) -> TextDataset:
     """Load the text, once per host and before anything starts; the objective finds it as `worker.data`."""
     return load_text(
         settings.context, train_samples=settings.train_samples, validation_samples=settings.validation_samples
@@ -84,10 +84,10 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
         yield loss, {**metrics, "parameters": parameters}
 
 
-def network_of(params: Mapping[str, Any], text: Text) -> nn.Sequential:
+def network_of(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential:
     """Return the network of an individual."""
-    return transformer(
-        text.vocabulary,
+    return make_transformer(
+        text.vocabulary_size,
         text.context,
         depth=params["depth"],
         width=params["width"],

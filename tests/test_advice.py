@@ -16,17 +16,17 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.results.advice.result import Advice, Result, listed, percent
-from hpo.results.advice.rules import advice_on
+from hpo.results.advice.advisor import find_advice
+from hpo.results.advice.run_result import Advice, RunResult, format_list, format_percent
 from hpo.results.reader import RunReader
-from hpo.run.handover import hand_over
+from hpo.run.finalize import finalize_run
 from hpo.store.evaluations import Evaluation
-from hpo.views.page.write import render
-from hpo.views.tables import print_advice
+from hpo.views.page.html_report import render_report
+from hpo.views.summary_tables import print_advice
 from tests.support.fuzz import VALUES
-from tests.support.in_process import problem_of
+from tests.support.in_process_template import load_problem
 from tests.support.launch import call_hpo
-from tests.support.runs import BEGAN, QUICK, add, make_run, manifest
+from tests.support.runs import QUICK, START_SECONDS, add_evaluation, make_manifest, make_run
 
 SPACE = SearchSpace(lr=Float(1e-3, 1.0, log=True), gamma=Float(0.0, 1.0), layers=Int(1, 6), act=Categorical("a", "b"))
 ABOUT: dict[str, Any] = {
@@ -49,22 +49,22 @@ def one(trial: int, loss: float, state: str = "complete", **others: Any) -> Eval
     return Evaluation(trial, state, math.inf if state == "failed" else loss, params, **{**place, **at, **others})
 
 
-def result(evaluations: Sequence[Evaluation], about: Mapping[str, Any] | None = None, **others: Any) -> Result:
+def result(evaluations: Sequence[Evaluation], about: Mapping[str, Any] | None = None, **others: Any) -> RunResult:
     """Make the result of a run that has ended, and spent its budget."""
     given: dict[str, Any] = {
         "confirmations": [],
-        "distributions": SPACE.distributions(),
+        "distributions": SPACE.make_distributions(),
         "since": -math.inf,
         "ended": {"stopped": None},
         "goes_on": False,
         **others,
     }
-    return Result(Path("runs/x"), manifest(**{**ABOUT, **(about or {})}), evaluations, **given)
+    return RunResult(Path("runs/x"), make_manifest(**{**ABOUT, **(about or {})}), evaluations, **given)
 
 
-def told(known: Result, kind: str) -> Advice | None:
+def told(known: RunResult, kind: str) -> Advice | None:
     """Return the advice of a kind."""
-    found = [advice for advice in advice_on(known) if advice.kind == kind]
+    found = [advice for advice in find_advice(known) if advice.kind == kind]
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -117,7 +117,7 @@ def test_ranges_of_any_size_have_bounds(parameter: Float | Int, bound: str) -> N
     space, step = SearchSpace(x=parameter), high / 50 - low / 50
     values = [{"x": parameter.decode(high - step * max(0, trial - 9))} for trial in range(60)]
     evaluations = [one(trial, float(trial), params=params) for trial, params in enumerate(values)]
-    advice = told(result(evaluations, distributions=space.distributions()), "bounds")
+    advice = told(result(evaluations, distributions=space.make_distributions()), "bounds")
     assert advice is not None
     assert advice.text.endswith(f": x above {bound}.")
 
@@ -129,7 +129,7 @@ def test_logarithmic_integers_are_not_widened_below_one() -> None:
     space = SearchSpace(x=Int(1, 9, log=True), y=Int(2, 9, log=True))
     evaluations = drawn(60, loss, space=space)
     evaluations += [one(trial, 2.9, params={"x": 1, "y": 2}) for trial in range(60, 70)]
-    advice = told(result(evaluations, distributions=space.distributions()), "bounds")
+    advice = told(result(evaluations, distributions=space.make_distributions()), "bounds")
     assert advice is not None
     assert advice.text.endswith(": y below 2.")
 
@@ -151,7 +151,7 @@ def test_few_evaluations_and_few_values_say_nothing_of_bounds() -> None:
     few = drawn(64, lambda params: float(params["n"] + params["x"] * (1 - params["x"])), space=space)
     best = sorted(few, key=lambda evaluation: evaluation.loss)[:5]
     assert all(evaluation.params["n"] == 1 for evaluation in best)
-    assert told(result(few, distributions=space.distributions()), "bounds") is None
+    assert told(result(few, distributions=space.make_distributions()), "bounds") is None
 
 
 def test_random_searches_hardly_ever_widen_a_space_in_vain() -> None:
@@ -276,7 +276,7 @@ def test_where_the_winner_is_clear_or_the_search_goes_on_nobody_asks_for_seeds()
     assert told(result([one(0, 0.5), one(1, math.inf), one(2, math.nan)]), "confirm") is None
 
 
-def confirmed(*groups: Sequence[float]) -> Result:
+def confirmed(*groups: Sequence[float]) -> RunResult:
     """Make the result of a run whose best were confirmed, with these losses."""
     evaluations = [one(trial, 0.1 * trial) for trial in range(len(groups))]
     confirmations = [
@@ -353,7 +353,7 @@ def test_a_worker_that_always_fails_is_named() -> None:
     assert advice.text == "Look at worker 2: the host may be broken."
     assert advice.evidence == "All 6 evaluations of worker 2 (ranks 4 to 5) failed, and 0 of the 18 others."
     assert advice.command == "hpo show runs/x 22"
-    assert advice_on(result(broken(2), goes_on=True, ended={}))[0] == advice, "at once"
+    assert find_advice(result(broken(2), goes_on=True, ended={}))[0] == advice, "at once"
     two = [replace(evaluation, state="failed") if evaluation.worker == 3 else evaluation for evaluation in broken(2)]
     several = told(result(two), "worker")
     assert several is not None
@@ -455,7 +455,7 @@ def test_any_losses_are_borne(name: str, epochs: int) -> None:
             curve = {epoch: loss * (epochs - epoch) for epoch in range(1, epochs + 1)}
             origin = "runs/before" if trial % 5 == 4 else ""
             evaluations.append(one(trial, loss, kinds[trial % len(kinds)], curve=curve, imported_from=origin))
-        for advice in advice_on(result(evaluations)):
+        for advice in find_advice(result(evaluations)):
             assert advice.text.endswith(".")
             assert "nan" not in advice.evidence
 
@@ -466,10 +466,10 @@ def test_anybodys_run_json_and_summary_are_borne() -> None:
     for value in huge:
         for name in ("command", "search_space"):
             if isinstance(value, str):
-                assert len(advice_on(result(evaluations, {name: value}))) == 2
+                assert len(find_advice(result(evaluations, {name: value}))) == 2
         for name in ("worker_busy_fraction", "wall_seconds", "exhausted", "stopped"):
-            assert advice_on(result(evaluations, ended={**busy(0.1), name: value}))
-        advice_on(result(evaluations, {"settings": {"epochs": value, "\x1b": value}}))
+            assert find_advice(result(evaluations, ended={**busy(0.1), name: value}))
+        find_advice(result(evaluations, {"settings": {"epochs": value, "\x1b": value}}))
         text = value if isinstance(value, str) else json.dumps(value)
         more_epochs = told(result(with_curves(falling), {"set": {"a": text}}), "epochs")
         assert more_epochs is not None
@@ -493,16 +493,16 @@ def test_command_to_go_on_with_a_program_keeps_its_options() -> None:
         *program,
     ]
     known = result([one(0, 1.0)], {"command": shlex.join(words), "search_space": "train.py"})
-    assert sorted(shlex.split(known.going_on("--confirm-seeds", "3"))) == sorted(
+    assert sorted(shlex.split(known.format_resume_command("--confirm-seeds", "3"))) == sorted(
         ["hpo", "search", *pairs, *options, "--run-dir", "runs/x", "--resume", "--confirm-seeds", "3", *program]
     )
-    assert shlex.split(known.going_on())[-len(program) :] == program
-    assert shlex.split(known.confirming(3))[-len(program) - 2 :] == [*program, "--seed", "{seed}"]
+    assert shlex.split(known.format_resume_command())[-len(program) :] == program
+    assert shlex.split(known.format_confirm_command(3))[-len(program) - 2 :] == [*program, "--seed", "{seed}"]
     seeded = result([one(0, 1.0)], {"command": shlex.join([*words, "--s={seed}"]), "search_space": "train.py"})
-    assert seeded.confirming(3) == seeded.going_on("--confirm-seeds", "3")
+    assert seeded.format_confirm_command(3) == seeded.format_resume_command("--confirm-seeds", "3")
     bare = shlex.join(["run_islands.py", *options[:1], *program])
     known = result([one(0, 1.0)], {"command": bare, "search_space": "train.py"})
-    assert shlex.split(known.going_on()) == [
+    assert shlex.split(known.format_resume_command()) == [
         "run_islands.py",
         *options[:1],
         "--run-dir",
@@ -534,10 +534,10 @@ def test_commands_are_those_that_the_shell_takes_apart_again() -> None:
 
 
 def test_shares_and_lists_are_written_as_people_do() -> None:
-    assert [percent(share) for share in (0.0, 1e-9, 0.0123, 0.5, 0.999, 2.0)] == [
+    assert [format_percent(share) for share in (0.0, 1e-9, 0.0123, 0.5, 0.999, 2.0)] == [
         *("0%", "less than 0.1%", "1.2%", "50%", "100%", "200%"),
     ]
-    assert [listed(range(count)) for count in (1, 2, 3, 7)] == [
+    assert [format_list(range(count)) for count in (1, 2, 3, 7)] == [
         "0",
         "0 and 1",
         "0, 1 and 2",
@@ -553,7 +553,7 @@ def advised(tmp_path: Path) -> Path:
     )
     for trial in range(5):
         curve = {epoch: (1 + trial / 1000) * falling(epoch) for epoch in range(1, 5)}
-        add(record, curve=curve, began=BEGAN + trial)
+        add_evaluation(record, curve=curve, began=START_SECONDS + trial)
     return tmp_path / "run"
 
 
@@ -567,7 +567,7 @@ def test_the_tables_and_the_page_say_what_follows(advised: Path, capsys: pytest.
     assert f"      run_islands.py --run-dir {advised} --resume --confirm-seeds 3\n" in advice
     assert "      run_islands.py --set '<b>=\\x1b[31m' --set epochs=8\n" in advice
     assert max(map(len, (line for line in advice.splitlines() if not line.startswith("      ")))) <= 100
-    page = render(RunReader(advised), 10, BEGAN)
+    page = render_report(RunReader(advised), 10, START_SECONDS)
     section = page.split("<h3>What to do next</h3>")[1].split("</section>")[0]
     assert section.count("<li>") == section.count("<pre") == 2
     assert "<strong>Train the best again with other seeds before you rely on the winner.</strong>" in section
@@ -577,7 +577,7 @@ def test_the_tables_and_the_page_say_what_follows(advised: Path, capsys: pytest.
 
 
 def test_a_run_ends_with_it_before_the_path_of_the_report(advised: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hand_over(advised, None, problem_of(QUICK), None)
+    finalize_run(advised, None, load_problem(QUICK), None)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["", "What to do next"]
     assert lines[-2:] == ["", f"The report is {advised}/report.html"]
@@ -586,10 +586,10 @@ def test_a_run_ends_with_it_before_the_path_of_the_report(advised: Path, capsys:
 def test_where_nothing_follows_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = make_run(tmp_path / "run")
     for loss in (0.5, 0.7, 0.9):
-        add(record, curve={1: loss + 1, 2: loss})
-    add(record, TrialState.FAIL, failure="no")
+        add_evaluation(record, curve={1: loss + 1, 2: loss})
+    add_evaluation(record, TrialState.FAIL, failure="no")
     assert call_hpo("top", tmp_path / "run") == 0
-    hand_over(tmp_path / "run", None, problem_of(QUICK), None)
+    finalize_run(tmp_path / "run", None, load_problem(QUICK), None)
     print_advice([])
     assert capsys.readouterr().out.endswith(f", of 64\nThe report is {tmp_path}/run/report.html\n")
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
@@ -600,10 +600,10 @@ def test_where_nothing_follows_nothing_is_said(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_run_that_goes_on_is_told_by_what_it_has_not_written(advised: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunReader(advised)
-    assert [advice.kind for advice in run.advice()] == ["confirm", "epochs"]
+    assert [advice.kind for advice in run.find_advice()] == ["confirm", "epochs"]
     monkeypatch.setattr(type(run.run_dir), "in_use", True)
-    assert [advice.kind for advice in run.advice()] == ["epochs"]
+    assert [advice.kind for advice in run.find_advice()] == ["epochs"]
     run.run_dir.summary_json.write_text("{}")
-    assert [advice.kind for advice in run.advice()] == ["epochs"], "somebody has edited it"
+    assert [advice.kind for advice in run.find_advice()] == ["epochs"], "somebody has edited it"
     run.run_dir.summary_json.write_text('{"stopped": null}')
-    assert [advice.kind for advice in run.advice()] == ["confirm", "epochs"], "the session has ended"
+    assert [advice.kind for advice in run.find_advice()] == ["confirm", "epochs"], "the session has ended"

@@ -20,8 +20,8 @@ from hpo.store.weights import read_weights
 from tests.searches.saving import Settings, Training, prepare
 from tests.support.chaos import Victim
 from tests.support.launch import Mpi
-from tests.support.outcome import trials_of
-from tests.support.saving import epochs_of, losses_by_x, saving
+from tests.support.run_output import load_trials
+from tests.support.saving import make_saving_arguments, read_epochs, read_losses_by_x
 
 XS = [0.31, 0.03, 0.93, 0.11, 0.52, 0.67, 0.98, 0.21, 0.77, 0.42, 0.06, 0.85]
 WAYS = ["state", "function", "report"]
@@ -39,9 +39,9 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> Mapping[float, list[floa
     """Return the losses of all individuals, trained to the end."""
     folder = tmp_path_factory.mktemp("whole")
     enqueue(folder, XS)
-    job = Mpi().run(2, *saving("whole", "--evaluations", len(XS), epochs=EPOCHS, seconds=0), cwd=folder)
+    job = Mpi().run(2, *make_saving_arguments("whole", "--evaluations", len(XS), epochs=EPOCHS, seconds=0), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
-    return losses_by_x(folder / "whole")
+    return read_losses_by_x(folder / "whole")
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def folder(tmp_path: Path, curves: Mapping[float, list[float]]) -> Path:
 
 def assert_halved(run_dir: Path, curves: Mapping[float, list[float]]) -> list[optuna.trial.FrozenTrial]:
     """Assert that each individual was trained as far as its rungs allow, with these losses; return the trials."""
-    trials = trials_of(run_dir)
+    trials = load_trials(run_dir)
     reached: dict[float, int] = {}
     for trial in trials:
         losses = list(trial.intermediate_values.values())
@@ -77,7 +77,7 @@ def assert_halved(run_dir: Path, curves: Mapping[float, list[float]]) -> list[op
 def test_the_best_of_each_rung_go_on_where_they_were_paused(
     mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
 ) -> None:
-    command = saving("run", *OPTIONS, saves=",".join(WAYS), epochs=EPOCHS, seconds=0, folder=folder)
+    command = make_saving_arguments("run", *OPTIONS, saves=",".join(WAYS), epochs=EPOCHS, seconds=0, folder=folder)
     job = mpi.run(2, *command, cwd=folder)  # one worker: which individuals are promoted depends on no timing
     assert (job.returncode, job.stderr) == (0, "")
     trials = assert_halved(folder / "run", curves)
@@ -88,7 +88,7 @@ def test_the_best_of_each_rung_go_on_where_they_were_paused(
         assert paused.state.name == "PRUNED"
         assert trial.user_attrs["resumed_from_step"] == paused.user_attrs["paused_after"]
         assert trial.user_attrs["seconds_before"] > 0
-    assert max(Counter(epochs_of(folder)).values()) == 1, "no epoch was trained twice"
+    assert max(Counter(read_epochs(folder)).values()) == 1, "no epoch was trained twice"
     assert not (folder / "run" / "checkpoints").exists()
     summary = json.loads((folder / "run" / "summary.json").read_text())
     counts = summary["evaluations"]
@@ -108,14 +108,14 @@ def test_a_promoted_evaluation_keeps_the_weights_of_its_best_loss(mpi: Mpi, tmp_
     enqueue(tmp_path, xs)
     options = ["--evaluations", len(xs), "--pruner", "asha", "--ranks-per-worker", 1]
     settings = {"saves": "first,second", "epochs": EPOCHS, "best": 1, "seconds": 0, "folder": tmp_path}
-    victim = Victim(mpi, 2, saving("run", *options, **settings), tmp_path, tmp_path / "log")
+    victim = Victim(mpi, 2, make_saving_arguments("run", *options, **settings), tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
-    while not any(map(is_paused, trials_of(tmp_path / "run"))):
+    while not any(map(is_paused, load_trials(tmp_path / "run"))):
         assert victim.job.poll() is None, victim.log.read_text()
         victim.sleep(0.05)
     (tmp_path / "paused").touch()
     assert victim.wait(60) == (0, "")
-    failed, paused, *others = trials_of(tmp_path / "run")
+    failed, paused, *others = load_trials(tmp_path / "run")
     (promoted,) = [trial for trial in others if trial.user_attrs.get("retry_of") == paused.number]
     assert "ValueError: injected" in failed.user_attrs["failure"]
     assert promoted.params == paused.params == {"x": xs[1]}
@@ -134,10 +134,10 @@ def test_a_promoted_evaluation_keeps_the_weights_of_its_best_loss(mpi: Mpi, tmp_
 @pytest.mark.parametrize(("saves", "options"), [("nothing", []), ("state", ["--checkpoint-every", "off"])])
 def test_what_cannot_go_on_is_stopped(mpi: Mpi, tmp_path: Path, saves: str, options: list[object]) -> None:
     enqueue(tmp_path, XS)
-    command = saving("run", *OPTIONS, *options, saves=saves, epochs=EPOCHS, seconds=0)
+    command = make_saving_arguments("run", *OPTIONS, *options, saves=saves, epochs=EPOCHS, seconds=0)
     job = mpi.run(2, *command, "--ranks-per-worker", 1, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert len(trials) == len(XS)
     pruned = [trial for trial in trials if trial.state.name == "PRUNED"]
     assert 0 < len(pruned) < len(XS)
@@ -150,12 +150,12 @@ def test_what_cannot_go_on_is_stopped(mpi: Mpi, tmp_path: Path, saves: str, opti
 def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ranks(
     mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
 ) -> None:
-    command = saving("run", *OPTIONS, "--resume", "--checkpoint-every", "1s", epochs=EPOCHS, seconds=0.3)
+    command = make_saving_arguments("run", *OPTIONS, "--resume", "--checkpoint-every", "1s", epochs=EPOCHS, seconds=0.3)
     for ranks, end in ((4, signal.SIGUSR1), (2, signal.SIGKILL)):
         victim = Victim(mpi, ranks, command, folder, folder / f"log{ranks}")
-        known = len(trials_of(folder / "run")) if (folder / "run" / "study.log").exists() else 0
+        known = len(load_trials(folder / "run")) if (folder / "run" / "study.log").exists() else 0
         victim.wait_for("done  island")
-        while len(trials := trials_of(folder / "run")) < known + 1 or not any(map(is_paused, trials)):
+        while len(trials := load_trials(folder / "run")) < known + 1 or not any(map(is_paused, trials)):
             assert victim.job.poll() is None, victim.log.read_text()
             victim.sleep(0.05)
         if end == signal.SIGUSR1:
@@ -175,10 +175,10 @@ def test_a_promoted_evaluation_whose_state_is_gone_begins_again(
     mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
 ) -> None:
     some = ["--evaluations", 5, "--pruner", "asha"]  # of which only the first goes on
-    job = mpi.run(1, *saving("run", *some, epochs=EPOCHS, seconds=0), cwd=folder)
+    job = mpi.run(1, *make_saving_arguments("run", *some, epochs=EPOCHS, seconds=0), cwd=folder)
     assert job.returncode == 0, job.stderr
     assert not (folder / "run" / "checkpoints").exists(), "the run was over"
-    more = saving("run", *OPTIONS, "--resume", epochs=EPOCHS, seconds=0)
+    more = make_saving_arguments("run", *OPTIONS, "--resume", epochs=EPOCHS, seconds=0)
     job = mpi.run(1, *more, cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     trials = assert_halved(folder / "run", curves)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 INTERRUPTED = "interrupted"
-CONFIRMING = "confirm-"  # before the numbers of trials of the study that confirms the best
+CONFIRMATION_PREFIX = "confirm-"  # before the numbers of trials of the study that confirms the best
 
 # What leaders are told of an evaluation: what breeding needs, and no more, since there may be many of both.
-TOLD = (
+SHARED_FIELDS = (
     *("trial", "state", "loss", "others", "params", "island", "worker", "generation"),
     *("seconds", "ended", "imported_from", "retry_of", "inherits", "checkpoint_step"),
 )
@@ -67,7 +67,7 @@ class Evaluation:
     cut_after: int = 0
     inherits: int | None = None
     worker_groups: Sequence[Mapping[str, Any]] = ()
-    others: tuple[float, ...] = ()
+    other_values: tuple[float, ...] = ()
     at_rungs: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
@@ -79,7 +79,7 @@ class Evaluation:
     @property
     def values(self) -> tuple[float, ...]:
         """The values of all objectives, of which the loss is the first."""
-        return (self.loss, *self.others)
+        return (self.loss, *self.other_values)
 
     @property
     def workers(self) -> Sequence[int]:
@@ -89,37 +89,37 @@ class Evaluation:
     @property
     def label(self) -> str:
         """The name of its trial, where evaluations of the search and those that confirm the best are shown together."""
-        return label(self.trial, self.confirms is not None)
+        return format_label(self.trial, self.confirms is not None)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether it ended by itself, and this is the last that is known of its individual."""
         return self.state in ("complete", "pruned", "paused", "failed")
 
     @property
     def has_ended(self) -> bool:
         """Whether it ended by itself, also where its individual has gone on since."""
-        return self.finished or self.state == "promoted"
+        return self.is_finished or self.state == "promoted"
 
     @property
-    def succeeded(self) -> bool:
+    def has_succeeded(self) -> bool:
         """Whether it ended by itself, with a loss."""
         return self.has_ended and self.state != "failed"
 
     @property
-    def ended_in_run(self) -> bool:
+    def has_ended_in_run(self) -> bool:
         """Whether it ended by itself in this run, also where its individual has gone on since."""
         return self.has_ended and not self.imported_from
 
     @property
-    def state_at_end(self) -> str:
+    def end_state(self) -> str:
         """The state that it ended with, also where its individual has gone on since."""
         return "paused" if self.state == "promoted" else self.state
 
     @property
-    def counts(self) -> bool:
+    def counts_for_budget(self) -> bool:
         """Whether it is finished, and counts for the run's budget."""
-        return self.finished and not self.imported_from
+        return self.is_finished and not self.imported_from
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,12 @@ class Assignment:
     confirms: int | None = None
 
 
-def label(trial: int, confirms: bool) -> str:
+def format_label(trial: int, confirms: bool) -> str:
     """Return the name of a trial of the search, or of the study that confirms the best, which has its own numbers."""
-    return f"{CONFIRMING}{trial}" if confirms else str(trial)
+    return f"{CONFIRMATION_PREFIX}{trial}" if confirms else str(trial)
 
 
-def individuals(evaluations: Iterable[Evaluation]) -> dict[int, list[Evaluation]]:
+def group_by_individual(evaluations: Iterable[Evaluation]) -> dict[int, list[Evaluation]]:
     """Return the evaluations of each individual, by the first of them."""
     roots: dict[int, int] = {}
     groups: dict[int, list[Evaluation]] = {}
@@ -160,11 +160,11 @@ def find_root(evaluation: Evaluation, roots: dict[int, int]) -> int:
     return roots[evaluation.trial]
 
 
-def rank(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
+def rank_evaluations(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
     """Return the n complete evaluations with the lowest losses, the lowest first."""
     return sorted((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial))[:n]
 
 
-def best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
+def find_best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
     """Return the complete evaluation with the lowest loss; None while none is complete."""
     return min((one for one in evaluations if one.state == "complete"), key=lambda e: (e.loss, e.trial), default=None)

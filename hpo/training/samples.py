@@ -12,7 +12,7 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def get_batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs (N, ...) and the targets (N, ...) at `indices`, int64 of shape (N,) on the CPU."""
         ...
 

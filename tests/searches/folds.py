@@ -30,7 +30,7 @@ class Half:
     def __len__(self):
         return len(self.targets)
 
-    def batch(self, indices):
+    def get_batch(self, indices):
         return self.inputs[indices], self.targets[indices]
 
 

@@ -25,7 +25,7 @@ class Part:
     def __len__(self):
         return len(self.targets)
 
-    def batch(self, indices):
+    def get_batch(self, indices):
         return self.inputs[indices], self.targets[indices]
 
 

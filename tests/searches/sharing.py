@@ -97,7 +97,7 @@ class Part:
     def __len__(self):
         return len(self.targets)
 
-    def batch(self, indices):
+    def get_batch(self, indices):
         time.sleep(self.seconds)
         trap.spring(self.place)
         return self.inputs[indices], self.targets[indices]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hpo.trainer.worker import Worker
-    from hpo.training.parallel.way import ParallelStrategy
+    from hpo.training.parallel.strategy import ParallelStrategy
 
 
 def parallelize(
@@ -31,16 +31,16 @@ def parallelize(
         )
     # Imported here: what shards and stages need takes a second to import.
     if settings.parallel == "shard" and worker.size > 1:
-        from hpo.training.parallel.shard import Shard
+        from hpo.training.parallel.shard import ShardStrategy
 
-        return Shard(network, worker, settings)
+        return ShardStrategy(network, worker, settings)
     if settings.parallel == "pipeline" and (worker.size > 1 or len(worker.devices) > 1):
-        from hpo.training.parallel.pipeline import Pipeline
+        from hpo.training.parallel.pipeline import PipelineStrategy
 
-        return Pipeline(network, worker, settings, stage_costs)
-    from hpo.training.parallel.replicate import Replicate
+        return PipelineStrategy(network, worker, settings, stage_costs)
+    from hpo.training.parallel.replicate import ReplicateStrategy
 
-    return Replicate(network, worker, settings)
+    return ReplicateStrategy(network, worker, settings)
 
 
 __all__ = ["ParallelSettings", "parallelize"]
