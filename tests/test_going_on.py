@@ -272,7 +272,7 @@ def test_states_that_do_not_fit_are_warnings_and_their_evaluations_begin_again(
         assert len(warnings) == len(trials) == 3
         for trial, warning in zip(trials, warnings, strict=True):
             repeats = trial.user_attrs["retry_of"]
-            begins = f"warning: trial {trial.number} begins again, since it cannot go on from its state: "
+            begins = f"warning: trial {trial.number} restarts, since it cannot resume from its checkpoint: "
             assert re.match(f"{begins}.*{said[repeats]}", warning), warning
             assert losses_of(trial) == losses_of(load_trials(expected)[repeats])
             assert "resumed_from_step" not in trial.user_attrs

@@ -310,5 +310,5 @@ def test_leader_warns_once_if_states_cannot_be_written(tmp_path: Path, capsys: p
     for loss in (0.5, 0.25):
         assert led.step(attempt, loss, saved={"epoch": 1}).state == "going"
     warning = capsys.readouterr().err
-    assert warning.startswith("warning: the state of trial 0 cannot be saved: ")
+    assert warning.startswith("warning: the checkpoint of trial 0 cannot be saved: ")
     assert warning.count("\n") == 1

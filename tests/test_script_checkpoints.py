@@ -130,7 +130,7 @@ def test_script_that_cannot_continue_begins_again(mpi: Mpi, tmp_path: Path) -> N
     (tmp_path / "run" / "trials" / "0" / "go").touch()
     job = mpi.run(1, *SEARCH, *options, cwd=tmp_path)
     assert job.returncode == 0
-    assert "warning: trial 1 begins again, since it cannot go on from its state: rank 0, train.py:5: " in job.stderr
+    assert "warning: trial 1 restarts, since it cannot resume from its checkpoint: rank 0, train.py:5: " in job.stderr
     trials = load_trials(tmp_path / "run")
     assert losses_of(trials[1]) == [3.0, 2.0, 1.0]
     assert "resumed_from_step" not in trials[1].user_attrs

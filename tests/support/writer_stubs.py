@@ -95,8 +95,8 @@ def make_trainer_stub(weights: Mapping[str, Tensor]) -> Any:
     assert kept is not None
     assert kept["has_weights"]
 
-    def write_weights(path: str, about: Mapping[str, str]) -> str:
-        return str(keeper.write_weights(path, about)["error"])
+    def write_weights(path: str, metadata: Mapping[str, str]) -> str:
+        return str(keeper.write_weights(path, metadata)["error"])
 
     return SimpleNamespace(write_weights=write_weights)
 
