@@ -183,7 +183,7 @@ def test_an_evaluation_that_cannot_have_more_ranks_goes_on_with_its_own(
     options = ["--ranks-per-worker", 1, "--elastic"]
     job = mpi.run(2, *growing("run", *options, most_ranks=1, fails_after=6, seconds=1.2, folder=folder), cwd=folder)
     assert job.returncode == 0, job.stderr
-    said = r"warning: --elastic: trial 0 goes on with 1 worker, since it could not with 2: rank \d, growing.py:\d+: "
+    said = r"warning: --elastic: trial 0 continues with 1 worker, since it failed with 2: rank \d, growing.py:\d+: "
     (line,) = job.stderr.splitlines()
     assert re.fullmatch(said + "ValueError: injected: no batch of 32 for 2 ranks", line), line
     assert_same(curves(folder / "run"), expected)
@@ -208,11 +208,11 @@ def test_workers_that_gain_nothing_part_again(mpi: Mpi, folder: Path, expected: 
 def test_grow_without_saving_is_one_warning(mpi: Mpi, folder: Path) -> None:
     options = ["--ranks-per-worker", 1, "--elastic"]
     job = mpi.run(2, *growing("run", *options, evaluations=6, saves=False, seconds=0.1), cwd=folder)
-    said = (
-        r"warning: --elastic does nothing: trial \d+ has not called worker\.save\. Call it before each yield, and .*\n"
+    expected = (
+        r"warning: --elastic has no effect: trial \d+ has not called worker\.save_checkpoint\. Call it before .*\n"
     )
     assert job.returncode == 0
-    assert re.fullmatch(said, job.stderr), job.stderr
+    assert re.fullmatch(expected, job.stderr), job.stderr
     assert teams_of(folder / "run") == [[]] * 6
 
 
@@ -223,9 +223,7 @@ def test_an_objective_that_begins_again_is_told_so_once(
     job = mpi.run(2, *growing("run", *options, restores=False, seconds=0.6), cwd=folder)
     assert job.returncode == 0, job.stderr
     (line,) = job.stderr.splitlines()
-    assert re.fullmatch(r"warning: --elastic: trial 0 has begun again with 2 workers: .* worker\.checkpoint", line), (
-        line
-    )
+    assert re.fullmatch(r"warning: --elastic: trial 0 has restarted with 2 workers: .* worker\.checkpoint", line), line
     assert_same(curves(folder / "run"), expected)
 
 

@@ -162,13 +162,16 @@ def test_a_run_goes_on_with_what_there_is_to_inherit(mpi: Mpi, tmp_path: Path) -
     [
         (
             {"asks": "ignore"},
-            "begins without what trial .* has learned: the objective has not asked for worker.parent_checkpoint",
+            "starts without the checkpoint of trial .*: the objective has not read worker.parent_checkpoint",
         ),
         (
             {"asks": "fail"},
-            r"begins without what trial .* has learned: rank [01], .*heirs.py:\d+: KeyError: 'injected'",
+            r"starts without the checkpoint of trial .*: rank [01], .*heirs.py:\d+: KeyError: 'injected'",
         ),
-        ({"saves": False}, "nothing can be inherited from trial .*: it has not saved what it is at its end"),
+        (
+            {"saves": False},
+            "trial .* cannot be a parent: it has not called worker.save_checkpoint before its last loss",
+        ),
     ],
 )
 def test_where_nothing_is_inherited_it_is_said_once(

@@ -13,7 +13,8 @@ from optuna.pruners import ThresholdPruner
 from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.checkpointer import Checkpointer
-from hpo.evaluation.leader import Leader, Limits
+from hpo.evaluation.leader import Leader
+from hpo.evaluation.limits import Limits
 from hpo.evaluation.step_verdict import Step, Verdict
 from hpo.process.channel import Message
 from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
@@ -171,7 +172,7 @@ def test_an_evaluation_that_takes_too_long_fails_though_its_loss_is_recorded(tmp
     attempt.began_at -= 31.0
     verdict = led.step(attempt, 0.5)
     assert (verdict.state, verdict.loss) == ("failed", 0.5)
-    assert verdict.failure == "timeout: still going on after 30 s (--evaluation-timeout)"
+    assert verdict.failure == "timeout: not finished after 30 s (--evaluation-timeout)"
     assert led.curve(attempt) == {1: 0.5}
 
 
@@ -250,7 +251,7 @@ def test_the_seconds_before_an_interruption_count_for_the_timeout(tmp_path: Path
     attempt = led.begin(CheckpointInfo({}, [0.5], {}, 100.0))
     led.go_on(attempt)
     verdict = led.step(attempt, 0.25)
-    assert verdict.failure == "timeout: still going on after 100 s (--evaluation-timeout)"
+    assert verdict.failure == "timeout: not finished after 100 s (--evaluation-timeout)"
 
 
 def test_an_evaluation_that_has_nothing_left_to_do_ends_with_what_it_had(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_an_evaluation_that_takes_too_long_is_stopped(mpi: Mpi, tmp_path: Path) 
     job = mpi.run(2, *faulty(*limits, way="none,rest", seconds=1, epochs=9), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     slow, never = load_trials(tmp_path / "run")
-    assert slow.user_attrs["failure"] == "timeout: still going on after 1.5 s (--evaluation-timeout)"
+    assert slow.user_attrs["failure"] == "timeout: not finished after 1.5 s (--evaluation-timeout)"
     assert list(slow.intermediate_values) == [1, 2]
     rests = line_of('"rest": lambda', "rest")
     places = f"rank 0 was at {rests}, rank 1 was at {rests}"

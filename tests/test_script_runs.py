@@ -73,7 +73,7 @@ def test_report_after_a_matching_line_is_warned_of_once(mpi: Mpi, tmp_path: Path
     job = mpi.run(2, *SEARCH, "--space", "k=Int(1, 9)", *LOSS, "--evaluations", 2, "--", "train.py", cwd=tmp_path)
     assert job.returncode == 0
     assert job.stderr == (
-        "warning: trial 0: hpo.report is not read, since a line has matched --loss before; use one of them, or "
-        "evaluations differ in that\n"
+        "warning: trial 0: hpo.report is ignored, since a line has matched --loss before. Use only one of them in all "
+        "evaluations\n"
     )
     assert [trial.values for trial in load_trials(tmp_path / "run")] == [[0.5], [0.5]]

@@ -394,7 +394,7 @@ def test_reports_come_from_lines_or_from_the_file() -> None:
     reports = ReportReader(Script("train.py", loss=r"(?:\w+\s?)*val_loss: (\S+)"))
     reports.take_line(f"{'a' * 60} loss: 3")
     (report,) = reports.take_new_reports()
-    assert report.mistake.startswith("to look for --loss or --metric takes more than 1 s in the line 'aaa")
+    assert report.mistake.startswith("the search for --loss or --metric took more than 1 s in 'aaa")
     reports.close()
     reports = ReportReader(script)
     with Path(reports.path).open("a") as file:
@@ -405,7 +405,7 @@ def test_reports_come_from_lines_or_from_the_file() -> None:
     rest = reports.take_new_reports()
     assert rest[0] == Report(2.0, {})
     assert [one.mistake for one in rest[1:]] == [
-        f"what was reported is not a loss with metrics: {text}" for text in ("[1]", '{"loss": true}')
+        f"a report must be a JSON object with a loss and metrics, got {text}" for text in ("[1]", '{"loss": true}')
     ]
     reports.take_line("loss=5")
     assert reports.take_new_reports() == []

@@ -13,7 +13,8 @@ from hpo.check.file_snapshot import FileSnapshot, take_file_snapshot
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.evaluator import EvaluationContext, Evaluator
-from hpo.evaluation.leader import Leader, Limits
+from hpo.evaluation.leader import Leader
+from hpo.evaluation.limits import Limits
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.step_verdict import Verdict
