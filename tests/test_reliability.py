@@ -149,7 +149,7 @@ def test_an_evaluation_that_takes_too_long_is_stopped(mpi: Mpi, tmp_path: Path) 
     assert list(slow.intermediate_values) == [1, 2]
     rests = line_of('"rest": lambda', "rest")
     places = f"rank 0 was at {rests}, rank 1 was at {rests}"
-    reason = f"timeout: no loss came at which to stop it (--evaluation-timeout); {places}"
+    reason = f"timeout: no loss within --evaluation-timeout; {places}"
     assert never.user_attrs["failure"] == reason, "no rank waited for another"
     assert list(never.intermediate_values) == []
 

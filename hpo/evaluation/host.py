@@ -6,7 +6,8 @@ from collections import Counter
 
 from hpo.errors import RunError
 from hpo.evaluation.devices import Gpus, assign_gpus
-from hpo.evaluation.trainer_client import TrainerEnd, TrainerSlot
+from hpo.evaluation.trainer_client import TrainerEnd
+from hpo.evaluation.trainer_slot import TrainerSlot
 from hpo.layout import list_usable_cores
 from hpo.ranks.communicator import SleepingComm
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hpo.evaluation.attempt import CopyHolder
     from hpo.evaluation.checkpointer import Checkpointer
-    from hpo.evaluation.trainer_client import TrainerSlot
+    from hpo.evaluation.trainer_slot import TrainerSlot
     from hpo.evaluation.weights_saver import WeightsSaver
     from hpo.store.evaluations import Assignment
     from hpo.store.study_client import StudyClient

@@ -14,7 +14,8 @@ from hpo.evaluation.devices import choose_backend, make_gpu_variables
 from hpo.evaluation.host import Host
 from hpo.evaluation.host_network import find_interface, find_own_address
 from hpo.evaluation.torchrun import make_torchrun_variables
-from hpo.evaluation.trainer_client import TrainerClient, TrainerSlot
+from hpo.evaluation.trainer_client import TrainerClient
+from hpo.evaluation.trainer_slot import TrainerSlot
 from hpo.process.linux import identify_pid_namespace
 from hpo.ranks.communicator import SleepingComm
 
