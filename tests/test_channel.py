@@ -162,7 +162,7 @@ def test_channel_cut_off_inside_a_frame_raises(raw: tuple[Channel, socket.socket
 def test_channel_that_gets_garbage_raises(raw: tuple[Channel, socket.socket], payload: bytes) -> None:
     own, other = raw
     other.sendall(frame(payload))
-    with pytest.raises(ChannelClosed, match="what has come is not a message"):
+    with pytest.raises(ChannelClosed, match="the other end has sent invalid data"):
         own.receive(5)
 
 
@@ -170,7 +170,7 @@ def test_channel_that_gets_garbage_raises(raw: tuple[Channel, socket.socket], pa
 def test_channel_refuses_a_huge_length_at_once(raw: tuple[Channel, socket.socket], header: bytes) -> None:
     own, other = raw
     other.send(header)
-    with pytest.raises(ChannelClosed, match="what has come is not a message"):
+    with pytest.raises(ChannelClosed, match="the other end has sent invalid data"):
         own.receive(None)
 
 

@@ -226,7 +226,7 @@ class Evaluator:
             attempt.restore_losses(start.losses, start.seconds, {})
         attempt.saves_own_checkpoints = self._context.program is not None and bool(self._context.program.script.resume)
         overdue_after = self._leader.limits.evaluation_timeout if self._leader else math.inf
-        if self._context.program is None:  # an objective gets time to reach its next loss, where it is ended
+        if self._context.program is None:  # an objective gets time to reach its next loss, and ends there
             overdue_after += self._group.patience
         with self._watch.watch_evaluation() as watched:
             supervision = self._start_supervision(watched, attempt, overdue_after, ticket)

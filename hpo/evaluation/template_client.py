@@ -96,7 +96,7 @@ class TemplateProcess:
 
 
 def start_template() -> TemplateProcess | None:
-    """Start a template if the launcher says that this rank is the first on its host; call it before MPI starts."""
+    """Start a template if this rank is the first on its host, according to the launcher; call it before MPI starts."""
     return TemplateProcess() if is_first_on_host(os.environ) else None
 
 
