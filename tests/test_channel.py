@@ -87,7 +87,7 @@ def test_channel_delivers_descriptors_with_their_message(pair: tuple[Channel, Ch
         file.close()
 
 
-def test_channel_closes_descriptors_that_nobody_took(raw: tuple[Channel, socket.socket]) -> None:
+def test_channel_closes_unused_descriptors(raw: tuple[Channel, socket.socket]) -> None:
     own, other = raw
     read, write = os.pipe()
     socket.send_fds(other, [frame(b'["kind", {}]', 1)[:6]], [write])
@@ -98,7 +98,7 @@ def test_channel_closes_descriptors_that_nobody_took(raw: tuple[Channel, socket.
     os.close(read)
 
 
-def test_channel_puts_partial_frames_together(raw: tuple[Channel, socket.socket]) -> None:
+def test_channel_joins_partial_frames(raw: tuple[Channel, socket.socket]) -> None:
     own, other = raw
     content = {"text": "x" * 100}
     for byte in frame(json.dumps(["slow", content]).encode()) + frame(b'["next", {}]'):
@@ -107,7 +107,7 @@ def test_channel_puts_partial_frames_together(raw: tuple[Channel, socket.socket]
     assert own.receive(5) == Message("next", {})
 
 
-def test_channel_delivers_more_than_the_socket_holds(pair: tuple[Channel, Channel]) -> None:
+def test_channel_delivers_more_than_socket_buffer(pair: tuple[Channel, Channel]) -> None:
     own, theirs = pair
     content = {"much": "x" * 20_000_000}
     sending = threading.Thread(target=own.send, args=("kind",), kwargs=content)
@@ -116,7 +116,7 @@ def test_channel_delivers_more_than_the_socket_holds(pair: tuple[Channel, Channe
     sending.join(10)
 
 
-def test_channel_closed_at_the_other_end_raises(pair: tuple[Channel, Channel]) -> None:
+def test_channel_closed_at_other_end_raises(pair: tuple[Channel, Channel]) -> None:
     own, theirs = pair
     theirs.send("last words")
     theirs.close()
@@ -133,7 +133,7 @@ def test_channel_closed_at_the_other_end_raises(pair: tuple[Channel, Channel]) -
         own.send("kind")
 
 
-def test_channel_cut_off_inside_a_frame_raises(raw: tuple[Channel, socket.socket]) -> None:
+def test_channel_closed_inside_frame_raises(raw: tuple[Channel, socket.socket]) -> None:
     own, other = raw
     other.send(frame(b'["kind", {}]')[:-1])
     assert own.receive(0.05) is None
@@ -159,7 +159,7 @@ def test_channel_cut_off_inside_a_frame_raises(raw: tuple[Channel, socket.socket
         b'["kind", {"a": ' + b"9" * 5000 + b"}]",
     ],
 )
-def test_channel_that_gets_garbage_raises(raw: tuple[Channel, socket.socket], payload: bytes) -> None:
+def test_channel_with_invalid_data_raises(raw: tuple[Channel, socket.socket], payload: bytes) -> None:
     own, other = raw
     other.sendall(frame(payload))
     with pytest.raises(ChannelClosed, match="the other end has sent invalid data"):
@@ -167,7 +167,7 @@ def test_channel_that_gets_garbage_raises(raw: tuple[Channel, socket.socket], pa
 
 
 @pytest.mark.parametrize("header", [b"\xff" * 5, struct.pack("=IB", (1 << 28) + 1, 0), struct.pack("=IB", 2, 9)])
-def test_channel_refuses_a_huge_length_at_once(raw: tuple[Channel, socket.socket], header: bytes) -> None:
+def test_channel_with_huge_length_raises_at_once(raw: tuple[Channel, socket.socket], header: bytes) -> None:
     own, other = raw
     other.send(header)
     with pytest.raises(ChannelClosed, match="the other end has sent invalid data"):
@@ -202,7 +202,7 @@ def test_channel_whose_descriptor_was_reused_raises(tmp_path: Path) -> None:
     theirs.close()
 
 
-def test_channel_waits_for_as_long_as_it_is_told(pair: tuple[Channel, Channel]) -> None:
+def test_channel_waits_until_timeout(pair: tuple[Channel, Channel]) -> None:
     own, theirs = pair
     started = time.monotonic()
     assert own.receive(0.2) is None

@@ -27,7 +27,7 @@ from tests.support.runs import START_SECONDS, add_evaluation, make_run, start_se
 BACK = -7184.1  # seconds from the beginning of an evaluation to its end
 
 
-def test_what_ended_before_it_began_took_an_unknown_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_negative_duration_is_shown_as_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_evaluation(make_run(tmp_path / "run"), seconds=BACK)
     run = RunReader(tmp_path / "run")
     (one,) = run.read_evaluations()
@@ -53,7 +53,7 @@ def test_what_ended_before_it_began_took_an_unknown_time(tmp_path: Path, capsys:
     assert (collect_results(one), find_timestamp(one)) == ({"lowest_loss": 0.5}, START_SECONDS)
 
 
-def test_times_in_which_the_clock_was_set_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_working_time_skips_negative_durations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = make_run(tmp_path / "run")
     for began, seconds in ((0.0, 10.0), (100.0, BACK), (105.0, 5.0)):
         add_evaluation(record, began=START_SECONDS + began, seconds=seconds)
@@ -73,7 +73,7 @@ def test_times_in_which_the_clock_was_set_are_none(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.slow
-def test_what_another_study_has_of_it_is_taken_over_without_a_time(tmp_path: Path) -> None:
+def test_warm_start_drops_negative_duration(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/mine.db"
     study = optuna.create_study(study_name="mine", storage=url)
     study.enqueue_trial({"depth": 2, "act": "relu", "flag": True, "lr": 0.5})

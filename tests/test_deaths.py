@@ -53,7 +53,7 @@ DIFFER = {"differ": [LINE, "SIGABRT", "collective"]}  # gloo aborts, on any rank
 HANGS = {"swallow": 5, "cancelled": 5, "lock": 1, "native": 1, "signals": 1, "stop": 1, "finally": 5}
 
 
-def words_of_program(errors: str) -> list[str]:
+def select_program_lines(errors: str) -> list[str]:
     """Return the lines of stderr that no objective has printed."""
     return [line for line in errors.splitlines() if not re.match(r"worker \d rank \d \| ", line)]
 
@@ -76,7 +76,7 @@ def assert_only_failed(folder: Path, ways: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_trainer_crash_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
+def test_trainer_crash_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
     """Ways come before and after the first loss in turn; with another size, it is the other way round."""
     expected, after = CRASHES | DIFFER, [size % 2, 1 - size % 2]
     ways = [*(["differ"] * 2 if size > 1 else []), *CRASHES]
@@ -87,7 +87,7 @@ def test_trainer_crash_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path,
         status, errors = victim.wait(150, SECONDS_TO_END)
         killing.join(10)
     assert status == 0, errors
-    assert words_of_program(errors) == []
+    assert select_program_lines(errors) == []
     assert_only_failed(tmp_path, ways)
     for turn, (way, trial) in enumerate(zip(ways, load_trials(tmp_path / "run")[::2], strict=True)):
         failure, rank = trial.user_attrs["failure"], r"rank \d" if way == "differ" else f"rank {turn % size}"
@@ -100,7 +100,7 @@ def test_trainer_crash_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path,
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_trainer_hang_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
+def test_trainer_hang_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
     """Two workers hang at the same time, in different ways. Of one rank, an evaluation may take 2 s."""
     limits = ["--collective-timeout", "3s", *(["--evaluation-timeout", "2s"] if size == 1 else [])]
     options = ["--ranks-per-worker", size, "--evaluations", 15, *limits]
@@ -108,7 +108,7 @@ def test_trainer_hang_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path, 
     with start_job(mpi, 2 * size, tmp_path, arguments) as victim:
         status, errors = victim.wait(150, SECONDS_TO_END)
     assert status == 0, errors
-    assert words_of_program(errors) == []
+    assert select_program_lines(errors) == []
     assert_only_failed(tmp_path, list(HANGS))
     hung = {evaluation.x: evaluation for evaluation in list_noted(tmp_path) if evaluation.way}
     for trial in load_trials(tmp_path / "run"):
@@ -142,7 +142,7 @@ def kill_templates(victim: Victim) -> int:
     return len(templates)
 
 
-def test_template_killed_once_costs_no_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+def test_template_killed_once_fails_no_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--ranks-per-worker", 1, "--evaluations", 6]
     with start_job(mpi, 2, tmp_path, make_dying_arguments(*options, steps=4, seconds=0.3)) as victim:
         wait_for_starts(victim, 3)
@@ -197,6 +197,6 @@ def test_run_stopped_with_hung_trainers_ends_in_time(mpi: Mpi, tmp_path: Path, w
         victim.job.send_signal(signal.SIGUSR1)
         status, errors = victim.wait(30, SECONDS_TO_END)
         assert time.monotonic() - asked < 10
-    assert (status, words_of_program(errors)) == (75, [])
+    assert (status, select_program_lines(errors)) == (75, [])
     (first, waiting) = load_trials(tmp_path / "run")
     assert (first.user_attrs["failure"], waiting.user_attrs["retry_of"]) == ("interrupted", 0)

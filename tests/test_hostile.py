@@ -21,7 +21,7 @@ KILLING = SEARCHES / "killing.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def test_any_process_group_costs_one_evaluation_and_is_gone_with_it(mpi: Mpi, tmp_path: Path) -> None:
+def test_process_group_failure_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 13, "--collective-timeout", 3]
     job = mpi.run(4, PROGRAM, SEARCHES / "grouping.py", "--run-dir", "run", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -38,7 +38,7 @@ def test_any_process_group_costs_one_evaluation_and_is_gone_with_it(mpi: Mpi, tm
     assert len(set(found)) == len(found) == 13, "groups that an objective has left end with its process"
 
 
-def test_what_an_objective_changes_of_its_process_or_leaves_there_is_gone_after_it(mpi: Mpi, tmp_path: Path) -> None:
+def test_objective_that_changes_process_gets_new_trainer(mpi: Mpi, tmp_path: Path) -> None:
     """Every second evaluation leaves what cannot be undone; the next one has another process."""
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 6]
     job = mpi.run(2, PROGRAM, SEARCHES / "messy.py", *options, cwd=tmp_path)
@@ -53,16 +53,16 @@ def test_what_an_objective_changes_of_its_process_or_leaves_there_is_gone_after_
         assert not any(Path(f"/proc/{process}").exists() for process in processes)
 
 
-def supervise(folder: Path, *command: object, restarts: int = 3) -> subprocess.CompletedProcess[str]:
+def run_supervise(folder: Path, *command: object, restarts: int = 3) -> subprocess.CompletedProcess[str]:
     line = make_hpo_command("supervise", "--max-restarts", restarts, "mpirun", *command)
     return subprocess.run(line, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_an_individual_that_kills_the_job_is_given_up_and_no_other(mpi: Mpi, tmp_path: Path) -> None:
+def test_supervise_gives_up_individual_that_crashes_job(mpi: Mpi, tmp_path: Path) -> None:
     """It kills a rank, as the kernel does when an objective has used up the memory of a host."""
     options = ["--run-dir", "run", "--ranks-per-worker", 1, "--islands", 1, "--evaluations", 8]
     settings = ["--set", "kills=5", "--set", "seconds=0.02"]
-    job = supervise(tmp_path, "-n", 3, mpi.python, PROGRAM, KILLING, *options, *settings)
+    job = run_supervise(tmp_path, "-n", 3, mpi.python, PROGRAM, KILLING, *options, *settings)
     assert job.returncode == 0, job.stderr
     assert "7 complete, 1 failed, of 8" in job.stdout
     assert re.search(r"going on after .*; \d that may have killed the job twice, alone at the end", job.stdout)
@@ -76,7 +76,7 @@ def test_an_individual_that_kills_the_job_is_given_up_and_no_other(mpi: Mpi, tmp
     assert ", " not in crashes[-1], "it was alone"
 
 
-def test_what_an_objective_forks_is_no_rank_however_it_ends(mpi: Mpi, tmp_path: Path) -> None:
+def test_forked_child_of_objective_does_not_act_as_rank(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 2]
     job = mpi.run(2, PROGRAM, SEARCHES / "branching.py", *options, cwd=tmp_path, timeout=40)
     assert job.returncode == 0, job.stderr
@@ -88,7 +88,7 @@ def test_what_an_objective_forks_is_no_rank_however_it_ends(mpi: Mpi, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [0, 75])
-def test_a_job_that_ends_with_a_status_that_is_not_its_own_is_started_again(tmp_path: Path, status: int) -> None:
+def test_supervise_restarts_job_with_status_of_launcher(tmp_path: Path, status: int) -> None:
     """Some launchers return 0 for a job whose ranks were killed: such a run has left its name in the lock."""
     job = f"""
 case "$*" in
@@ -105,7 +105,7 @@ exit {status}
     assert ended.stdout == again
 
 
-def changed_report(folder: Path, body: str) -> Path:
+def write_changed_conclusion(folder: Path, body: str) -> Path:
     """Write run_islands.py with another way to report, which the first rank alone does."""
     return write_changed_program(
         folder,
@@ -115,16 +115,18 @@ def changed_report(folder: Path, body: str) -> Path:
     )
 
 
-def test_a_run_that_is_described_no_more_ends_with_its_summary(mpi: Mpi, tmp_path: Path) -> None:
-    program = changed_report(tmp_path, "    Path('run/run.json').write_text('{')\n    return report(stages)\n")
+def test_run_with_damaged_run_json_prints_its_summary(mpi: Mpi, tmp_path: Path) -> None:
+    program = write_changed_conclusion(
+        tmp_path, "    Path('run/run.json').write_text('{')\n    return report(stages)\n"
+    )
     job = mpi.run(2, program, QUICK, "--run-dir", "run", "--islands", 1, "--evaluations", 2, cwd=tmp_path, timeout=40)
     assert job.returncode == 0
     assert "2 complete, of 2" in job.stdout
     assert re.fullmatch(r"warning: no report was written: run/run.json cannot be read: .*\n", job.stderr)
 
 
-def test_a_mistake_that_one_rank_alone_meets_ends_the_job_at_once(each_mpi: Mpi, tmp_path: Path) -> None:
-    program = changed_report(tmp_path, "    raise UsageError('injected')\n")
+def test_usage_error_on_one_rank_ends_job(each_mpi: Mpi, tmp_path: Path) -> None:
+    program = write_changed_conclusion(tmp_path, "    raise UsageError('injected')\n")
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 2]
     job = each_mpi.run(2, program, QUICK, *options, cwd=tmp_path, timeout=40)
     assert job.returncode == 1
@@ -132,7 +134,7 @@ def test_a_mistake_that_one_rank_alone_meets_ends_the_job_at_once(each_mpi: Mpi,
     assert "Traceback" not in job.stderr
 
 
-def test_a_suspended_job_goes_on_as_if_nothing_had_happened(mpi: Mpi, tmp_path: Path) -> None:
+def test_suspended_job_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 3, "--collective-timeout", 3]
     arguments = [PROGRAM, ENDLESS, *options]
     victim = Victim(mpi, 4, arguments, tmp_path, tmp_path / "log")
@@ -148,7 +150,7 @@ def test_a_suspended_job_goes_on_as_if_nothing_had_happened(mpi: Mpi, tmp_path: 
     assert all(list(trial.intermediate_values) == [1, 2, 3, 4] for trial in trials)
 
 
-def test_a_database_that_is_away_costs_nothing(mpi: Mpi, tmp_path: Path) -> None:
+def test_unavailable_database_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
     database = tmp_path / "study.db"
     options = [
         "--run-dir",

@@ -15,25 +15,25 @@ from tests.support.run_output import load_trials
 CARELESS = SEARCHES / "careless.py"
 
 
-def line_of(code: str) -> int:
+def find_line(code: str) -> int:
     """Return the number of the one line of the search space that holds this code."""
     (number,) = [n for n, line in enumerate(CARELESS.read_text().splitlines(), 1) if code in line]
     return number
 
 
-def at(code: str) -> str:
-    return rf"careless\.py:{line_of(code)}"
+def match_line(code: str) -> str:
+    return rf"careless\.py:{find_line(code)}"
 
 
-def careless(folder: Path, ways: str, *options: object) -> list[object]:
+def make_careless_arguments(folder: Path, ways: str, *options: object) -> list[object]:
     """Name the search space by a relative path, as people do."""
     return [PROGRAM, os.path.relpath(CARELESS, folder), "--run-dir", "run", "--set", f"ways={ways}", *options]
 
 
-def failures(mpi: Mpi, folder: Path, reasons: dict[str, str], seconds: int = 60) -> list[str]:
+def run_failures(mpi: Mpi, folder: Path, reasons: dict[str, str], seconds: int = 60) -> list[str]:
     """Let evaluations fail in these ways, for these reasons, and give their tracebacks; no reason: it is complete."""
     options = ["--collective-timeout", seconds, "--evaluations", len(reasons)]
-    job = mpi.run(2, *careless(folder, ",".join(reasons), *options), cwd=folder)
+    job = mpi.run(2, *make_careless_arguments(folder, ",".join(reasons), *options), cwd=folder)
     assert (job.returncode, job.stderr) == (3 if all(reasons.values()) else 0, "")
     tracebacks = []
     for (way, reason), trial in zip(reasons.items(), load_trials(folder / "run"), strict=True):
@@ -45,12 +45,12 @@ def failures(mpi: Mpi, folder: Path, reasons: dict[str, str], seconds: int = 60)
     return tracebacks
 
 
-def test_what_an_objective_does_to_what_it_is_given_ends_with_it(
+def test_objective_that_changes_its_arguments_is_isolated(
     mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--ranks-per-worker", 2, "--islands", 1, "--evaluations", 6]
     monkeypatch.setenv("PYTHONWARNINGS", "ignore:Guards may run slower")  # torch says it of Python 3.13.0
-    job = mpi.run(4, *careless(tmp_path, "none,compile", *options), cwd=tmp_path)
+    job = mpi.run(4, *make_careless_arguments(tmp_path, "none,compile", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
     assert len(trials) == 6
@@ -64,60 +64,70 @@ def test_what_an_objective_does_to_what_it_is_given_ends_with_it(
     assert sum("graphs" in trial.user_attrs["metrics"] for trial in trials) >= 2
 
 
-def test_a_mistake_is_told_with_its_line_and_what_would_work(mpi: Mpi, tmp_path: Path) -> None:
+def test_mistake_failure_names_line_and_remedy(mpi: Mpi, tmp_path: Path) -> None:
     computes = r"\w+Error: .* \(worker\.device is where this rank computes: .*\)"
     reasons = {
-        "tuple": f"{at('yield wrong')}: TypeError: metrics are a dict of numbers by name, not 0\\.9: .*",
-        "text": f"{at('yield wrong')}: TypeError: metric 'note' must be a number, not 'good'",
-        "model": rf"{at('offer(model)')}: TypeError: .* offer model\.state_dict\(\)",
-        "sharded": f"{at('offer(model.state_dict())')}: TypeError: .* is sharded: offer, on all ranks, get_model_.*",
-        "path": rf"{at('missing.bin')}: FileNotFoundError: .* \(a relative path, looked for in /.*\)",
-        "cuda": rf"{at('model.cuda()')}: {computes}",
-        "returned": f"{at('def objective(')}: ValueError: .* no loss, but returned 0.5: it has a yield somewhere",
+        "tuple": f"{match_line('yield wrong')}: TypeError: metrics are a dict of numbers by name, not 0\\.9: .*",
+        "text": f"{match_line('yield wrong')}: TypeError: metric 'note' must be a number, not 'good'",
+        "model": rf"{match_line('offer(model)')}: TypeError: .* offer model\.state_dict\(\)",
+        "sharded": f"{match_line('offer(model.state_dict())')}: TypeError: "
+        ".* is sharded: offer, on all ranks, get_model_.*",
+        "path": rf"{match_line('missing.bin')}: FileNotFoundError: .* \(a relative path, looked for in /.*\)",
+        "cuda": rf"{match_line('model.cuda()')}: {computes}",
+        "returned": f"{match_line('def objective(')}: ValueError: "
+        ".* no loss, but returned 0.5: it has a yield somewhere",
     }
     if Path("/dev/nvidiactl").exists():
         del reasons["cuda"]
-    tracebacks = failures(mpi, tmp_path, {way: f"rank [01], {reason}" for way, reason in reasons.items()})
+    tracebacks = run_failures(mpi, tmp_path, {way: f"rank [01], {reason}" for way, reason in reasons.items()})
     for traceback in tracebacks:
         first, second, *_ = traceback.splitlines()
         assert first == "Traceback (most recent call last):"
         assert re.match(r'  File ".*careless\.py"', second), "it begins in the objective"
 
 
-def test_who_waits_for_whom_is_told_with_both_places(mpi: Mpi, tmp_path: Path) -> None:
+def test_timeout_failure_names_lines_of_both_ranks(mpi: Mpi, tmp_path: Path) -> None:
     waited = r"timeout: rank \d waited 2 s \(--collective-timeout\) at"
-    trains, alone, late = at("= DistributedData"), at('"alone"'), at("torch.ones(9)")
-    bar = at("dist.barrier()")
+    trains, alone, late = (
+        match_line("= DistributedData"),
+        match_line('"alone"'),
+        match_line("torch.ones(9)"),
+    )
+    bar = match_line("dist.barrier()")
     reasons = {
-        "sleep": rf"{waited} {trains} for rank 0, which was at {at('sleep(3600)')}",
+        "sleep": rf"{waited} {trains} for rank 0, which was at {match_line('sleep(3600)')}",
         "yield": rf"{waited} ({alone} for rank 1, which was at {trains}|{trains} for rank 0, which .* at {alone})",
         "late": rf"{waited} (its end for rank 1, which was at {late}|{late} for rank 0, which had ended)",
         "barrier": rf"{waited} ({trains} for rank 0, which was at {bar}|{bar} for rank 1, which was at {trains})",
-        "return": f"rank 1, {at('def objective(')}: ValueError: the objective yielded no loss",
+        "return": f"rank 1, {match_line('def objective(')}: ValueError: the objective yielded no loss",
         "none": "",
         "swallow": "",  # a timeout
         "none again": "",
     }
-    failures(mpi, tmp_path, reasons, seconds=2)
+    run_failures(mpi, tmp_path, reasons, seconds=2)
 
 
-def test_what_torch_is_asked_to_check_is_checked_throughout(
-    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_distributed_debug_finds_mismatches(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     differs = "RuntimeError: Detected mismatch between collectives on ranks"
-    places = {"size": at("3 + worker"), "type": at("torch.float64"), "barrier": at("dist.barrier()")}
-    places["number"] = f"({at('(torch.ones(100)')}|{at('all_reduce(torch.ones(2))')})"
+    places = {
+        "size": match_line("3 + worker"),
+        "type": match_line("torch.float64"),
+        "barrier": match_line("dist.barrier()"),
+    }
+    places["number"] = f"({match_line('(torch.ones(100)')}|{match_line('all_reduce(torch.ones(2))')})"
     reasons = {way: rf"rank [01], {place}: {differs}\. .*" for way, place in places.items()}
-    reasons["barrier"] = rf"rank [01], ({at('= DistributedData')}|{places['barrier']}): {differs}\. .*"
-    tracebacks = failures(mpi, tmp_path, {"none": "", **reasons})
+    reasons["barrier"] = rf"rank [01], ({match_line('= DistributedData')}|{places['barrier']}): {differs}\. .*"
+    tracebacks = run_failures(mpi, tmp_path, {"none": "", **reasons})
     assert len(tracebacks) == 4
     for traceback in tracebacks:
         assert re.match(r'Traceback .*\n  File ".*careless\.py", .*\n(  .*\n)+RuntimeError: Detected mis', traceback)
 
 
-def test_each_line_that_an_objective_prints_says_whose_it_is_and_is_kept(mpi: Mpi, tmp_path: Path) -> None:
-    job = mpi.run(4, *careless(tmp_path, "say", "--evaluations", 3, "--ranks-per-worker", 2), cwd=tmp_path)
+def test_printed_lines_are_labelled_and_kept(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(
+        4, *make_careless_arguments(tmp_path, "say", "--evaluations", 3, "--ranks-per-worker", 2), cwd=tmp_path
+    )
     assert job.returncode == 0
     marked = [line.split(" | ", 1) for line in job.stdout.splitlines() if " | " in line]
     for label in ("worker 0 rank 0", "worker 0 rank 1", "worker 1 rank 0", "worker 1 rank 1"):
@@ -154,7 +164,7 @@ def objective(params, worker):
 """
 
 
-def test_a_loss_is_any_kind_of_number(mpi: Mpi, tmp_path: Path) -> None:
+def test_loss_may_be_any_kind_of_number(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "numbers.py").write_text(NUMBERS)
     job = mpi.run(1, PROGRAM, "numbers.py", "--run-dir", "run", "--evaluations", 9, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")

@@ -74,9 +74,7 @@ def assert_halved(run_dir: Path, curves: Mapping[float, list[float]]) -> list[op
     return trials
 
 
-def test_the_best_of_each_rung_go_on_where_they_were_paused(
-    mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
-) -> None:
+def test_best_of_each_rung_resume_from_pause(mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]) -> None:
     command = make_saving_arguments("run", *OPTIONS, saves=",".join(WAYS), epochs=EPOCHS, seconds=0, folder=folder)
     job = mpi.run(2, *command, cwd=folder)  # one worker: which individuals are promoted depends on no timing
     assert (job.returncode, job.stderr) == (0, "")
@@ -102,7 +100,7 @@ def test_the_best_of_each_rung_go_on_where_they_were_paused(
     assert best.params == summary["best"]["params"]
 
 
-def test_a_promoted_evaluation_keeps_the_weights_of_its_best_loss(mpi: Mpi, tmp_path: Path) -> None:
+def test_promoted_evaluation_keeps_weights_of_best_loss(mpi: Mpi, tmp_path: Path) -> None:
     """Only where another one, that was better at the rung, has failed can the best loss be from before a pause."""
     xs = [0.85, 0.15, 0.14, 0.13, 0.12, 0.11]  # the best is first
     enqueue(tmp_path, xs)
@@ -132,7 +130,7 @@ def test_a_promoted_evaluation_keeps_the_weights_of_its_best_loss(mpi: Mpi, tmp_
 
 
 @pytest.mark.parametrize(("saves", "options"), [("nothing", []), ("state", ["--checkpoint-every", "off"])])
-def test_what_cannot_go_on_is_stopped(mpi: Mpi, tmp_path: Path, saves: str, options: list[object]) -> None:
+def test_evaluations_without_checkpoint_are_pruned(mpi: Mpi, tmp_path: Path, saves: str, options: list[object]) -> None:
     enqueue(tmp_path, XS)
     command = make_saving_arguments("run", *OPTIONS, *options, saves=saves, epochs=EPOCHS, seconds=0)
     job = mpi.run(2, *command, "--ranks-per-worker", 1, cwd=tmp_path)
@@ -147,7 +145,7 @@ def test_what_cannot_go_on_is_stopped(mpi: Mpi, tmp_path: Path, saves: str, opti
     assert ends[EPOCHS] <= 1, "of two workers, one may come to the end before anybody knows that it is one"
 
 
-def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ranks(
+def test_run_with_pauses_resumes_after_stop_and_kill(
     mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
 ) -> None:
     command = make_saving_arguments("run", *OPTIONS, "--resume", "--checkpoint-every", "1s", epochs=EPOCHS, seconds=0.3)
@@ -171,7 +169,7 @@ def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ran
     assert not (folder / "run" / "checkpoints").exists()
 
 
-def test_a_promoted_evaluation_whose_state_is_gone_begins_again(
+def test_promoted_evaluation_without_checkpoint_restarts(
     mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
 ) -> None:
     some = ["--evaluations", 5, "--pruner", "asha"]  # of which only the first goes on

@@ -41,13 +41,13 @@ REASONS = {
 }
 
 
-def faulty(*options: object, **settings: object) -> list[object]:
+def make_faulty_arguments(*options: object, **settings: object) -> list[object]:
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     return [PROGRAM, FAULTY, "--run-dir", "run", *options, *chosen]
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_whatever_fails_on_a_rank_costs_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
+def test_failure_on_one_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
     times = measure_failure_recovery(mpi, size, tmp_path / "run", rounds=1)
     assert max(times.values()) < 20, "nobody has waited for a timeout, which is 60 s"
     trials = load_trials(tmp_path / "run" / "run")
@@ -74,7 +74,7 @@ def test_whatever_fails_on_a_rank_costs_one_evaluation(mpi: Mpi, tmp_path: Path,
     assert job_summary["evaluations"]["failed"] == len(trials)
 
 
-def line_of(code: str, way: str) -> str:
+def find_position(code: str, way: str) -> str:
     """Return the place in faulty.py at which a way to fail waits."""
     lines = FAULTY.read_text().splitlines()
     function = {"stuck": "def never"}.get(way, "DONE")
@@ -82,7 +82,7 @@ def line_of(code: str, way: str) -> str:
     return f"faulty.py:{next(n for n, line in enumerate(lines, 1) if n > after and code in line)}"
 
 
-def test_a_rank_that_waits_for_ever_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+def test_hanging_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     """Failures before any success are limited to two: those after it are not counted. The file's path is not ASCII."""
     search = tmp_path / "Übung 20€" / FAULTY.name
     search.parent.mkdir()
@@ -90,7 +90,8 @@ def test_a_rank_that_waits_for_ever_costs_one_evaluation(mpi: Mpi, tmp_path: Pat
     ways = ["sleep", "sleep@start", "stuck", "frozen"]
     options = ["--collective-timeout", 2, "--islands", 1, "--evaluations", 2 * len(ways), "--max-failures", 2]
     arguments = [
-        search if argument == FAULTY else argument for argument in faulty(*options, way=",".join(ways), every=2)
+        search if argument == FAULTY else argument
+        for argument in make_faulty_arguments(*options, way=",".join(ways), every=2)
     ]
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
     assert victim.wait(100) == (0, "")  # asserts that no process is left
@@ -99,7 +100,7 @@ def test_a_rank_that_waits_for_ever_costs_one_evaluation(mpi: Mpi, tmp_path: Pat
     for way, trial in zip(ways, trials[::2], strict=True):
         failure, traceback = trial.user_attrs["failure"], trial.user_attrs["traceback"]
         waited = r"timeout: rank 0 waited 2 s \(--collective-timeout\) at faulty.py:\d+ for rank 1, which was at "
-        place = "an unknown place" if way == "frozen" else line_of("time.sleep(3600)", way)
+        place = "an unknown place" if way == "frozen" else find_position("time.sleep(3600)", way)
         assert re.fullmatch(f"{waited}{place}", failure), f"{way}: {failure}"
         if way != "frozen":
             assert re.search(r"Rank 1:\n(  .*\n)*    .*time.sleep\(3600\)", traceback), f"{way}: {traceback}"
@@ -108,9 +109,9 @@ def test_a_rank_that_waits_for_ever_costs_one_evaluation(mpi: Mpi, tmp_path: Pat
         assert re.search(waits, traceback), f"{way}: {traceback}"
 
 
-def test_a_worker_of_one_rank_that_is_gone_ends_the_job(mpi: Mpi, tmp_path: Path) -> None:
+def test_frozen_rank_ends_job(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--collective-timeout", 2, "--islands", 1, "--evaluations", 9, "--ranks-per-worker", 1]
-    victim = Victim(mpi, 2, faulty(*options, seconds=100), tmp_path, tmp_path / "log")
+    victim = Victim(mpi, 2, make_faulty_arguments(*options, seconds=100), tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
     victim.sleep(1.0)
     os.kill(victim.find_ranks()[0], signal.SIGSTOP)
@@ -122,11 +123,11 @@ def test_a_worker_of_one_rank_that_is_gone_ends_the_job(mpi: Mpi, tmp_path: Path
     assert find_complete_losses(load_trials(tmp_path / "run")) == {}
 
 
-def test_an_objective_that_does_not_close_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+def test_objective_with_endless_cleanup_fails_alone(mpi: Mpi, tmp_path: Path) -> None:
     """The first failure takes for ever to close; the second one, and an evaluation that is complete, have the time."""
     options = ["--collective-timeout", 30, "--islands", 1, "--evaluations", 3]
     settings = {"way": "differs,differs,none", "cleanup": "3600,2,2", "folder": tmp_path}
-    job = mpi.run(2, *faulty(*options, **settings), cwd=tmp_path)
+    job = mpi.run(2, *make_faulty_arguments(*options, **settings), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     endless, slow, well = load_trials(tmp_path / "run")
     for trial in (endless, slow):
@@ -140,14 +141,14 @@ def test_an_objective_that_does_not_close_costs_one_evaluation(mpi: Mpi, tmp_pat
         assert [note["number"] for note in notes if note["event"] == "closed"] == [1, 2]
 
 
-def test_an_evaluation_that_takes_too_long_is_stopped(mpi: Mpi, tmp_path: Path) -> None:
+def test_evaluation_timeout_stops_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     limits = ["--collective-timeout", 2, "--evaluation-timeout", "1.5s", "--islands", 1, "--evaluations", 2]
-    job = mpi.run(2, *faulty(*limits, way="none,rest", seconds=1, epochs=9), cwd=tmp_path)
+    job = mpi.run(2, *make_faulty_arguments(*limits, way="none,rest", seconds=1, epochs=9), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     slow, never = load_trials(tmp_path / "run")
     assert slow.user_attrs["failure"] == "timeout: not finished after 1.5 s (--evaluation-timeout)"
     assert list(slow.intermediate_values) == [1, 2]
-    rests = line_of('"rest": lambda', "rest")
+    rests = find_position('"rest": lambda', "rest")
     places = f"rank 0 was at {rests}, rank 1 was at {rests}"
     reason = f"timeout: no loss within --evaluation-timeout; {places}"
     assert never.user_attrs["failure"] == reason, "no rank waited for another"
@@ -155,10 +156,10 @@ def test_an_evaluation_that_takes_too_long_is_stopped(mpi: Mpi, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("name", "size"), [("USR1", 2), ("INT", 1), ("TERM", 1)])
-def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, size: int) -> None:
+def test_signal_stops_run_and_resume_continues(each_mpi: Mpi, tmp_path: Path, name: str, size: int) -> None:
     if each_mpi.flags and name != "USR1":
         pytest.skip("Open MPI's mpirun does not pass this one on, but kills its ranks")
-    arguments = faulty("--evaluations", 40, "--ranks-per-worker", size, seconds=30)
+    arguments = make_faulty_arguments("--evaluations", 40, "--ranks-per-worker", size, seconds=30)
     victim = Victim(each_mpi, 2 * size, [*arguments, "--set", "way=none"], tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
     while len(load_trials(tmp_path / "run")) < 2:
@@ -178,13 +179,13 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, siz
     assert [first.user_attrs["failure"], second.user_attrs["failure"]] == ["interrupted"] * 2
     assert {trial.user_attrs["retry_of"]: trial.params for trial in waiting} == {0: first.params, 1: second.params}
     if name == "USR1":
-        again = each_mpi.run(1, *faulty("--resume", "--evaluations", 3, *ALONE, seconds=0), cwd=tmp_path)
+        again = each_mpi.run(1, *make_faulty_arguments("--resume", "--evaluations", 3, *ALONE, seconds=0), cwd=tmp_path)
         assert again.returncode == 0, again.stderr
         assert "going on after 0 evaluations; 2 that wait will be evaluated first" in again.stdout
         assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 3
 
 
-def test_a_stop_that_only_another_rank_has_heard_of_is_the_runs(mpi: Mpi, tmp_path: Path) -> None:
+def test_signal_on_another_rank_stops_run(mpi: Mpi, tmp_path: Path) -> None:
     program = write_changed_program(
         tmp_path,
         "from mpi4py import MPI\nfrom hpo.ranks.rank_watch import RankWatch\n\n"
@@ -203,7 +204,7 @@ def test_a_stop_that_only_another_rank_has_heard_of_is_the_runs(mpi: Mpi, tmp_pa
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"] == "SIGUSR1"
 
 
-def test_a_stop_before_an_objective_has_begun_is_not_waited_for(mpi: Mpi, tmp_path: Path) -> None:
+def test_stop_before_objective_begins_ends_at_once(mpi: Mpi, tmp_path: Path) -> None:
     """Trainers that have hardly been forked do not hear the signal that is to interrupt them."""
     program = write_changed_program(
         tmp_path,
@@ -228,11 +229,11 @@ Supervision.start_objective = begin_and_stop
     assert (first.user_attrs["failure"], waiting.user_attrs["retry_of"]) == ("interrupted", 0)
 
 
-def test_a_run_stops_when_its_time_is_over(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_stops_at_time_limit(mpi: Mpi, tmp_path: Path) -> None:
     """Two jobs at the same time: one has 14 s, and the other one belongs to a SLURM job that has 74 s."""
     start, jobs = time.monotonic(), {}
     for name, option in (("limit", ["--time-limit", "0:14"]), ("slurm", [])):
-        arguments = faulty("--run-dir", name, *option, "--islands", 1, "--evaluations", 40, seconds=60)
+        arguments = make_faulty_arguments("--run-dir", name, *option, "--islands", 1, "--evaluations", 40, seconds=60)
         end = int(time.time()) + (9999 if option else 74)
         jobs[name] = mpi.start(2, *arguments, cwd=tmp_path, SLURM_JOB_END_TIME=str(end))
     for name, reason in (("limit", "--time-limit 14.0 s"), ("slurm", "the end of the SLURM job")):
@@ -244,8 +245,8 @@ def test_a_run_stops_when_its_time_is_over(mpi: Mpi, tmp_path: Path) -> None:
         assert summary["wall_seconds"] < 30, "without the start and the end of Python, on cores that others use"
 
 
-def test_a_run_with_a_stuck_rank_stops_at_once_if_asked_twice(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = faulty("--islands", 1, way="stuck@start", rank=0, folder=tmp_path)
+def test_second_interrupt_stops_hanging_run_at_once(mpi: Mpi, tmp_path: Path) -> None:
+    arguments = make_faulty_arguments("--islands", 1, way="stuck@start", rank=0, folder=tmp_path)
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
     while "fails" not in "".join(path.read_text() for path in tmp_path.glob("0-0")):
@@ -263,7 +264,7 @@ def test_a_run_with_a_stuck_rank_stops_at_once_if_asked_twice(mpi: Mpi, tmp_path
     assert "stopped at once" in errors
 
 
-def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp_path: Path) -> None:
+def test_internal_error_ends_job_with_one_traceback(each_mpi: Mpi, tmp_path: Path) -> None:
     program = write_changed_program(
         tmp_path, "import hpo.store.record\nhpo.store.record.Record.complete = lambda *_: 1 / 0  # in its writer\n"
     )
@@ -281,8 +282,8 @@ def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp
     ]
 
 
-def test_trainers_that_cannot_connect_fail_with_the_reason(mpi: Mpi, tmp_path: Path) -> None:
-    job = mpi.start(2, *faulty("--evaluations", 2), cwd=tmp_path, GLOO_SOCKET_IFNAME="ib7")
+def test_trainers_that_cannot_connect_name_the_reason(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.start(2, *make_faulty_arguments("--evaluations", 2), cwd=tmp_path, GLOO_SOCKET_IFNAME="ib7")
     assert wait_for_job(job).returncode == 3
     for trial in load_trials(tmp_path / "run"):
         failure = trial.user_attrs["failure"]
@@ -290,7 +291,7 @@ def test_trainers_that_cannot_connect_fail_with_the_reason(mpi: Mpi, tmp_path: P
         assert "Unable to find address for: ib7" in failure
 
 
-def test_ranks_whose_mpirun_is_killed_before_they_have_begun_do_not_stay(each_mpi: Mpi, tmp_path: Path) -> None:
+def test_ranks_end_if_mpirun_is_killed_at_start(each_mpi: Mpi, tmp_path: Path) -> None:
     program = write_changed_program(
         tmp_path,
         "import os\nimport time\n\nmpirun = os.getppid()\nprint('here', flush=True)\n"
@@ -303,7 +304,7 @@ def test_ranks_whose_mpirun_is_killed_before_they_have_begun_do_not_stay(each_mp
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_that_was_reported_is_lost_when_a_run_is_killed(each_mpi: Mpi, tmp_path: Path) -> None:
+def test_killed_run_loses_no_reported_evaluation(each_mpi: Mpi, tmp_path: Path) -> None:
     tally = survive(each_mpi, tmp_path / "run", random.Random(2), budget=30, most_kills=2)
     assert tally.kills == 2
     assert tally.finished == 30
@@ -312,7 +313,7 @@ def test_nothing_that_was_reported_is_lost_when_a_run_is_killed(each_mpi: Mpi, t
 
 
 @pytest.mark.mpi
-def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
+def test_supervise_restarts_job_that_crashes(tmp_path: Path) -> None:
     arguments = ["--ranks-per-worker", "1", "--evaluations", "40", "--set", "seconds=0.5"]
     command = ["mpirun", "-n", "2", sys.executable, PROGRAM, QUICK, "--run-dir", "run", *arguments]
     log = tmp_path / "log"
@@ -353,7 +354,7 @@ def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
+def test_supervise_gives_up_without_progress(tmp_path: Path) -> None:
     def supervise(*command: object, restarts: int = 2) -> subprocess.CompletedProcess[str]:
         line = make_hpo_command("supervise", "--max-restarts", restarts, *command)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -381,7 +382,7 @@ def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
     assert [compute_pause(times) for times in (1, 2, 7, 5000)] == [1, 2, 60, 60]
 
 
-def test_a_supervisor_that_is_told_to_stop_while_it_starts_the_job_stops_it(tmp_path: Path) -> None:
+def test_supervise_stopped_at_start_stops_job(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text("trap 'exit 75' USR1\ntouch started\nfor i in $(seq 600); do sleep 0.1; done\n")
     command = make_hpo_command("supervise", "bash", "-c", "kill -TERM $PPID; source job.sh", "--run-dir", "run")
@@ -399,7 +400,7 @@ def umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("umask")
-def test_two_runs_cannot_share_a_directory_and_a_dead_one_does_not_keep_it(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_directory_is_locked_until_its_run_ends(mpi: Mpi, tmp_path: Path) -> None:
     """Files that ranks and trainers write have the permissions that the umask says."""
     (tmp_path / "start.json").write_text('[{"x": 0.5}]')
     options = ["--resume", "--evaluations", 6, "--checkpoint-every", "1s"]
@@ -431,9 +432,9 @@ def test_two_runs_cannot_share_a_directory_and_a_dead_one_does_not_keep_it(mpi: 
     assert modes == dict.fromkeys(files, "0o640")
 
 
-def test_a_run_in_which_everything_fails_says_why_and_stops_early_if_asked(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_without_success_shows_failures_and_stops(mpi: Mpi, tmp_path: Path) -> None:
     small = ["--ranks-per-worker", 1]
-    job = mpi.run(2, *faulty("--evaluations", 9, *small, way="raise@start,nan", rank=0), cwd=tmp_path)
+    job = mpi.run(2, *make_faulty_arguments("--evaluations", 9, *small, way="raise@start,nan", rank=0), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     assert "No evaluation succeeded.\nFailures\n" in job.stdout
     counted = re.findall(r"^ +(\d+)   (faulty.py:\d+: ValueError: .+)$", job.stdout, re.MULTILINE)
@@ -441,14 +442,16 @@ def test_a_run_in_which_everything_fails_says_why_and_stops_early_if_asked(mpi: 
     assert {reason: int(count) for count, reason in counted} == trials
     assert trials.total() == 9
     early = mpi.run(
-        2, *faulty("--run-dir", "early", "--evaluations", 900, "--max-failures", 5, *small, way="nan"), cwd=tmp_path
+        2,
+        *make_faulty_arguments("--run-dir", "early", "--evaluations", 900, "--max-failures", 5, *small, way="nan"),
+        cwd=tmp_path,
     )
     assert (early.returncode, early.stderr) == (3, "")
     assert "Stopped: 5 evaluations failed and none succeeded (--max-failures)" in early.stdout
     assert 5 <= sum(trial.user_attrs.get("failure") != "interrupted" for trial in load_trials(tmp_path / "early")) < 10
 
 
-def test_a_full_disk_ends_the_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
+def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
     """Weights, which trainers write, do not fit on the disk from the beginning: each best one costs a warning."""
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -33,7 +33,7 @@ def test_asha_without_resume_args_prunes(mpi: Mpi, tmp_path: Path, first: int, r
     assert not any("paused_after" in trial.user_attrs for trial in trials)
 
 
-def test_confirmations_of_a_program_have_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
+def test_confirmations_of_program_have_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import sys\nx, seed = sys.argv[2], sys.argv[4]\nprint(f'val_loss={float(x) + int(seed)}')\n"
     )
@@ -81,7 +81,7 @@ def test_silent_program_fails_after_evaluation_timeout(mpi: Mpi, tmp_path: Path)
     assert loud.values == [0.5]
 
 
-def test_printed_advice_confirms_a_script_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
+def test_printed_advice_confirms_script_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import argparse\nparser = argparse.ArgumentParser()\n"
         "parser.add_argument('--x', type=float)\nparser.add_argument('--seed', type=int, default=0)\n"

@@ -34,7 +34,7 @@ print(f"{time.monotonic() - began:.1f} {clock.measure_lost():.1f}", flush=True)
 
 
 @pytest.mark.slow
-def test_a_lock_is_not_stale_because_who_waits_for_it_was_stopped(tmp_path: Path) -> None:
+def test_file_lock_does_not_count_suspension_as_stale(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
     held = FileLock(path)
