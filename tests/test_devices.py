@@ -1,4 +1,4 @@
-"""The GPUs of a rank, and how its trainer sees them; computing on them is not tested here, without any."""
+"""The GPUs of a rank, and the variables that show them to its trainer; without a GPU."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hpo.evaluation.torchrun import make_torchrun_variables
     [
         ([("a", "b")] * 2, [[0], [1]]),
         ([("a", "b", "c", "d")] * 2, [[0, 1], [2, 3]]),
-        ([("a", "b", "c")] * 2, [[0], [1]]),  # evenly: one is left over
+        ([("a", "b", "c")] * 2, [[0], [1]]),  # One GPU is left over.
         ([("a", "b")] * 4, [[0], [1], [0], [1]]),
-        ([("a",), ("b",)], [[0], [0]]),  # each sees its own
+        ([("a",), ("b",)], [[0], [0]]),  # Each rank sees its own GPU.
         ([("a", "b"), ("c", "d")], [[0, 1], [0, 1]]),
         ([("a", "b"), ("c", "d"), ("a", "b"), ("c", "d")], [[0], [0], [1], [1]]),
     ],
@@ -36,8 +36,8 @@ FOUR = ("a", "b", "c", "d")
         ([Gpus()], "gloo"),
         ([Gpus(("a",), (0,))], "nccl"),
         ([Gpus(FOUR, (0, 1)), Gpus(FOUR, (2, 3))], "nccl"),
-        ([Gpus(("a", "b"), (0,)), Gpus(("c", "d"), (0,))], "nccl"),  # of two hosts
-        ([Gpus(("a", "b"), (0,)), Gpus(("a", "b"), (0,))], "gloo"),  # they share one
+        ([Gpus(("a", "b"), (0,)), Gpus(("c", "d"), (0,))], "nccl"),  # on two hosts
+        ([Gpus(("a", "b"), (0,)), Gpus(("a", "b"), (0,))], "gloo"),  # The ranks share one GPU.
         ([Gpus(("a",), (0,)), Gpus()], "gloo"),
     ],
 )
@@ -50,8 +50,8 @@ def test_choose_backend_is_nccl_if_each_rank_has_a_gpu(gpus: list[Gpus], backend
     [
         ([(0,), (1,)], None, "0,1", [[0], [1]]),
         ([(2, 3), (0, 1)], None, "2,3,0,1", [[0, 1], [2, 3]]),
-        ([(3,), (1,)], None, "3,1", [[0], [1]]),  # cuda:LOCAL_RANK is a rank's own
-        ([(1,), (1,)], None, "1", [[0], [0]]),  # they share one
+        ([(3,), (1,)], None, "3,1", [[0], [1]]),  # cuda:LOCAL_RANK is a rank's own GPU.
+        ([(1,), (1,)], None, "1", [[0], [0]]),  # The ranks share one GPU.
         ([(2,), (0,)], "7,5,3,1", "3,7", [[0], [1]]),
         ([(1,)], "GPU-x,GPU-y,GPU-z,MIG-w", "GPU-y", [[0]]),
         ([(1,)], "7, 5,", "5", [[0]]),
@@ -99,7 +99,7 @@ def test_torchrun_variables_have_values_of_torchrun(
 
 
 def test_torchrun_variables_are_complete() -> None:
-    """The names are those in the source of the agent that torchrun starts."""
+    """The names are read from the source of the agent that torchrun starts."""
     from torch.distributed.elastic.agent.server import local_elastic_agent
 
     assert local_elastic_agent.__file__ is not None

@@ -1,4 +1,4 @@
-"""Evaluations that are interrupted, and go on where they were: on real jobs, stopped and killed."""
+"""Evaluations that are interrupted and resume from checkpoints: on real jobs, stopped and killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.saving import make_saving_arguments, read_epochs
 from tests.support.sharing import make_sharing_arguments
 
 WAYS = ["state", "leader", "function", "sharded", "report"]
-XS = [0.05, 0.15, 0.25, 0.35, 0.45]  # one for each way
+XS = [0.05, 0.15, 0.25, 0.35, 0.45]  # one individual for each way
 EPOCHS, BEST = 40, 2
 
 
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run whose evaluations, one of each way, were not interrupted; losses rise after the second epoch."""
+    """Return an uninterrupted run with an evaluation for each way; losses rise after the second epoch."""
     folder = tmp_path_factory.mktemp("whole")
     enqueue(folder, *XS)
     settings = {"saves": ",".join(WAYS), "seconds": 0, "epochs": EPOCHS, "best": BEST}
@@ -62,7 +62,7 @@ def list_losses(trial: optuna.trial.FrozenTrial) -> list[float]:
 
 
 def start_until_losses(mpi: Mpi, ranks: int, command: list[object], folder: Path, epochs: int, *xs: float) -> Victim:
-    """Start a run, and wait until its evaluations of `xs`, or any without them, have so many losses."""
+    """Start a run, and wait until its evaluations of `xs`, or any evaluation if none is given, have `epochs` losses."""
     victim = Victim(mpi, ranks, command, folder, folder / "log")
     run_dir = folder / str(command[command.index("--run-dir") + 1])
     victim.wait_for("done  island")
@@ -75,14 +75,14 @@ def start_until_losses(mpi: Mpi, ranks: int, command: list[object], folder: Path
 
 
 def stop_run(victim: Victim, number: int = signal.SIGUSR1) -> None:
-    asked = time.monotonic()
+    stopped_at = time.monotonic()
     victim.job.send_signal(number)
     assert victim.wait(30) == (75, "")
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - stopped_at < 10
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
-    weights, expected = read_weights(one / "best.safetensors"), read_weights(other / "best.safetensors")
+def assert_same_weights(run_dir: Path, expected_dir: Path) -> None:
+    weights, expected = (read_weights(folder / "best.safetensors") for folder in (run_dir, expected_dir))
     assert weights is not None
     assert expected is not None
     assert weights.params == expected.params
@@ -90,7 +90,7 @@ def assert_same_weights(one: Path, other: Path) -> None:
 
 
 def test_evaluations_stopped_twice_have_the_same_losses(mpi: Mpi, folder: Path, whole: Path) -> None:
-    """Three workers of two ranks are stopped in their first evaluations, and two later in the last ones."""
+    """Three workers of two ranks are stopped in their first evaluations, and later two in the last ones."""
     enqueue(folder, *XS)
     expected = {trial.params["x"]: trial for trial in load_trials(whole)}
     settings = {"saves": ",".join(WAYS), "epochs": EPOCHS, "best": BEST, "folder": folder}
@@ -112,17 +112,20 @@ def test_evaluations_stopped_twice_have_the_same_losses(mpi: Mpi, folder: Path, 
     assert {trial.params["x"] for trial in resumed} == set(XS)
     trained = read_epochs(folder)
     for trial in resumed:
-        # A stop may come while a state is gathered, and on a busy machine, not each is: copies take 1% of the time.
+        # The stop may come while a checkpoint is gathered. On a busy machine, not every checkpoint is copied: copies
+        # take 1% of the time.
         began, interrupted = trial.user_attrs["resumed_from_step"], trials[trial.user_attrs["retry_of"]]
         assert 1 <= began == interrupted.user_attrs["checkpoint_step"] <= len(interrupted.intermediate_values)
         x = trial.params["x"]
-        epochs = [epoch for other, epoch in trained if other == x]
+        epochs = [epoch for trained_x, epoch in trained if trained_x == x]
         if "retry_of" not in interrupted.user_attrs:
-            assert all(epochs.count(epoch) == 1 for epoch in range(1, began + 1)), "what was saved is not trained again"
+            assert all(epochs.count(epoch) == 1 for epoch in range(1, began + 1)), (
+                "epochs before the checkpoint are not repeated"
+            )
         if trial.state.name == "COMPLETE":
             assert list_losses(trial) == list_losses(expected[x])
             assert epochs[-(EPOCHS - began) :] == [*range(began + 1, EPOCHS + 1)]
-            first = next(other for other in trials if other.params["x"] == x)
+            first = next(candidate for candidate in trials if candidate.params["x"] == x)
             assert trial.user_attrs["seconds"] > (0.3 if x in XS[:3] else 0.1) * first.user_attrs["checkpoint_step"]
     assert len(find_complete_losses(trials)) == len(XS)
     assert not states.exists()
@@ -130,12 +133,12 @@ def test_evaluations_stopped_twice_have_the_same_losses(mpi: Mpi, folder: Path, 
 
 
 def test_supervision_excludes_peers_from_copy_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copying takes a hundredth of the time: a leader whose peers are slow would hardly copy any state."""
+    """Copying takes 1% of the time: with slow peers, a leader would copy hardly any checkpoint."""
     now, since, saved = [100.0], [], Step(0).__dict__ | {"loss": 1.0, "has_saved": True}
     monkeypatch.setattr(clock, "now", lambda: now[0])
     messages = iter([Message("step", saved), Message("kept", {"has_state": True})])
 
-    def meet(_: Step) -> Verdict:
+    def agree(_: Step) -> Verdict:
         now[0] += 50.0
         return Verdict("going", 1.0, save=True)
 
@@ -147,15 +150,15 @@ def test_supervision_excludes_peers_from_copy_time(monkeypatch: pytest.MonkeyPat
     leader: Any = SimpleNamespace(
         describe_checkpoint=ignore, make_draft_path=ignore, record_copies=lambda *given: since.append(given[-1])
     )
-    meeting: Any = SimpleNamespace(agree_on_verdict=meet)
+    step_sync: Any = SimpleNamespace(agree_on_verdict=agree)
     watched: Any = SimpleNamespace(cause=None)
     attempt = Attempt(Assignment(0, 0, {}, 0))
-    Supervision(group, watched, meeting, attempt, leader, UserFrames(Path("search.py")), math.inf).step()
+    Supervision(group, watched, step_sync, attempt, leader, UserFrames(Path("search.py")), math.inf).step()
     assert (since, attempt.losses) == ([150.0], [1.0])
 
 
 def test_killed_evaluation_repeats_at_most_one_interval(mpi: Mpi, folder: Path, whole: Path) -> None:
-    """Kill all processes, twice in a row, the second time some epochs later than the first one."""
+    """All processes are killed twice, the second time some epochs after the first."""
     best = min(find_complete_losses(load_trials(whole)).items(), key=lambda item: item[1])[0]
     expected = load_trials(whole)[best]
     enqueue(folder, expected.params["x"])
@@ -172,8 +175,8 @@ def test_killed_evaluation_repeats_at_most_one_interval(mpi: Mpi, folder: Path, 
     *_, trial = load_trials(folder / "cut")
     assert list_losses(trial) == list_losses(expected)
     epochs = [epoch for _, epoch in read_epochs(folder)]
-    again = len(epochs) - EPOCHS
-    assert 0 <= again <= 2 * 9, f"{epochs}: in a second there are 7 epochs at most"
+    repeated = len(epochs) - EPOCHS
+    assert 0 <= repeated <= 2 * 9, f"{epochs}: a second has at most 7 epochs"
     assert epochs.count(1) == 1
     assert_same_weights(folder / "cut", whole)
 
@@ -188,7 +191,9 @@ def test_trainer_killed_at_write_fails_one_evaluation(mpi: Mpi, folder: Path) ->
     assert failed.state.name == "FAIL"
     assert failed.user_attrs["failure"].startswith("rank 0: the trainer was ended by SIGKILL")
     assert 3 <= len(failed.intermediate_values) < 6
-    assert list((folder / "run" / "checkpoints").glob("*0.safetensors")) == [], "no state, and no draft"
+    assert list((folder / "run" / "checkpoints").glob("*0.safetensors")) == [], (
+        "neither a checkpoint nor a draft is left"
+    )
     assert victim.wait(60) == (0, "")
     assert len(find_complete_losses(load_trials(folder / "run"))) == 1
     assert not (folder / "run" / "checkpoints").exists()
@@ -200,7 +205,7 @@ def test_trainer_killed_at_write_fails_one_evaluation(mpi: Mpi, folder: Path) ->
 def test_parallel_network_resumes_with_other_strategy(
     mpi: Mpi, tmp_path: Path, before: str, after: str, ranks: int
 ) -> None:
-    """The same batches are statistics of batch normalisation in each way; see `tests.support.sharing`.
+    """Batch normalisation uses the same batches with each strategy; see `tests.support.sharing`.
 
     The second evaluation of a run trains the same network, and is not interrupted.
     """
@@ -218,7 +223,7 @@ def test_parallel_network_resumes_with_other_strategy(
     interrupted, resumed, whole = load_trials(tmp_path / "run")
     assert interrupted.user_attrs["failure"] == "interrupted"
     assert "resumed_from_step" not in whole.user_attrs
-    assert list_losses(resumed) == list_losses(whole), "to the last digit"
+    assert list_losses(resumed) == list_losses(whole), "losses are equal to the last digit"
     shutil.rmtree(tmp_path / "run")
     shutil.move(tmp_path / "again", tmp_path / "run")
     settings = {"epochs": 4, "slope": 0, "seconds": 0, "accumulate" if after == "pipeline" else "microbatches": 1}
@@ -242,7 +247,7 @@ def test_fit_called_twice_resumes_first_training(mpi: Mpi, tmp_path: Path) -> No
     assert trial.params == interrupted.params
     assert whole.params == {"lr": 0.01, "copy": 2}
     assert len(whole.intermediate_values) == 6
-    assert 1 <= trial.user_attrs["resumed_from_step"] <= 3, "the second network is trained again"
+    assert 1 <= trial.user_attrs["resumed_from_step"] <= 3, "the second training restarts"
     assert list_losses(trial) == list_losses(whole)
 
 
@@ -272,7 +277,7 @@ def test_invalid_checkpoints_warn_and_restart_evaluations(mpi: Mpi, folder: Path
     fresh = make_saving_arguments("fresh", *options[:2], width=6, seconds=0, **settings)
     assert mpi.run(2, *fresh, cwd=folder).returncode == 0
     reasons = ["cannot be read: it is not whole", *["cannot be read: its checksum is wrong"] * 2]
-    for width, expected, said in ((5, whole, reasons), (6, folder / "fresh", [r"saving.py:\d+: "] * 3)):
+    for width, expected, messages in ((5, whole, reasons), (6, folder / "fresh", [r"saving.py:\d+: "] * 3)):
         job = mpi.run(2, *make_saving_arguments("cut", *options, width=width, seconds=0, **settings), cwd=folder)
         assert job.returncode == 0, job.stderr
         trials = load_trials(folder / "cut")[3:]
@@ -280,8 +285,8 @@ def test_invalid_checkpoints_warn_and_restart_evaluations(mpi: Mpi, folder: Path
         assert len(warnings) == len(trials) == 3
         for trial, warning in zip(trials, warnings, strict=True):
             repeats = trial.user_attrs["retry_of"]
-            begins = f"warning: trial {trial.number} restarts, since it cannot resume from its checkpoint: "
-            assert re.match(f"{begins}.*{said[repeats]}", warning), warning
+            prefix = f"warning: trial {trial.number} restarts, since it cannot resume from its checkpoint: "
+            assert re.match(f"{prefix}.*{messages[repeats]}", warning), warning
             assert list_losses(trial) == list_losses(load_trials(expected)[repeats])
             assert "resumed_from_step" not in trial.user_attrs
         assert not states.exists()

@@ -1,4 +1,4 @@
-"""Workers that join others in their evaluations (--elastic): on real jobs, also where these are stopped and die."""
+"""Elastic workers (--elastic): on real jobs, which are also stopped and killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make_growing_arguments(run_dir: str, *options: object, evaluations: int = 2, **settings: object) -> list[object]:
-    """Return the arguments of a run whose first evaluation takes long, and whose second does not."""
+    """Return the arguments of a run whose first evaluation takes long, and whose second one is short."""
     chosen = {"epochs": EPOCHS, "seconds": 0.8, **settings}
     given = [option for name, value in chosen.items() for option in ("--set", f"{name}={value}")]
     search: list[object] = [PROGRAM, SEARCHES / "growing.py", "--run-dir", run_dir, "--enqueue", "start.json"]
@@ -45,7 +45,7 @@ def make_growing_arguments(run_dir: str, *options: object, evaluations: int = 2,
 
 
 def read_curves(run_dir: Path) -> dict[float, list[float]]:
-    """Return the losses of individuals, the longest curve of each."""
+    """Return the longest curve of losses of each individual."""
     found: dict[float, list[float]] = {}
     for trial in load_trials(run_dir):
         losses = list(trial.intermediate_values.values())
@@ -77,10 +77,10 @@ def test_helper_matching_sends_each_task_to_its_helpers(mpi: Mpi, tmp_path: Path
     job = mpi.run(8, "-m", "mpi4py", PROGRAMS / "offering.py", 1, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     lines = [json.loads(line) for line in job.stdout.splitlines()]
-    wanted = sorted(what for line in lines for what, workers in line["led"] for _ in range(workers))
+    sent = sorted(task for line in lines for task, workers in line["led"] for _ in range(workers))
     assert len(lines) == 8
-    assert wanted, "somebody was helped"
-    assert sorted(what for line in lines for what in line["helped"]) == wanted
+    assert sent, "some worker was helped"
+    assert sorted(task for line in lines for task in line["helped"]) == sent
 
 
 def test_idle_worker_joins_evaluation_without_new_losses(
@@ -93,17 +93,17 @@ def test_idle_worker_joins_evaluation_without_new_losses(
     assert_same(read_curves(folder / "run"), expected)
     (trial, other) = load_trials(folder / "run")
     worker = trial.user_attrs["worker"]
-    (team,) = trial.user_attrs["worker_groups"]
-    assert team["workers"] == [worker, other.user_attrs["worker"]]
-    assert 2 <= team["after"] < EPOCHS
-    assert trial.user_attrs["checkpoint_step"] >= team["after"], "it was handed on through a file"
+    (group,) = trial.user_attrs["worker_groups"]
+    assert group["workers"] == [worker, other.user_attrs["worker"]]
+    assert 2 <= group["after"] < EPOCHS
+    assert trial.user_attrs["checkpoint_step"] >= group["after"], "it was moved through a file"
     assert not (folder / "run" / "checkpoints").exists()
     assert "2 complete, of 2; 1 with more than one worker\n" in job.stdout
     notes = [json.loads(line) for line in (folder / "epochs").read_text().splitlines()]
     for epoch in range(1, EPOCHS + 1):
-        there = sorted((index, rank) for index, rank, _, x, trained in notes if (x, trained) == (LONG, epoch))
-        size = 4 if epoch > team["after"] else 2
-        assert there == [(worker, rank) for rank in range(size)], "each epoch is trained once, by all ranks"
+        found = sorted((index, rank) for index, rank, _, x, trained in notes if (x, trained) == (LONG, epoch))
+        size = 4 if epoch > group["after"] else 2
+        assert found == [(worker, rank) for rank in range(size)], "each epoch is trained once, by all ranks"
 
 
 def test_elastic_run_is_busier_and_shows_its_groups(mpi: Mpi, folder: Path) -> None:
@@ -123,7 +123,7 @@ def test_elastic_run_is_busier_and_shows_its_groups(mpi: Mpi, folder: Path) -> N
     assert before["grown"] == 0
     assert after["grown"] == sum(map(bool, read_worker_groups(folder / "run"))) >= 1
     evaluation = RunReader(folder / "run").read_evaluations()[0]
-    assert sorted(evaluation.workers) == [0, 1, 2, 3], "two, and then four"
+    assert sorted(evaluation.workers) == [0, 1, 2, 3], "first two workers, and then four"
     assert evaluation.workers[0] == evaluation.worker
     shown = run_hpo("show", folder / "run", "0").stdout
     assert re.search(r"teams +after \d+ epochs: workers .* together", shown), shown
@@ -145,7 +145,7 @@ def test_run_status_shows_helping_worker(mpi: Mpi, folder: Path) -> None:
 
 
 def start_until_expanded(mpi: Mpi, ranks: int, command: list[object], folder: Path) -> Victim:
-    """Start a run, and wait until its evaluation has grown, and has had a loss since then."""
+    """Start a run, and wait until its evaluation has more workers, and a loss since then."""
     known = len(read_worker_groups(folder / "run")) if (folder / "run" / "study.log").exists() else 0
     victim = Victim(mpi, ranks, command, folder, folder / f"log{ranks}")
     victim.wait_for(" on ")
@@ -180,7 +180,7 @@ def test_elastic_evaluation_resumes_after_stop_and_kill(
     assert json.loads((folder / "run" / "summary.json").read_text())["grown"] == 1, "of two individuals"
     notes = [json.loads(line) for line in (folder / "epochs").read_text().splitlines()]
     trained = [epoch for _, rank, _, x, epoch in notes if rank == 0 and x == LONG]
-    assert len(trained) <= EPOCHS + 4, f"at most what the kill has cost: {trained}"
+    assert len(trained) <= EPOCHS + 4, f"only epochs after the last checkpoint are repeated: {trained}"
 
 
 def test_elastic_failure_continues_with_own_worker(
@@ -191,13 +191,15 @@ def test_elastic_failure_continues_with_own_worker(
         2, *make_growing_arguments("run", *options, most_ranks=1, fails_after=6, seconds=1.2, folder=folder), cwd=folder
     )
     assert job.returncode == 0, job.stderr
-    said = r"warning: --elastic: trial 0 continues with 1 worker, since it failed with 2: rank \d, growing.py:\d+: "
+    expected_warning = (
+        r"warning: --elastic: trial 0 continues with 1 worker, since it failed with 2: rank \d, growing.py:\d+: "
+    )
     (line,) = job.stderr.splitlines()
-    assert re.fullmatch(said + "ValueError: injected: no batch of 32 for 2 ranks", line), line
+    assert re.fullmatch(expected_warning + "ValueError: injected: no batch of 32 for 2 ranks", line), line
     assert_same(read_curves(folder / "run"), expected)
-    there, back = read_worker_groups(folder / "run")[0]
-    assert (len(there["workers"]), back["workers"]) == (2, there["workers"][:1])
-    assert back["after"] == max(there["after"], 6), "nothing is lost"
+    first, second = read_worker_groups(folder / "run")[0]
+    assert (len(first["workers"]), second["workers"]) == (2, first["workers"][:1])
+    assert second["after"] == max(first["after"], 6), "no loss is lost"
     notes = [json.loads(line) for line in (folder / "epochs").read_text().splitlines()]
     trained = [epoch for _, rank, _, x, epoch in notes if rank == 0 and x == LONG]
     assert trained == list(range(1, EPOCHS + 1))
@@ -210,9 +212,9 @@ def test_elastic_without_gain_returns_to_own_worker(
     job = mpi.run(2, *make_growing_arguments("run", *options, scales=False, seconds=0.5), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     assert_same(read_curves(folder / "run"), expected)
-    there, back = read_worker_groups(folder / "run")[0]
-    assert back["workers"] == there["workers"][:1]
-    assert back["after"] == there["after"] + 2, "two losses tell"
+    first, second = read_worker_groups(folder / "run")[0]
+    assert second["workers"] == first["workers"][:1]
+    assert second["after"] == first["after"] + 2, "two losses show it"
 
 
 def test_elastic_without_checkpoints_warns_once(mpi: Mpi, folder: Path) -> None:
@@ -249,24 +251,24 @@ def test_elastic_confirmation_uses_more_workers(mpi: Mpi, folder: Path) -> None:
 
 def test_elastic_promoted_evaluation_gets_helper_early(mpi: Mpi, folder: Path) -> None:
     best, others = {"x": 0.5, "lr": 0.1}, [{"x": 1 - number / 100, "lr": 0.01} for number in range(9)]
-    (folder / "start.json").write_text(json.dumps([best, *others]))  # the best is first at each rung
+    (folder / "start.json").write_text(json.dumps([best, *others]))  # The best is first at each rung.
     options = ["--ranks-per-worker", 1, "--elastic", "--pruner", "asha"]
     job = mpi.run(3, *make_growing_arguments("run", *options, evaluations=10, epochs=18, seconds=1), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(folder / "run")
     last = max(t.datetime_start.timestamp() for t in trials if t.datetime_start)
-    grown = [team for teams in read_worker_groups(folder / "run") for team in teams if team["at"] < last]
-    assert any(len(team["workers"]) == 2 for team in grown), "others had begun nothing new yet"
+    early = [group for groups in read_worker_groups(folder / "run") for group in groups if group["at"] < last]
+    assert any(len(group["workers"]) == 2 for group in early), "a helper joins before the last evaluation starts"
     whole = mpi.run(2, *make_growing_arguments("whole", evaluations=10, epochs=18, seconds=0), cwd=folder)
     assert (whole.returncode, whole.stderr) == (0, "")
-    there = read_curves(folder / "whole")
+    whole_curves = read_curves(folder / "whole")
     for x, losses in read_curves(folder / "run").items():
-        assert losses == pytest.approx(there[x][: len(losses)], rel=0, abs=1e-5)
+        assert losses == pytest.approx(whole_curves[x][: len(losses)], rel=0, abs=1e-5)
 
 
 def test_elastic_without_checkpoint_interval_is_refused(tmp_path: Path) -> None:
-    said = "^--elastic and --checkpoint-every off: only what is saved can go on with more workers$"
-    with pytest.raises(UsageError, match=said):
+    expected = "^--elastic and --checkpoint-every off: only what is saved can go on with more workers$"
+    with pytest.raises(UsageError, match=expected):
         start_session(tmp_path / "run", elastic=True, checkpoint_every=math.inf)
     assert not (tmp_path / "run").exists()
 
@@ -275,7 +277,7 @@ def test_estimate_losses_left_uses_longest_evaluation() -> None:
     whole = make_evaluation(0, curve=dict.fromkeys(range(1, 11), 1.0))
     assert estimate_losses_left([whole], 4) == 6
     assert estimate_losses_left([whole], 10) == 0
-    assert estimate_losses_left([whole], 12) == 12, "it is the longest by now"
+    assert estimate_losses_left([whole], 12) == 12, "it is the longest evaluation"
     assert estimate_losses_left([make_evaluation(0, "paused", curve={1: 1.0}, paused_after=1)], 4) == 4
 
 
@@ -293,9 +295,9 @@ def test_estimate_losses_left_uses_longest_evaluation() -> None:
     ],
 )
 def test_find_expandable_checks_losses_and_workers(losses: int, workers: int, is_promising: bool) -> None:
-    teams = [{"workers": list(range(workers)), "after": 2, "at": 1.0}] if workers > 1 else []
+    groups = [{"workers": list(range(workers)), "after": 2, "at": 1.0}] if workers > 1 else []
     whole = make_evaluation(0, curve=dict.fromkeys(range(1, 28), 1.0))
-    running = make_evaluation(1, "running", curve=dict.fromkeys(range(1, losses + 1), 1.0), worker_groups=teams)
+    running = make_evaluation(1, "running", curve=dict.fromkeys(range(1, losses + 1), 1.0), worker_groups=groups)
     found = find_expandable(HALVING_SCHEDULES["asha"], [whole, running], now=1.0 + 3.0 * losses)
     assert [(p.trial, p.worker, p.max_wait) for p in found] == ([(1, 0, 3.0)] if is_promising else [])
 
@@ -307,18 +309,20 @@ def test_find_expandable_skips_promoted_without_new_loss() -> None:
 
 
 def test_find_help_periods_splits_by_worker_and_group() -> None:
-    teams = [
+    groups = [
         {"workers": [2, 1], "after": 3, "at": 10.0},
         {"workers": [2, 1, 0, 3], "after": 5, "at": 14.0},
         {"workers": [2], "after": 7, "at": 15.0},
     ]
-    evaluation = make_evaluation(0, worker=2, worker_groups=teams)
+    evaluation = make_evaluation(0, worker=2, worker_groups=groups)
     spans = [(part.worker, part.start, part.stop, part.from_step) for part in find_help_periods(evaluation, 20.0)]
     assert spans == [(1, 10, 14, 3), (1, 14, 15, 5), (0, 14, 15, 5), (3, 14, 15, 5)]
     assert evaluation.workers == [2]
     interrupted = find_help_periods(evaluation, 12.0)
-    assert [(part.worker, part.start, part.stop) for part in interrupted] == [(1, 10, 12)], "nothing is known of more"
-    figure = draw_timeline([make_evaluation(0, worker=0, worker_groups=teams[:2])], 1, None)
+    assert [(part.worker, part.start, part.stop) for part in interrupted] == [(1, 10, 12)], (
+        "later groups have not begun"
+    )
+    figure = draw_timeline([make_evaluation(0, worker=0, worker_groups=groups[:2])], 1, None)
     assert figure is not None
-    assert figure.layout["yaxis"]["range"][0] > 3, "in an earlier session there were more workers"
+    assert figure.layout["yaxis"]["range"][0] > 3, "an earlier session had more workers"
     assert find_help_periods(make_evaluation(0), math.inf) == []

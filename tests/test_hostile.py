@@ -1,4 +1,4 @@
-"""Objectives, storages and systems that are hostile by accident, on real jobs: what each costs."""
+"""Objectives, storages and systems that cause harm by accident, on real jobs: what each of them affects."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_process_group_failure_fails_one_evaluation(mpi: Mpi, tmp_path: Path) ->
     for reason, trial in zip(reasons, trials[1::2], strict=True):
         assert re.match(reason, trial.user_attrs["failure"]), trial.user_attrs["failure"]
     found = re.findall(r"worker 0 rank 0 \| \d+ \S.*: process (\d+)$", job.stdout, re.MULTILINE)
-    assert len(set(found)) == len(found) == 13, "groups that an objective has left end with its process"
+    assert len(set(found)) == len(found) == 13, "process groups that an objective has left end with its process"
 
 
 def test_objective_that_changes_process_gets_new_trainer(mpi: Mpi, tmp_path: Path) -> None:
-    """Every second evaluation leaves what cannot be undone; the next one has another process."""
+    """Every second evaluation makes changes that cannot be undone; the next one has another process."""
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 6]
     job = mpi.run(2, PROGRAM, SEARCHES / "messy.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -48,7 +48,7 @@ def test_objective_that_changes_process_gets_new_trainer(mpi: Mpi, tmp_path: Pat
     for rank in (0, 1):
         notes = [json.loads(line) for line in (tmp_path / f"0-{rank}").read_text().splitlines()]
         processes = [note["process"] for note in notes]
-        assert processes[::2] == processes[1::2], "one in which all is as before is used again"
+        assert processes[::2] == processes[1::2], "an unchanged process is used again"
         assert len(set(processes)) == 3
         assert not any(Path(f"/proc/{process}").exists() for process in processes)
 
@@ -73,7 +73,7 @@ def test_supervise_gives_up_individual_that_crashes_job(mpi: Mpi, tmp_path: Path
         r"hpo supervise: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ", job.stdout
     )
     assert len(crashes) == 3
-    assert ", " not in crashes[-1], "it was alone"
+    assert ", " not in crashes[-1], "it was evaluated alone"
 
 
 def test_forked_child_of_objective_does_not_act_as_rank(mpi: Mpi, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_forked_child_of_objective_does_not_act_as_rank(mpi: Mpi, tmp_path: Path
     assert "2 complete, of 2" in job.stdout
     assert all(trial.values[0] >= 0 for trial in load_trials(tmp_path / "run"))
     assert job.stderr.count("| ValueError: injected: in a child") == 4
-    assert "hpo/" not in job.stderr, "the frames of this program are none of theirs"
+    assert "hpo/" not in job.stderr, "their tracebacks have no frames of this program"
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ exit {status}
 
 
 def write_changed_conclusion(folder: Path, body: str) -> Path:
-    """Write run_islands.py with another way to report, which the first rank alone does."""
+    """Write run_islands.py with another `RunOutcome.conclude`, which the first rank alone calls."""
     return write_changed_program(
         folder,
         "import hpo.run.outcome\nfrom pathlib import Path\nfrom hpo.errors import UsageError\n\n"
@@ -171,10 +171,10 @@ def test_unavailable_database_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
         connection.execute("COMMIT")
     status, errors = victim.wait(60)
     assert status == 0, errors
-    # Optuna itself may warn before, where a trial is being added; and on a busy machine, processes that write at once
-    # are in each other's way for long enough to be told of, too.
-    told = r"^warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for it"
-    assert re.search(told, errors, re.MULTILINE), errors
+    # Optuna may also warn while a trial is added. On a busy machine, concurrent writes may also take long enough for
+    # a warning.
+    warning = r"^warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for it"
+    assert re.search(warning, errors, re.MULTILINE), errors
     waited = re.findall(r"^the storage sqlite://\S+ answers again, after (\d+\.\d) s$", errors, re.MULTILINE)
     assert max(map(float, waited)) >= 4.0, errors
     assert "3 complete, of 3" in (tmp_path / "log").read_text()

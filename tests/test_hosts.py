@@ -1,4 +1,4 @@
-"""A worker that spans two hosts, which are network namespaces with names and addresses of their own."""
+"""A worker on two hosts, which are network namespaces with their own names and addresses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.run_output import load_trials
 
 pytestmark = pytest.mark.mpi
 
-# TEST-NET-2 of RFC 5737: nobody's network.
+# TEST-NET-2 of RFC 5737, which is reserved for documentation.
 NETWORK = "198.51.100."
 
-# As ssh is called by mpirun: options, the host, the command.
+# mpirun calls it like ssh: options, the host, the command.
 LAUNCHER = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 host=$1; shift
@@ -56,7 +56,7 @@ def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
                 run_ip(f"-n {host} addr add {addresses[host]}/24 dev eth0")
                 run_ip(f"-n {host} link set eth0 up")
                 run_ip(f"-n {host} link set lo up")
-                # `ip netns exec` puts this file in the place of /etc/hosts.
+                # `ip netns exec` mounts this file as /etc/hosts.
                 Path("/etc/netns", host).mkdir(parents=True)
                 Path("/etc/netns", host, "hosts").write_text(names)
         except subprocess.CalledProcessError as error:
@@ -86,7 +86,7 @@ def test_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
 
 
 def test_objective_for_torchrun_runs_on_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
-    """Each host has a template; all trainers reach the store that the leader's host serves."""
+    """Each host has a template; all trainers connect to the store that the leader's host serves."""
     search = ROOT / "tests" / "searches" / "torchrun.py"
     options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 2, "--set", f"folder={tmp_path}"]
     job = two_hosts.run(4, ROOT / "run_islands.py", search, *options, "--run-dir", "run", cwd=tmp_path)

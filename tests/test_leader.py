@@ -1,4 +1,4 @@
-"""What a leader decides on each loss, and what the record has by then; no MPI."""
+"""The leader's decisions on losses, and the record after each of them; without MPI."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARAMS = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
 
 
 class SlotStub:
-    """The leader's trainer and its slot, in this process: it keeps what an evaluation offers and saves."""
+    """The leader's trainer and its slot, in this process: it copies offered weights and saved checkpoints."""
 
     is_ready = True
 
@@ -40,7 +40,7 @@ class SlotStub:
 
     @property
     def trainer(self) -> SlotStub:
-        """The trainer is this object."""
+        """The object itself, as the trainer."""
         return self
 
     def begin(self, params: dict[str, Any], restored: Checkpoint | None) -> None:
@@ -48,16 +48,16 @@ class SlotStub:
         self.keeper = SnapshotBuffer(params, True, restored, None)
 
     def write_checkpoint(self, path: str) -> dict[str, Any]:
-        """Write the last state."""
+        """Write the last checkpoint."""
         return dict(send_through_json(self.keeper.write_checkpoint(path)))
 
-    def write_weights(self, path: str, about: dict[str, str]) -> str:
+    def write_weights(self, path: str, metadata: dict[str, str]) -> str:
         """Write the weights of the lowest loss."""
-        return str(self.keeper.write_weights(path, send_through_json(about))["error"])
+        return str(self.keeper.write_weights(path, send_through_json(metadata))["error"])
 
 
 class LeaderHarness:
-    """A leader whose record nobody else writes to, and the evaluations that it leads."""
+    """A leader that alone writes to its record, and its evaluations."""
 
     def __init__(
         self, folder: Path, limits: Limits, pruner: Pruner | None = None, saver: Checkpointer | None = None
@@ -78,18 +78,18 @@ class LeaderHarness:
         self.holder.begin(assignment.params, None if known is None else Checkpoint(known, {}, weights))
         return Attempt(assignment, known)
 
-    def step(self, attempt: Attempt, loss: float | None, saved: Any = None, **said: Any) -> Verdict:
-        """Let the ranks agree on a loss, the leader decide, and its trainer keep what it wants."""
+    def step(self, attempt: Attempt, loss: float | None, saved: Any = None, **fields: Any) -> Verdict:
+        """Let the ranks agree on a loss, the leader decide, and its trainer copy the weights and the checkpoint."""
         keeper, since = self.holder.keeper, attempt.began_at
         keeper.offer_weights({"w": torch.full((1,), loss or 0.0)})
         if saved is not None:
             keeper.save_checkpoint(saved)
         attempt.record_step(Step(0, loss, **keeper.make_flags()))
-        verdict = self.leader.decide(attempt, Verdict("going", loss, **said), "rank 0 | hello\n")
+        verdict = self.leader.decide(attempt, Verdict("going", loss, **fields), "rank 0 | hello\n")
         is_best = loss is not None and loss < attempt.loss
         attempt.record_verdict(verdict)
         saves = verdict.save and verdict.state in ("going", "paused", "regrouped")
-        told = {
+        request = {
             "has_loss": loss is not None,
             "is_best": is_best,
             "keep": verdict.keep,
@@ -97,14 +97,14 @@ class LeaderHarness:
             "about": self.leader.describe_checkpoint(attempt) if saves else None,
             "draft": self.leader.make_draft_path(attempt) if saves else "",
         }
-        kept = keeper.copy_requested(Message("verdict", send_through_json(told)))
+        kept = keeper.copy_requested(Message("verdict", send_through_json(request)))
         if kept is not None:
             self.leader.record_copies(attempt, verdict, send_through_json(kept), since)
         keeper.clear_offers()
         return verdict
 
-    def go_on(self, attempt: Attempt) -> Any:
-        """Let the objective ask for what it continues from."""
+    def resume(self, attempt: Attempt) -> Any:
+        """Let the objective read its checkpoint."""
         state, _ = self.holder.keeper.load_checkpoint(attempt.has_loss)
         attempt.record_step(Step(0, **self.holder.keeper.make_flags()))
         return state
@@ -227,13 +227,13 @@ def test_leader_stops_run_after_max_failures(tmp_path: Path) -> None:
 
 def test_resumed_attempt_keeps_its_losses_and_seconds(tmp_path: Path) -> None:
     harness = LeaderHarness(tmp_path, Limits(evaluation_timeout=100.0))
-    about = CheckpointInfo({}, [0.5, 0.25, 0.75], {"accuracy": 0.5}, 99.0, {"dict": [["epoch", 3]]}, has_weights=True)
-    attempt = harness.begin(about, {"w": torch.full((1,), 0.25)})
-    assert harness.go_on(attempt) == {"epoch": 3}
-    assert not harness.curve(attempt), "it has said so once it has a loss of its own"
+    info = CheckpointInfo({}, [0.5, 0.25, 0.75], {"accuracy": 0.5}, 99.0, {"dict": [["epoch", 3]]}, has_weights=True)
+    attempt = harness.begin(info, {"w": torch.full((1,), 0.25)})
+    assert harness.resume(attempt) == {"epoch": 3}
+    assert not harness.curve(attempt), "the resumption is recorded with the next loss"
     assert harness.step(attempt, 0.5).state == "going"
     assert harness.curve(attempt) == {1: 0.5, 2: 0.25, 3: 0.75, 4: 0.5}
-    assert harness.go_on(attempt) is None
+    assert harness.resume(attempt) is None
     attempt.verdict = Verdict("complete")
     harness.leader.finish_evaluation(attempt, 101.0)
     (evaluation,) = harness.record.read_evaluations()
@@ -247,7 +247,7 @@ def test_resumed_attempt_keeps_its_losses_and_seconds(tmp_path: Path) -> None:
 def test_timeout_counts_seconds_before_interruption(tmp_path: Path) -> None:
     harness = LeaderHarness(tmp_path, Limits(evaluation_timeout=100.0))
     attempt = harness.begin(CheckpointInfo({}, [0.5], {}, 100.0))
-    harness.go_on(attempt)
+    harness.resume(attempt)
     verdict = harness.step(attempt, 0.25)
     assert verdict.failure == "timeout: not finished after 100 s (--evaluation-timeout)"
 
@@ -255,7 +255,7 @@ def test_timeout_counts_seconds_before_interruption(tmp_path: Path) -> None:
 def test_resumed_attempt_without_more_losses_is_complete(tmp_path: Path) -> None:
     harness = LeaderHarness(tmp_path, Limits())
     attempt = harness.begin(CheckpointInfo({}, [0.5, 0.25], {}, 9.0))
-    harness.go_on(attempt)
+    harness.resume(attempt)
     attempt.verdict = Verdict("complete")
     harness.leader.finish_evaluation(attempt, 9.5)
     (evaluation,) = harness.record.read_evaluations()
@@ -271,7 +271,7 @@ def test_attempt_that_ignores_its_checkpoint_restarts(tmp_path: Path) -> None:
 
 
 def test_leader_at_stop_writes_last_checkpoint(tmp_path: Path) -> None:
-    """The first state is written since it is due, the next one when the run stops."""
+    """The first checkpoint is written since it is due, the next one when the run stops."""
     states = CheckpointStore(tmp_path / "run" / "checkpoints")
     saver = Checkpointer(states, every=0.0)
     harness = LeaderHarness(tmp_path, Limits(), saver=saver)
@@ -284,8 +284,8 @@ def test_leader_at_stop_writes_last_checkpoint(tmp_path: Path) -> None:
     assert read_checkpoint_info(path).losses == [0.5]
     attempt.record_verdict(Verdict("stopped"))
     harness.leader.finish_evaluation(attempt, 1.0)
-    about = read_checkpoint_info(path)
-    assert (about.losses, about.tree, about.has_weights) == ([0.5, 0.25], {"dict": [["epoch", 2]]}, True)
+    info = read_checkpoint_info(path)
+    assert (info.losses, info.tree, info.has_weights) == ([0.5, 0.25], {"dict": [["epoch", 2]]}, True)
     assert harness.own.recorder.read_checkpoint_step(attempt.assignment.number) == 2
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 

@@ -1,4 +1,4 @@
-"""What the usual mistakes in an objective cost, and what is said of them, on real jobs."""
+"""Common mistakes in an objective, on real jobs: their effects, and the failures that describe them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CARELESS = SEARCHES / "careless.py"
 
 
 def find_line(code: str) -> int:
-    """Return the number of the one line of the search space that holds this code."""
+    """Return the number of the only line of the search space with this code."""
     (number,) = [n for n, line in enumerate(CARELESS.read_text().splitlines(), 1) if code in line]
     return number
 
@@ -26,12 +26,12 @@ def match_line(code: str) -> str:
 
 
 def make_careless_arguments(folder: Path, ways: str, *options: object) -> list[object]:
-    """Name the search space by a relative path, as people do."""
+    """Return the arguments of a run, with a relative path of the search space, as users type it."""
     return [PROGRAM, os.path.relpath(CARELESS, folder), "--run-dir", "run", "--set", f"ways={ways}", *options]
 
 
 def run_failures(mpi: Mpi, folder: Path, reasons: dict[str, str], seconds: int = 60) -> list[str]:
-    """Let evaluations fail in these ways, for these reasons, and give their tracebacks; no reason: it is complete."""
+    """Let evaluations fail in these ways, assert the reasons, and return the tracebacks; no reason means success."""
     options = ["--collective-timeout", seconds, "--evaluations", len(reasons)]
     job = mpi.run(2, *make_careless_arguments(folder, ",".join(reasons), *options), cwd=folder)
     assert (job.returncode, job.stderr) == (3 if all(reasons.values()) else 0, "")
@@ -49,17 +49,17 @@ def test_objective_that_changes_its_arguments_is_isolated(
     mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--ranks-per-worker", 2, "--islands", 1, "--evaluations", 6]
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore:Guards may run slower")  # torch says it of Python 3.13.0
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore:Guards may run slower")  # torch warns of it with Python 3.13.0
     job = mpi.run(4, *make_careless_arguments(tmp_path, "none,compile", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
     assert len(trials) == 6
     for trial in trials:
-        assert trial.values == [trial.params["lr"]], "the loss is lr, which the objective took out"
+        assert trial.values == [trial.params["lr"]], "the loss is lr, which the objective removed from its params"
         metrics = trial.user_attrs["metrics"]
         assert metrics["parameters"] == 5 * (trial.params["width"] // 8)
         if "graphs" in metrics:
-            assert metrics["graphs"] >= 1, "torch's compiler works, after training with DistributedDataParallel, too"
+            assert metrics["graphs"] >= 1, "torch's compiler works, also after training with DistributedDataParallel"
             assert metrics["difference"] == pytest.approx(0.0, abs=1e-6)
     assert sum("graphs" in trial.user_attrs["metrics"] for trial in trials) >= 2
 
@@ -83,7 +83,7 @@ def test_mistake_failure_names_line_and_remedy(mpi: Mpi, tmp_path: Path) -> None
     for traceback in tracebacks:
         first, second, *_ = traceback.splitlines()
         assert first == "Traceback (most recent call last):"
-        assert re.match(r'  File ".*careless\.py"', second), "it begins in the objective"
+        assert re.match(r'  File ".*careless\.py"', second), "the traceback begins in the objective"
 
 
 def test_timeout_failure_names_lines_of_both_ranks(mpi: Mpi, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_timeout_failure_names_lines_of_both_ranks(mpi: Mpi, tmp_path: Path) -> 
         "barrier": rf"{waited} ({trains} for rank 0, which was at {bar}|{bar} for rank 1, which was at {trains})",
         "return": f"rank 1, {match_line('def objective(')}: ValueError: the objective yielded no loss",
         "none": "",
-        "swallow": "",  # a timeout
+        "swallow": "",  # It swallows the timeout.
         "none again": "",
     }
     run_failures(mpi, tmp_path, reasons, seconds=2)
@@ -131,9 +131,9 @@ def test_printed_lines_are_labelled_and_kept(mpi: Mpi, tmp_path: Path) -> None:
     assert job.returncode == 0
     marked = [line.split(" | ", 1) for line in job.stdout.splitlines() if " | " in line]
     for label in ("worker 0 rank 0", "worker 0 rank 1", "worker 1 rank 0", "worker 1 rank 1"):
-        mine = [text for whose, text in marked if whose == label]
-        said = [f"{label[9:]} says hello", "native code", "a child", "100%", "''", "without an end"]
-        assert mine == said * (len(mine) // len(said)), "whole lines, in their order"
+        mine = [text for line_label, text in marked if line_label == label]
+        expected = [f"{label[9:]} says hello", "native code", "a child", "100%", "''", "without an end"]
+        assert mine == expected * (len(mine) // len(expected)), "lines are complete and in order"
     assert len(marked) == 3 * 2 * 6
     complaints = sorted(line.partition(" | ")[2] for line in job.stderr.splitlines())
     assert complaints == ["WARNING mine: be warned"] * 6 + ["and complains"] * 6
@@ -141,7 +141,7 @@ def test_printed_lines_are_labelled_and_kept(mpi: Mpi, tmp_path: Path) -> None:
         kept = (tmp_path / "run" / "logs" / f"{trial.number}.txt").read_text().splitlines()
         of_rank_1 = [line for line in kept if line.startswith("rank 1 | ")]
         assert sorted(line.removeprefix("rank 1 | ") for line in of_rank_1) == sorted(
-            [f"{label[9:]} says hello", "and complains", "WARNING mine: be warned", *said[1:]]
+            [f"{label[9:]} says hello", "and complains", "WARNING mine: be warned", *expected[1:]]
         )
         assert len(kept) == 2 * 8
 
@@ -170,7 +170,7 @@ def test_loss_may_be_any_kind_of_number(mpi: Mpi, tmp_path: Path) -> None:
     assert (job.returncode, job.stderr) == (0, "")
     trials = {trial.params["k"]: trial for trial in load_trials(tmp_path / "run")}
     assert [trials[k].values for k in range(7)] == [[0.5]] * 7
-    cores = len(list_usable_cores())  # all of which are the threads of the only rank
+    cores = len(list_usable_cores())  # The only rank uses all of them as threads.
     assert trials[6].user_attrs["metrics"] == {"count": 3.0, "share": 0.5, "whole": cores}
     for k in (7, 8):
         assert "a number, not " in trials[k].user_attrs["failure"]

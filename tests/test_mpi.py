@@ -1,4 +1,4 @@
-"""Communicators and ranks that wait on real MPI jobs, and training on workers of several sizes."""
+"""Communicators and waiting ranks on real MPI jobs, and training on workers of several sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_program(mpi: Mpi, ranks: int, program: str, folder: Path) -> list[dict[s
 
 
 def parse_rank_lines(job: subprocess.CompletedProcess[str], ranks: int) -> list[dict[str, Any]]:
-    """Return what each rank has printed, in their order."""
+    """Return the line that each rank has printed, in the order of the ranks."""
     assert (job.returncode, job.stderr) == (0, "")
     lines = [json.loads(line) for line in job.stdout.splitlines()]
     assert sorted(line["rank"] for line in lines) == list(range(ranks))
@@ -53,7 +53,7 @@ def test_worker_of_any_size_trains_like_one_process(tmp_path: Path) -> None:
         assert line["accuracy"] == pytest.approx(line["own_accuracy"], abs=1e-6)
         assert line["epochs_without_progress"] == 1 + 4
     losses = lines[0]["losses"]
-    assert losses[-1] < losses[0] - 0.1, "it learns"
+    assert losses[-1] < losses[0] - 0.1, "the loss decreases"
 
 
 def test_signal_replaces_stop_by_target(each_mpi: Mpi, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_signal_replaces_stop_by_target(each_mpi: Mpi, tmp_path: Path) -> None:
     [
         ([[0, 1]] * 8, [1] * 8),
         ([[0, 1, 2, 3]] * 2, [2, 2]),
-        ([[0, 1, 2, 3], [4, 5, 6, 7]], [4, 4]),  # bound to cores of their own
+        ([[0, 1, 2, 3], [4, 5, 6, 7]], [4, 4]),  # bound to separate cores
         ([[0, 1, 2], [2, 3]], [2, 1]),
         ([[0, 1, 2]] * 3, [1, 1, 1]),
         ([[5]], [1]),
@@ -79,13 +79,13 @@ def test_thread_share_divides_cores_among_ranks(cores_of_ranks: list[list[int]],
 
 
 def read_cpu_seconds(process: int) -> float:
-    """Return the CPU time that a process has used."""
+    """Return the CPU time of a process."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_all_processes_sleep_while_one_trainer_works(mpi: Mpi, tmp_path: Path) -> None:
-    """A peer waits for its leader, and the other worker, which has evaluated all the rest, for the end."""
+    """A peer waits for its leader, and the other worker, which has evaluated all other individuals, for the end."""
     arguments = [PROGRAM, SEARCHES / "waiting.py", "--run-dir", "run", "--islands", 1, "--evaluations", 4]
     with kill_at_end(Victim(mpi, 4, arguments, tmp_path, tmp_path / "log")) as victim:
         assert victim.wait_for("\n3/4 ")

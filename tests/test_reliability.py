@@ -1,4 +1,4 @@
-"""What docs/reliability.md promises, on real jobs that fail, hang, are killed and are told to stop."""
+"""The promises of docs/reliability.md, on real jobs that fail, hang, are killed and are stopped."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_faulty_arguments(*options: object, **settings: object) -> list[object]:
 @pytest.mark.parametrize("size", [1, 3])
 def test_failure_on_one_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
     times = measure_failure_recovery(mpi, size, tmp_path / "run", rounds=1)
-    assert max(times.values()) < 20, "nobody has waited for a timeout, which is 60 s"
+    assert max(times.values()) < 20, "no rank has waited for the timeout of 60 s"
     trials = load_trials(tmp_path / "run" / "run")
     notes = (tmp_path / "run" / f"0-{size - 1}").read_text().splitlines()
     ways = [note["way"] for note in map(json.loads, notes) if note["event"] == "starts"]
@@ -69,13 +69,13 @@ def test_failure_on_one_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size
         assert len(trial.intermediate_values) == (way in ("raise@between", "fewer")) * (1 if way != "fewer" else 2)
     for process in ("template", "first_rank"):
         descriptors = [note["descriptors"][process] for note in map(json.loads, notes) if "descriptors" in note]
-        assert descriptors[-1] <= descriptors[1] + 4, f"{process} keeps those of trainers: {descriptors}"
+        assert descriptors[-1] <= descriptors[1] + 4, f"{process} keeps descriptors of trainers: {descriptors}"
     job_summary = json.loads((tmp_path / "run" / "run" / "summary.json").read_text())
     assert job_summary["evaluations"]["failed"] == len(trials)
 
 
 def find_position(code: str, way: str) -> str:
-    """Return the place in faulty.py at which a way to fail waits."""
+    """Return the position in faulty.py at which a way to fail waits."""
     lines = FAULTY.read_text().splitlines()
     function = {"stuck": "def never"}.get(way, "DONE")
     after = next(number for number, line in enumerate(lines) if function in line)
@@ -83,7 +83,7 @@ def find_position(code: str, way: str) -> str:
 
 
 def test_hanging_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
-    """Failures before any success are limited to two: those after it are not counted. The file's path is not ASCII."""
+    """Two failures are allowed before a success; failures after it do not count. The file's path is not ASCII."""
     search = tmp_path / "Übung 20€" / FAULTY.name
     search.parent.mkdir()
     search.write_bytes(FAULTY.read_bytes())
@@ -94,7 +94,7 @@ def test_hanging_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
         for argument in make_faulty_arguments(*options, way=",".join(ways), every=2)
     ]
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
-    assert victim.wait(100) == (0, "")  # asserts that no process is left
+    assert victim.wait(100) == (0, "")  # This asserts that no process is left.
     trials = load_trials(tmp_path / "run")
     assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE"] * len(ways)
     for way, trial in zip(ways, trials[::2], strict=True):
@@ -124,7 +124,7 @@ def test_frozen_rank_ends_job(mpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_objective_with_endless_cleanup_fails_alone(mpi: Mpi, tmp_path: Path) -> None:
-    """The first failure takes for ever to close; the second one, and an evaluation that is complete, have the time."""
+    """The first failure never finishes its cleanup. The second one, and a complete evaluation, finish in time."""
     options = ["--collective-timeout", 30, "--islands", 1, "--evaluations", 3]
     settings = {"way": "differs,differs,none", "cleanup": "3600,2,2", "folder": tmp_path}
     job = mpi.run(2, *make_faulty_arguments(*options, **settings), cwd=tmp_path)
@@ -151,24 +151,24 @@ def test_evaluation_timeout_stops_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     rests = find_position('"rest": lambda', "rest")
     places = f"rank 0 was at {rests}, rank 1 was at {rests}"
     reason = f"timeout: no loss within --evaluation-timeout; {places}"
-    assert never.user_attrs["failure"] == reason, "no rank waited for another"
+    assert never.user_attrs["failure"] == reason, "no rank has waited for another"
     assert list(never.intermediate_values) == []
 
 
 @pytest.mark.parametrize(("name", "size"), [("USR1", 2), ("INT", 1), ("TERM", 1)])
 def test_signal_stops_run_and_resume_continues(each_mpi: Mpi, tmp_path: Path, name: str, size: int) -> None:
     if each_mpi.flags and name != "USR1":
-        pytest.skip("Open MPI's mpirun does not pass this one on, but kills its ranks")
+        pytest.skip("Open MPI's mpirun does not forward this signal, but kills its ranks")
     arguments = make_faulty_arguments("--evaluations", 40, "--ranks-per-worker", size, seconds=30)
     victim = Victim(each_mpi, 2 * size, [*arguments, "--set", "way=none"], tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
     while len(load_trials(tmp_path / "run")) < 2:
         victim.sleep(0.2)
     victim.sleep(0.5)
-    asked = time.monotonic()
+    stopped_at = time.monotonic()
     victim.job.send_signal(getattr(signal, f"SIG{name}"))
     status, errors = victim.wait(30)
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - stopped_at < 10
     assert status == 75, errors
     output = (tmp_path / "log").read_text()
     assert "2 waiting to be evaluated, of 40" in output
@@ -190,8 +190,9 @@ def test_signal_on_another_rank_stops_run(mpi: Mpi, tmp_path: Path) -> None:
         tmp_path,
         "from mpi4py import MPI\nfrom hpo.ranks.rank_watch import RankWatch\n\n"
         "if MPI.COMM_WORLD.rank == 0:\n"
-        "    heard = RankWatch._on_message\n"
-        "    RankWatch._on_message = lambda self, kind, *rest: None if kind == 'stop' else heard(self, kind, *rest)\n",
+        "    on_message = RankWatch._on_message\n"
+        "    RankWatch._on_message = lambda self, kind, *rest: (\n"
+        "        None if kind == 'stop' else on_message(self, kind, *rest)\n    )\n",
     )
     arguments = [program, ENDLESS, "--run-dir", "run", "--islands", 1, "--evaluations", 900, "--set", "seconds=0.4"]
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
@@ -205,7 +206,7 @@ def test_signal_on_another_rank_stops_run(mpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_stop_before_objective_begins_ends_at_once(mpi: Mpi, tmp_path: Path) -> None:
-    """Trainers that have hardly been forked do not hear the signal that is to interrupt them."""
+    """New trainers do not yet handle the signal that interrupts them."""
     program = write_changed_program(
         tmp_path,
         """
@@ -230,7 +231,7 @@ Supervision.start_objective = begin_and_stop
 
 
 def test_run_stops_at_time_limit(mpi: Mpi, tmp_path: Path) -> None:
-    """Two jobs at the same time: one has 14 s, and the other one belongs to a SLURM job that has 74 s."""
+    """Two jobs run at the same time: one has a limit of 14 s, and the other belongs to a SLURM job with 74 s left."""
     start, jobs = time.monotonic(), {}
     for name, option in (("limit", ["--time-limit", "0:14"]), ("slurm", [])):
         arguments = make_faulty_arguments("--run-dir", name, *option, "--islands", 1, "--evaluations", 40, seconds=60)
@@ -242,7 +243,7 @@ def test_run_stops_at_time_limit(mpi: Mpi, tmp_path: Path) -> None:
         assert (job.returncode, job.stderr) == (75, "")
         assert f"Stopped: {reason}. To go on: the same command with --run-dir {name} --resume" in job.stdout
         summary = json.loads((tmp_path / name / "summary.json").read_text())
-        assert summary["wall_seconds"] < 30, "without the start and the end of Python, on cores that others use"
+        assert summary["wall_seconds"] < 30, "the summary excludes the start and the exit of Python, on busy cores"
 
 
 def test_second_interrupt_stops_hanging_run_at_once(mpi: Mpi, tmp_path: Path) -> None:
@@ -254,19 +255,20 @@ def test_second_interrupt_stops_hanging_run_at_once(mpi: Mpi, tmp_path: Path) ->
         victim.sleep(0.05)
     victim.sleep(0.5)
     rank = victim.find_ranks()[1]
-    asked = time.monotonic()
+    stopped_at = time.monotonic()
     os.kill(rank, signal.SIGINT)
     victim.sleep(1.5)
     os.kill(rank, signal.SIGINT)
     status, errors = victim.wait(30)
     assert status != 0
-    assert time.monotonic() - asked < 5
+    assert time.monotonic() - stopped_at < 5
     assert "stopped at once" in errors
 
 
 def test_internal_error_ends_job_with_one_traceback(each_mpi: Mpi, tmp_path: Path) -> None:
     program = write_changed_program(
-        tmp_path, "import hpo.store.record\nhpo.store.record.Record.complete = lambda *_: 1 / 0  # in its writer\n"
+        tmp_path,
+        "import hpo.store.record\nhpo.store.record.Record.complete = lambda *_: 1 / 0  # in the thread of the writer\n",
     )
     layout = ["--ranks-per-worker", 1]
     victim = Victim(each_mpi, 2, [program, QUICK, "--run-dir", "run", *layout], tmp_path, tmp_path / "log")
@@ -300,7 +302,7 @@ def test_ranks_end_if_mpirun_is_killed_at_start(each_mpi: Mpi, tmp_path: Path) -
     victim = Victim(each_mpi, 2, [program, QUICK, "--run-dir", "run"], tmp_path, tmp_path / "log")
     victim.wait_for("here\nhere")
     victim.kill("mpirun", random.Random(0))
-    victim.wait(30)  # which fails if a process is left, a template too
+    victim.wait(30)  # This fails if any process is left.
     assert not (tmp_path / "run").exists()
 
 
@@ -393,7 +395,7 @@ def test_supervise_stopped_at_start_stops_job(tmp_path: Path) -> None:
 
 @pytest.fixture
 def umask() -> Iterator[None]:
-    """Let only the user's group read new files."""
+    """Make new files readable only for the user and the group."""
     before = os.umask(0o027)
     yield
     os.umask(before)
@@ -401,14 +403,14 @@ def umask() -> Iterator[None]:
 
 @pytest.mark.usefixtures("umask")
 def test_run_directory_is_locked_until_its_run_ends(mpi: Mpi, tmp_path: Path) -> None:
-    """Files that ranks and trainers write have the permissions that the umask says."""
+    """Files of ranks and trainers have the permissions of the umask."""
     (tmp_path / "start.json").write_text('[{"x": 0.5}]')
     options = ["--resume", "--evaluations", 6, "--checkpoint-every", "1s"]
     first = Victim(mpi, 2, make_saving_arguments("run", *options, epochs=900), tmp_path, tmp_path / "log")
     assert first.wait_for("done  island")
     for rank in first.find_ranks():
         shared = re.findall(r"/dev/shm/mpich_\S+(.*)", Path(f"/proc/{rank}/maps").read_text())
-        assert set(shared) == {" (deleted)"}, "MPICH's file, which nobody would remove after a kill, has a name"
+        assert set(shared) == {" (deleted)"}, "MPICH's file has a name, so it would stay after a kill"
     run_json = (tmp_path / "run" / "run.json").read_text()
     again = make_saving_arguments("run", *options, "--ranks-per-worker", 1, epochs=2, seconds=0)
     second = mpi.run(1, *again, cwd=tmp_path)
@@ -417,13 +419,13 @@ def test_run_directory_is_locked_until_its_run_ends(mpi: Mpi, tmp_path: Path) ->
     host = re.escape(socket.gethostname())
     assert re.match(rf"error: run is in use by process {holder} on {host} since \d{{4}}-", second.stderr)
     assert (tmp_path / "run" / "run.json").read_text() == run_json
-    while not list((tmp_path / "run").glob("states/[0-9]*")):
+    while not list((tmp_path / "run").glob("checkpoints/[0-9]*")):
         assert first.job.poll() is None
         first.sleep(0.1)
     first.kill("all", random.Random(0))
     first.wait()
-    (state,) = (tmp_path / "run" / "checkpoints").glob("[0-9]*")
-    assert [oct(path.stat().st_mode & 0o777) for path in (state, state.parent)] == ["0o640", "0o750"]
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("[0-9]*")
+    assert [oct(path.stat().st_mode & 0o777) for path in (checkpoint, checkpoint.parent)] == ["0o640", "0o750"]
     third = mpi.run(1, *again, cwd=tmp_path)
     assert third.returncode == 0, third.stderr
     assert "6 complete, of 6" in third.stdout
@@ -452,12 +454,12 @@ def test_run_without_success_shows_failures_and_stops(mpi: Mpi, tmp_path: Path) 
 
 
 def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
-    """Weights, which trainers write, do not fit on the disk from the beginning: each best one costs a warning."""
+    """Weights, which trainers write, never fit on the disk: each new best one causes a warning."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False, timeout=20).returncode:
-        pytest.skip("a small disk needs root, and leave to mount it")
+        pytest.skip("a small disk needs root and the permission to mount it")
     try:
         (tmp_path / "start.json").write_text('[{"x": 0.5}]')
         settings = {"saves": "state", "epochs": 3, "seconds": 0.01}

@@ -40,11 +40,11 @@ def assert_losses_are_as_if_undisturbed(trials: list[Any]) -> None:
 
 
 def wait_for_losses(run_dir: Path, number: int) -> None:
-    """Wait until an evaluation has so many losses."""
+    """Wait until an evaluation has this many losses."""
     end = time.monotonic() + 60
     while True:
         assert time.monotonic() < end
-        with suppress(OSError, KeyError, ValueError):  # the study does not exist yet
+        with suppress(OSError, KeyError, ValueError):  # The study may not exist yet.
             if max(len(trial.intermediate_values) for trial in load_trials(run_dir)) >= number:
                 return
         time.sleep(0.1)
@@ -52,7 +52,7 @@ def wait_for_losses(run_dir: Path, number: int) -> None:
 
 @pytest.mark.parametrize("way", ["call", "sharded"])
 def test_paused_script_resumes_from_its_checkpoint(mpi: Mpi, tmp_path: Path, way: str) -> None:
-    # Worse and worse ones: those that are paused first are promoted later.
+    # Each individual is worse than the one before, so that the first paused ones are promoted later.
     given = [{"x": number / 20} for number in range(12)]
     (tmp_path / "given.json").write_text(json.dumps(given))
     options = ["--pruner", "asha", "--enqueue", "given.json", "--evaluations", len(given)]
@@ -214,7 +214,7 @@ def test_drafts_belong_to_next_printed_loss(mpi: Mpi, tmp_path: Path) -> None:
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.state["epoch"].item() == 20
-    assert min(len(trial.intermediate_values) for trial in trials) < 30, "some are paused"
+    assert min(len(trial.intermediate_values) for trial in trials) < 30, "some evaluations are paused"
     printed = (tmp_path / "run" / "logs" / "0.txt").read_text()
     assert "hpo:" not in printed
 

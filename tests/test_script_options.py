@@ -1,4 +1,4 @@
-"""Options of a search for training programs: pruners, confirmations, and timeouts."""
+"""Options of a search over a training program: pruners, confirmations, and timeouts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.run_output import find_complete_losses, load_trials
 SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
 LOSS = ["--loss", r"val_loss=(\S+)", "--run-dir", "run"]
 
-# The first report is made before training. All reports are worse than those of the evaluations before.
+# The first report is made before training. All reports are worse than the reports of the earlier evaluations.
 WARMING_UP = """
 import sys
 for epoch in range(12):
@@ -93,7 +93,7 @@ def test_printed_advice_confirms_script_with_other_seeds(mpi: Mpi, tmp_path: Pat
     (command,) = [line for line in job.stdout.splitlines() if "--confirm-seeds 3" in line]
     job = mpi.run(2, *SEARCH, *shlex.split(command)[2:], cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 6, "no other evaluations"
+    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 6, "only the confirmations are new"
     confirmations = find_complete_losses(load_trials(tmp_path / "run", "run-confirm"))
     assert len(confirmations) == 9
     assert len(set(confirmations.values())) > 3

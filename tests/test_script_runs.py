@@ -1,4 +1,4 @@
-"""How training programs begin, report and end: early imports, two ways to report, aborts at the exit."""
+"""How training programs start, report and exit: early imports, two ways to report, and aborts at exit."""
 
 from __future__ import annotations
 

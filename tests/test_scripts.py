@@ -1,4 +1,4 @@
-"""Training programs that are written for torchrun, as objectives: on the command line, and in search files."""
+"""Training programs for torchrun as objectives: on the command line, and in search files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LR = ["--space", "lr=Float(1e-3, 1e-1, log=True)"]
 
 
 def run_torchrun(folder: Path, params: dict[str, Any]) -> list[float]:
-    """Return what torchrun prints of the script for hyperparameters, on two ranks."""
+    """Return the losses that torchrun prints for these hyperparameters, on two ranks."""
     options = [part for name, value in params.items() for part in (f"--{name}", str(value))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     job = subprocess.run(
@@ -93,7 +93,7 @@ def test_program_failure_fails_its_evaluation(mpi: Mpi, tmp_path: Path) -> None:
         assert trials[f"well-{way}"].values == [pytest.approx(0.5 + 1 / 3)], way
         assert trials[f"well-{way}"].user_attrs["metrics"] == {"step": 2.0}
     shown = re.findall(r"^worker \d rank 0 \| Traceback", job.stderr, re.MULTILINE)
-    assert len(shown) == 2, "of ranks that wait for one that has ended early; others are cancelled"
+    assert len(shown) == 2, "ranks whose peer has ended early; other peers are cancelled"
 
 
 ORDINARY = ["types", "logging", "atexit", "thread", "file", "source", "spawn", "seeds", "call", "comma", "exit", "late"]
@@ -111,7 +111,7 @@ def test_script_runs_as_with_python(mpi: Mpi, tmp_path: Path) -> None:
     assert {way: trial.values for way, trial in trials.items()} == {way: [1.0] for way in ORDINARY}
     assert [(tmp_path / f"file-{rank}").read_text() for rank in range(2)] == ["written"] * 2
     printed = (tmp_path / "run" / "logs" / f"{trials['seeds'].number}.txt").read_text()
-    assert len(set(re.findall(r"drawn (\S+)", printed))) == 2, "ranks that are not seeded draw other numbers"
+    assert len(set(re.findall(r"drawn (\S+)", printed))) == 2, "ranks without a seed draw different numbers"
 
 
 def test_shell_command_runs_on_each_rank(mpi: Mpi, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_shell_command_runs_on_each_rank(mpi: Mpi, tmp_path: Path) -> None:
         '#!/bin/sh\nenv | grep -E "^(PMI|OMPI|HYDRA|SLURM_PROCID|MASTER_PORT=29500)"\n'
         'echo "rank $RANK of $WORLD_SIZE: $*"\n'
         '[ "$RANK" = 0 ] && echo "{\\"loss\\": 0.$2, \\"places\\": 1}" >> "$HPO_METRICS" && touch "$4/here"\n'
-        '[ "$2" != 3 ] || [ "$RANK" != 0 ]\n'  # else rank 1 would end the evaluation before rank 0 has written
+        '[ "$2" != 3 ] || [ "$RANK" != 0 ]\n'  # Otherwise rank 1 would end the evaluation before rank 0 has written.
     )
     script.chmod(0o755)
     options = ["--space", "k=Int(1, 3)", "--evaluations", 3, "--run-dir", "run"]
@@ -139,7 +139,7 @@ def test_shell_command_runs_on_each_rank(mpi: Mpi, tmp_path: Path) -> None:
 
 
 def has_checkpoint(trial: optuna.trial.FrozenTrial) -> bool:
-    """Tell whether a trial is going on, and has reported losses, before which it writes a checkpoint."""
+    """Return whether a trial is running and has reported a loss, before which it writes a checkpoint."""
     return not trial.state.is_finished() and len(trial.intermediate_values) > 1
 
 
@@ -149,7 +149,7 @@ def test_program_resumes_from_its_own_files(mpi: Mpi, tmp_path: Path) -> None:
     command = ["--", SCRIPTS / "continuing.py", "--out", "{folder}", "--epochs", "12"]
     with kill_at_end(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
         assert victim.wait_for("\n 3/10 ")
-        while not any(map(has_checkpoint, load_trials(tmp_path / "run"))):  # the test has a limit
+        while not any(map(has_checkpoint, load_trials(tmp_path / "run"))):  # The test has a time limit.
             time.sleep(0.02)
         victim.job.send_signal(signal.SIGKILL)
         victim.wait(20)
@@ -389,7 +389,7 @@ def test_report_reader_uses_lines_or_file() -> None:
     assert taken[:2] == [Report(2.0, {"acc": 0.6}), Report(1.0, {})]
     assert taken[2].mistake == "the validation loss is nan"
     Path(reports.path).write_text('{"loss": 9}\n')
-    assert reports.take_new_reports() == [], "lines came first"
+    assert reports.take_new_reports() == [], "the reader already uses lines"
     reports.close()
     reports = ReportReader(Script("train.py", loss=r"(?:\w+\s?)*val_loss: (\S+)"))
     reports.take_line(f"{'a' * 60} loss: 3")
@@ -404,7 +404,7 @@ def test_report_reader_uses_lines_or_file() -> None:
         file.write('ss": 2}\n[1]\n{"loss": true}\n')
     rest = reports.take_new_reports()
     assert rest[0] == Report(2.0, {})
-    assert [one.mistake for one in rest[1:]] == [
+    assert [report.mistake for report in rest[1:]] == [
         f"a report must be a JSON object with a loss and metrics, got {text}" for text in ("[1]", '{"loss": true}')
     ]
     reports.take_line("loss=5")
@@ -413,25 +413,25 @@ def test_report_reader_uses_lines_or_file() -> None:
 
 
 def test_report_merger_compares_ranks() -> None:
-    agreement = ReportMerger(2)
-    one, other = [Report(1.0), Report(0.5)], [Report(1.0000001), Report(0.6)]
-    assert agreement.add_reports(0, one[:1], 0) == [Report(1.0)]
-    assert agreement.add_reports(1, other[:1], 0) == [], "the same loss"
-    assert agreement.add_reports(1, other[1:], 1) == [], "the leader may report it, too"
-    loss, mistake = agreement.add_reports(0, one, 0)
+    merger = ReportMerger(2)
+    first, second = [Report(1.0), Report(0.5)], [Report(1.0000001), Report(0.6)]
+    assert merger.add_reports(0, first[:1], 0) == [Report(1.0)]
+    assert merger.add_reports(1, second[:1], 0) == [], "the same loss"
+    assert merger.add_reports(1, second[1:], 1) == [], "the leader may report it, too"
+    loss, mistake = merger.add_reports(0, first, 0)
     assert loss == Report(0.5)
     assert mistake.mistake.startswith("ranks 0 and 1 reported different losses, 0.5 and 0.6, as loss 2: ")
-    assert agreement.add_reports(0, one, 0) == []
+    assert merger.add_reports(0, first, 0) == []
 
 
 def test_report_merger_without_leader_reports_uses_ranks() -> None:
-    agreement, reports = ReportMerger(3), [Report(1.0), Report(0.5), Report(0.2)]
-    assert agreement.add_reports(1, reports[:1], 0) == []
-    assert agreement.add_reports(2, reports[:1], 0) == []
-    assert agreement.add_reports(0, [], 0) == []
-    assert agreement.add_reports(1, reports[1:2], 1) == reports[:2], "rank 1 is a loss further"
-    assert agreement.add_reports(2, reports, 0) == reports[2:]
-    assert agreement.add_reports(1, reports, 0) == []
+    merger, reports = ReportMerger(3), [Report(1.0), Report(0.5), Report(0.2)]
+    assert merger.add_reports(1, reports[:1], 0) == []
+    assert merger.add_reports(2, reports[:1], 0) == []
+    assert merger.add_reports(0, [], 0) == []
+    assert merger.add_reports(1, reports[1:2], 1) == reports[:2], "rank 1 has reported its next loss"
+    assert merger.add_reports(2, reports, 0) == reports[2:]
+    assert merger.add_reports(1, reports, 0) == []
 
 
 def test_report_outside_search_does_nothing() -> None:

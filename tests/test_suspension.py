@@ -1,4 +1,4 @@
-"""Processes that are stopped for a while, as jobs are that a scheduler suspends."""
+"""Processes that are stopped for a while, as in jobs that a scheduler suspends."""
 
 from __future__ import annotations
 
@@ -50,4 +50,4 @@ def test_file_lock_does_not_count_suspension_as_stale(tmp_path: Path) -> None:
         waiting.send_signal(signal.SIGCONT)
         took, lost = map(float, waiting.stdout.readline().split())
     assert 3.5 < lost < 5
-    assert took - lost > 2.9, "it was taken before it was stale"
+    assert took - lost > 2.9, "the lock was acquired only after it was stale"

@@ -1,4 +1,4 @@
-"""What an objective finds in its trainer, when a trainer is replaced, and what of it is shown and kept."""
+"""Trainers: the environment of an objective, when a trainer is replaced, and which output is shown and kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START = "space = SearchSpace(k=Int(0, 9))\n\n\ndef objective(params, worker):\n 
 
 
 def read_rank_notes(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rank, and what it has written down, of each evaluation."""
+    """Yield the rank and the notes of each evaluation on each rank."""
     for path in sorted(folder.glob("*-?.json")):
         yield int(path.stem.partition("-")[2]), json.loads(path.read_text())
 
@@ -51,7 +51,7 @@ def test_objective_for_torchrun_runs_unchanged(each_mpi: Mpi, tmp_path: Path, si
         expected |= {"GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
         expected |= {"ROLE_NAME": "default", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
         expected |= {"TORCHELASTIC_RUN_ID": "hpo", "TORCHELASTIC_USE_AGENT_STORE": True}
-        assert {name: environment[name] for name in expected} == {name: str(one) for name, one in expected.items()}
+        assert {name: environment[name] for name in expected} == {name: str(value) for name, value in expected.items()}
         launchers = ("PMI", "MPI", "HYD", "OMPI", "PRTE", "SLURM_PROCID", "SLURM_NTASKS")
         assert [name for name in environment if name.startswith(launchers)] == []
         before, ranks = (rank - 1) % size, list(range(size))
@@ -77,7 +77,7 @@ def test_trainer_with_leftovers_is_replaced(mpi: Mpi, tmp_path: Path) -> None:
     found = re.findall(r"^worker 0 rank 0 \| way (\w+) process (\d+) folder (.*)$", job.stdout, re.MULTILINE)
     assert [way for way, _, _ in found] == ["nothing", "settings", "thread", "child", "group", "daemon"]
     processes = [process for _, process, _ in found]
-    assert len(set(processes[:3])) == 1, "nothing is left by the first two"
+    assert len(set(processes[:3])) == 1, "the first two leave nothing in the trainer"
     assert len(set(processes[2:])) == 4, "each of these leaves something"
     assert {folder for _, _, folder in found} == {str(tmp_path)}
     for trial in range(6):
@@ -91,7 +91,7 @@ def test_trainer_with_leftovers_is_replaced(mpi: Mpi, tmp_path: Path) -> None:
     fresh = mpi.run(
         1, PROGRAM, LEAVING, *options[:-3], 2, *options[-2:], "--fresh-trainers", "--run-dir", "fresh", cwd=tmp_path
     )
-    assert len(set(re.findall(r"process (\d+)", fresh.stdout))) == 2, "each evaluation has a process of its own"
+    assert len(set(re.findall(r"process (\d+)", fresh.stdout))) == 2, "each evaluation has its own process"
 
 
 def test_logging_in_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_logging_in_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) -> N
         "objective": ("", config.format("stdout"), ["mine: at info", "mine: at warning"]),
         "none": ("", "pass", ["WARNING mine: at warning"]),
     }
-    for name, (above, inside, lines) in files.items():
-        (tmp_path / f"{name}.py").write_text(text.format(above, inside))
+    for name, (file_code, objective_code, lines) in files.items():
+        (tmp_path / f"{name}.py").write_text(text.format(file_code, objective_code))
         options = ["--ranks-per-worker", 1, "--evaluations", 2, "--run-dir", f"run-{name}"]
         job = mpi.run(1, PROGRAM, f"{name}.py", *options, cwd=tmp_path)
         assert job.returncode == 0, job.stderr
@@ -121,14 +121,14 @@ def test_logging_in_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) -> N
 
 
 def test_compiler_and_collectives_work_in_each_evaluation(mpi: Mpi, tmp_path: Path) -> None:
-    """After a failure, after one rank's trainer was replaced, and after more compilations than torch allows."""
+    """Evaluations follow a failure, a replaced trainer, and more compilations than torch allows."""
     (tmp_path / "given.json").write_text(json.dumps([{"k": k} for k in (50, 2, 51, 3)]))
     options = ["--ranks-per-worker", 2, "--evaluations", 16, "--enqueue", "given.json", "--run-dir", "run"]
     job = mpi.run(2, PROGRAM, SEARCHES / "lasting.py", *options, cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     failures = [trial.user_attrs.get("failure") for trial in load_trials(tmp_path / "run")]
     assert len(failures) == 16
-    (failure,) = [one for one in failures if one]
+    (failure,) = [text for text in failures if text]
     assert re.fullmatch(r"rank [01], lasting.py:22: ValueError: no", failure)
     assert "recompile_limit" not in job.stdout + job.stderr
 
@@ -171,8 +171,8 @@ def test_search_file_unsafe_to_fork_is_imported_by_trainers(mpi: Mpi, tmp_path: 
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.count("my_search.py: when it is imported, it starts 1 thread: each trainer imports it\n") == 1
     losses = sorted(find_complete_losses(load_trials(tmp_path / "run")).values())
-    assert losses == [0, 1, 2, 4, 5, 6, 7, 8, 9], "all that the rule allows"
-    assert (tmp_path / "run" / "search_space-1.py").read_text() == before, "what was read first is what runs"
+    assert losses == [0, 1, 2, 4, 5, 6, 7, 8, 9], "all values that the constraint allows"
+    assert (tmp_path / "run" / "search_space-1.py").read_text() == before, "the run uses the file as it was first read"
 
 
 @pytest.mark.parametrize(
@@ -216,17 +216,25 @@ def test_final_test_that_crashes_is_a_warning(mpi: Mpi, tmp_path: Path) -> None:
 
 def test_trainer_environment_lacks_launcher_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a,b", "PATH": "/bin", "MPICH_ASYNC": "0"}
-    gone = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID", "HYDI_X"]
+    removed = [
+        "PMI_RANK",
+        "PMIX_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_STEP_ID",
+        "HYDI_X",
+    ]
     for name in list(os.environ):
         monkeypatch.delenv(name)
-    for name, value in {**kept, **dict.fromkeys(gone, "1")}.items():
+    for name, value in {**kept, **dict.fromkeys(removed, "1")}.items():
         monkeypatch.setenv(name, value)
     assert make_plain_environment() == {**kept, "PYTHONHASHSEED": "0"}
 
 
 @pytest.mark.parametrize(("given", "seed"), [(None, "0"), ("random", "0"), ("7", "7")])
 def test_template_environment_fixes_hash_seed(monkeypatch: pytest.MonkeyPatch, given: str | None, seed: str) -> None:
-    """Each host has a template of its own."""
+    """Each host has its own template."""
     if given is not None:
         monkeypatch.setenv("PYTHONHASHSEED", given)
     assert make_plain_environment()["PYTHONHASHSEED"] == make_template_environment()["PYTHONHASHSEED"] == seed
@@ -240,7 +248,7 @@ def test_template_environment_fixes_hash_seed(monkeypatch: pytest.MonkeyPatch, g
     [
         ({}, True),
         ({"MPI_LOCALRANKID": "0"}, True),
-        ({"MPI_LOCALRANKID": "1", "SLURM_LOCALID": "0"}, False),  # mpirun in a batch script
+        ({"MPI_LOCALRANKID": "1", "SLURM_LOCALID": "0"}, False),  # set by mpirun in a batch script
         ({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}, False),
         ({"SLURM_LOCALID": "0"}, True),
     ],
