@@ -52,7 +52,7 @@ def wait_for_losses(run_dir: Path, number: int) -> None:
 
 @pytest.mark.parametrize("way", ["call", "sharded"])
 def test_paused_script_resumes_from_its_checkpoint(mpi: Mpi, tmp_path: Path, way: str) -> None:
-    # Each individual is worse than the one before, so that the first paused ones are promoted later.
+    # Each individual is worse than the previous, so that the first paused ones are promoted later.
     given = [{"x": number / 20} for number in range(12)]
     (tmp_path / "given.json").write_text(json.dumps(given))
     options = ["--pruner", "asha", "--enqueue", "given.json", "--evaluations", len(given)]

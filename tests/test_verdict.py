@@ -89,7 +89,7 @@ def test_judge_steps_with_equal_losses_or_common_end() -> None:
         (
             [fail_rank(0, "Broken pipe", 1.0, echo=True)],
             "rank 0: Broken pipe",
-        ),  # There is no peer.
+        ),  # The worker has one rank, so no peer caused it.
         (
             [Step(0, 1.0, gathers=True, place="x.py:3"), Step(1, 1.0)],
             "not all ranks offered a function, which all of them have to call: rank 0 did at x.py:3, rank 1 did not",
