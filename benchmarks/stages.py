@@ -1,9 +1,9 @@
-"""Where the time of a free evaluation goes, on the leader of a worker and on the rank beside it, in microseconds.
+"""Measure the time of each stage of an evaluation without training, in microseconds, on both ranks of a worker.
 
-    python -m benchmarks.moments
+    python -m benchmarks.stages
 
-A run of benchmarks/free.py with 8 ranks, in which the functions below are timed, on ranks and in their trainers; each
-time is without those of the functions that it calls, and of the functions of this list that are not there, none.
+The script runs benchmarks/free.py with 8 ranks and times the functions below, on ranks and in trainers. The time of a
+function excludes the functions of the list that it calls. Functions that do not exist are skipped.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-# This file is a search space too: the free one, of which the template times the trainers' steps.
+# This file is also a search file: that of benchmarks/free.py. The template times the stages of trainers.
 from benchmarks.free import objective, space  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = "HPO_MOMENTS"  # the variable that says where times are written
-EVERY = 50  # evaluations, after which a trainer writes its times: it is killed when the run has ended
-WORKER = 1  # whose ranks are shown
+FOLDER = "HPO_STAGES"  # Environment variable with the folder of the times.
+EVERY = 50  # Evaluations after which a trainer writes its times. It is killed at the end of the run.
+WORKER = 1  # Index of the worker whose ranks are shown.
 COUNTED = "one evaluation"
-RANK_STEPS = {
-    "all else of the loop": "hpo.breeding.islands:Archipelago.evolve",
+RANK_STAGES = {
+    "rest of the loop": "hpo.breeding.islands:Archipelago.evolve",
     "breed": "hpo.breeding.propagators:New.__call__",
-    "hear what is new": "hpo.store.recorder:Recorder.news",
+    "receive updates": "hpo.store.recorder:Recorder.news",
     "claim": "hpo.store.recorder:Recorder.claim",
-    "tell": "hpo.ranks.calls:Caller.tell",
+    "send": "hpo.ranks.calls:Caller.tell",
     "claim from the study": "hpo.store.claims:Claims.claim",
-    "read the study's news": "hpo.store.record:Record.news",
-    "tell the island": "propulate.propulator:Propulator._evaluate_individual",
-    "hear from the island": "propulate.propulator:Propulator._receive_intra_island_individuals",
+    "read updates of the study": "hpo.store.record:Record.news",
+    "send to the island": "propulate.propulator:Propulator._evaluate_individual",
+    "receive from the island": "propulate.propulator:Propulator._receive_intra_island_individuals",
     "send emigrants": "propulate.pollinator:Pollinator._send_emigrants",
     "receive immigrants": "propulate.pollinator:Pollinator._receive_immigrants",
     "replace individuals": "propulate.pollinator:Pollinator._deactivate_replaced_individuals",
-    "tell the other ranks, and wait for the leader": "hpo.evaluation.evaluator:Evaluator.__call__",
-    "are the trainers ready": "hpo.evaluation.group:Group.connect",
+    "broadcast, and wait for the leader": "hpo.evaluation.evaluator:Evaluator.__call__",
+    "check that trainers are ready": "hpo.evaluation.group:Group.connect",
     COUNTED: "hpo.evaluation.evaluator:Evaluator._evaluate",
     "begin": "hpo.evaluation.supervision:Supervision.begin",
     "wait for the trainer": "hpo.evaluation.trainer:Trainer.wait",
@@ -54,27 +54,27 @@ RANK_STEPS = {
     "wait for the objective's end": "hpo.evaluation.supervision:Supervision.end",
     "end": "hpo.evaluation.leader:Leader.finish",
 }
-TRAINER_STEPS = {
+TRAINER_STAGES = {
     COUNTED: "hpo.trainer.serve:Trainer._on_evaluate",
     "surroundings": "hpo.trainer.evaluation:Evaluation.run",
     "seed, and make the worker": "hpo.trainer.group:Group.worker",
     "the objective": "hpo.trainer.objective:Objective.advance",
     "around each step": "hpo.trainer.evaluation:Evaluation._settle",
     "wait for the verdict": "hpo.trainer.evaluation:Evaluation._ask",
-    "is anything left": "hpo.trainer.serve:Trainer._is_clean",
+    "check that the trainer is clean": "hpo.trainer.serve:Trainer._is_clean",
 }
 
 
 class Clock:
-    """Adds up the seconds in each step, without those in other steps that it calls."""
+    """Adds the seconds of each stage, without the stages that it calls."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.count = 0
         self._inner = [0.0]
 
-    def timed(self, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that does the same, and whose time is added up."""
+    def add_timer(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with a timer."""
 
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
@@ -84,36 +84,36 @@ class Clock:
                 return function(*arguments, **options)
             finally:
                 taken = time.perf_counter() - began
-                self.seconds[step] += taken - self._inner.pop()
+                self.seconds[stage] += taken - self._inner.pop()
                 self._inner[-1] += taken
-                self.count += step == COUNTED
+                self.count += stage == COUNTED
 
         return call
 
     def write(self, path: Path) -> None:
-        """Write the microseconds of each step per evaluation."""
-        lines = [f"{step}\t{1e6 * seconds / max(1, self.count)}" for step, seconds in self.seconds.items()]
+        """Write the microseconds of each stage per evaluation."""
+        lines = [f"{stage}\t{1e6 * seconds / max(1, self.count)}" for stage, seconds in self.seconds.items()]
         path.write_text("\n".join(lines))
 
 
-def wrap(clock: Clock, steps: Mapping[str, str]) -> None:
-    """Let all steps be timed that there are."""
-    for step, where in steps.items():
+def time_stages(clock: Clock, stages: Mapping[str, str]) -> None:
+    """Time all stages that exist."""
+    for stage, where in stages.items():
         module, _, path = where.partition(":")
         name, _, method = path.partition(".")
         try:
             owner = getattr(importlib.import_module(module), name)
-            setattr(owner, method, clock.timed(step, getattr(owner, method)))
+            setattr(owner, method, clock.add_timer(stage, getattr(owner, method)))
         except (ImportError, AttributeError):
             continue
 
 
 def time_trainers(folder: Path) -> None:
-    """Let trainers that are forked from this process write their times."""
+    """Time the stages of trainers that are forked from this process."""
     from hpo.trainer.serve import Trainer
 
     clock = Clock()
-    wrap(clock, TRAINER_STEPS)
+    time_stages(clock, TRAINER_STAGES)
     evaluate = Trainer._on_evaluate
 
     def evaluate_and_write(trainer: Trainer, message: Any) -> None:
@@ -124,10 +124,10 @@ def time_trainers(folder: Path) -> None:
     Trainer._on_evaluate = evaluate_and_write  # type: ignore[assignment, method-assign]
 
 
-def inside(folder: Path, arguments: list[str]) -> None:
-    """Be one rank of the run."""
+def run_rank(folder: Path, arguments: list[str]) -> None:
+    """Run one rank, and write its times."""
     clock, rank = Clock(), os.environ.get("PMI_RANK", "0")
-    wrap(clock, RANK_STEPS)
+    time_stages(clock, RANK_STAGES)
     sys.argv = arguments
     try:
         runpy.run_path(arguments[0], run_name="__main__")
@@ -135,14 +135,14 @@ def inside(folder: Path, arguments: list[str]) -> None:
         clock.write(folder / f"rank-{rank}")
 
 
-def print_table(title: str, steps: Mapping[str, str], paths: list[Path]) -> None:
-    """Print the times of each step on the leader and beside it."""
+def print_table(title: str, stages: Mapping[str, str], paths: list[Path]) -> None:
+    """Print the times of each stage on the leader and on the other rank."""
     columns = [dict(line.split("\t") for line in path.read_text().splitlines()) for path in paths]
-    print(f"{title:46} {'leader':>8} {'beside':>8}")
-    for step in steps:
-        times = [float(column.get(step, 0.0)) for column in columns]
+    print(f"{title:46} {'leader':>8} {'other':>8}")
+    for stage in stages:
+        times = [float(column.get(stage, 0.0)) for column in columns]
         if any(times):
-            print(f"{step:46} {times[0]:8.0f} {times[1]:8.0f}")
+            print(f"{stage:46} {times[0]:8.0f} {times[1]:8.0f}")
     print(f"{'all':46} {sum(map(float, columns[0].values())):8.0f} {sum(map(float, columns[1].values())):8.0f}")
 
 
@@ -151,8 +151,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluations", type=int, default=1000)
     parser.add_argument("--propagators", default="random")
-    if sys.argv[1:2] == ["--inside"]:
-        inside(Path(sys.argv[2]), sys.argv[3:])
+    if sys.argv[1:2] == ["--run-rank"]:
+        run_rank(Path(sys.argv[2]), sys.argv[3:])
         return
     chosen = parser.parse_args()
     if chosen.evaluations < 8 * EVERY:
@@ -160,14 +160,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = ["--evaluations", str(chosen.evaluations), "--propagators", chosen.propagators]
-        command = ["mpirun", "-n", "8", sys.executable, "-m", "benchmarks.moments", "--inside", name]
+        command = ["mpirun", "-n", "8", sys.executable, "-m", "benchmarks.stages", "--run-rank", name]
         search = [str(ROOT / "run_islands.py"), __file__, "--run-dir", f"{name}/run"]
         environment = {**os.environ, FOLDER: name}
         subprocess.run(
             [*command, *search, *options], check=True, stdout=subprocess.DEVNULL, env=environment, timeout=3600
         )
-        print_table("ranks", RANK_STEPS, [folder / f"rank-{2 * WORKER + rank}" for rank in (0, 1)])
-        print_table("their trainers", TRAINER_STEPS, [folder / f"trainer-{WORKER}-{rank}" for rank in (0, 1)])
+        print_table("ranks", RANK_STAGES, [folder / f"rank-{2 * WORKER + rank}" for rank in (0, 1)])
+        print_table("their trainers", TRAINER_STAGES, [folder / f"trainer-{WORKER}-{rank}" for rank in (0, 1)])
 
 
 if __name__ == "__main__":
