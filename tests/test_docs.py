@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import runpy
 import shlex
@@ -64,18 +63,6 @@ def test_the_own_model_of_the_readme_runs_as_written(mpi: Mpi, tmp_path: Path) -
     losses = finished(trials_of(tmp_path / "run")).values()
     assert len(losses) == 3
     assert min(losses) < 2.2, "it learns: chance is 2.3"
-
-
-def test_the_space_of_the_docs_is_as_it_says(tmp_path: Path) -> None:
-    (code,) = (block for block in blocks("docs/own-model.md", "python") if "space.require(" in block)
-    (tmp_path / "space.py").write_text(code, "utf-8")
-    space = runpy.run_path(str(tmp_path / "space.py"))["space"]
-    space.check_rules()
-    rng = random.Random(0)
-    for params in (space.draw(rng) for _ in range(50)):
-        assert ("momentum" in params, "nesterov" in params) == (params["optimizer"] == "sgd",) * 2
-        assert len([name for name in params if name.startswith("dropout_")]) == params["layers"]
-        assert params["width"] % params["heads"] == 0
 
 
 def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:

@@ -48,17 +48,22 @@ def load_space(page: str) -> SearchSpace:
 
 
 @pytest.mark.parametrize(("page", "words"), find_commands())
-def test_command_of_page_is_accepted(page: str, words: list[str]) -> None:
-    if words[0] == "python":
+def test_command_of_page_is_accepted(
+    page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("my_search.py", "my_front.py", "my_pbt.py", "train.py"):
+        Path(name).touch()
+    if words[0] == "python" or words[1] == "search":
+        end = words.index("--") if "--" in words else len(words)
         chosen: list[Options] = []
-        command = typer.main.get_command(search_app(ROOT / "search_spaces" / "digits_cnn.py", chosen.append))
-        command(words[2:], standalone_mode=False)
+        default = ROOT / "search_spaces" / "digits_cnn.py" if words[0] == "python" else None
+        command = typer.main.get_command(search_app(default, chosen.append, words[end + 1 :] or None))
+        command(words[2:end], standalone_mode=False)
         assert len(chosen) == 1, page
         return
     commands: Any = typer.main.get_command(app)
-    options = words[2 : words.index("--") if "--" in words else None]
-    command = commands.commands[words[1]]
-    context = command.make_context(words[1], options)
+    context = commands.commands[words[1]].make_context(words[1], words[2:])
     assert context.params, page
 
 
@@ -84,7 +89,7 @@ def test_the_space_of_the_docs_is_as_it_says() -> None:
     for params in (space.draw(rng) for _ in range(50)):
         assert ("momentum" in params, "nesterov" in params) == (params["optimizer"] == "sgd",) * 2
         assert len([name for name in params if name.startswith("dropout_")]) == params["layers"]
-        assert params["width"] % params["heads"] == 0
+        assert int(params["width"]) % int(params["heads"]) == 0
 
 
 def test_front_of_the_page_has_two_objectives_and_weights(mpi: Mpi, tmp_path: Path) -> None:
