@@ -61,7 +61,7 @@ def load(search_space: str) -> list[Curve]:
 
 def list_fixed_parameters(search_space: str) -> list[str]:
     """Return the names of the parameters that are not mutable, for a search space of the project."""
-    return load_search_file(ROOT / "search_spaces" / f"{search_space}.py").space.fixed
+    return load_search_file(ROOT / "search_spaces" / f"{search_space}.py").space.immutable_names
 
 
 def _get_fixed_values(search_space: str, params: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -76,7 +76,7 @@ def main() -> None:
     for run_dir in parser.parse_args().run_dirs:
         run = RunReader(run_dir)
         name, seconds = Path(run.manifest.search_space).stem, defaultdict[tuple[Any, ...], list[float]](list)
-        evaluations = [one for one in run.evaluations() if one.finished]
+        evaluations = [one for one in run.read_evaluations() if one.is_finished]
         for one in evaluations:
             assert one.state == "failed" or len(one.curve) == EPOCHS, one
             seconds[_get_fixed_values(name, one.params)].append(one.seconds / max(1, len(one.curve)))

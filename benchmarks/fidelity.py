@@ -26,7 +26,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.curves import EPOCHS, Curve, list_fixed_parameters, load
-from hpo.store.rungs import HALVINGS, Halving
+from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule
 
 WORKERS = 8
 _TOLERANCE = 1e-3  # Relative tolerance of the loss to reach.
@@ -66,9 +66,9 @@ class MedianPruner(NoPruner):
 
 
 class HalvingPruner(NoPruner):
-    """Continues the best of each rung, as `hpo.store.rungs` does. Pauses the others, or stops them."""
+    """Continues the best of each rung, as `hpo.store.successive_halving` does. Pauses the others, or stops them."""
 
-    def __init__(self, halving: Halving, pauses: bool) -> None:
+    def __init__(self, halving: HalvingSchedule, pauses: bool) -> None:
         self._halving = halving
         self._pauses = pauses
         self._reached: dict[tuple[int, int], list[tuple[float, int]]] = {}
@@ -80,13 +80,13 @@ class HalvingPruner(NoPruner):
         epochs, halving = len(losses), self._halving
         if epochs == EPOCHS or not halving.has_rung(individual, epochs):
             return epochs < EPOCHS
-        if epochs * (2 if halving.most else halving.factor) > EPOCHS:
+        if epochs * (2 if halving.promotion_limit else halving.factor) > EPOCHS:
             return True
-        key, entry = (halving.bracket_of(individual), epochs), (min(losses), individual)
+        key, entry = (halving.find_bracket(individual), epochs), (min(losses), individual)
         reached = self._reached.setdefault(key, [])
         insort(reached, entry)
         self._at[individual] = key, min(losses)
-        if bisect_left(reached, entry) < halving.go_on(len(reached)):
+        if bisect_left(reached, entry) < halving.count_promoted(len(reached)):
             return True
         if self._pauses:
             insort(self._paused.setdefault(key, []), entry)
@@ -96,7 +96,7 @@ class HalvingPruner(NoPruner):
         """Remove and return a paused individual that continues; None if there is none."""
         for key in sorted(self._paused, key=lambda key: -key[1]):
             paused, reached = self._paused[key], self._reached[key]
-            if paused and bisect_left(reached, paused[0]) < self._halving.go_on(len(reached)):
+            if paused and bisect_left(reached, paused[0]) < self._halving.count_promoted(len(reached)):
                 return paused.pop(0)[1]
         return None
 
@@ -193,7 +193,7 @@ class PbtSearch(Search):
 def make_pruners() -> dict[str, Callable[[], NoPruner]]:
     """Return functions that make pruners, by name. Pruners that pause have a variant that stops."""
     found: dict[str, Callable[[], NoPruner]] = {"none": NoPruner, "median": MedianPruner}
-    for name, halving in HALVINGS.items():
+    for name, halving in HALVING_SCHEDULES.items():
         for pauses in (False, True):
             found[name if pauses else f"{name}, stopping"] = partial(HalvingPruner, halving, pauses)
     return found

@@ -148,7 +148,7 @@ def compute_ped_anova(evaluations: Sequence[Evaluation], space: SearchSpace) -> 
     A conditional parameter is compared among the evaluations in which it is active.
     """
     best = sorted(evaluations, key=lambda one: one.loss)[: math.ceil(len(evaluations) / 10)]
-    distributions, found = space.distributions(), dict.fromkeys(space.parameters, 0.0)
+    distributions, found = space.make_distributions(), dict.fromkeys(space.parameters, 0.0)
     groups: dict[str, list[str]] = {}
     for name, condition in space.conditions.items():
         groups.setdefault(str(condition), []).append(name)
@@ -185,7 +185,7 @@ def measure(name: str, searched: Sequence[Evaluation]) -> list[list[float]]:
     for count in AFTER:
         before = compute_ped_anova(searched[:count], problem.space)
         after = compute_importances(searched[:count], problem.space.describe())
-        distinguished = {one.name for one in after if one.is_told_apart}
+        distinguished = {one.name for one in after if one.is_significant}
         rows.append(
             [
                 *_compare_shares(before, truth, matter),

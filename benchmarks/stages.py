@@ -32,36 +32,36 @@ WORKER = 1  # Index of the worker whose ranks are shown.
 COUNTED = "one evaluation"
 RANK_STAGES = {
     "rest of the loop": "hpo.breeding.islands:Archipelago.evolve",
-    "breed": "hpo.breeding.propagators:New.__call__",
-    "receive updates": "hpo.store.recorder:Recorder.news",
-    "claim": "hpo.store.recorder:Recorder.claim",
-    "send": "hpo.ranks.calls:Caller.tell",
+    "breed": "hpo.breeding.propagators:Deduplicate.__call__",
+    "receive updates": "hpo.store.study_client:StudyClient.read_changes",
+    "claim": "hpo.store.study_client:StudyClient.claim",
+    "send": "hpo.ranks.rpc:RpcClient.notify",
     "claim from the study": "hpo.store.claims:Claims.claim",
-    "read updates of the study": "hpo.store.record:Record.news",
+    "read updates of the study": "hpo.store.record:Record.read_changes",
     "send to the island": "propulate.propulator:Propulator._evaluate_individual",
     "receive from the island": "propulate.propulator:Propulator._receive_intra_island_individuals",
     "send emigrants": "propulate.pollinator:Pollinator._send_emigrants",
     "receive immigrants": "propulate.pollinator:Pollinator._receive_immigrants",
     "replace individuals": "propulate.pollinator:Pollinator._deactivate_replaced_individuals",
     "broadcast, and wait for the leader": "hpo.evaluation.evaluator:Evaluator.__call__",
-    "check that trainers are ready": "hpo.evaluation.group:Group.connect",
-    COUNTED: "hpo.evaluation.evaluator:Evaluator._evaluate",
-    "begin": "hpo.evaluation.supervision:Supervision.begin",
-    "wait for the trainer": "hpo.evaluation.trainer:Trainer.wait",
+    "check that trainers are ready": "hpo.evaluation.rank_group:RankGroup.connect",
+    COUNTED: "hpo.evaluation.evaluator:Evaluator._evaluate_in_groups",
+    "begin": "hpo.evaluation.supervision:Supervision.start_objective",
+    "wait for the trainer": "hpo.evaluation.trainer_client:TrainerClient.wait",
     "around each step": "hpo.evaluation.supervision:Supervision.step",
-    "agree on a step": "hpo.evaluation.meeting:Meeting.verdict",
+    "agree on a step": "hpo.evaluation.step_sync:StepSync.agree_on_verdict",
     "decide": "hpo.evaluation.leader:Leader.decide",
     "wait for the objective's end": "hpo.evaluation.supervision:Supervision.end",
-    "end": "hpo.evaluation.leader:Leader.finish",
+    "end": "hpo.evaluation.leader:Leader.finish_evaluation",
 }
 TRAINER_STAGES = {
-    COUNTED: "hpo.trainer.serve:Trainer._on_evaluate",
-    "surroundings": "hpo.trainer.evaluation:Evaluation.run",
-    "seed, and make the worker": "hpo.trainer.group:Group.worker",
-    "the objective": "hpo.trainer.objective:Objective.advance",
-    "around each step": "hpo.trainer.evaluation:Evaluation._settle",
-    "wait for the verdict": "hpo.trainer.evaluation:Evaluation._ask",
-    "check that the trainer is clean": "hpo.trainer.serve:Trainer._is_clean",
+    COUNTED: "hpo.trainer.trainer_server:TrainerServer._on_evaluate",
+    "surroundings": "hpo.trainer.objective_runner:ObjectiveRunner.run",
+    "seed, and make the worker": "hpo.trainer.trainer_group:TrainerGroup.make_worker",
+    "the objective": "hpo.trainer.objective_call:ObjectiveCall.advance_to_loss",
+    "around each step": "hpo.trainer.objective_runner:ObjectiveRunner._process_step",
+    "wait for the verdict": "hpo.trainer.objective_runner:ObjectiveRunner._request_verdict",
+    "check that the trainer is clean": "hpo.trainer.trainer_server:TrainerServer._is_clean",
 }
 
 
@@ -110,18 +110,18 @@ def time_stages(clock: Clock, stages: Mapping[str, str]) -> None:
 
 def time_trainers(folder: Path) -> None:
     """Time the stages of trainers that are forked from this process."""
-    from hpo.trainer.serve import Trainer
+    from hpo.trainer.trainer_server import TrainerServer
 
     clock = Clock()
     time_stages(clock, TRAINER_STAGES)
-    evaluate = Trainer._on_evaluate
+    evaluate = TrainerServer._on_evaluate
 
-    def evaluate_and_write(trainer: Trainer, message: Any) -> None:
+    def evaluate_and_write(trainer: TrainerServer, message: Any) -> None:
         evaluate(trainer, message)
         if clock.count % EVERY == 0:
             clock.write(folder / f"trainer-{trainer._group.index}-{trainer._group.rank}")
 
-    Trainer._on_evaluate = evaluate_and_write  # type: ignore[assignment, method-assign]
+    TrainerServer._on_evaluate = evaluate_and_write  # type: ignore[assignment, method-assign]
 
 
 def run_rank(folder: Path, arguments: list[str]) -> None:

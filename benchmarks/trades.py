@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.tables import FAMILIES, make_parameters
-from hpo.dominance import hypervolume, non_dominated
+from hpo.dominance import compute_hypervolume, find_non_dominated
 from hpo.objectives import Objectives
 from hpo.parameters import Float
 from hpo.space import SearchSpace
@@ -46,7 +46,7 @@ class Trade:
 
     def compute_share(self, costs: Vector) -> float:
         """Compute the hypervolume of individuals as a share of that of the true front."""
-        return hypervolume(costs, self.reference) / self.whole
+        return compute_hypervolume(costs, self.reference) / self.whole
 
 
 def list_names(family: str) -> list[str]:
@@ -79,10 +79,12 @@ def _load_table(family: str, name: str) -> Trade:
         return tuple(costs[index].tolist()), float(seconds[index])
 
     flat = costs.reshape(-1, 2)
-    front = flat[non_dominated(flat)]
+    front = flat[find_non_dominated(flat)]
     reference = np.maximum(front.max(axis=0), np.median(flat, axis=0))
     objectives = Objectives(("loss", _COSTS[family]))
-    return Trade(SearchSpace(**make_parameters(ranges)), objectives, evaluate, reference, hypervolume(front, reference))
+    return Trade(
+        SearchSpace(**make_parameters(ranges)), objectives, evaluate, reference, compute_hypervolume(front, reference)
+    )
 
 
 def _zdt1(x: Vector) -> Vector:
@@ -138,4 +140,4 @@ def _make_function_problem(name: str) -> Trade:
 
     objectives = Objectives(("loss", *map(str, range(1, len(reference)))))
     space = SearchSpace(**{f"x{index}": Float(0.0, 1.0) for index in range(_NUMBERS)})
-    return Trade(space, objectives, evaluate, reference, hypervolume(front, reference))
+    return Trade(space, objectives, evaluate, reference, compute_hypervolume(front, reference))

@@ -15,11 +15,11 @@ from optuna.study import StudyDirection
 
 from hpo import SearchSpace
 from hpo.cli.commands import app
-from hpo.cli.search import search_app
+from hpo.cli.search_options import make_search_app
 from hpo.run.options import Options
 from tests.support.launch import PROGRAM, ROOT, Mpi, call_hpo
-from tests.support.outcome import finished, trials_of
-from tests.support.runs import add, make_run
+from tests.support.run_output import find_complete_losses, load_trials
+from tests.support.runs import add_evaluation, make_run
 from tests.test_docs import blocks, example
 
 PAGES = sorted((ROOT / "docs" / "search").glob("*.md"))
@@ -58,7 +58,7 @@ def test_command_of_page_is_accepted(
         end = words.index("--") if "--" in words else len(words)
         chosen: list[Options] = []
         default = ROOT / "search_spaces" / "digits_cnn.py" if words[0] == "python" else None
-        command = typer.main.get_command(search_app(default, chosen.append, words[end + 1 :] or None))
+        command = typer.main.get_command(make_search_app(default, chosen.append, words[end + 1 :] or None))
         command(words[2:end], standalone_mode=False)
         assert len(chosen) == 1, page
         return
@@ -84,7 +84,7 @@ def test_defined_space_has_the_values_of_the_page() -> None:
 
 def test_the_space_of_the_docs_is_as_it_says() -> None:
     space = load_space("docs/search/conditional-parameters.md")
-    space.check_rules()
+    space.check_constraints()
     rng = random.Random(0)
     for params in (space.draw(rng) for _ in range(50)):
         assert ("momentum" in params, "nesterov" in params) == (params["optimizer"] == "sgd",) * 2
@@ -96,7 +96,7 @@ def test_front_of_the_page_has_two_objectives_and_weights(mpi: Mpi, tmp_path: Pa
     (tmp_path / "my_front.py").write_text(example("docs/search/several-objectives.md", "my_front.py"), "utf-8")
     job = mpi.run(2, PROGRAM, "my_front.py", "--evaluations", 4, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     sizes = {trial.number: 75 * trial.params["width"] + 10 for trial in trials}
     assert {trial.number: trial.values[1] for trial in trials} == sizes
     front = json.loads((tmp_path / "run" / "summary.json").read_text())["front"]
@@ -111,8 +111,8 @@ def test_children_of_the_page_continue_their_parents_training(mpi: Mpi, tmp_path
     options = ["--pbt", "--evaluations", 12, "--islands", 1, "--run-dir", "run"]
     job = mpi.run(2, PROGRAM, "my_pbt.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    losses = finished(trials_of(tmp_path / "run"))
-    children = [trial for trial in trials_of(tmp_path / "run") if "inherits" in trial.user_attrs]
+    losses = find_complete_losses(load_trials(tmp_path / "run"))
+    children = [trial for trial in load_trials(tmp_path / "run") if "inherits" in trial.user_attrs]
     assert len(children) >= 3
     assert all(child.params["width"] == losses_width(tmp_path, child.user_attrs["inherits"]) for child in children)
     assert min(losses[child.number] for child in children) < min(
@@ -122,7 +122,7 @@ def test_children_of_the_page_continue_their_parents_training(mpi: Mpi, tmp_path
 
 def losses_width(folder: Path, number: int) -> int:
     """Return the width of a trial."""
-    width: int = trials_of(folder / "run")[number].params["width"]
+    width: int = load_trials(folder / "run")[number].params["width"]
     return width
 
 
@@ -132,7 +132,7 @@ def losses_width(folder: Path, number: int) -> int:
 def test_plots_of_the_page_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = make_run(tmp_path / "runs" / "mine")
     for _ in range(3):
-        add(record)
+        add_evaluation(record)
     monkeypatch.chdir(tmp_path)
     _, load, cost, _ = blocks("docs/search/warm-start.md", "python")
     namespace: dict[str, Any] = {}
@@ -143,7 +143,7 @@ def test_plots_of_the_page_are_written(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_columns_of_the_page_are_those_of_an_export(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    add(make_run(tmp_path / "run"))
+    add_evaluation(make_run(tmp_path / "run"))
     capfdbinary.readouterr()
     assert call_hpo("export", tmp_path / "run", "--to", "json") == 0
     (row,) = json.loads(capfdbinary.readouterr().out)
