@@ -45,7 +45,7 @@ RANK_STAGES = {
     "replace individuals": "propulate.pollinator:Pollinator._deactivate_replaced_individuals",
     "broadcast, and wait for the leader": "hpo.evaluation.evaluator:Evaluator.__call__",
     "check that trainers are ready": "hpo.evaluation.rank_group:RankGroup.connect",
-    COUNTED: "hpo.evaluation.evaluator:Evaluator._evaluate_in_groups",
+    COUNTED: "hpo.evaluation.evaluator:Evaluator._run_attempt",
     "begin": "hpo.evaluation.supervision:Supervision.start_objective",
     "wait for the trainer": "hpo.evaluation.trainer_client:TrainerClient.wait",
     "around each step": "hpo.evaluation.supervision:Supervision.step",
