@@ -128,6 +128,7 @@ def losses_width(folder: Path, number: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.filterwarnings("ignore:Target and region quantiles:UserWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")  # Optuna imports matplotlib if it is installed.
 def test_plots_of_the_page_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = make_run(tmp_path / "runs" / "mine")
