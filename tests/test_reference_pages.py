@@ -11,14 +11,14 @@ from pydoc import locate
 
 import pytest
 
-from hpo.errors import Exit
-from hpo.evaluation.torchrun import torchrun_variables
+from hpo.errors import ExitStatus
+from hpo.evaluation.torchrun import make_torchrun_variables
 from hpo.store.manifest import SessionEntry
 from hpo.store.run_dir import RunDir
-from hpo.store.session_options import OPTIONS
-from hpo.store.trials import _KINDS
+from hpo.store.recorded_options import OPTIONS
+from hpo.store.trials import _VALIDATORS
 from tests.support.launch import PROGRAM, ROOT, Mpi
-from tests.support.outcome import finished, trials_of
+from tests.support.run_output import find_complete_losses, load_trials
 from tests.test_docs import blocks, example
 
 REFERENCE = "docs/reference"
@@ -45,14 +45,14 @@ def test_search_file_of_reference_runs_as_written(mpi: Mpi, tmp_path: Path) -> N
     command = [PROGRAM, "my_search.py", "--set", "epochs=2", "--evaluations", 3, "--run-dir", "run"]
     job = mpi.run(2, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert len(finished(trials_of(tmp_path / "run"))) == 3
+    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 3
 
 
 def test_listings_that_read_a_run_print_its_content(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--set", "epochs=1", "--evaluations", 4, "--run-dir", "runs/first"]
     job = mpi.run(2, PROGRAM, *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    losses = finished(trials_of(tmp_path / "runs" / "first"))
+    losses = find_complete_losses(load_trials(tmp_path / "runs" / "first"))
     best = min(losses, key=lambda trial: losses[trial])
     read_weights, open_study = blocks(f"{REFERENCE}/run-directory.md", "python")
     assert f"'trial': {best}, " in run_listing(read_weights, tmp_path)
@@ -70,7 +70,7 @@ def run_listing(listing: str, folder: Path) -> str:
 
 def test_attributes_of_trials_are_those_of_the_code() -> None:
     section = read_section(read_page("run-directory.md"), "User attributes of a trial:")
-    assert sorted(read_first_column(section)) == sorted(_KINDS)
+    assert sorted(read_first_column(section)) == sorted(_VALIDATORS)
 
 
 def test_files_of_a_run_directory_are_those_of_the_code() -> None:
@@ -78,7 +78,7 @@ def test_files_of_a_run_directory_are_those_of_the_code() -> None:
     paths = {value.parts[0] for value in vars(run_dir).values() if isinstance(value, Path) and value.parts}
     documented = {Path(name).parts[0] for name in read_first_column(read_page("run-directory.md").partition("##")[0])}
     assert paths <= documented
-    assert run_dir.printed(7).parts[0] in documented
+    assert run_dir.get_log_path(7).parts[0] in documented
 
 
 def test_keys_of_sessions_are_those_of_the_code() -> None:
@@ -89,12 +89,12 @@ def test_keys_of_sessions_are_those_of_the_code() -> None:
 def test_exit_statuses_are_those_of_the_code() -> None:
     section = read_section(read_page("exit-statuses.md"), "## `run_islands.py`")
     documented = {int(status) for status in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
-    assert documented == set(Exit) - {Exit.CRASHED}, "a launcher may replace the status of a crash"
+    assert documented == set(ExitStatus) - {ExitStatus.CRASHED}, "a launcher may replace the status of a crash"
 
 
 def test_variables_of_torchrun_are_those_of_the_code() -> None:
     section = read_section(read_page("environment-variables.md"), "## Set for")
-    assert sorted(read_first_column(section)) == sorted(torchrun_variables(0, [0], ("", 0)))
+    assert sorted(read_first_column(section)) == sorted(make_torchrun_variables(0, [0], ("", 0)))
 
 
 def test_options_of_resumed_runs_are_those_of_the_code() -> None:
@@ -103,7 +103,7 @@ def test_options_of_resumed_runs_are_those_of_the_code() -> None:
     lost = {name for row in rows if "not kept" in row for name in re.findall(r"`(--[a-z-]+)`", row)}
     for option in OPTIONS.values():
         names = ("--pollination",) if option.name == "--migration" else (option.name,)
-        assert set(names) <= (kept if option.is_kept else lost)
+        assert set(names) <= (kept if option.is_kept_on_resume else lost)
 
 
 @pytest.mark.parametrize("name", ["mpi4py", "optuna", "python", "torch"])
