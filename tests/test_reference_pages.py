@@ -10,12 +10,15 @@ from pathlib import Path
 from pydoc import locate
 
 import pytest
+from typer.main import get_command
 
+import hpo
+from hpo.cli.search_options import make_search_app
 from hpo.errors import ExitStatus
 from hpo.evaluation.torchrun import make_torchrun_variables
 from hpo.store.manifest import SessionEntry
-from hpo.store.run_dir import RunDir
 from hpo.store.recorded_options import OPTIONS
+from hpo.store.run_dir import RunDir
 from hpo.store.trials import _VALIDATORS
 from tests.support.launch import PROGRAM, ROOT, Mpi
 from tests.support.run_output import find_complete_losses, load_trials
@@ -113,3 +116,23 @@ def test_inventory_lists_objects_that_exist(name: str) -> None:
     objects = [line.split()[0] for line in lines[3:]]
     assert objects == sorted(set(objects))
     assert [name for name in objects if locate(name) is None] == []
+
+
+def test_spaces_of_tutorial_are_the_shipped_one_and_valid() -> None:
+    shipped, narrowed = (block for block in blocks("docs/tutorial.md", "python") if block.startswith("space = "))
+    assert shipped in (ROOT / "search_spaces" / "digits_cnn.py").read_text("utf-8")
+    space = eval(narrowed.removeprefix("space = "), vars(hpo))
+    assert space.parameters.keys() == {"conv_layers", "activation", "lr", "gamma"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_commands_of_page_have_options_that_exist(page: str) -> None:
+    parameters = get_command(make_search_app(Path("search_spaces/digits_cnn.py"), lambda _: None)).params
+    known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+    text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
+    commands = re.findall(
+        r"^[ $]*mpirun -n \d+ (?:python run_islands.py|hpo search)(.*?)(?: -- .*)?$", text, re.MULTILINE
+    )
+    options = {option for command in commands for option in re.findall(r" (--[a-z-]+)", command)}
+    assert options
+    assert options <= known
