@@ -53,9 +53,9 @@ def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]
         return float(cross_entropy(network(inputs[1400:]), labels[1400:])), weights
 
 
-def test_the_own_model_of_the_readme_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
+def test_readme_search_file_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
     code = blocks("README.md", "python")[0]
-    assert code == blocks("docs/own-model.md", "python")[0]
+    assert code == blocks("docs/training/own-model.md", "python")[0]
     (tmp_path / "my_search.py").write_text(code, "utf-8")
     command = [PROGRAM, "my_search.py", "--set", "epochs=3", "--islands", 1, "--evaluations", 3, "--run-dir", "run"]
     job = mpi.run(2, *command, cwd=tmp_path)
