@@ -91,7 +91,7 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
         gamma=0.01 ** (1 / settings.epochs),  # a hundredth at the end
         patience=settings.patience,
     )
-    return fit(resnet18(data.image_shape, data.classes), data, worker, recipe, settings, COSTS)
+    return fit(resnet18(data.image_shape, data.num_classes), data, worker, recipe, settings, COSTS)
 
 
 def test(
