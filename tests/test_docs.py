@@ -47,7 +47,7 @@ def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]
     with safe_open(run_dir / "best.safetensors", "pt") as file:
         params: dict[str, Any] = json.loads(file.metadata()["params"])
     module, weights = runpy.run_path(str(program)), load_file(run_dir / "best.safetensors")
-    network = module["network_of"](params).eval()
+    network = module["build_model"](params).eval()
     network.load_state_dict(weights)
     inputs, labels = module["prepare"](*([module["Settings"]()] if "Settings" in module else []))
     with torch.no_grad():
@@ -56,7 +56,7 @@ def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]
 
 def test_the_own_model_of_the_readme_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
     code = blocks("README.md", "python")[0]
-    assert code == blocks("docs/own-model.md", "python")[0]
+    assert code == blocks("docs/training/own-model.md", "python")[0]
     (tmp_path / "my_search.py").write_text(code, "utf-8")
     command = [PROGRAM, "my_search.py", "--set", "epochs=3", "--islands", 1, "--evaluations", 3, "--run-dir", "run"]
     job = mpi.run(2, *command, cwd=tmp_path)
@@ -82,7 +82,7 @@ def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
     import torch
     from torchvision.models import resnet18
 
-    (tmp_path / "my_images.py").write_text(example("docs/own-model.md", "my_images.py"), "utf-8")
+    (tmp_path / "my_images.py").write_text(example("docs/training/own-model.md", "my_images.py"), "utf-8")
     make_images(tmp_path / "images")
     torch.save(resnet18().state_dict(), tmp_path / "resnet18.pth")
     settings = ["weights=resnet18.pth", "epochs=1", "batch_size=4", "loaders=2"]
@@ -94,8 +94,8 @@ def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_a_network_is_trained_alike_in_three_ways_as_written(mpi: Mpi, tmp_path: Path) -> None:
-    program = tmp_path / "my_ways.py"
-    program.write_text(example("docs/own-model.md", program.name), "utf-8")
+    program = tmp_path / "my_parallel.py"
+    program.write_text(example("docs/training/fsdp.md", program.name), "utf-8")
     (tmp_path / "start.json").write_text(json.dumps([{"depth": 3, "dropout": 0.1, "lr": 0.01}]), "utf-8")
     losses: list[float] = []
     for ways in (["replicate"], ["shard"], ["pipeline", "microbatches=4"]):
@@ -106,17 +106,18 @@ def test_a_network_is_trained_alike_in_three_ways_as_written(mpi: Mpi, tmp_path:
         losses += finished(trials_of(tmp_path / ways[0])).values()
         params, weights = {"depth": 3, "dropout": 0.1}, read_weights(tmp_path / ways[0] / "best.safetensors")
         assert weights is not None
-        network = runpy.run_path(str(program))["network_of"](params)
+        network = runpy.run_path(str(program))["build_model"](params)
         network.load_state_dict(weights.state)
     assert len(losses) == 3
     assert losses[0] < 1.0, "it learns: chance is 2.3"
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["my_sharded.py", "my_pipeline.py"])
-def test_the_weights_of_a_network_in_parts_are_whole(mpi: Mpi, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("page", ["fsdp", "pipeline"])
+def test_the_weights_of_a_network_in_parts_are_whole(mpi: Mpi, tmp_path: Path, page: str) -> None:
+    name = {"fsdp": "my_sharded.py", "pipeline": "my_pipeline.py"}[page]
     program = tmp_path / name
-    program.write_text(example("docs/larger-models.md", name), "utf-8")
+    program.write_text(example(f"docs/training/{page}.md", name), "utf-8")
     job = mpi.run(2, PROGRAM, name, "--evaluations", 1, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     (loss,) = finished(trials_of(tmp_path / "run")).values()
@@ -125,7 +126,7 @@ def test_the_weights_of_a_network_in_parts_are_whole(mpi: Mpi, tmp_path: Path, n
 
 @pytest.mark.parametrize(("name", "size"), [("my_trainer.py", 2), ("my_fabric.py", 3)])
 def test_what_lightning_trains_is_searched_as_written(mpi: Mpi, tmp_path: Path, name: str, size: int) -> None:
-    (tmp_path / name).write_text(example("docs/frameworks.md", name), "utf-8")
+    (tmp_path / name).write_text(example("docs/training/frameworks.md", name), "utf-8")
     options = ["--evaluations", 2, "--islands", 1, "--ranks-per-worker", size, "--run-dir", "run"]
     job = mpi.run(size, PROGRAM, name, *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -147,9 +148,9 @@ def commands_with(page: str, start: str) -> list[list[str]]:
 
 
 def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(example("docs/scripts.md", "train.py"), "utf-8")
+    (tmp_path / "train.py").write_text(example("docs/training/scripts.md", "train.py"), "utf-8")
     hpo = ["-c", "from hpo.cli import main; main()"]
-    (_, whole, checking, resuming) = commands_with("docs/scripts.md", "mpirun")
+    (_, checking, whole, resuming) = commands_with("docs/training/scripts.md", "mpirun")
     job = mpi.run(int(whole[2]), *hpo, *whole[4:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert len(finished(trials_of(tmp_path / "runs" / "script"))) == 16
@@ -159,7 +160,7 @@ def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) ->
     first_options = ["--evaluations", 4, "--run-dir", "readme"]
     job = mpi.run(4, *hpo, "search", *first_options, *of_readme[5:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    (_, saving, search) = blocks("docs/scripts.md", "python")
+    (_, saving, search) = blocks("docs/training/scripts.md", "python")
     (tmp_path / "my_search.py").write_text(search, "utf-8")
     options = ["--set", "epochs=1", "--evaluations", 2, "--run-dir", "file"]
     job = mpi.run(2, *hpo, "search", "my_search.py", *options, cwd=tmp_path)
@@ -183,7 +184,7 @@ def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_i
     """Large steps on half of the samples each: it overfits long before it ends."""
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "my_long_search.py"
-    program.write_text(example("docs/larger-models.md", program.name), "utf-8")
+    program.write_text(example("docs/training/checkpoints.md", program.name), "utf-8")
     Path("start.json").write_text(json.dumps([{"width": 128, "dropout": 0.1, "lr": 0.1}]), "utf-8")
     options = ["--start-with", "start.json", "--evaluations", 1, "--set", "epochs=200", "--set", "batch_size=700"]
 
@@ -227,7 +228,7 @@ def make_images(folder: Path) -> None:
                 Image.fromarray(pixels).save(folder / part / name / f"{number}.png")
 
 
-@pytest.mark.parametrize("script", blocks("docs/cluster.md", "bash") + blocks("docs/tutorial.md", "bash"))
+@pytest.mark.parametrize("script", blocks("docs/operation/clusters.md", "bash") + blocks("docs/tutorial.md", "bash"))
 def test_scripts_are_bash(script: str) -> None:
     checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=10)
     assert (checked.returncode, checked.stderr) == (0, "")
