@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import re
@@ -9,6 +10,7 @@ import runpy
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +211,11 @@ def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_i
     (loss, weights), (_, expected) = (loss_of_best(program, Path(run_dir)) for run_dir in ("cut", "whole"))
     assert loss == pytest.approx(min(losses), rel=1e-4)
     assert all(weights[name].equal(expected[name]) for name in expected)
+    loading = blocks("docs/training/checkpoints.md", "python")[1]
+    assert '"runs/long/best.safetensors"' in loading
+    command = [sys.executable, "-c", loading.replace("runs/long", "whole")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert printed.startswith("0 {'width': 128, ")
 
 
 def reported(run_dir: str, trial: int) -> list[float]:
@@ -232,3 +239,71 @@ def make_images(folder: Path) -> None:
 def test_scripts_are_bash(script: str) -> None:
     checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=10)
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+# Messages of torch, which users see in failures.
+TORCH = ("CUDA out of memory",)
+
+
+def string_pieces() -> set[str]:
+    """Return the constant parts of all strings of the package, the longest of which are messages."""
+    pieces = set()
+    for path in (ROOT / "hpo").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                pieces.add(node.value)
+    return pieces
+
+
+def test_troubleshooting_lists_messages_of_the_code() -> None:
+    rows = [
+        line.split("|")[1]
+        for line in (ROOT / "docs/operation/troubleshooting.md").read_text("utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    assert len(messages) > 40
+    pieces = sorted({piece.strip() for piece in string_pieces() if len(piece.strip()) > 6}, key=len, reverse=True)
+    for message in messages:
+        rest = message
+        for part in filter(None, map(str.strip, message.split("..."))):
+            if any(part in piece for piece in pieces):
+                rest = rest.replace(part, "")
+        for piece in pieces:
+            rest = rest.replace(piece, "")
+        left = re.findall(r"[a-z]{3,}", rest)
+        assert message in TORCH or len(left) < 3, f"not in the code: {message!r}, {left}"
+
+
+def documented_commands(page: Path) -> list[list[str]]:
+    """Return the arguments of all commands of this project in the code blocks of a page."""
+    text = page.read_text("utf-8").replace("\\\n", " ")
+    found = []
+    is_code = False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            is_code = line in ("```bash", "```console", "```text", "```")
+            continue
+        match = re.search(r"(?:^|[ /])(?:hpo|run_islands\.py)( .*)", line)
+        is_command = line.startswith("    ") or is_code
+        if is_command and match and re.match(r"\s*(\$ )?(hpo|mpirun|srun|python|run_islands)\b", line):
+            name = "search" if "run_islands.py" in line else ""
+            found.append(shlex.split(f"{name} {match[1]}", comments=True))
+    return found
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_documented_commands_have_known_options(page: Path) -> None:
+    from typer.main import get_command
+
+    from hpo.cli.commands import app
+
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    for name, *arguments in documented_commands(page):
+        command = commands[name]
+        own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        # Raises NoSuchOption, or BadOptionUsage if a value is missing.
+        command.make_parser(command.context_class(command, info_name=name)).parse_args(own)
