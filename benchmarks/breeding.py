@@ -13,10 +13,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.breeding.names import OF_NUMBERS, PROPAGATORS
-from hpo.breeding.past import Past
-from hpo.breeding.propagators import New, make
-from hpo.breeding.upstream import Individual
+from hpo.breeding.evaluation_history import EvaluationHistory
+from hpo.breeding.propagator_names import NUMERIC_PROPAGATORS, PROPAGATORS
+from hpo.breeding.propagators import Deduplicate, make_propagator
+from hpo.breeding.propulate_compat import Individual
 from hpo.parameters import Parameter
 from hpo.store.evaluations import Evaluation
 
@@ -37,14 +37,14 @@ class Run:
         self._count = 0
         self._news: list[Evaluation] = []
         self.population: list[Individual] = []
-        self.past = Past(space, self._take)
+        self.past = EvaluationHistory(space, self._take)
         for _ in range(known):
             self.evaluate()
 
     def evaluate(self) -> None:
         """Let another worker evaluate what it draws: the sum of squares, some of them more important than others."""
         params = self._space.draw(self._rng)
-        individual = Individual(dict(self._space.encode(params)), self._space.limits())
+        individual = Individual(dict(self._space.encode(params)), self._space.list_gene_limits())
         individual.loss = float(sum((1 + i) * gene**2 for i, gene in enumerate(individual.position)))
         individual.generation, individual.rank = self._count, self._count % 4
         number = self._count
@@ -60,7 +60,7 @@ class Run:
 def times(name: str, space: SearchSpace, known: int) -> list[float]:
     """Return the seconds of each of a worker's suggestions, after the first one."""
     run, rng = Run(space, known), random.Random(0)
-    breed = New(make(name, run.past, rng, WORKERS // 2, 0), run.past, rng)
+    breed = Deduplicate(make_propagator(name, run.past, rng, WORKERS // 2, 0), run.past, rng)
     breed(run.population)
     seconds = []
     for _ in range(SUGGESTIONS):
@@ -78,7 +78,10 @@ def main() -> None:
         for known in (100, 1_000, 10_000):
             print(f"milliseconds of a suggestion when {known} evaluations are known, mean (and most)")
             for name in PROPAGATORS:
-                for label, space in (("3 or 4 parameters", SMALL if name in OF_NUMBERS else MIXED), ("20", LARGE)):
+                for label, space in (
+                    ("3 or 4 parameters", SMALL if name in NUMERIC_PROPAGATORS else MIXED),
+                    ("20", LARGE),
+                ):
                     taken = 1000 * np.array(times(name, space, known))
                     print(f"    {name:12s}{label:>18s}: {taken.mean():6.1f} ({taken.max():.1f})", flush=True)
 

@@ -37,7 +37,7 @@ EPOCHS = 27
 class Curve:
     """One individual: its loss after each epoch, up to where it failed, if it did, and the seconds of an epoch.
 
-    These are the fewest of all that differ from it in tunable parameters alone: the machine did other things, too.
+    These are the fewest of all that differ from it in mutable parameters alone: the machine did other things, too.
     """
 
     params: dict[str, Any]
@@ -56,8 +56,8 @@ def load(search_space: str) -> list[Curve]:
 
 
 def fixed_of(search_space: str) -> list[str]:
-    """Return the parameters of a search space of the project that are not tunable."""
-    return load_search_file(ROOT / "search_spaces" / f"{search_space}.py").space.fixed
+    """Return the parameters of a search space of the project that are not mutable."""
+    return load_search_file(ROOT / "search_spaces" / f"{search_space}.py").space.immutable_names
 
 
 def _fixed(search_space: str, params: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -72,7 +72,7 @@ def main() -> None:
     for run_dir in parser.parse_args().run_dirs:
         run = RunReader(run_dir)
         name, seconds = Path(run.manifest.search_space).stem, defaultdict[tuple[Any, ...], list[float]](list)
-        evaluations = [one for one in run.evaluations() if one.finished]
+        evaluations = [one for one in run.read_evaluations() if one.is_finished]
         for one in evaluations:
             assert one.state == "failed" or len(one.curve) == EPOCHS, one
             seconds[_fixed(name, one.params)].append(one.seconds / max(1, len(one.curve)))

@@ -18,7 +18,7 @@ from pathlib import Path
 from optuna.trial import FrozenTrial
 
 from hpo.store.storage import open_storage
-from tests.support.crashes import recovery_times
+from tests.support.crashes import measure_recovery_times
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = 6
@@ -46,11 +46,11 @@ def measure(way: str, size: int, evaluations: int, seconds: float) -> tuple[floa
         command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
         subprocess.run(command, check=True, capture_output=True, timeout=600)
         trials = trials_of(folder / "run")
-        assert not any("repeats" in trial.user_attrs for trial in trials)
+        assert not any("retry_of" in trial.user_attrs for trial in trials)
         started = min(trial.datetime_start for trial in trials if trial.datetime_start)
         ended = max(trial.datetime_complete for trial in trials if trial.datetime_complete)
         failed = sum("failure" in trial.user_attrs for trial in trials)
-        return (ended - started).total_seconds(), max(recovery_times(folder).values()), failed
+        return (ended - started).total_seconds(), max(measure_recovery_times(folder).values()), failed
 
 
 def main() -> None:

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from benchmarks import tables
 from benchmarks.simulation import SimulatedIslands, simulate
-from hpo.results.expected import expected_losses
+from hpo.results.expected_loss import compute_expected_losses
 from hpo.space import SearchSpace
-from hpo.store.evaluations import Evaluation, rank
+from hpo.store.evaluations import Evaluation, rank_evaluations
 
 AFTER = (32, 64, 128)
 LABELS = (
@@ -61,11 +61,11 @@ def _figures(
     These are the lowest by what was measured and by what is expected, and the best of five in the mean: the first
     by either, or three by one and two by the other.
     """
-    expected = expected_losses(evaluations, space)
+    expected = compute_expected_losses(evaluations, space)
     means_of = {one.trial: means[tuple(one.params.values())] for one in evaluations}
-    by_loss = [one.trial for one in rank(evaluations, len(evaluations))]
+    by_loss = [one.trial for one in rank_evaluations(evaluations, len(evaluations))]
     by_model = sorted(expected, key=lambda trial: expected[trial])
-    first, loss = by_loss[0], rank(evaluations, 1)[0].loss
+    first, loss = by_loss[0], rank_evaluations(evaluations, 1)[0].loss
     chosen = [by_loss[:1], by_model[:1], by_loss[:5], by_model[:5], list(dict.fromkeys([*by_loss[:3], *by_model]))[:5]]
     regrets = [min(means_of[trial] for trial in trials) - lowest for trials in chosen]
     return [loss - means_of[first], expected[first] - means_of[first], *regrets]

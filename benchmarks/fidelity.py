@@ -7,7 +7,7 @@ takes to train a third of them to the end. It says when, with each pruner, a com
 the lowest without one, as a share of that time, and what the lowest is at the end. Individuals are drawn with
 replacement, as from a space that is not exhausted. Saving takes no time here.
 
-With inheritance, evaluations of 3 epochs begin where others have ended that differ in tunable parameters alone. What
+With inheritance, evaluations of 3 epochs begin where others have ended that differ in mutable parameters alone. What
 they would learn is not known: it is taken to be what their own curve does from the epoch on at which it is as low. So
 nothing can be better than the best curve, however good a schedule is: see the real thing.
 """
@@ -27,7 +27,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.curves import EPOCHS, Curve, fixed_of, load
-from hpo.store.rungs import HALVINGS, Halving
+from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule
 
 WORKERS = 8
 _TOLERANCE = 1e-3  # of the loss that is to be reached
@@ -66,9 +66,12 @@ class Median(Unpruned):
 
 
 class Halved(Unpruned):
-    """Lets the best of each rung go on, as `hpo.store.rungs` does, and pauses the others, or stops them."""
+    """Lets the best of each rung go on.
 
-    def __init__(self, halving: Halving, pauses: bool) -> None:
+    As `hpo.store.successive_halving` does, and pauses the others, or stops them.
+    """
+
+    def __init__(self, halving: HalvingSchedule, pauses: bool) -> None:
         self._halving = halving
         self._pauses = pauses
         self._reached: dict[tuple[int, int], list[tuple[float, int]]] = {}
@@ -80,13 +83,13 @@ class Halved(Unpruned):
         epochs, halving = len(losses), self._halving
         if epochs == EPOCHS or not halving.has_rung(individual, epochs):
             return epochs < EPOCHS
-        if epochs * (2 if halving.most else halving.factor) > EPOCHS:
+        if epochs * (2 if halving.promotion_limit else halving.factor) > EPOCHS:
             return True
-        key, entry = (halving.bracket_of(individual), epochs), (min(losses), individual)
+        key, entry = (halving.find_bracket(individual), epochs), (min(losses), individual)
         reached = self._reached.setdefault(key, [])
         insort(reached, entry)
         self._at[individual] = key, min(losses)
-        if bisect_left(reached, entry) < halving.go_on(len(reached)):
+        if bisect_left(reached, entry) < halving.count_promoted(len(reached)):
             return True
         if self._pauses:
             insort(self._paused.setdefault(key, []), entry)
@@ -96,7 +99,7 @@ class Halved(Unpruned):
         """Return a paused individual that goes on; None where there is none."""
         for key in sorted(self._paused, key=lambda key: -key[1]):
             paused, reached = self._paused[key], self._reached[key]
-            if paused and bisect_left(reached, paused[0]) < self._halving.go_on(len(reached)):
+            if paused and bisect_left(reached, paused[0]) < self._halving.count_promoted(len(reached)):
                 return paused.pop(0)[1]
         return None
 
@@ -193,7 +196,7 @@ class Inheriting(Search):
 def pruners() -> dict[str, Callable[[], Unpruned]]:
     """Return what makes pruners, by their names; those of the project that pause can also stop instead."""
     found: dict[str, Callable[[], Unpruned]] = {"none": Unpruned, "median": Median}
-    for name, halving in HALVINGS.items():
+    for name, halving in HALVING_SCHEDULES.items():
         for pauses in (False, True):
             found[name if pauses else f"{name}, stopping"] = partial(Halved, halving, pauses)
     return found

@@ -144,7 +144,7 @@ def ped_anova(evaluations: Sequence[Evaluation], space: SearchSpace) -> dict[str
     Conditional parameters are compared among the evaluations that have them.
     """
     best = sorted(evaluations, key=lambda one: one.loss)[: math.ceil(len(evaluations) / 10)]
-    distributions, found = space.distributions(), dict.fromkeys(space.parameters, 0.0)
+    distributions, found = space.make_distributions(), dict.fromkeys(space.parameters, 0.0)
     groups: dict[str, list[str]] = {}
     for name, condition in space.conditions.items():
         groups.setdefault(str(condition), []).append(name)
@@ -180,7 +180,7 @@ def measure(name: str, searched: Sequence[Evaluation]) -> list[list[float]]:
     for count in AFTER:
         before = ped_anova(searched[:count], problem.space)
         after = compute_importances(searched[:count], problem.space.describe())
-        told_apart = {one.name for one in after if one.is_told_apart}
+        told_apart = {one.name for one in after if one.is_significant}
         rows.append(
             [
                 *_compare(before, truth, matter),

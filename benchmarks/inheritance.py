@@ -2,7 +2,7 @@
 
     python -m benchmarks.inheritance --seeds 5
 
-runs this file as a search with `--inherit`. A learning rate of 1 is always best: each epoch multiplies the loss by
+runs this file as a search with `--pbt`. A learning rate of 1 is always best: each epoch multiplies the loss by
 1 - lr / 2. The script prints the learning rates along the line of the best.
 """
 
@@ -25,7 +25,7 @@ from hpo.trainer.worker import Worker
 ROOT = Path(__file__).resolve().parents[1]
 LOW = 0.5  # A learning rate below this lowers the loss by less than half of what is possible in an epoch.
 
-space = SearchSpace(lr=Float(0.01, 1.0, log=True, tunable=True))
+space = SearchSpace(lr=Float(0.01, 1.0, log=True, mutable=True))
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class Settings:
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[float]:
     """Multiply the inherited loss, or 1, by the same factor in each epoch."""
-    inherited = worker.inherited
+    inherited = worker.parent_checkpoint
     loss = inherited["loss"] if inherited else 1.0
     for _ in range(settings.epochs):
         loss *= 1 - params["lr"] / 2
-        worker.save({"loss": loss})
+        worker.save_checkpoint({"loss": loss})
         yield loss
 
 
 def run_search(seed: int, ranks: int, options: list[str]) -> list[dict[str, Any]]:
     """Run the search, and return the entries of the line of the best."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["mpirun", "-n", str(ranks), sys.executable, str(ROOT / "run_islands.py"), __file__, "--inherit"]
+        command = ["mpirun", "-n", str(ranks), sys.executable, str(ROOT / "run_islands.py"), __file__, "--pbt"]
         command += ["--run-dir", f"{folder}/run", "--seed", str(seed), *options]
         subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, timeout=600, check=True)
         line: list[dict[str, Any]] = json.loads(Path(folder, "run", "summary.json").read_text())["lineage"]

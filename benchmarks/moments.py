@@ -33,9 +33,9 @@ COUNTED = "one evaluation"
 RANK_STEPS = {
     "all else of the loop": "hpo.breeding.islands:Archipelago.evolve",
     "breed": "hpo.breeding.propagators:New.__call__",
-    "hear what is new": "hpo.store.recorder:Recorder.news",
-    "claim": "hpo.store.recorder:Recorder.claim",
-    "tell": "hpo.ranks.calls:Caller.tell",
+    "hear what is new": "hpo.store.study_client:Recorder.news",
+    "claim": "hpo.store.study_client:Recorder.claim",
+    "tell": "hpo.ranks.rpc:Caller.tell",
     "claim from the study": "hpo.store.claims:Claims.claim",
     "read the study's news": "hpo.store.record:Record.news",
     "tell the island": "propulate.propulator:Propulator._evaluate_individual",
@@ -44,24 +44,24 @@ RANK_STEPS = {
     "receive immigrants": "propulate.pollinator:Pollinator._receive_immigrants",
     "replace individuals": "propulate.pollinator:Pollinator._deactivate_replaced_individuals",
     "tell the other ranks, and wait for the leader": "hpo.evaluation.evaluator:Evaluator.__call__",
-    "are the trainers ready": "hpo.evaluation.group:Group.connect",
+    "are the trainers ready": "hpo.evaluation.rank_group:Group.connect",
     COUNTED: "hpo.evaluation.evaluator:Evaluator._evaluate",
     "begin": "hpo.evaluation.supervision:Supervision.begin",
-    "wait for the trainer": "hpo.evaluation.trainer:Trainer.wait",
+    "wait for the trainer": "hpo.evaluation.trainer_client:Trainer.wait",
     "around each step": "hpo.evaluation.supervision:Supervision.step",
-    "agree on a step": "hpo.evaluation.meeting:Meeting.verdict",
+    "agree on a step": "hpo.evaluation.step_sync:Meeting.verdict",
     "decide": "hpo.evaluation.leader:Leader.decide",
     "wait for the objective's end": "hpo.evaluation.supervision:Supervision.end",
     "end": "hpo.evaluation.leader:Leader.finish",
 }
 TRAINER_STEPS = {
-    COUNTED: "hpo.trainer.serve:Trainer._on_evaluate",
-    "surroundings": "hpo.trainer.evaluation:Evaluation.run",
-    "seed, and make the worker": "hpo.trainer.group:Group.worker",
-    "the objective": "hpo.trainer.objective:Objective.advance",
-    "around each step": "hpo.trainer.evaluation:Evaluation._settle",
-    "wait for the verdict": "hpo.trainer.evaluation:Evaluation._ask",
-    "is anything left": "hpo.trainer.serve:Trainer._is_clean",
+    COUNTED: "hpo.trainer.trainer_server:Trainer._on_evaluate",
+    "surroundings": "hpo.trainer.objective_runner:Evaluation.run",
+    "seed, and make the worker": "hpo.trainer.trainer_group:Group.worker",
+    "the objective": "hpo.trainer.objective_call:Objective.advance",
+    "around each step": "hpo.trainer.objective_runner:Evaluation._settle",
+    "wait for the verdict": "hpo.trainer.objective_runner:Evaluation._ask",
+    "is anything left": "hpo.trainer.trainer_server:Trainer._is_clean",
 }
 
 
@@ -110,18 +110,18 @@ def wrap(clock: Clock, steps: Mapping[str, str]) -> None:
 
 def time_trainers(folder: Path) -> None:
     """Let trainers that are forked from this process write their times."""
-    from hpo.trainer.serve import Trainer
+    from hpo.trainer.trainer_server import TrainerServer
 
     clock = Clock()
     wrap(clock, TRAINER_STEPS)
-    evaluate = Trainer._on_evaluate
+    evaluate = TrainerServer._on_evaluate
 
-    def evaluate_and_write(trainer: Trainer, message: Any) -> None:
+    def evaluate_and_write(trainer: TrainerServer, message: Any) -> None:
         evaluate(trainer, message)
         if clock.count % EVERY == 0:
             clock.write(folder / f"trainer-{trainer._group.index}-{trainer._group.rank}")
 
-    Trainer._on_evaluate = evaluate_and_write  # type: ignore[assignment, method-assign]
+    TrainerServer._on_evaluate = evaluate_and_write  # type: ignore[assignment, method-assign]
 
 
 def inside(folder: Path, arguments: list[str]) -> None:

@@ -52,7 +52,7 @@ def _loop(path: str, trials: int) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.load_study(study_name="run", storage=JournalStorage(JournalFileBackend(path)))
     for _ in range(trials):
-        trial = study.ask(space.distributions())
+        trial = study.ask(space.make_distributions())
         study.tell(trial, objective(trial.params, _Alone()))  # type: ignore[arg-type]
 
 

@@ -4,7 +4,7 @@
 
 runs the search for a time instead of a number of evaluations, and looks up in its study when it had reached what. A
 pruner with "-stopping" behind its name stops where it would pause: nothing is saved. "inherit:2" is no pruner, but
---inherit with evaluations of 2 epochs.
+--pbt with evaluations of 2 epochs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def trials_of(search: list[str], pruner: str, seed: int, seconds: float) -> list
         command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), *search, "--seed", str(seed)]
         command += ["--run-dir", f"{folder}/run", "--evaluations", "100000", "--time-limit", str(seconds)]
         name, _, epochs = pruner.removesuffix(_STOPPING).partition(":")
-        command += ["--inherit", "--set", f"epochs={epochs}"] if name == "inherit" else ["--pruner", name]
-        command += ["--save-every", "off"] if pruner.endswith(_STOPPING) else []
+        command += ["--pbt", "--set", f"epochs={epochs}"] if name == "inherit" else ["--pruner", name]
+        command += ["--checkpoint-every", "off"] if pruner.endswith(_STOPPING) else []
         ended = subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, timeout=seconds + 120, check=False)
         if ended.returncode != MORE_TO_DO:
             raise SystemExit(f"{' '.join(command)} ended with status {ended.returncode}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 from hpo.results.reader import RunReader
-from hpo.views.page.write import write_report
+from hpo.views.page.html_report import write_report
 from tests.support.runs import add_search, make_run
 
 _REPEATS = 5

@@ -19,11 +19,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpo.dominance import hypervolume
+from hpo.dominance import compute_hypervolume
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.store.evaluations import Evaluation
-from hpo.store.front import front
-from hpo.store.rungs import HALVINGS, Ladder
+from hpo.store.pareto_front import find_front
+from hpo.store.successive_halving import HALVING_SCHEDULES, SuccessiveHalving
 
 WORKERS, EPOCHS, TRAININGS = 4, 27, 60
 TWO = Objectives(("loss", "size"))
@@ -54,8 +54,8 @@ class Search:
 
     def __init__(self, pruner: str, objectives: Objectives, seed: int) -> None:
         self._drawn = random.Random(seed)
-        self._halving = HALVINGS.get(pruner)
-        self._ladder = Ladder(self._halving, objectives) if self._halving else None
+        self._halving = HALVING_SCHEDULES.get(pruner)
+        self._ladder = SuccessiveHalving(self._halving, objectives) if self._halving else None
         self._individuals: dict[int, Individual] = {}
         self._roots: dict[int, int] = {}
         self.evaluations: list[Evaluation] = []
@@ -76,14 +76,14 @@ class Search:
 
     def _begin(self) -> int:
         trial = len(self.evaluations)
-        waiting = self._ladder.learn(self.evaluations).promotable() if self._ladder else []
+        waiting = self._ladder.update(self.evaluations).find_promotable() if self._ladder else []
         one = Evaluation(trial, "running", 9.0, {}, 0, 0, 0)
         self._roots[trial] = trial
         if waiting:
             paused = waiting[0]
             self.evaluations[paused.trial] = replace(paused, state="promoted")
             self._roots[trial] = self._roots[paused.trial]
-            one = replace(paused, trial=trial, state="running", repeats=paused.trial, paused_after=0)
+            one = replace(paused, trial=trial, state="running", retry_of=paused.trial, paused_after=0)
         else:
             self._individuals[trial] = Individual(self._drawn)
         self.evaluations.append(one)
@@ -95,7 +95,7 @@ class Search:
         individual, one = self._individuals[root], self.evaluations[trial]
         epoch = len(one.curve) + 1
         curve = {**one.curve, epoch: individual.loss(epoch)}
-        one = replace(one, curve=curve, loss=min(curve.values()), others=(individual.size,))
+        one = replace(one, curve=curve, loss=min(curve.values()), other_values=(individual.size,))
         is_rung = self._halving is not None and self._halving.has_rung(root, epoch)
         self.evaluations[trial] = replace(one, at_rungs={**one.at_rungs, epoch: one.values}) if is_rung else one
         if epoch == EPOCHS:
@@ -109,47 +109,47 @@ class Search:
     def _goes_on(self, root: int, epoch: int) -> bool:
         assert self._ladder is not None
         assert self._halving is not None
-        rung = self._ladder.learn(self.evaluations).rung(self._halving.bracket_of(root), epoch)
-        return rung is None or not rung.counts or rung.goes_on(root)
+        rung = self._ladder.update(self.evaluations).find_rung(self._halving.find_bracket(root), epoch)
+        return rung is None or not rung.is_effective or rung.is_promoted(root)
 
     def result(self) -> tuple[float, float, float]:
         """Return how many are complete, how many of them are on the front, and the share of the hypervolume."""
         complete = sum(one.state == "complete" for one in self.evaluations)
-        best = front(self.evaluations, TWO)
-        return complete, len(best), hypervolume(np.array([one.values for one in best]), REFERENCE) / _largest()
+        best = find_front(self.evaluations, TWO)
+        return complete, len(best), compute_hypervolume(np.array([one.values for one in best]), REFERENCE) / _largest()
 
 
 def _largest() -> float:
     """Return the hypervolume of all sizes that have been trained to their end as well as can be."""
     losses = [limit(size) + (1 + 2 * size) / (EPOCHS + 1) for size in _SIZES]
-    return hypervolume(np.stack([losses, _SIZES], axis=1), REFERENCE)
+    return compute_hypervolume(np.stack([losses, _SIZES], axis=1), REFERENCE)
 
 
 def seconds_to_judge(reached: int) -> tuple[float, float]:
     """Return the seconds of a claim and of a judgement, if `reached` individuals are at the first rung."""
     drawn = random.Random(0)
-    ladder = Ladder(HALVINGS["asha"], TWO)
+    ladder = SuccessiveHalving(HALVING_SCHEDULES["asha"], TWO)
     evaluations = [Evaluation(trial, "running", 9.0, {}, 0, 0, 0) for trial in range(reached)]
     for trial in range(reached):
         loss, size = drawn.random(), drawn.random()
         evaluations[trial] = replace(
             evaluations[trial], state="paused", paused_after=1, loss=loss, curve={1: loss}, at_rungs={1: (loss, size)}
         )
-    for one in ladder.learn(evaluations).promotable():
+    for one in ladder.update(evaluations).find_promotable():
         evaluations[one.trial] = replace(one, state="promoted")
-        evaluations.append(replace(one, trial=len(evaluations), state="running", repeats=one.trial, paused_after=0))
-    ladder = Ladder(HALVINGS["asha"], TWO).learn(evaluations)
+        evaluations.append(replace(one, trial=len(evaluations), state="running", retry_of=one.trial, paused_after=0))
+    ladder = SuccessiveHalving(HALVING_SCHEDULES["asha"], TWO).update(evaluations)
     claims, judgements = [], []
     for _ in range(50):
         values = (drawn.random(), drawn.random())
         one = Evaluation(len(evaluations), "running", 9.0, {}, 0, 0, 0, curve={1: values[0]}, at_rungs={1: values})
         evaluations.append(one)
         before = time.perf_counter()
-        rung = ladder.learn(evaluations).rung(0, 1)
+        rung = ladder.update(evaluations).find_rung(0, 1)
         assert rung is not None
-        rung.goes_on(one.trial)
+        rung.is_promoted(one.trial)
         judged = time.perf_counter()
-        ladder.promotable()
+        ladder.find_promotable()
         claims.append(time.perf_counter() - judged)
         judgements.append(judged - before)
     return statistics.median(claims), statistics.median(judgements)
@@ -163,8 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{'':34} evaluations  complete  on the front  hypervolume (standard error)")
     for name, pruner, objectives in (
         ("none", "none", TWO),
-        *((f"{pruner}, by the loss", pruner, ONLY_LOSS) for pruner in HALVINGS),
-        *((f"{pruner}, by dominance", pruner, TWO) for pruner in HALVINGS),
+        *((f"{pruner}, by the loss", pruner, ONLY_LOSS) for pruner in HALVING_SCHEDULES),
+        *((f"{pruner}, by dominance", pruner, TWO) for pruner in HALVING_SCHEDULES),
     ):
         searches = [Search(pruner, objectives, seed).run() for seed in seeds]
         begun = statistics.mean(len(search._individuals) for search in searches)

@@ -3,8 +3,8 @@
     python benchmarks/saving.py --data-dir /usr/share/datasets/fashion-mnist
 
 One individual of mnist_cnn and one of text_transformer are trained on two ranks, in turn without states, with the
-default of --save-every, and with a state written every second; the seconds of an evaluation, without start-up, and how
-many times as long it takes as without. Machines are noisy: each ratio is the median of the rounds' ratios.
+default of --checkpoint-every, and with a state written every second; the seconds of an evaluation, without start-up,
+and how many times as long it takes as without. Machines are noisy: each ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
-EVERY = {"off": ["--save-every", "off"], "default": [], "1s": ["--save-every", "1s"]}
+EVERY = {"off": ["--checkpoint-every", "off"], "default": [], "1s": ["--checkpoint-every", "1s"]}
 SEARCHES = {
     "mnist_cnn": (
         {"conv_layers": 4, "activation": "relu", "lr": 0.01, "gamma": 0.9},
@@ -39,7 +39,7 @@ def seconds_of(folder: Path, name: str, data_dir: str, every: list[str]) -> floa
     if name == "mnist_cnn":
         settings = [*settings, f"data_dir={data_dir}"]
     command = ["mpirun", "-n", "2", sys.executable, ROOT / "run_islands.py", ROOT / "search_spaces" / f"{name}.py"]
-    command += ["--evaluations", "1", "--start-with", start, "--run-dir", run_dir, *every]
+    command += ["--evaluations", "1", "--enqueue", start, "--run-dir", run_dir, *every]
     command += [part for setting in settings for part in ("--set", setting)]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, timeout=1800)
     summary = json.loads((run_dir / "summary.json").read_text())

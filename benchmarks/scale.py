@@ -72,11 +72,11 @@ class Leader:
     """One simulated leader, which evaluates until its budget is spent."""
 
     def __init__(self, calls: Any, number: int, seconds: float, each: int) -> None:
-        from hpo.breeding.past import Past
-        from hpo.store.recorder import Recorder
+        from hpo.breeding.evaluation_history import EvaluationHistory
+        from hpo.store.study_client import StudyClient
 
-        self._recorder = Recorder(calls)
-        self._past = Past(SPACE, self._recorder.news)
+        self._recorder = StudyClient(calls)
+        self._past = EvaluationHistory(SPACE, self._recorder.read_changes)
         self._rng = random.Random(number)
         self._number = number
         self._seconds = seconds
@@ -87,7 +87,7 @@ class Leader:
 
     def run(self) -> None:
         """Evaluate so many individuals, one after the other."""
-        from hpo.errors import KnownError
+        from hpo.errors import DuplicateError
 
         time.sleep(self._rng.random() * self._seconds)  # they do not start together, nor end so
         for generation in range(self._each):
@@ -97,7 +97,7 @@ class Leader:
             self.learning += time.thread_time() - used
             assignment = None
             while assignment is None:
-                with suppress(KnownError):
+                with suppress(DuplicateError):
                     params = self._past.draw_new(self._rng)
                     place = {"island": 0, "worker": self._number, "generation": generation, "propagator": "ga"}
                     assignment = self._recorder.claim(params or {}, **place)
@@ -116,16 +116,16 @@ class Leader:
 
 def simulate(folder: Path, leaders: int, seconds: float, each: int, beside: str) -> None:
     """Be one process of the simulation; the first one prints what came of it."""
-    from hpo.ranks.communicator import world
+    from hpo.ranks.communicator import get_world
     from hpo.ranks.job import Job
-    from hpo.ranks.watch import Watch
-    from hpo.run.recording import recording
+    from hpo.ranks.rank_watch import RankWatch
+    from hpo.run.writer_connection import connect_writer
 
-    comm = world()
-    with Watch(comm) as watch:
+    comm = get_world()
+    with RankWatch(comm) as watch:
         job = Job(comm, watch)
         make_writer = partial(_writer, folder, leaders * comm.size * each) if job.is_first else None
-        with recording(job, make_writer) as (calls, _):
+        with connect_writer(job, make_writer) as (calls, _):
             first = comm.rank * leaders
             several = [Leader(calls, first + number, seconds, each) for number in range(leaders)]
             threads = [threading.Thread(target=leader.run) for leader in several]
@@ -140,7 +140,7 @@ def simulate(folder: Path, leaders: int, seconds: float, each: int, beside: str)
                 thread.join()
             span = time.perf_counter() - began
             used = time.process_time() - used
-            calls.ask("commit")
+            calls.call("commit")
             told = (several, span, (_memory() - memory) / leaders)
             found = comm.gather([(one.waits, one.busy, one.learning) for one in several]), comm.gather(told[1:])
         if comm.rank == 0:
@@ -148,21 +148,23 @@ def simulate(folder: Path, leaders: int, seconds: float, each: int, beside: str)
 
 
 def _writer(folder: Path, budget: int) -> Any:
+    from hpo.store.cached_storage import CachedStorage
+    from hpo.store.checkpoints import CheckpointStore
     from hpo.store.claims import Claims
-    from hpo.store.log import Log
-    from hpo.store.mirror import Mirror
+    from hpo.store.output_log import OutputLog
     from hpo.store.record import Record
-    from hpo.store.states import States
     from hpo.store.storage import open_storage
-    from hpo.store.writer import Writer
+    from hpo.store.study_writer import StudyWriter
 
     path = folder / "study.log"
     Record.create(path, "scale", SPACE.describe())
     storage = open_storage(path)
-    mirror = Mirror(storage, storage.get_study_id_from_name("scale"))
+    mirror = CachedStorage(storage, storage.get_study_id_from_name("scale"))
     record = Record(mirror, "scale")
-    claims = Claims(record, SPACE.distributions(), budget)
-    return Writer(record, claims, Log(lambda trial: folder / f"{trial}.txt"), States(folder), mirror)
+    claims = Claims(record, SPACE.make_distributions(), budget)
+    return StudyWriter(
+        record, claims, OutputLog(lambda trial: folder / f"{trial}.txt"), CheckpointStore(folder), mirror
+    )
 
 
 def _memory() -> float:

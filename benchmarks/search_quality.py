@@ -25,7 +25,7 @@ from benchmarks import problems, simulation
 from benchmarks.problems import FAMILIES, Problem
 from benchmarks.searchers import Hebo, OptunaStudy, Searcher, optuna_sampler
 from benchmarks.simulation import WORKERS, SimulatedIslands, simulate
-from hpo.breeding.names import DEFAULT_PROPAGATORS
+from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
 
 REFERENCE = "Optuna's TPE"
 CLOSE = 1e-3  # regrets below are equal where their geometric mean is taken

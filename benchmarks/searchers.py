@@ -30,7 +30,7 @@ class OptunaStudy:
     def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler, objectives: int = 1) -> None:
         self._space = space
         self._study = optuna.create_study(sampler=sampler, directions=["minimize"] * objectives)
-        self._distributions = space.distributions()
+        self._distributions = space.make_distributions()
         self._trials: dict[int, optuna.Trial] = {}
 
     def ask(self, worker: int) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class OptunaStudy:
         always = {name: one for name, one in self._distributions.items() if not self._space.conditions[name]}
         trial = self._trials[worker] = self._study.ask(always)
         for name, one in self._distributions.items():
-            if name not in always and self._space.exists(name, trial.params):
+            if name not in always and self._space.is_active(name, trial.params):
                 trial._suggest(name, one)  # what suggest_float and the others do
         return {name: trial.params[name] for name in self._distributions if name in trial.params}
 

@@ -62,7 +62,7 @@ def measure(workers: int, delay: float, each: int, seconds: float, *options: str
         command += ["--ranks-per-worker", "1", "--evaluations", str(each * workers), "--run-dir", f"{folder}/run"]
         command += ["--set", f"seconds={seconds}", *options]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=ROOT, timeout=3600)
-        return share(RunReader(Path(folder, "run")).evaluations(), workers)
+        return share(RunReader(Path(folder, "run")).read_evaluations(), workers)
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.searchers import Searcher
-from hpo.breeding.past import Past
-from hpo.breeding.propagators import New, make
-from hpo.breeding.selection import Emigrants, Replaced
-from hpo.breeding.upstream import Individual
+from hpo.breeding.evaluation_history import EvaluationHistory
+from hpo.breeding.propagators import Deduplicate, make_propagator
+from hpo.breeding.propulate_compat import Individual
+from hpo.breeding.selection import EmigrantSelection, ReplacementSelection
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation
@@ -39,9 +39,9 @@ class SimulatedIslands:
     ) -> None:
         self._rng = random.Random(seed)
         self._news: list[Evaluation] = []
-        self._past = Past(space, self._take_news, objectives)
-        self._emigrants = Emigrants(1, random.Random(seed))
-        self._replaced = Replaced(1)
+        self._past = EvaluationHistory(space, self._take_news, objectives)
+        self._emigrants = EmigrantSelection(1, random.Random(seed))
+        self._replaced = ReplacementSelection(1)
         self._islands = islands
         self._size = workers // islands
         self._populations: list[list[Individual]] = [[] for _ in range(islands)]
@@ -49,8 +49,8 @@ class SimulatedIslands:
         for worker in range(workers):
             rng = random.Random(f"{seed}/{worker}")
             name = names[worker // self._size % len(names)]
-            propagator = make(name, self._past, rng, self._size, worker % self._size)
-            self._propagators.append(New(propagator, self._past, rng))
+            propagator = make_propagator(name, self._past, rng, self._size, worker % self._size)
+            self._propagators.append(Deduplicate(propagator, self._past, rng))
         self._flying: dict[int, tuple[int, Individual]] = {}
         self._count = 0
 
@@ -74,9 +74,11 @@ class SimulatedIslands:
         trial, individual = self._flying.pop(worker)
         island = worker // self._size
         params = self._past.space.decode(individual)
-        ended = Evaluation(trial, "complete", loss, params, island, worker, trial, ended=float(trial), others=others)
+        ended = Evaluation(
+            trial, "complete", loss, params, island, worker, trial, ended=float(trial), other_values=others
+        )
         self._news.append(ended)
-        individual.loss, individual.costs = loss, self._past.objectives.costs(ended.values)
+        individual.loss, individual.costs = loss, self._past.objectives.compute_costs(ended.values)
         self._populations[island].append(individual)
         if self._rng.random() > _EXCHANGE:
             return

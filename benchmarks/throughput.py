@@ -109,25 +109,25 @@ def seconds_of_search(settings: list[str]) -> float:
     """Run a search on the networks, which wait in its study; return the seconds from first start to last end."""
     from hpo.layout import Layout
     from hpo.run.options import Options
-    from hpo.run.request import resolve
-    from hpo.run.session import begin, enter
-    from tests.support.in_process import InProcess
+    from hpo.run.request import resolve_request
+    from hpo.run.session import begin_session, enter_run_dir
+    from tests.support.in_process_template import InProcessTemplate
 
-    here = InProcess()
+    here = InProcessTemplate()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "run")
         options = Options(SEARCH, evaluations=len(NETWORKS), run_dir=path, settings=tuple(settings))
-        request = resolve(options, Layout(8, 2, 2), here.ask, here.constraints)
+        request = resolve_request(options, Layout(8, 2, 2), here.ask, here.constraints)
         with ExitStack() as held:
-            session = begin(enter(path, "", resume=False, held=held), request, hosts=["here"])
+            session = begin_session(enter_run_dir(path, "", resume=False, held=held), request, hosts=["here"])
         record = session.open_record()
         networks = [{"conv_layers": layers, "activation": name, "lr": LR, "gamma": 0.9} for layers, name in NETWORKS]
         for network in networks:
-            record.enqueue(network, request.problem.space.distributions())
+            record.enqueue(network, request.problem.space.make_distributions())
         program = [str(ROOT / "run_islands.py"), str(SEARCH), "--resume", "--run-dir", str(path)]
         command = ["mpirun", "-n", "8", sys.executable, *program]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
-        evaluations = record.evaluations()
+        evaluations = record.read_evaluations()
     assert [e.params for e in evaluations if e.state == "complete"] == networks, "not the networks that were asked for"
     return max(e.ended for e in evaluations) - min(e.started for e in evaluations)
 
@@ -160,15 +160,15 @@ def train_share(stage: Stage, process: int, folder: str, settings: list[str]) ->
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import Adadelta
 
+    from hpo.trainer.preloading import import_compiler, keep_freed_memory
     from hpo.trainer.search_file import load_search_file
-    from hpo.trainer.warm import import_compiler, keep_freed_memory
     from hpo.training import Net
 
     training, rank = divmod(process, stage.ranks)
     torch.set_num_threads(1)
     keep_freed_memory()
     import_compiler()  # as a template does before its trainers begin
-    data = load_search_file(SEARCH).bound(settings).prepared()
+    data = load_search_file(SEARCH).bind_settings(settings).call_prepare()
     train, validation = data.on(torch.device("cpu"))
     if stage.averages:
         store = dist.FileStore(f"{folder}/{training}", stage.ranks)  # type: ignore[attr-defined]

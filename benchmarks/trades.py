@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.tables import FAMILIES, parameters_of
-from hpo.dominance import hypervolume, non_dominated
+from hpo.dominance import compute_hypervolume, find_non_dominated
 from hpo.objectives import Objectives
 from hpo.parameters import Float
 from hpo.space import SearchSpace
@@ -42,7 +42,7 @@ class Trade:
 
     def share(self, costs: Vector) -> float:
         """Return the share of the front's hypervolume that these individuals dominate."""
-        return hypervolume(costs, self.reference) / self.whole
+        return compute_hypervolume(costs, self.reference) / self.whole
 
 
 def names(family: str) -> list[str]:
@@ -75,10 +75,12 @@ def _table(family: str, name: str) -> Trade:
         return tuple(costs[place].tolist()), float(seconds[place])
 
     flat = costs.reshape(-1, 2)
-    front = flat[non_dominated(flat)]
+    front = flat[find_non_dominated(flat)]
     reference = np.maximum(front.max(axis=0), np.median(flat, axis=0))
     objectives = Objectives(("loss", _COSTS[family]))
-    return Trade(SearchSpace(**parameters_of(ranges)), objectives, evaluate, reference, hypervolume(front, reference))
+    return Trade(
+        SearchSpace(**parameters_of(ranges)), objectives, evaluate, reference, compute_hypervolume(front, reference)
+    )
 
 
 def _zdt1(x: Vector) -> Vector:
@@ -134,4 +136,4 @@ def _function(name: str) -> Trade:
 
     objectives = Objectives(("loss", *map(str, range(1, len(reference)))))
     space = SearchSpace(**{f"x{place}": Float(0.0, 1.0) for place in range(_NUMBERS)})
-    return Trade(space, objectives, evaluate, reference, hypervolume(front, reference))
+    return Trade(space, objectives, evaluate, reference, compute_hypervolume(front, reference))

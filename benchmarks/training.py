@@ -30,12 +30,12 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
 
 from hpo.trainer.worker import Worker
-from hpo.training import Net, ParallelSettings, Recipe, fit, load_data, resnet18, share, transformer
-from hpo.training.data import Dataset, Split
+from hpo.training import Net, ParallelSettings, Recipe, fit, load_data, make_transformer, parallelize, resnet18
 from hpo.training.fit import Training
-from hpo.training.parallel.way import split
+from hpo.training.image_data import ImageDataset, LabelledImages
+from hpo.training.parallel.strategy import split_by_size
 from hpo.training.samples import Data
-from hpo.training.text import Text
+from hpo.training.text_data import TextDataset
 from tests.programs.ranks import run_ranks
 
 SEED = 1
@@ -67,21 +67,23 @@ def resnet() -> nn.Module:
 
 def language_model() -> nn.Module:
     """Return a network of search_spaces/text_transformer.py, with 3.2 million parameters."""
-    return transformer(vocabulary=97, context=128, depth=4, width=256, heads=4, dropout=0.1)
+    return make_transformer(vocabulary=97, context=128, depth=4, width=256, heads=4, dropout=0.1)
 
 
-def images() -> Dataset:
+def images() -> ImageDataset:
     """Return images of noise, 128 to train with and 64 to validate."""
     drawn = np.random.default_rng(SEED)
-    parts = [Split(drawn.integers(0, 256, (n, 3, 32, 32), np.uint8), drawn.integers(0, 10, n)) for n in (128, 64)]
+    parts = [
+        LabelledImages(drawn.integers(0, 256, (n, 3, 32, 32), np.uint8), drawn.integers(0, 10, n)) for n in (128, 64)
+    ]
     mean, deviation = np.full(3, 127.5, np.float32), np.full(3, 74.0, np.float32)
-    return Dataset(parts[0], parts[1], tuple("0123456789"), mean, deviation)
+    return ImageDataset(parts[0], parts[1], tuple("0123456789"), mean, deviation)
 
 
-def text() -> Text:
+def text() -> TextDataset:
     """Return pieces of 128 symbols at random, 128 to train with and 32 to validate."""
     drawn = np.random.default_rng(SEED)
-    return Text(drawn.integers(0, 97, (128, 129), np.uint8), drawn.integers(0, 97, (32, 129), np.uint8))
+    return TextDataset(drawn.integers(0, 97, (128, 129), np.uint8), drawn.integers(0, 97, (32, 129), np.uint8))
 
 
 CASES = {
@@ -103,13 +105,13 @@ def by_hand(case: Case) -> Iterator[tuple[float, float]]:
     """Train as `fit` does on one rank, in torch alone; yield the validation loss and accuracy after each epoch."""
     recipe, network = case.recipe, case.network()
     network.to(memory_format=torch.channels_last)
-    train, validation = case.data().on(torch.device("cpu"))
+    train, validation = case.data().splits(torch.device("cpu"))
     optimizer, schedule = optimizer_by_hand(network, recipe, -(-len(train) // recipe.batch_size))
     drawn = torch.Generator().manual_seed(SEED)
     while True:
         network.train()
-        for batch in split(torch.randperm(len(train), generator=drawn), recipe.batch_size):
-            inputs, targets = train.batch(batch)
+        for batch in split_by_size(torch.randperm(len(train), generator=drawn), recipe.batch_size):
+            inputs, targets = train.get_batch(batch)
             optimizer.zero_grad()
             loss = F.cross_entropy(network(inputs).flatten(0, -2), targets.flatten())
             loss.backward()  # type: ignore[no-untyped-call]
@@ -120,8 +122,8 @@ def by_hand(case: Case) -> Iterator[tuple[float, float]]:
         network.eval()
         lost = right = 0.0
         with torch.no_grad():
-            for batch in split(torch.arange(len(validation)), 256):
-                inputs, targets = validation.batch(batch)
+            for batch in split_by_size(torch.arange(len(validation)), 256):
+                inputs, targets = validation.get_batch(batch)
                 outputs = network(inputs)
                 lost += F.cross_entropy(outputs.flatten(0, -2), targets.flatten()).item() * len(targets)
                 right += (outputs.argmax(-1) == targets).float().mean().item() * len(targets)
@@ -169,7 +171,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 def together(case: Case, worker: Worker, rounds: int) -> Times:
     """Return the seconds of two steps of one rank, of two such ranks at once, and of both ranks in each way."""
-    data = case.data().on(worker.device)[0]
+    data = case.data().splits(worker.device)[0]
     alone = steps_of(case, data, replace(worker, rank=0, size=1), ParallelSettings())
     work = {"one rank": alone if worker.rank == 0 else lambda: None, "two at once": alone}
     # ResNet-18's stages would have statistics of microbatches.
@@ -189,7 +191,7 @@ def together(case: Case, worker: Worker, rounds: int) -> Times:
 def steps_of(case: Case, data: Any, worker: Worker, settings: ParallelSettings) -> Callable[[], None]:
     """Return a function that takes two training steps on the worker's ranks."""
     torch.manual_seed(SEED)
-    training = Training(share(case.network(), worker, settings), data, case.recipe, SEED)
+    training = Training(parallelize(case.network(), worker, settings), data, case.recipe, SEED)
     batch = torch.arange(case.recipe.batch_size)
 
     def steps() -> None:
@@ -205,9 +207,9 @@ def memory(case: Case, worker: Worker, rounds: int) -> Times:  # noqa: ARG001 - 
     each = 4 * 4  # parameters, gradients, and AdamW's two, in 32 bits
     whole = each * sum(blocks)
     found: Times = {"whole": [whole], "bound": [whole / worker.size + each * max(blocks)]}
-    data = case.data().on(worker.device)[0]
+    data = case.data().splits(worker.device)[0]
     for name, settings in WAYS.items():
-        training = Training(share(case.network(), worker, settings), data, case.recipe, SEED)
+        training = Training(parallelize(case.network(), worker, settings), data, case.recipe, SEED)
         training.step(torch.arange(8))
         found[name] = [max(worker.comm.allgather(size_of(training)))]
     return found
@@ -215,7 +217,7 @@ def memory(case: Case, worker: Worker, rounds: int) -> Times:  # noqa: ARG001 - 
 
 def size_of(training: Training) -> int:
     """Return the bytes of this rank's parameters, their gradients, and the optimizer's state of them."""
-    parameters = [p for _, p in training.way.named_parameters()]
+    parameters = [p for _, p in training.strategy.named_parameters()]
     states = [t for p in parameters for t in training._optimizer.state[p].values() if torch.is_tensor(t) and t.dim()]
     tensors = [t for t in [*parameters, *(p.grad for p in parameters), *states] if t is not None]
     storages = [getattr(t, "_local_tensor", t).untyped_storage() for t in tensors]

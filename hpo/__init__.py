@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from hpo.inside import offer_weights, report, save_checkpoint
+from hpo.evaluation_api import offer_weights, report, save_checkpoint
 from hpo.objectives import maximize
 from hpo.parameters import Categorical, Float, Int, Ordinal
-from hpo.script import Script
+from hpo.script_objective import Script
 from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -50,8 +50,12 @@ def __getattr__(name: str) -> object:
 
         return getattr(prediction, name)
     if name in ("checkpoint", "folder", "trial"):
-        from hpo import inside
+        from hpo import evaluation_api
 
-        find = {"checkpoint": inside.load_checkpoint, "folder": inside.find_folder, "trial": inside.find_trial}
+        find = {
+            "checkpoint": evaluation_api.load_checkpoint,
+            "folder": evaluation_api.find_folder,
+            "trial": evaluation_api.find_trial,
+        }
         return find[name]()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpo.errors import UsageError
-from hpo.text import counted
+from hpo.text_format import format_count
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,19 @@ class Layout:
         if self.ranks % self.ranks_per_worker:
             fitting = -(-self.ranks // self.ranks_per_worker) * self.ranks_per_worker
             raise UsageError(
-                f"{counted(self.ranks, 'rank')} cannot be split into workers of {self.ranks_per_worker}: start with "
-                f"mpirun -n {fitting}, or with --ranks-per-worker {_largest_divisor(self.ranks, self.ranks_per_worker)}"
+                f"{format_count(self.ranks, 'rank')} cannot be split into workers of {self.ranks_per_worker}: "
+                f"start with "
+                f"mpirun -n {fitting}, or with --ranks-per-worker "
+                f"{_find_largest_divisor(self.ranks, self.ranks_per_worker)}"
             )
         if self.islands > self.workers:
             raise UsageError(
-                f"--islands {_too_many(self.islands, self.ranks, self.ranks_per_worker)}, "
+                f"--islands {_describe_too_many_islands(self.islands, self.ranks, self.ranks_per_worker)}, "
                 f"or with --islands {self.workers}"
             )
 
     @classmethod
-    def fitting(
+    def choose(
         cls, ranks: int, ranks_per_worker: int | None, islands: int | None, propagators: Sequence[str] = ()
     ) -> Layout:
         """Return the layout that is asked for; a number that is None is chosen to fit the ranks and the propagators.
@@ -56,7 +58,7 @@ class Layout:
         if len(propagators) > workers:
             raise UsageError(
                 f"--propagators {','.join(propagators)}: each is for an island of its own, and "
-                f"{_too_many(len(propagators), ranks, size)}, or name {workers}"
+                f"{_describe_too_many_islands(len(propagators), ranks, size)}, or name {workers}"
             )
         return cls(ranks, size, min(max(2, len(propagators)), workers))
 
@@ -65,30 +67,30 @@ class Layout:
         """The number of workers."""
         return self.ranks // self.ranks_per_worker
 
-    def worker_of(self, rank: int) -> int:
+    def find_worker(self, rank: int) -> int:
         """The worker that a rank belongs to."""
         return rank // self.ranks_per_worker
 
-    def ranks_of(self, worker: int) -> range:
+    def list_ranks(self, worker: int) -> range:
         """The ranks of a worker."""
         return range(worker * self.ranks_per_worker, (worker + 1) * self.ranks_per_worker)
 
-    def island_size(self, island: int) -> int:
+    def count_island_workers(self, island: int) -> int:
         """The number of workers on an island."""
         return self.workers // self.islands + (island < self.workers % self.islands)
 
-    def first_worker(self, island: int) -> int:
+    def find_first_worker(self, island: int) -> int:
         """The first worker of an island."""
-        return sum(self.island_size(before) for before in range(island))
+        return sum(self.count_island_workers(before) for before in range(island))
 
-    def island_of(self, worker: int) -> int:
+    def find_island(self, worker: int) -> int:
         """The island that a worker belongs to."""
-        return next(i for i in range(self.islands) if worker < self.first_worker(i) + self.island_size(i))
+        return next(i for i in range(self.islands) if worker < self.find_first_worker(i) + self.count_island_workers(i))
 
     def __str__(self) -> str:
         return (
-            f"{counted(self.ranks, 'rank')}, {counted(self.workers, 'worker')} of {self.ranks_per_worker}, "
-            f"{counted(self.islands, 'island')}"
+            f"{format_count(self.ranks, 'rank')}, {format_count(self.workers, 'worker')} of {self.ranks_per_worker}, "
+            f"{format_count(self.islands, 'island')}"
         )
 
 
@@ -106,22 +108,25 @@ def check_launch(ranks: int, environment: Mapping[str, str]) -> None:
             )
 
 
-def usable_cores() -> list[int]:
+def list_usable_cores() -> list[int]:
     """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))  # macOS does not bind processes to cores
 
 
-def _too_many(islands: int, ranks: int, size: int) -> str:
+def _describe_too_many_islands(islands: int, ranks: int, size: int) -> str:
     """Return why there cannot be so many islands, and how to start a job that has enough workers for them."""
     make = "makes" if ranks == 1 else "make"
-    smaller = f", or with --ranks-per-worker {_largest_divisor(ranks, ranks // islands)}" if ranks >= islands else ""
+    smaller = (
+        f", or with --ranks-per-worker {_find_largest_divisor(ranks, ranks // islands)}" if ranks >= islands else ""
+    )
     return (
-        f"{islands} is more than the {counted(ranks // size, 'worker')} that {counted(ranks, 'rank')} {make} with "
+        f"{islands} is more than the {format_count(ranks // size, 'worker')} that {format_count(ranks, 'rank')} "
+        f"{make} with "
         f"--ranks-per-worker {size}: start with mpirun -n {islands * size} or more{smaller}"
     )
 
 
-def _largest_divisor(number: int, at_most: int) -> int:
+def _find_largest_divisor(number: int, at_most: int) -> int:
     return next(divisor for divisor in range(min(number, at_most), 0, -1) if number % divisor == 0)

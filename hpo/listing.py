@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from hpo.rules import batches
+from hpo.constraint_set import iterate_batches
 
 if TYPE_CHECKING:
     from hpo.parameters import Value
@@ -37,8 +37,8 @@ def list_individuals(
         return None
     found: list[dict[str, Value]] = []
     candidates, until = 0, time.monotonic() + most_seconds
-    for batch in batches(_list_from(space, list(space.parameters), {}), most=_MOST_IN_BATCH):
-        found += compress(batch, space.allowed(batch))
+    for batch in iterate_batches(_list_remaining(space, list(space.parameters), {}), most_items=_MOST_IN_BATCH):
+        found += compress(batch, space.are_allowed(batch))
         candidates += len(batch)
         is_late = time.monotonic() > until or is_stopping()
         if candidates > most_candidates or len(found) > _MOST_LISTED or is_late:
@@ -46,11 +46,11 @@ def list_individuals(
     return found
 
 
-def _list_from(space: SearchSpace, names: Sequence[str], before: dict[str, Value]) -> Iterator[dict[str, Value]]:
+def _list_remaining(space: SearchSpace, names: Sequence[str], before: dict[str, Value]) -> Iterator[dict[str, Value]]:
     if not names:
         yield before
-    elif space.exists(names[0], before):
-        for value in space.parameters[names[0]].values():
-            yield from _list_from(space, names[1:], {**before, names[0]: value})
+    elif space.is_active(names[0], before):
+        for value in space.parameters[names[0]].list_values():
+            yield from _list_remaining(space, names[1:], {**before, names[0]: value})
     else:
-        yield from _list_from(space, names[1:], before)
+        yield from _list_remaining(space, names[1:], before)

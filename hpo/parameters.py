@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Union
 
-from hpo.plain import elements, find_wrong_bounds, plain_condition, round_float, round_inwards, with_type
+from hpo.plain_values import (
+    find_wrong_bounds,
+    format_with_type,
+    list_elements,
+    normalize_condition,
+    round_float,
+    round_inwards,
+)
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -21,19 +28,21 @@ Value = Union[bool, int, float, str]
 Gene = Union[int, float]
 # Propulate holds genes in a float64 array, in which larger integers are no longer exact.
 _LARGEST_INT = 2**53
-_FINEST_STEP = 1e-7  # of the larger bound: of finer ones, Optuna takes values for others than it has suggested
+_SMALLEST_RELATIVE_STEP = (
+    1e-7  # of the larger bound: of finer ones, Optuna takes values for others than it has suggested
+)
 
 
 @dataclass(frozen=True, repr=False)
 class _Parameter:
-    tunable: bool = field(default=False, kw_only=True)
+    mutable: bool = field(default=False, kw_only=True)
     when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "when", plain_condition(self.when))
+        object.__setattr__(self, "when", normalize_condition(self.when))
 
     def __repr__(self) -> str:
-        shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "tunable"}
+        shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "mutable"}
         shown["when"] = shown.pop("when")  # the last one
         given = shown.pop("choices") if "choices" in shown else (shown.pop("low"), shown.pop("high"))
         options = [f"{name}={v!r}" for name, v in shown.items() if v != self.__dataclass_fields__[name].default]
@@ -44,7 +53,7 @@ class _Parameter:
 class Int(_Parameter):
     """An integer from `low` to `high`, both included, drawn and mutated on a linear or, if `log`, logarithmic scale.
 
-    With a `step`, it is `low`, `low + step` and so on. `tunable` and `when` are as for a Float.
+    With a `step`, it is `low`, `low + step` and so on. `mutable` and `when` are as for a Float.
     """
 
     low: int
@@ -52,22 +61,22 @@ class Int(_Parameter):
     log: bool = False
     step: int = 1
 
-    def problem(self) -> str | None:
+    def find_problem(self) -> str | None:
         """Return what is wrong with the bounds; None if nothing is."""
         if wrong := [bound for bound in (self.low, self.high) if type(bound) is not int]:
-            return f"the bounds of an Int must be integers (a Float's need not be), not {with_type(wrong[0])}"
+            return f"the bounds of an Int must be integers (a Float's need not be), not {format_with_type(wrong[0])}"
         if not self.low < self.high:
             return "low < high must hold"
         if max(abs(self.low), abs(self.high), self.high - self.low) > _LARGEST_INT:  # Optuna subtracts floats
             return f"the bounds of an Int must lie within ±2**53, and be at most 2**53 ({_LARGEST_INT}) apart"
         if type(self.step) is not int or self.step < 1:
-            return f"the step of an Int must be a positive integer, not {with_type(self.step)}"
+            return f"the step of an Int must be a positive integer, not {format_with_type(self.step)}"
         if (self.high - self.low) % self.step:
-            return _other_high(self.low + (self.high - self.low) // self.step * self.step, self.low + self.step)
-        return _problem_with_scale(self)
+            return _suggest_high(self.low + (self.high - self.low) // self.step * self.step, self.low + self.step)
+        return _find_scale_problem(self)
 
     @property
-    def continuous(self) -> bool:
+    def is_continuous(self) -> bool:
         """Whether genes lie anywhere between the limits; otherwise they are integers."""
         return self.log
 
@@ -84,7 +93,7 @@ class Int(_Parameter):
         """The number of values."""
         return (self.high - self.low) // self.step + 1
 
-    def values(self) -> Iterator[int]:
+    def list_values(self) -> Iterator[int]:
         """Yield all values."""
         yield from range(self.low, self.high + 1, self.step)
 
@@ -103,7 +112,7 @@ class Int(_Parameter):
         value = round(math.exp(nearest)) if self.log else self.low + (round(nearest) - self.low) * self.step
         return min(max(value, self.low), self.high)
 
-    def distribution(self) -> BaseDistribution:
+    def make_distribution(self) -> BaseDistribution:
         """Return the Optuna distribution."""
         from optuna.distributions import IntDistribution
 
@@ -117,8 +126,8 @@ class Float(_Parameter):
     Values have 12 significant digits; bounds with more digits are rounded towards the inside of the range. With a
     `step`, values are `low`, `low + step` and so on.
 
-    What is `tunable` can change while a network trains, as a learning rate can: an individual may inherit the weights
-    of another one (`--inherit`) if only such parameters differ.
+    What is `mutable` can change while a network trains, as a learning rate can: an individual may inherit the weights
+    of another one (`--pbt`) if only such parameters differ.
 
     A parameter exists only `when` others, which stand before it in the space, exist and have certain values:
     ``momentum=Float(0.0, 0.99, when={"optimizer": "sgd"})``, or one of several:
@@ -132,36 +141,36 @@ class Float(_Parameter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.problem() is None:
+        if self.find_problem() is None:
             low, high = float(self.low), float(self.high)
             object.__setattr__(self, "low", round_inwards(low, high))
             object.__setattr__(self, "high", round_inwards(high, low))
             object.__setattr__(self, "step", None if self.step is None else float(self.step))
 
-    def problem(self) -> str | None:
+    def find_problem(self) -> str | None:
         """Return what is wrong with the bounds; None if nothing is."""
         for bound in (self.low, self.high):
             if type(bound) not in (int, float):
-                return f"the bounds of a Float must be numbers, not {with_type(bound)}"
+                return f"the bounds of a Float must be numbers, not {format_with_type(bound)}"
         return (
             find_wrong_bounds(self.low, self.high)
-            or _problem_with_scale(self)
-            or (None if self.step is None else self._problem_with_step(self.step))
+            or _find_scale_problem(self)
+            or (None if self.step is None else self._find_step_problem(self.step))
         )
 
-    def _problem_with_step(self, step: Any) -> str | None:
+    def _find_step_problem(self, step: Any) -> str | None:
         if type(step) not in (int, float) or not 0 < step < 1e308:
-            return f"the step of a Float must be a positive number, not {with_type(step)}"
-        if step < _FINEST_STEP * max(abs(self.low), abs(self.high)):
+            return f"the step of a Float must be a positive number, not {format_with_type(step)}"
+        if step < _SMALLEST_RELATIVE_STEP * max(abs(self.low), abs(self.high)):
             return "the step of a Float must be at least a ten-millionth of its larger bound"
         if round_float(float(step)) != step:
             return "the step of a Float has 12 significant digits at most"
         low, high, by = (Decimal(repr(value)) for value in (self.low, self.high, step))
         below = low + (high - low) // by * by
-        return None if below == high else _other_high(float(below), float(low + by))
+        return None if below == high else _suggest_high(float(below), float(low + by))
 
     @property
-    def continuous(self) -> bool:
+    def is_continuous(self) -> bool:
         """Whether genes lie anywhere between the limits; otherwise they are integers."""
         return self.step is None
 
@@ -175,7 +184,7 @@ class Float(_Parameter):
         """The number of values: infinite without a step."""
         return round((self.high - self.low) / self.step) + 1 if self.step else math.inf
 
-    def values(self) -> Iterator[float]:
+    def list_values(self) -> Iterator[float]:
         """Yield all values of a float with a step."""
         yield from map(self.decode, range(int(self.size)))
 
@@ -200,7 +209,7 @@ class Float(_Parameter):
         value = round_float(math.exp(gene) if self.log else float(gene))
         return min(max(value, self.low), self.high)
 
-    def distribution(self) -> BaseDistribution:
+    def make_distribution(self) -> BaseDistribution:
         """Return the Optuna distribution."""
         from optuna.distributions import FloatDistribution
 
@@ -213,20 +222,20 @@ class _Choices(_Parameter):
     # clears the wrong slice of an individual's position (propulate 1.2.2, `Individual.__setitem__`).
     choices: tuple[Value, ...]
 
-    def __init__(self, *choices: Value, tunable: bool = False, when: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, *choices: Value, mutable: bool = False, when: Mapping[str, Any] | None = None) -> None:
         object.__setattr__(self, "choices", choices)
-        object.__setattr__(self, "tunable", tunable)
-        object.__setattr__(self, "when", plain_condition(when))
+        object.__setattr__(self, "mutable", mutable)
+        object.__setattr__(self, "when", normalize_condition(when))
 
-    def problem(self) -> str | None:
+    def find_problem(self) -> str | None:
         """Return what is wrong with the choices; None if nothing is."""
         if not self.choices:
             return "at least one choice is needed"
         for choice in self.choices:
             if type(choice) not in (bool, int, float, str):
-                if elements(choice) is not None:
+                if list_elements(choice) is not None:
                     return "choices must be given one by one, each a string, a number or a boolean"
-                return f"a choice must be a string, a number or a boolean, not {with_type(choice)}"
+                return f"a choice must be a string, a number or a boolean, not {format_with_type(choice)}"
             if type(choice) is float and not math.isfinite(choice):
                 return f"a choice must be finite, not {choice!r}"
         # True == 1 == 1.0: Optuna, which looks choices up by equality, could not tell them apart either.
@@ -234,7 +243,7 @@ class _Choices(_Parameter):
             return "choices must differ from each other (True, 1 and 1.0 are the same)"
         return None
 
-    continuous = False
+    is_continuous = False
 
     @property
     def limits(self) -> tuple[Gene, Gene]:
@@ -246,7 +255,7 @@ class _Choices(_Parameter):
         """The number of values."""
         return len(self.choices)
 
-    def values(self) -> Iterator[Value]:
+    def list_values(self) -> Iterator[Value]:
         """Yield all values."""
         yield from self.choices
 
@@ -262,7 +271,7 @@ class _Choices(_Parameter):
         """Return the value of a gene; a gene outside of the limits counts as the nearest limit."""
         return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
 
-    def distribution(self) -> BaseDistribution:
+    def make_distribution(self) -> BaseDistribution:
         """Return the Optuna distribution."""
         from optuna.distributions import CategoricalDistribution
 
@@ -270,7 +279,7 @@ class _Choices(_Parameter):
 
 
 class Categorical(_Choices):
-    """One of several choices without an order: strings, numbers or booleans; `tunable` and `when` as for a Float."""
+    """One of several choices without an order: strings, numbers or booleans; `mutable` and `when` as for a Float."""
 
 
 class Ordinal(_Choices):
@@ -285,7 +294,7 @@ def is_conditional(described: str) -> bool:
     return ", when={" in described
 
 
-def _problem_with_scale(parameter: Int | Float) -> str | None:
+def _find_scale_problem(parameter: Int | Float) -> str | None:
     if type(parameter.log) is not bool:
         return "log must be True or False"
     if parameter.log and parameter.low <= 0:
@@ -295,5 +304,5 @@ def _problem_with_scale(parameter: Int | Float) -> str | None:
     return None
 
 
-def _other_high(below: float, at_least: float) -> str:
+def _suggest_high(below: float, at_least: float) -> str:
     return f"high must be low plus some steps, such as {max(below, at_least)!r}"

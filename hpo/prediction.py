@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hpo.text import quoted
+from hpo.text_format import format_repr
 
 MOST_PREDICTIONS = 60
 MOST_TEXTS = 20
@@ -38,7 +38,7 @@ class Prediction:
             )
 
     @property
-    def is_right(self) -> bool:
+    def is_correct(self) -> bool:
         """Whether the network is right."""
         return self.predicted == self.label
 
@@ -56,7 +56,9 @@ class TextSample:
     def __post_init__(self) -> None:
         for name in ("prompt", "text"):
             if not isinstance(getattr(self, name), str):
-                raise ValueError(f"the {name} of a text sample must be a string, not {quoted(getattr(self, name))}")
+                raise ValueError(
+                    f"the {name} of a text sample must be a string, not {format_repr(getattr(self, name))}"
+                )
 
 
 def shorten_text(prompt: str, text: str) -> dict[str, str]:

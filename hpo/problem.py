@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpo.constraint_set import ConstraintSet
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
-from hpo.rules import Constraints
-from hpo.script import Script
+from hpo.script_objective import Script
 from hpo.space import SearchSpace
 
-Ask = Callable[..., dict[str, Any]]
+AskTemplate = Callable[..., dict[str, Any]]
 """Sends a request to the template, `ask(kind, **content)`, and returns its answer. Raises UsageError if it refuses."""
 
-_KINDS: dict[str, type[Parameter]] = {kind.__name__: kind for kind in (Int, Float, Ordinal, Categorical)}
-_MOST_ASKED = 1000  # candidates in one message, which the other process answers in some milliseconds
+_PARAMETER_CLASSES: dict[str, type[Parameter]] = {kind.__name__: kind for kind in (Int, Float, Ordinal, Categorical)}
+_MOST_IN_REQUEST = 1000  # candidates in one message, which the other process answers in some milliseconds
 
 
 @dataclass(frozen=True)
-class Description:
+class SearchDescription:
     """A search file as data."""
 
     path: Path
@@ -48,13 +48,13 @@ class Description:
     """Whether the file has a function `test`."""
     script: Script | None = None
     """The program that is the objective, if it is not a function."""
-    ask: Ask | None = field(default=None, repr=False, compare=False)
+    ask: AskTemplate | None = field(default=None, repr=False, compare=False)
     """Asks the template that has imported the file; None if no template is available."""
 
     @classmethod
     def from_data(
-        cls, data: Mapping[str, Any], ask: Ask | None = None, constraints: Constraints | None = None
-    ) -> Description:
+        cls, data: Mapping[str, Any], ask: AskTemplate | None = None, constraints: ConstraintSet | None = None
+    ) -> SearchDescription:
         """Return the description that `data` was made from.
 
         Without `ask`, `check_setting` and `bound` cannot be called. Without `constraints`, which answers for the rules
@@ -99,7 +99,7 @@ class Description:
         assert self.ask is not None
         self.ask("check_setting", assignment=assignment)
 
-    def bound(self, assignments: Sequence[str]) -> Problem:
+    def bind_settings(self, assignments: Sequence[str]) -> Problem:
         """Return the problem with settings made from NAME=VALUE texts. Raises UsageError if they cannot be made."""
         assert self.ask is not None
         answer = self.ask("bind", assignments=list(assignments))
@@ -110,25 +110,25 @@ class Description:
 class Problem:
     """The search file and the settings that a run searches."""
 
-    file: Description
+    file: SearchDescription
     """The search file."""
-    values: Mapping[str, Any]
+    setting_values: Mapping[str, Any]
     """The values of the settings, as JSON can hold them."""
     assignments: tuple[str, ...] = ()
     """NAME=VALUE texts, from which a trainer makes the settings."""
 
     @classmethod
     def from_data(
-        cls, data: Mapping[str, Any], ask: Ask | None = None, constraints: Constraints | None = None
+        cls, data: Mapping[str, Any], ask: AskTemplate | None = None, constraints: ConstraintSet | None = None
     ) -> Problem:
         """Return the problem that `data` was made from; the other arguments are as for a description."""
-        file = Description.from_data(data["file"], ask, constraints)
+        file = SearchDescription.from_data(data["file"], ask, constraints)
         return cls(file, data["values"], tuple(data["assignments"]))
 
     @property
     def data(self) -> dict[str, Any]:
         """The problem as data that JSON can hold."""
-        return {"file": self.file.data, "values": dict(self.values), "assignments": list(self.assignments)}
+        return {"file": self.file.data, "values": dict(self.setting_values), "assignments": list(self.assignments)}
 
     @property
     def space(self) -> SearchSpace:
@@ -137,35 +137,37 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class AskedConstraints:
-    """Constraints that another process answers for, as `hpo.trainer.constraints.answer` does."""
+class RemoteConstraints:
+    """Constraints that another process answers for, as `hpo.trainer.constraint_server.answer` does."""
 
-    request: Callable[..., Mapping[str, Any]]
+    send_request: Callable[..., Mapping[str, Any]]
     """Sends content as keyword arguments, and returns the content of the answer."""
 
-    def violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
+    def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
         """Return the index of the first rule that each set of hyperparameters breaks, None if it obeys all rules."""
-        parts = [batch[start : start + _MOST_ASKED] for start in range(0, len(batch), _MOST_ASKED)]
-        return [rule for part in parts for rule in self.request(params=[dict(params) for params in part])["violated"]]
+        parts = [batch[start : start + _MOST_IN_REQUEST] for start in range(0, len(batch), _MOST_IN_REQUEST)]
+        return [
+            rule for part in parts for rule in self.send_request(params=[dict(params) for params in part])["violated"]
+        ]
 
-    def check(self) -> str:
+    def find_problem(self) -> str:
         """Return why the rules are unsound; empty if they are sound."""
-        return str(self.request(check=True)["problem"])
+        return str(self.send_request(check=True)["problem"])
 
 
-class _NoConstraints:
+class _UnavailableConstraints:
     """Stands for constraints on a rank that never asks them."""
 
-    def violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
+    def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
         raise RuntimeError(f"no process answers for the rules of {len(batch)} individuals")
 
-    def check(self) -> str:
+    def find_problem(self) -> str:
         raise RuntimeError("no process answers for the rules")
 
 
 def load_description(
-    path: Path, ask: Ask, constraints: Constraints | None = None, source: bytes | None = None
-) -> Description:
+    path: Path, ask: AskTemplate, constraints: ConstraintSet | None = None, source: bytes | None = None
+) -> SearchDescription:
     """Let the template import a search file, and return its description; the arguments are as for `from_data`.
 
     With a `source`, that is imported in the place of what the file holds.
@@ -173,25 +175,25 @@ def load_description(
     Raises UsageError if it is not a search file, or with the file's own traceback if the import fails.
     """
     given = {} if source is None else {"source": base64.b64encode(source).decode("ascii")}
-    return Description.from_data(ask("load", path=str(path), **given), ask, constraints)
+    return SearchDescription.from_data(ask("load", path=str(path), **given), ask, constraints)
 
 
 def dump_space(space: SearchSpace) -> dict[str, Any]:
     """Return a search space as data that JSON can hold; of its rules, these are the texts."""
     parameters = {name: _dump_parameter(parameter) for name, parameter in space.parameters.items()}
-    return {"parameters": parameters, "rules": list(space.rules)}
+    return {"parameters": parameters, "rules": list(space.constraint_texts)}
 
 
-def load_space(data: Mapping[str, Any], constraints: Constraints | None = None) -> SearchSpace:
+def load_space(data: Mapping[str, Any], constraints: ConstraintSet | None = None) -> SearchSpace:
     """Return the search space that `dump_space` made data of; `constraints` answers for its rules."""
     space = SearchSpace(**{name: _load_parameter(parameter) for name, parameter in data["parameters"].items()})
     if data["rules"]:
-        space.delegate(data["rules"], _NoConstraints() if constraints is None else constraints)
+        space.delegate_constraints(data["rules"], _UnavailableConstraints() if constraints is None else constraints)
     return space
 
 
 def _dump_parameter(parameter: Parameter) -> dict[str, Any]:
-    kind = next(name for name, kind in _KINDS.items() if isinstance(parameter, kind))
+    kind = next(name for name, kind in _PARAMETER_CLASSES.items() if isinstance(parameter, kind))
     fields = {field.name: getattr(parameter, field.name) for field in dataclasses.fields(parameter)}
     if parameter.when is not None:
         fields["when"] = {name: _dump_values(values) for name, values in parameter.when.items()}
@@ -200,7 +202,7 @@ def _dump_parameter(parameter: Parameter) -> dict[str, Any]:
 
 def _load_parameter(data: Mapping[str, Any]) -> Parameter:
     fields = dict(data)
-    kind, choices, when = _KINDS[fields.pop("kind")], fields.pop("choices", ()), fields.pop("when")
+    kind, choices, when = _PARAMETER_CLASSES[fields.pop("kind")], fields.pop("choices", ()), fields.pop("when")
     condition = None if when is None else {name: _load_values(values) for name, values in when.items()}
     return kind(*choices, when=condition, **fields)
 

@@ -8,27 +8,27 @@ from torch import Tensor
 
 from hpo import Categorical, Float, Prediction, SearchSpace, Worker
 from hpo.training import (
-    Dataset,
+    ImageDataset,
+    LabelledImages,
     ParallelSettings,
     Recipe,
-    Split,
     check_choice,
     check_positive,
+    evaluate_classifier,
     fit,
-    judge,
     load_data,
-    load_test,
+    load_test_data,
     resnet18,
 )
 
 space = SearchSpace(
     optimizer=Categorical("sgd", "adamw"),
-    lr=Float(1e-2, 1.0, log=True, tunable=True, when={"optimizer": "sgd"}),
-    momentum=Float(0.5, 0.99, tunable=True, when={"optimizer": "sgd"}),
-    weight_decay=Float(1e-5, 1e-2, log=True, tunable=True, when={"optimizer": "sgd"}),
-    adamw_lr=Float(1e-4, 1e-2, log=True, tunable=True, when={"optimizer": "adamw"}),
-    adamw_decay=Float(1e-3, 1.0, log=True, tunable=True, when={"optimizer": "adamw"}),
-    label_smoothing=Float(0.0, 0.2, tunable=True),
+    lr=Float(1e-2, 1.0, log=True, mutable=True, when={"optimizer": "sgd"}),
+    momentum=Float(0.5, 0.99, mutable=True, when={"optimizer": "sgd"}),
+    weight_decay=Float(1e-5, 1e-2, log=True, mutable=True, when={"optimizer": "sgd"}),
+    adamw_lr=Float(1e-4, 1e-2, log=True, mutable=True, when={"optimizer": "adamw"}),
+    adamw_decay=Float(1e-3, 1.0, log=True, mutable=True, when={"optimizer": "adamw"}),
+    label_smoothing=Float(0.0, 0.2, mutable=True),
     augmentation=Categorical("none", "crop", "crop-and-flip"),
     schedule=Categorical("step", "cosine", "one-cycle"),
 )
@@ -64,7 +64,7 @@ class Settings(ParallelSettings):
         check_positive(self, "epochs", "batch_size")
 
 
-def prepare(settings: Settings) -> Dataset:
+def prepare(settings: Settings) -> ImageDataset:
     """Load the data. It is called once per host before the search, and its result is `worker.data`."""
     return load_data(
         settings.dataset,
@@ -101,9 +101,11 @@ def test(
 ) -> tuple[dict[str, float], list[Prediction]]:
     """Compute the test metrics of the best model. It is called once, after the search."""
     data = prepare(settings)  # Test images are normalised as in training.
-    network = resnet18(data.image_shape, data.classes)
+    network = resnet18(data.image_shape, data.num_classes)
     network.load_state_dict(dict(weights))
-    images = load_test(settings.dataset, settings.data_dir)
+    images = load_test_data(settings.dataset, settings.data_dir)
     if settings.validation_samples:  # A small search is tested on equally few images.
-        images = Split(images.images[: settings.validation_samples], images.labels[: settings.validation_samples])
-    return judge(network, data, images)
+        images = LabelledImages(
+            images.images[: settings.validation_samples], images.labels[: settings.validation_samples]
+        )
+    return evaluate_classifier(network, data, images)

@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from hpo import Categorical, Float, Int, Prediction, SearchSpace, Worker
-from hpo.training import Dataset, check_positive, fit_net, load_data, load_test, test_net
+from hpo.training import ImageDataset, check_positive, evaluate_net, fit_net, load_data, load_test_data
 
 space = SearchSpace(
     conv_layers=Int(1, 6),
     activation=Categorical("relu", "sigmoid", "tanh"),
-    lr=Float(0.05, 20.0, log=True, tunable=True),
-    gamma=Float(0.5, 1.0, tunable=True),
+    lr=Float(0.05, 20.0, log=True, mutable=True),
+    gamma=Float(0.5, 1.0, mutable=True),
 )
 
 
@@ -29,7 +29,7 @@ class Settings:
         check_positive(self, "epochs", "batch_size", "patience")
 
 
-def prepare(_: Settings) -> Dataset:
+def prepare(_: Settings) -> ImageDataset:
     """Load the data. It is called once per host before the search, and its result is `worker.data`."""
     return load_data("digits")
 
@@ -43,4 +43,4 @@ def test(
     params: dict[str, Any], weights: Mapping[str, Tensor], _: Settings
 ) -> tuple[dict[str, float], list[Prediction]]:
     """Compute the test metrics of the best model. It is called once, after the search."""
-    return test_net(params, weights, load_data("digits"), load_test("digits"))
+    return evaluate_net(params, weights, load_data("digits"), load_test_data("digits"))

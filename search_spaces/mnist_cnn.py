@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from hpo import Categorical, Float, Int, Prediction, SearchSpace, Worker
-from hpo.training import Dataset, check_positive, fit_net, load_data, load_test, test_net
+from hpo.training import ImageDataset, check_positive, evaluate_net, fit_net, load_data, load_test_data
 
 space = SearchSpace(
     conv_layers=Int(2, 10),
     activation=Categorical("relu", "sigmoid", "tanh"),
-    lr=Float(1e-4, 1e-2, tunable=True),
-    gamma=Float(0.5, 0.999, tunable=True),
+    lr=Float(1e-4, 1e-2, mutable=True),
+    gamma=Float(0.5, 0.999, mutable=True),
 )
 
 
@@ -39,7 +39,7 @@ class Settings:
         check_positive(self, "epochs", "batch_size", "patience")
 
 
-def prepare(settings: Settings) -> Dataset:
+def prepare(settings: Settings) -> ImageDataset:
     """Load the data. It is called once per host before the search, and its result is `worker.data`."""
     return load_data(
         settings.dataset,
@@ -59,4 +59,4 @@ def test(
 ) -> tuple[dict[str, float], list[Prediction]]:
     """Compute the test metrics of the best model. It is called once, after the search."""
     data = prepare(settings)  # Test images are normalised as in training.
-    return test_net(params, weights, data, load_test(settings.dataset, settings.data_dir))
+    return evaluate_net(params, weights, data, load_test_data(settings.dataset, settings.data_dir))

@@ -14,23 +14,23 @@ from hpo import Float, Int, Ordinal, SearchSpace, TextSample, Worker
 from hpo.training import (
     ParallelSettings,
     Recipe,
-    Text,
+    TextDataset,
     check_positive,
+    evaluate_language_model,
     fit,
-    judge_text,
     load_test_text,
     load_text,
-    transformer,
+    make_transformer,
 )
 
 space = SearchSpace(
     depth=Int(2, 6),
     width=Int(64, 192, step=32),
     heads=Ordinal(2, 3, 4, 6, 8),
-    dropout=Float(0.0, 0.3, tunable=True),
-    lr=Float(1e-4, 1e-2, log=True, tunable=True),
-    warmup=Float(0.0, 0.3, tunable=True),
-    weight_decay=Float(1e-3, 1.0, log=True, tunable=True),
+    dropout=Float(0.0, 0.3, mutable=True),
+    lr=Float(1e-4, 1e-2, log=True, mutable=True),
+    warmup=Float(0.0, 0.3, mutable=True),
+    weight_decay=Float(1e-3, 1.0, log=True, mutable=True),
 )
 space.require(lambda params: params["width"] % params["heads"] == 0, "heads must divide width")
 
@@ -58,7 +58,7 @@ class Settings(ParallelSettings):
         check_positive(self, "context", "epochs", "batch_size")
 
 
-def prepare(settings: Settings) -> Text:
+def prepare(settings: Settings) -> TextDataset:
     """Load the text. It is called once per host before the search, and its result is `worker.data`."""
     return load_text(
         settings.context, train_samples=settings.train_samples, validation_samples=settings.validation_samples
@@ -84,10 +84,10 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
         yield loss, {**metrics, "parameters": parameters}
 
 
-def network_of(params: Mapping[str, Any], text: Text) -> nn.Sequential:
+def network_of(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential:
     """Build the model of an individual."""
-    return transformer(
-        text.vocabulary,
+    return make_transformer(
+        text.vocabulary_size,
         text.context,
         depth=params["depth"],
         width=params["width"],
@@ -107,4 +107,4 @@ def test(
     if settings.validation_samples:  # A small search is tested on equally few samples, from all files.
         some = min(settings.validation_samples, len(pieces))
         pieces = pieces[np.linspace(0, len(pieces) - 1, some).astype(int)]
-    return judge_text(network, text, pieces, PROMPTS)
+    return evaluate_language_model(network, text, pieces, PROMPTS)

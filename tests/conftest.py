@@ -11,13 +11,24 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, call_hpo, open_mpi
+from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, call_hpo, find_open_mpi
 
 # What programs need to be found and to speak; whatever else this shell has (SLURM's job, an MPI's options, proxies,
 # colours, accounts, Python's and torch's switches) is another's, and would reach the jobs of the tests.
-_KEPT = {"PATH", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE"}
-_KEPT |= {"PYTHONUTF8", "PYTHONCOERCECLOCALE", "PYTHONIOENCODING"}
-_KEPT_KINDS = ("LC_", "PYTEST_")
+_KEPT_VARIABLES = {
+    "PATH",
+    "HOME",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "USER",
+    "LOGNAME",
+    "TMPDIR",
+    "TZ",
+    "LANG",
+    "LANGUAGE",
+}
+_KEPT_VARIABLES |= {"PYTHONUTF8", "PYTHONCOERCECLOCALE", "PYTHONIOENCODING"}
+_KEPT_PREFIXES = ("LC_", "PYTEST_")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     GPUs are hidden: what the tests compare was computed on CPUs.
     """
     for name in list(os.environ):
-        if name not in _KEPT and not name.startswith(_KEPT_KINDS):
+        if name not in _KEPT_VARIABLES and not name.startswith(_KEPT_PREFIXES):
             del os.environ[name]
     os.environ.update(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
     # There is no deadline, since the machine may be busy. A change is judged by the same examples each time.
@@ -97,4 +108,4 @@ def mpi() -> Mpi:
 
 @pytest.fixture(params=["mpirun", "open-mpi"])
 def each_mpi(request: pytest.FixtureRequest) -> Mpi:
-    return Mpi() if request.param == "mpirun" else open_mpi()
+    return Mpi() if request.param == "mpirun" else find_open_mpi()

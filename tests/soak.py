@@ -13,12 +13,20 @@ import time
 from pathlib import Path
 
 from tests.searches.dying import CRASHES
-from tests.support.endurance import WAYS, Tally, crash_times, recovery_times, slowdown, survive, suspend
-from tests.support.fuzz import fuzz
-from tests.support.launch import available_mpis
-from tests.support.saving import go_on
+from tests.support.endurance import (
+    WAYS,
+    Tally,
+    measure_crash_recovery,
+    measure_failure_recovery,
+    measure_slowdown,
+    survive,
+    suspend_run,
+)
+from tests.support.fuzz import fuzz_runs
+from tests.support.launch import list_available_mpis
+from tests.support.saving import kill_and_resume
 from tests.support.sharing import WAYS as SHARED
-from tests.support.sharing import worst_recovery
+from tests.support.sharing import measure_worst_recovery
 
 
 def main() -> None:
@@ -29,10 +37,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of what is killed when")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
-    mpis = available_mpis()
+    mpis = list_available_mpis()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        outcome = fuzz(folder / "fuzz", arguments.seed, arguments.damages)
+        outcome = fuzz_runs(folder / "fuzz", arguments.seed, arguments.damages)
         print(
             f"{arguments.damages} damaged run directories: {outcome['read']} times read, {outcome['refused']} times "
             f"refused; {outcome['resumed']} resumed, {outcome['resume refused']} refused; never anything else\n"
@@ -52,7 +60,7 @@ def main() -> None:
             f"{total.trainers} trainers and {total.templates} templates were killed, too: {total.failed} evaluations "
             f"failed for it\n"
         )
-        survival = go_on(mpis[0], folder / "saving", random.Random(arguments.seed), kills=arguments.runs * 2)
+        survival = kill_and_resume(mpis[0], folder / "saving", random.Random(arguments.seed), kills=arguments.runs * 2)
         print(
             f"12 evaluations of 80 epochs, each of 0.2 s, on 2 workers, saved every second: {survival.kills} kills; "
             f"all losses are those of a run that was not killed; {survival.again} epochs trained again, "
@@ -62,7 +70,7 @@ def main() -> None:
         evaluations, stopped = 0, 0.0
         for run in range(arguments.suspended):
             chance = random.Random(arguments.seed + run)
-            more, seconds = suspend(mpis[run % len(mpis)], folder / f"suspended{run}", chance, stops=4)
+            more, seconds = suspend_run(mpis[run % len(mpis)], folder / f"suspended{run}", chance, stops=4)
             evaluations, stopped = evaluations + more, stopped + seconds
         print(
             f"{arguments.suspended} suspended runs, 3 s for ranks to wait: stopped for {stopped:.0f} s in all; "
@@ -72,20 +80,20 @@ def main() -> None:
             "worst recovery, seconds     "
             + "".join(f"{size} rank{'s' if size > 1 else ''}".rjust(9) for size in (1, 2, 3))
         )
-        times = [recovery_times(mpis[0], size, folder / f"recovery{size}") for size in (1, 2, 3)]
+        times = [measure_failure_recovery(mpis[0], size, folder / f"recovery{size}") for size in (1, 2, 3)]
         for way in WAYS:
             print(f"{way:28}" + "".join(f"{of_size[way]:9.2f}" if way in of_size else "        -" for of_size in times))
-        crashes = [crash_times(mpis[0], size, folder / f"crashes{size}") for size in (1, 2, 3)]
+        crashes = [measure_crash_recovery(mpis[0], size, folder / f"crashes{size}") for size in (1, 2, 3)]
         for way in CRASHES:
             print(f"{'crash: ' + way:28}" + "".join(f"{of_size[way]:9.2f}" for of_size in crashes))
         times += crashes
         for way in SHARED:
-            shared = [worst_recovery(mpis[0], way, size, folder / f"{way}{size}") for size in (2, 3)]
+            shared = [measure_worst_recovery(mpis[0], way, size, folder / f"{way}{size}") for size in (2, 3)]
             times.append({way: max(shared)})
             print(f"{way + ', in any place':28}        -" + "".join(f"{seconds:9.2f}" for seconds in shared))
         worst = max(max(of_size.values()) for of_size in times)
         print(f"{'worst':28}{worst:9.2f}\n")
-        well, ill, states = slowdown(mpis[0], folder / "slowdown")
+        well, ill, states = measure_slowdown(mpis[0], folder / "slowdown")
         print(
             f"60 evaluations on 8 ranks: {well:.1f} s; with every third failing {ill:.1f} s, {ill / well:.2f} times "
             f"({states['COMPLETE']} complete, {states['FAIL']} failed)"

@@ -16,22 +16,23 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.results.advice.result import Advice, Result, listed, percent
-from hpo.results.advice.rules import advice_on
+from hpo.results.advice.advisor import find_advice
+from hpo.results.advice.run_result import Advice, RunResult, format_list, format_percent
 from hpo.results.reader import RunReader
-from hpo.run.handover import hand_over
+from hpo.run.finalize import finalize_run
 from hpo.store.evaluations import Evaluation
-from hpo.views.page.write import render
-from hpo.views.tables import print_advice
+from hpo.views.page.html_report import render_report
+from hpo.views.summary_tables import print_advice
 from tests.support.fuzz import VALUES
-from tests.support.in_process import problem_of
+from tests.support.in_process_template import load_problem
 from tests.support.launch import call_hpo
-from tests.support.runs import BEGAN, QUICK, add, make_run, manifest
+from tests.support.runs import QUICK, START_SECONDS, add_evaluation, make_manifest, make_run
 
 SPACE = SearchSpace(lr=Float(1e-3, 1.0, log=True), gamma=Float(0.0, 1.0), layers=Int(1, 6), act=Categorical("a", "b"))
 ABOUT: dict[str, Any] = {
     "budget": 1,
-    "confirm": 0,
+    "confirm_seeds": 0,
+    "format": 1,
     "settings": {"epochs": 10},
     "set": {"epochs": "10", "data": "my data"},
     "layout": {"ranks": 8, "ranks_per_worker": 2, "islands": 2},
@@ -48,22 +49,22 @@ def one(trial: int, loss: float, state: str = "complete", **others: Any) -> Eval
     return Evaluation(trial, state, math.inf if state == "failed" else loss, params, **{**place, **at, **others})
 
 
-def result(evaluations: Sequence[Evaluation], about: Mapping[str, Any] | None = None, **others: Any) -> Result:
+def result(evaluations: Sequence[Evaluation], about: Mapping[str, Any] | None = None, **others: Any) -> RunResult:
     """Make the result of a run that has ended, and spent its budget."""
     given: dict[str, Any] = {
         "confirmations": [],
-        "distributions": SPACE.distributions(),
+        "distributions": SPACE.make_distributions(),
         "since": -math.inf,
         "ended": {"stopped": None},
         "goes_on": False,
         **others,
     }
-    return Result(Path("runs/x"), manifest(**{**ABOUT, **(about or {})}), evaluations, **given)
+    return RunResult(Path("runs/x"), make_manifest(**{**ABOUT, **(about or {})}), evaluations, **given)
 
 
-def told(known: Result, kind: str) -> Advice | None:
+def told(known: RunResult, kind: str) -> Advice | None:
     """Return the advice of a kind."""
-    found = [advice for advice in advice_on(known) if advice.kind == kind]
+    found = [advice for advice in find_advice(known) if advice.kind == kind]
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -94,7 +95,7 @@ def test_the_best_at_a_bound_widen_the_search_space() -> None:
     assert advice is not None
     assert advice.text == "Widen the search space, if such values make sense: lr above 1."
     assert advice.evidence.startswith("Of the best 5, 5 have lr at its upper bound; and the nearer to it,")
-    assert advice.command == "run_islands.py my.py --set epochs=10 --set 'data=my data' --start-from runs/x"
+    assert advice.command == "run_islands.py my.py --set epochs=10 --set 'data=my data' --warm-start runs/x"
 
 
 def test_a_lower_bound_and_one_of_an_int_are_told_by_their_names() -> None:
@@ -116,7 +117,7 @@ def test_ranges_of_any_size_have_bounds(parameter: Float | Int, bound: str) -> N
     space, step = SearchSpace(x=parameter), high / 50 - low / 50
     values = [{"x": parameter.decode(high - step * max(0, trial - 9))} for trial in range(60)]
     evaluations = [one(trial, float(trial), params=params) for trial, params in enumerate(values)]
-    advice = told(result(evaluations, distributions=space.distributions()), "bounds")
+    advice = told(result(evaluations, distributions=space.make_distributions()), "bounds")
     assert advice is not None
     assert advice.text.endswith(f": x above {bound}.")
 
@@ -128,7 +129,7 @@ def test_logarithmic_integers_are_not_widened_below_one() -> None:
     space = SearchSpace(x=Int(1, 9, log=True), y=Int(2, 9, log=True))
     evaluations = drawn(60, loss, space=space)
     evaluations += [one(trial, 2.9, params={"x": 1, "y": 2}) for trial in range(60, 70)]
-    advice = told(result(evaluations, distributions=space.distributions()), "bounds")
+    advice = told(result(evaluations, distributions=space.make_distributions()), "bounds")
     assert advice is not None
     assert advice.text.endswith(": y below 2.")
 
@@ -150,7 +151,7 @@ def test_few_evaluations_and_few_values_say_nothing_of_bounds() -> None:
     few = drawn(64, lambda params: float(params["n"] + params["x"] * (1 - params["x"])), space=space)
     best = sorted(few, key=lambda evaluation: evaluation.loss)[:5]
     assert all(evaluation.params["n"] == 1 for evaluation in best)
-    assert told(result(few, distributions=space.distributions()), "bounds") is None
+    assert told(result(few, distributions=space.make_distributions()), "bounds") is None
 
 
 def test_random_searches_hardly_ever_widen_a_space_in_vain() -> None:
@@ -189,7 +190,7 @@ def test_a_search_that_may_find_more_is_not_called_flat() -> None:
 
 
 def test_what_was_taken_over_was_there_before_the_first_evaluation() -> None:
-    before = replace(one(0, 0.49), origin="runs/before", started=math.nan, ended=math.nan)
+    before = replace(one(0, 0.49), imported_from="runs/before", started=math.nan, ended=math.nan)
     evaluations = [before, *(replace(evaluation, trial=evaluation.trial + 1) for evaluation in flat(found=60))]
     assert told(result(evaluations[1:]), "flat") is None
     close = [replace(evaluation, loss=0.49 + evaluation.loss / 1e6) for evaluation in evaluations[1:]]
@@ -238,7 +239,7 @@ def test_losses_that_have_come_to_rest_ask_for_nothing() -> None:
     jumps = with_curves(falling)
     jumps[4] = replace(jumps[4], curve={**jumps[4].curve, 3: 0.01})
     assert told(result(jumps), "epochs") is None, "one of the best five was lower before"
-    assert told(result(with_curves(falling, origin="runs/before")), "epochs") is None, "of other epochs, perhaps"
+    assert told(result(with_curves(falling, imported_from="runs/before")), "epochs") is None, "of other epochs, perhaps"
     assert told(result(with_curves(lambda epoch: -falling(11 - epoch))), "epochs") is not None, "below zero"
 
 
@@ -246,7 +247,7 @@ def test_a_runner_up_that_is_close_asks_for_other_seeds() -> None:
     advice = told(result([one(0, 0.500), one(1, 0.504), one(2, 0.9)]), "confirm")
     assert advice is not None
     assert advice.evidence == "The losses of trials 0 and 1 differ by 0.79%, and each was trained once, with one seed."
-    assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm 3"
+    assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm-seeds 3"
     same = told(result([one(0, 0.0), one(1, 0.0)]), "confirm")
     assert same is not None
     assert "are the same" in same.evidence
@@ -271,11 +272,11 @@ def test_where_the_winner_is_clear_or_the_search_goes_on_nobody_asks_for_seeds()
     assert told(result(close, {"budget": 3}), "confirm") is None
     assert told(result(close, {"budget": 3}, ended={"exhausted": True}), "confirm") is not None
     assert told(result(close, goes_on=True, ended={}), "confirm") is None
-    assert told(result(close, {"confirm": 2}), "confirm") is None, "it is to come"
+    assert told(result(close, {"confirm_seeds": 2}), "confirm") is None, "it is to come"
     assert told(result([one(0, 0.5), one(1, math.inf), one(2, math.nan)]), "confirm") is None
 
 
-def confirmed(*groups: Sequence[float]) -> Result:
+def confirmed(*groups: Sequence[float]) -> RunResult:
     """Make the result of a run whose best were confirmed, with these losses."""
     evaluations = [one(trial, 0.1 * trial) for trial in range(len(groups))]
     confirmations = [
@@ -283,7 +284,7 @@ def confirmed(*groups: Sequence[float]) -> Result:
         for trial, group in enumerate(groups)
         for place, loss in enumerate(group)
     ]
-    return result(evaluations, {"confirm": len(groups[0])}, confirmations=confirmations)
+    return result(evaluations, {"confirm_seeds": len(groups[0])}, confirmations=confirmations)
 
 
 def spaced(mean: float, deviation: float, count: int) -> list[float]:
@@ -300,7 +301,7 @@ def test_advice_if_bounds_are_wide_asks_for_more_seeds() -> None:
         "With 3 other seeds each, trials 0 and 1 may be the best, and none is certain to be as good within 0.01, one "
         "standard deviation by seeds."
     )
-    assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm 7"
+    assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm-seeds 7"
     enough = [spaced(mean, 0.010, 7) for mean in (0.110, 0.112, 0.9)]
     assert told(confirmed(*enough), "confirm") is None, "as many seeds settle it"
 
@@ -325,7 +326,7 @@ def test_advice_if_bounds_stay_wide_takes_the_first_trial() -> None:
 def test_one_seed_asks_for_three_and_a_clear_winner_for_none() -> None:
     few = told(confirmed([0.1], [0.2]), "confirm")
     assert few is not None
-    assert few.command.endswith("--resume --confirm 3")
+    assert few.command.endswith("--resume --confirm-seeds 3")
     assert told(confirmed([0.10, 0.12, 0.11], [0.5, 0.51, 0.52]), "confirm") is None
     assert told(confirmed([0.10, 0.12, 0.11]), "confirm") is None
     half = confirmed([0.10, 0.12, 0.11], [0.11, 0.13, 0.125])
@@ -352,7 +353,7 @@ def test_a_worker_that_always_fails_is_named() -> None:
     assert advice.text == "Look at worker 2: the host may be broken."
     assert advice.evidence == "All 6 evaluations of worker 2 (ranks 4 to 5) failed, and 0 of the 18 others."
     assert advice.command == "hpo show runs/x 22"
-    assert advice_on(result(broken(2), goes_on=True, ended={}))[0] == advice, "at once"
+    assert find_advice(result(broken(2), goes_on=True, ended={}))[0] == advice, "at once"
     two = [replace(evaluation, state="failed") if evaluation.worker == 3 else evaluation for evaluation in broken(2)]
     several = told(result(two), "worker")
     assert several is not None
@@ -390,10 +391,10 @@ def busy(fraction: object, seconds: float = 100.0) -> dict[str, Any]:
 def test_workers_that_wait_at_the_end_are_too_many() -> None:
     evaluations = [one(trial, 1.0) for trial in range(5)]
     evaluations[4] = replace(evaluations[4], ended=200.0)
-    saving = told(result([*evaluations[:4], replace(evaluations[4], saved_after=3)], ended=busy(0.29)), "idle")
+    saving = told(result([*evaluations[:4], replace(evaluations[4], checkpoint_step=3)], ended=busy(0.29)), "idle")
     assert saving is not None
     assert saving.text == "Let workers that have nothing left to do join the others."
-    assert saving.command.endswith(" --grow")
+    assert saving.command.endswith(" --elastic")
     advice = told(result(evaluations, ended=busy(0.29)), "idle")
     assert advice is not None
     assert advice.text == "Use fewer workers of more ranks each, or more evaluations."
@@ -453,8 +454,8 @@ def test_any_losses_are_borne(name: str, epochs: int) -> None:
         for trial, loss in enumerate(LOSSES[name]):
             curve = {epoch: loss * (epochs - epoch) for epoch in range(1, epochs + 1)}
             origin = "runs/before" if trial % 5 == 4 else ""
-            evaluations.append(one(trial, loss, kinds[trial % len(kinds)], curve=curve, origin=origin))
-        for advice in advice_on(result(evaluations)):
+            evaluations.append(one(trial, loss, kinds[trial % len(kinds)], curve=curve, imported_from=origin))
+        for advice in find_advice(result(evaluations)):
             assert advice.text.endswith(".")
             assert "nan" not in advice.evidence
 
@@ -465,10 +466,10 @@ def test_anybodys_run_json_and_summary_are_borne() -> None:
     for value in huge:
         for name in ("command", "search_space"):
             if isinstance(value, str):
-                assert len(advice_on(result(evaluations, {name: value}))) == 2
+                assert len(find_advice(result(evaluations, {name: value}))) == 2
         for name in ("worker_busy_fraction", "wall_seconds", "exhausted", "stopped"):
-            assert advice_on(result(evaluations, ended={**busy(0.1), name: value}))
-        advice_on(result(evaluations, {"settings": {"epochs": value, "\x1b": value}}))
+            assert find_advice(result(evaluations, ended={**busy(0.1), name: value}))
+        find_advice(result(evaluations, {"settings": {"epochs": value, "\x1b": value}}))
         text = value if isinstance(value, str) else json.dumps(value)
         more_epochs = told(result(with_curves(falling), {"set": {"a": text}}), "epochs")
         assert more_epochs is not None
@@ -492,16 +493,16 @@ def test_command_to_go_on_with_a_program_keeps_its_options() -> None:
         *program,
     ]
     known = result([one(0, 1.0)], {"command": shlex.join(words), "search_space": "train.py"})
-    assert sorted(shlex.split(known.going_on("--confirm", "3"))) == sorted(
-        ["hpo", "search", *pairs, *options, "--run-dir", "runs/x", "--resume", "--confirm", "3", *program]
+    assert sorted(shlex.split(known.format_resume_command("--confirm-seeds", "3"))) == sorted(
+        ["hpo", "search", *pairs, *options, "--run-dir", "runs/x", "--resume", "--confirm-seeds", "3", *program]
     )
-    assert shlex.split(known.going_on())[-len(program) :] == program
-    assert shlex.split(known.confirming(3))[-len(program) - 2 :] == [*program, "--seed", "{seed}"]
+    assert shlex.split(known.format_resume_command())[-len(program) :] == program
+    assert shlex.split(known.format_confirm_command(3))[-len(program) - 2 :] == [*program, "--seed", "{seed}"]
     seeded = result([one(0, 1.0)], {"command": shlex.join([*words, "--s={seed}"]), "search_space": "train.py"})
-    assert seeded.confirming(3) == seeded.going_on("--confirm", "3")
+    assert seeded.format_confirm_command(3) == seeded.format_resume_command("--confirm-seeds", "3")
     bare = shlex.join(["run_islands.py", *options[:1], *program])
     known = result([one(0, 1.0)], {"command": bare, "search_space": "train.py"})
-    assert shlex.split(known.going_on()) == [
+    assert shlex.split(known.format_resume_command()) == [
         "run_islands.py",
         *options[:1],
         "--run-dir",
@@ -516,15 +517,15 @@ def test_commands_are_those_that_the_shell_takes_apart_again() -> None:
     known = result(close, {"command": "'my runs/go.py' 'a b.py'", "search_space": "a b.py"})
     advice = told(replace(known, run_dir=Path("a'b; c")), "confirm")
     assert advice is not None
-    words = ["my runs/go.py", "a b.py", "--run-dir", "a'b; c", "--resume", "--confirm", "3"]
+    words = ["my runs/go.py", "a b.py", "--run-dir", "a'b; c", "--resume", "--confirm-seeds", "3"]
     assert shlex.split(advice.command) == words
     for about in ({"command": "rm -rf /"}, {"command": ""}):
         bare = told(result(close, about), "confirm")
         assert bare is not None
-        assert bare.command == "--run-dir runs/x --resume --confirm 3"
+        assert bare.command == "--run-dir runs/x --resume --confirm-seeds 3"
     installed = told(result(close, {"command": "hpo search 'a b.py' --seed 3", "search_space": "a b.py"}), "confirm")
     assert installed is not None
-    assert installed.command == "hpo search 'a b.py' --run-dir runs/x --resume --confirm 3"
+    assert installed.command == "hpo search 'a b.py' --run-dir runs/x --resume --confirm-seeds 3"
     default = told(
         result(close, {"command": "run_islands.py", "search_space": "search_spaces/digits_cnn.py"}), "confirm"
     )
@@ -533,10 +534,10 @@ def test_commands_are_those_that_the_shell_takes_apart_again() -> None:
 
 
 def test_shares_and_lists_are_written_as_people_do() -> None:
-    assert [percent(share) for share in (0.0, 1e-9, 0.0123, 0.5, 0.999, 2.0)] == [
+    assert [format_percent(share) for share in (0.0, 1e-9, 0.0123, 0.5, 0.999, 2.0)] == [
         *("0%", "less than 0.1%", "1.2%", "50%", "100%", "200%"),
     ]
-    assert [listed(range(count)) for count in (1, 2, 3, 7)] == [
+    assert [format_list(range(count)) for count in (1, 2, 3, 7)] == [
         "0",
         "0 and 1",
         "0, 1 and 2",
@@ -552,7 +553,7 @@ def advised(tmp_path: Path) -> Path:
     )
     for trial in range(5):
         curve = {epoch: (1 + trial / 1000) * falling(epoch) for epoch in range(1, 5)}
-        add(record, curve=curve, began=BEGAN + trial)
+        add_evaluation(record, curve=curve, began=START_SECONDS + trial)
     return tmp_path / "run"
 
 
@@ -563,20 +564,20 @@ def test_the_tables_and_the_page_say_what_follows(advised: Path, capsys: pytest.
     tables, advice = out.split("\nWhat to do next\n")
     assert "5 complete, of 5" in tables
     assert advice.count("- ") == 2
-    assert f"      run_islands.py --run-dir {advised} --resume --confirm 3\n" in advice
+    assert f"      run_islands.py --run-dir {advised} --resume --confirm-seeds 3\n" in advice
     assert "      run_islands.py --set '<b>=\\x1b[31m' --set epochs=8\n" in advice
     assert max(map(len, (line for line in advice.splitlines() if not line.startswith("      ")))) <= 100
-    page = render(RunReader(advised), 10, BEGAN)
+    page = render_report(RunReader(advised), 10, START_SECONDS)
     section = page.split("<h3>What to do next</h3>")[1].split("</section>")[0]
     assert section.count("<li>") == section.count("<pre") == 2
     assert "<strong>Train the best again with other seeds before you rely on the winner.</strong>" in section
     assert "&lt;b&gt;" in section
     assert "<b>" not in page
-    assert "<code>--confirm 3</code>" not in page, "it is said once"
+    assert "<code>--confirm-seeds 3</code>" not in page, "it is said once"
 
 
 def test_a_run_ends_with_it_before_the_path_of_the_report(advised: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hand_over(advised, None, problem_of(QUICK), None)
+    finalize_run(advised, None, load_problem(QUICK), None)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["", "What to do next"]
     assert lines[-2:] == ["", f"The report is {advised}/report.html"]
@@ -585,24 +586,24 @@ def test_a_run_ends_with_it_before_the_path_of_the_report(advised: Path, capsys:
 def test_where_nothing_follows_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = make_run(tmp_path / "run")
     for loss in (0.5, 0.7, 0.9):
-        add(record, curve={1: loss + 1, 2: loss})
-    add(record, TrialState.FAIL, failure="no")
+        add_evaluation(record, curve={1: loss + 1, 2: loss})
+    add_evaluation(record, TrialState.FAIL, failure="no")
     assert call_hpo("top", tmp_path / "run") == 0
-    hand_over(tmp_path / "run", None, problem_of(QUICK), None)
+    finalize_run(tmp_path / "run", None, load_problem(QUICK), None)
     print_advice([])
     assert capsys.readouterr().out.endswith(f", of 64\nThe report is {tmp_path}/run/report.html\n")
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert "What to do next" not in page
     assert 'class="advice"' not in page
-    assert "<code>--confirm 3</code>" in page
+    assert "<code>--confirm-seeds 3</code>" in page
 
 
 def test_a_run_that_goes_on_is_told_by_what_it_has_not_written(advised: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunReader(advised)
-    assert [advice.kind for advice in run.advice()] == ["confirm", "epochs"]
+    assert [advice.kind for advice in run.find_advice()] == ["confirm", "epochs"]
     monkeypatch.setattr(type(run.run_dir), "in_use", True)
-    assert [advice.kind for advice in run.advice()] == ["epochs"]
+    assert [advice.kind for advice in run.find_advice()] == ["epochs"]
     run.run_dir.summary_json.write_text("{}")
-    assert [advice.kind for advice in run.advice()] == ["epochs"], "somebody has edited it"
+    assert [advice.kind for advice in run.find_advice()] == ["epochs"], "somebody has edited it"
     run.run_dir.summary_json.write_text('{"stopped": null}')
-    assert [advice.kind for advice in run.advice()] == ["confirm", "epochs"], "the session has ended"
+    assert [advice.kind for advice in run.find_advice()] == ["confirm", "epochs"], "the session has ended"

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from hpo.process import channel as channels
-from hpo.process.channel import Channel, ChannelClosed, Message, channel_pair
+from hpo.process.channel import Channel, ChannelClosed, Message, make_channel_pair
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Channel, Channel]]:
     """Yield both ends of a connection."""
-    own, other = channel_pair()
+    own, other = make_channel_pair()
     theirs = Channel(other)
     yield own, theirs
     own.close()
@@ -33,7 +33,7 @@ def pair() -> Iterator[tuple[Channel, Channel]]:
 @pytest.fixture
 def raw() -> Iterator[tuple[Channel, socket.socket]]:
     """Yield one end of a connection, and the socket of the other end, which may send anything."""
-    own, other = channel_pair()
+    own, other = make_channel_pair()
     yield own, other
     own.close()
     other.close()
@@ -186,7 +186,7 @@ def test_channel_without_a_reader_gives_up(pair: tuple[Channel, Channel], monkey
 
 def test_channel_whose_descriptor_was_reused_raises(tmp_path: Path) -> None:
     """Code of the user closes the connection, and opens a file that gets its number."""
-    own, other = channel_pair()
+    own, other = make_channel_pair()
     theirs = Channel(other)
     theirs.send("kind")
     os.close(own.fileno())

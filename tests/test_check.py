@@ -23,11 +23,11 @@ from torch.nn.modules import module
 from torch.optim import optimizer
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.check.collectives import Mismatch, find_mismatch
-from hpo.check.start import middle
-from hpo.process.seen import Seen
+from hpo.check.collective_mismatch import CollectiveMismatch, find_mismatch
+from hpo.check.run_check import make_middle_params
+from hpo.process.trace import Trace
 from hpo.trainer.probe import Probe
-from tests.support.in_process import through_json
+from tests.support.in_process_template import send_through_json
 from tests.support.launch import (
     FASHION_MNIST,
     PROGRAM,
@@ -35,9 +35,9 @@ from tests.support.launch import (
     ROOT,
     SEARCHES,
     Mpi,
-    finish,
-    hpo_line,
+    make_hpo_command,
     needs_fashion_mnist,
+    wait_for_job,
 )
 from tests.test_docs import example
 
@@ -77,7 +77,7 @@ UNTOLD = {
     "order": "wrong  Of the 200 samples of 1 rank's first epoch, 2 ranks train on 1.*worker.seed",
     "wrong mean": "wrong  They are 2 times those of 1 rank Divide the sum",
     "prefix": r"wrong  The names .* begin with module.: module.first.bias, .*model.module.state_dict\(\)",
-    "no offer": "wrong  No weights are offered, .* and `test` will not be called worker.offer",
+    "no offer": "wrong  No weights are offered, .* and `test` will not be called worker.offer_weights",
     "test": r"wrong  `test` fails with them: mistaken\.py:\d+: KeyError: 'missing'",
     "no optimizer": r"wrong  It goes on from .* with other losses, \d.* off Whatever changes",
     "saved late": r"wrong  It goes on from .* with other losses, \d.* before the loss",
@@ -256,7 +256,7 @@ def test_the_individual_is_the_first_of_a_file_and_nothing_stays(
     (tmp_path / "start.json").write_text(json.dumps([{"width": 9, "lr": 0.5, "act": "relu"}, {"width": 10}]))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    job = mpi.run(2, "-c", CODE, "check", MISTAKEN, "--start-with", "start.json", cwd=tmp_path)
+    job = mpi.run(2, "-c", CODE, "check", MISTAKEN, "--enqueue", "start.json", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.startswith(f"{MISTAKEN}: width=9  lr=0.5  act=relu\non 2 ranks, once again, and on 1 rank;")
     assert joined(job.stdout).endswith("\nNothing is wrong\n")
@@ -273,7 +273,7 @@ def test_a_check_stops_when_it_is_told_to(mpi: Mpi, tmp_path: Path) -> None:
     time.sleep(3)  # it is in the objective, or about to be
     told = time.monotonic()
     job.send_signal(signal.SIGUSR1)
-    ended = finish(job, 30)
+    ended = wait_for_job(job, 30)
     assert time.monotonic() - told < 15
     assert ended.returncode == 130
     assert ended.stdout.endswith("Stopped: SIGUSR1\n")
@@ -295,7 +295,7 @@ def objective(params, worker):
 @pytest.mark.mpi
 def test_breakpoint_on_one_rank_reads_standard_input(tmp_path: Path) -> None:
     (tmp_path / "asking.py").write_text(ASKING)
-    line = hpo_line("check", "asking.py")
+    line = make_hpo_command("check", "asking.py")
     ended = subprocess.run(
         line, cwd=tmp_path, input="p answer\nc\nc\n", capture_output=True, text=True, check=False, timeout=60
     )
@@ -309,7 +309,7 @@ def test_breakpoint_on_one_rank_reads_standard_input(tmp_path: Path) -> None:
 def test_breakpoint_on_one_rank_works_in_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "asking.py").write_text(ASKING)
     terminal, end = pty.openpty()
-    job = subprocess.Popen(hpo_line("check", "asking.py"), cwd=tmp_path, stdin=end, stdout=end, stderr=end)
+    job = subprocess.Popen(make_hpo_command("check", "asking.py"), cwd=tmp_path, stdin=end, stdout=end, stderr=end)
     os.close(end)
     shown = b""
     try:
@@ -347,20 +347,22 @@ def reduced(shape: str) -> str:
 def test_find_mismatch_names_the_collective_of_each_rank() -> None:
     barrier, reduce = mismatch(0, "OpType=BARRIER", 1), mismatch(1, reduced("2, 3"), 0)
     seen = [
-        Seen(failures=[barrier], place="a.py:3"),
-        Seen(failures=["no message", reduce]),  # cancelled while it raised
-        Seen(place="a.py:9"),
+        Trace(failures=[barrier], place="a.py:3"),
+        Trace(failures=["no message", reduce]),  # cancelled while it raised
+        Trace(place="a.py:9"),
     ]
     text = "the ranks are in different collectives: rank 0 barrier at a.py:3, rank 1 allreduce of float [2, 3]"
-    assert find_mismatch(f"rank 0, a.py:3: RuntimeError: {barrier}", seen) == Mismatch(text, is_right=False)
+    assert find_mismatch(f"rank 0, a.py:3: RuntimeError: {barrier}", seen) == CollectiveMismatch(
+        text, is_false_alarm=False
+    )
     assert find_mismatch("timeout: rank 0 waited", seen) is None
 
 
 def test_find_mismatch_of_equal_sizes_is_right() -> None:
-    seen = [Seen(failures=[mismatch(rank, reduced(shape), 1 - rank)]) for rank, shape in enumerate(["6", "2, 3"])]
+    seen = [Trace(failures=[mismatch(rank, reduced(shape), 1 - rank)]) for rank, shape in enumerate(["6", "2, 3"])]
     found = find_mismatch(seen[0].failures[0], seen)
     assert found is not None
-    assert found.is_right
+    assert found.is_false_alarm
 
 
 def test_a_search_imports_nothing_of_it(mpi: Mpi, tmp_path: Path) -> None:
@@ -380,7 +382,7 @@ def test_the_middle_of_a_space_is_on_each_scale() -> None:
     space = SearchSpace(
         layers=Int(1, 5), lr=Float(1e-4, 1.0, log=True), gamma=Float(0.5, 0.75), act=Categorical("tanh", "relu", "elu")
     )
-    assert middle(space) == {"layers": 3, "lr": 0.01, "gamma": 0.625, "act": "tanh"}
+    assert make_middle_params(space) == {"layers": 3, "lr": 0.01, "gamma": 0.625, "act": "tanh"}
 
 
 def test_a_probe_sees_a_training_and_changes_nothing_of_it() -> None:
@@ -401,22 +403,22 @@ def test_a_probe_sees_a_training_and_changes_nothing_of_it() -> None:
         watched = train()
     assert watched.equal(alone)
     assert (len(module._global_forward_pre_hooks), len(optimizer._global_optimizer_post_hooks)) == before
-    seen = probe.seen
+    seen = probe.trace
     assert (seen.steps, seen.without_gradient, len(seen.shapes)) == (5, ["idle"], 7)
-    assert (dict(seen.normal), dict(seen.noisy)) == ({"BatchNorm1d": 1}, {"Dropout": 1})
+    assert (dict(seen.normalization_layers), dict(seen.random_layers)) == ({"BatchNorm1d": 1}, {"Dropout": 1})
     assert sorted(seen.weights) == [0]
     assert sorted(seen.networks) == [(0, steps, True) for steps in (0, 1, 2, 4)]
     assert seen.network_shapes == seen.shapes
     assert [len(hashes) for _, hashes in seen.samples] == [6, 6, 6, 6, 6, 2]
     assert len({one for _, hashes in seen.samples for one in hashes}) == 31, "the last two samples are alike"
     assert seen.memory > 1 << 20
-    assert Seen.from_data(through_json(seen.as_data())) == seen
+    assert Trace.from_data(send_through_json(seen.to_data())) == seen
 
 
 def test_seen_from_data_returns_what_a_trainer_has_seen() -> None:
-    seen = Seen(
+    seen = Trace(
         steps=3,
-        until=[2, 3],
+        steps_at_losses=[2, 3],
         weights={0: ((1.0, math.inf),), 1: ()},
         networks={(0, 0, True): ((1.0, math.inf),), (1, 2, False): ()},
         network_shapes=[(3, 2), ()],
@@ -425,9 +427,9 @@ def test_seen_from_data_returns_what_a_trainer_has_seen() -> None:
         shapes=[(2, 3), ()],
         sharded=True,
         without_gradient=["idle"],
-        noisy=Counter({"Dropout": 2}),
-        normal=Counter({"BatchNorm1d": 1}),
-        shared=Counter({"SyncBatchNorm": 1}),
+        random_layers=Counter({"Dropout": 2}),
+        normalization_layers=Counter({"BatchNorm1d": 1}),
+        synchronized_layers=Counter({"SyncBatchNorm": 1}),
         samples=[(0, [b"01234567", b"\0\xff234567"]), (1, [])],
         seconds=1.5,
         memory=1 << 40,
@@ -435,10 +437,10 @@ def test_seen_from_data_returns_what_a_trainer_has_seen() -> None:
         place="search.py:3",
         variables=["RANK"],
         has_children=True,
-        is_cut=True,
+        was_cut=True,
     )
-    assert vars(seen).keys() == vars(Seen()).keys()
-    assert all(value != vars(Seen())[name] for name, value in vars(seen).items()), "each field has a value to lose"
-    assert Seen.from_data(through_json(seen.as_data())) == seen
-    assert Seen.from_data(through_json(Seen().as_data())) == Seen()
-    assert Seen.from_data({}) == Seen(), "the trainer has crashed"
+    assert vars(seen).keys() == vars(Trace()).keys()
+    assert all(value != vars(Trace())[name] for name, value in vars(seen).items()), "each field has a value to lose"
+    assert Trace.from_data(send_through_json(seen.to_data())) == seen
+    assert Trace.from_data(send_through_json(Trace().to_data())) == Trace()
+    assert Trace.from_data({}) == Trace(), "the trainer has crashed"

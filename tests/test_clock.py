@@ -10,59 +10,66 @@ import optuna
 import pytest
 
 from hpo.results.reader import RunReader
-from hpo.results.summary import busy_fraction
-from hpo.text import duration
-from hpo.trackers.tracker import moment, results
-from hpo.views.details import as_json
-from hpo.views.evaluation import evaluation_lines
-from hpo.views.export import table_of
-from hpo.views.live.rows import make_columns
-from hpo.views.lookup import Lookup
-from hpo.views.page.write import render
-from hpo.views.progress import Lines
-from hpo.views.tables import print_tables, print_times
+from hpo.results.summary import compute_busy_fraction
+from hpo.text_format import format_duration
+from hpo.trackers.tracker import collect_results, find_timestamp
+from hpo.views.evaluation_details import make_json_content
+from hpo.views.evaluation_lookup import EvaluationLookup
+from hpo.views.evaluation_text import format_evaluation
+from hpo.views.export import make_evaluation_table
+from hpo.views.live.table_rows import make_columns
+from hpo.views.page.html_report import render_report
+from hpo.views.progress import ProgressLines
+from hpo.views.summary_tables import print_tables, print_times
 from hpo.views.working_time import WorkingTime
-from tests.support.runs import BEGAN, add, make_run, start
+from tests.support.runs import START_SECONDS, add_evaluation, make_run, start_session
 
 BACK = -7184.1  # seconds from the beginning of an evaluation to its end
 
 
 def test_what_ended_before_it_began_took_an_unknown_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    add(make_run(tmp_path / "run"), seconds=BACK)
+    add_evaluation(make_run(tmp_path / "run"), seconds=BACK)
     run = RunReader(tmp_path / "run")
-    (one,) = run.evaluations()
+    (one,) = run.read_evaluations()
     assert math.isnan(one.seconds)
-    assert "  best        ?  layers=1" in Lines([], 1).line(one)
-    print_tables(summary := run.summary(1), Path("run"))
+    assert "  best        ?  layers=1" in ProgressLines([], 1).format_line(one)
+    print_tables(summary := run.make_summary(1), Path("run"))
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:4:2]] == ["seconds", "?"]
     assert json.loads(json.dumps(summary, allow_nan=False))["best"]["seconds"] is None
-    details = Lookup.read(run).details(one)
-    assert as_json(details)["seconds"] is None
-    (ended,) = [line for line in evaluation_lines(details, Path("run"), "", BEGAN) if line.startswith("ended")]
+    details = EvaluationLookup.read(run).collect_details(one)
+    assert make_json_content(details)["seconds"] is None
+    (ended,) = [line for line in format_evaluation(details, Path("run"), "", START_SECONDS) if line.startswith("ended")]
     assert ended.endswith(", after an unknown time")
-    table = table_of(run)
-    assert table.rows[0][list(table.columns).index("seconds")] is None
-    cells = {column.heading: column.text(one) for column in make_columns([one], run.manifest.objectives, BEGAN)}
+    table = make_evaluation_table(run)
+    assert table.rows[0][list(table.column_types).index("seconds")] is None
+    cells = {
+        column.heading: column.format_value(one)
+        for column in make_columns([one], run.manifest.objectives, START_SECONDS)
+    }
     assert (cells["trial"], cells["loss"], cells["seconds"]) == ("0", "0.5", "")
-    page = render(run, 1, BEGAN)
+    page = render_report(run, 1, START_SECONDS)
     assert "it took an unknown time" in page
     assert "after the first evaluation began" not in page
-    assert (results(one), moment(one)) == ({"lowest_loss": 0.5}, BEGAN)
+    assert (collect_results(one), find_timestamp(one)) == ({"lowest_loss": 0.5}, START_SECONDS)
 
 
 def test_times_in_which_the_clock_was_set_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = make_run(tmp_path / "run")
     for began, seconds in ((0.0, 10.0), (100.0, BACK), (105.0, 5.0)):
-        add(record, began=BEGAN + began, seconds=seconds)
-    evaluations = RunReader(tmp_path / "run").evaluations()
+        add_evaluation(record, began=START_SECONDS + began, seconds=seconds)
+    evaluations = RunReader(tmp_path / "run").read_evaluations()
     time = WorkingTime(evaluations, None)
     assert time.total == 15
-    assert [time.at(one.ended) for one in evaluations] == [10, 0, 15]
-    assert busy_fraction(evaluations[1:2], 1, since=0.0) is None
+    assert [time.compute_seconds(one.ended) for one in evaluations] == [10, 0, 15]
+    assert compute_busy_fraction(evaluations[1:2], 1, since=0.0) is None
     print_times({"wall_seconds": BACK, "worker_busy_fraction": 0.5})
     print_times({"wall_seconds": 90.0, "worker_busy_fraction": 0.5})
     assert capsys.readouterr().out == "workers busy 50.0% of the time\n1 min 30 s, workers busy 50.0% of the time\n"
-    assert [duration(seconds) for seconds in (BACK, math.nan, 0.0)] == ["an unknown time", "an unknown time", "0.0 s"]
+    assert [format_duration(seconds) for seconds in (BACK, math.nan, 0.0)] == [
+        "an unknown time",
+        "an unknown time",
+        "0.0 s",
+    ]
 
 
 @pytest.mark.slow
@@ -84,8 +91,8 @@ def test_what_another_study_has_of_it_is_taken_over_without_a_time(tmp_path: Pat
     told.datetime_complete = told.datetime_start.replace(year=2001)
     before = optuna.create_study(study_name="before", storage=f"sqlite:///{tmp_path}/before.db")
     before.add_trial(told)
-    record = start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/before.db").open_record()
-    (taken,) = record.evaluations()
+    record = start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/before.db").open_record()
+    (taken,) = record.read_evaluations()
     assert taken.loss == 0.5
     assert math.isnan(taken.seconds)
     assert "seconds" not in record.study.trials[0].user_attrs

@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation import SimulatedIslands, simulate
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
-from hpo.breeding.names import OF_NUMBERS, PROPAGATORS
-from hpo.breeding.past import Past
+from hpo.breeding.evaluation_history import EvaluationHistory
+from hpo.breeding.propagator_names import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.breeding.surrogate import Surrogate
 from hpo.parameters import Parameter
-from hpo.problem import AskedConstraints, dump_space, load_space
+from hpo.problem import RemoteConstraints, dump_space, load_space
 from hpo.store.evaluations import Evaluation
-from hpo.trainer.constraints import answer
+from hpo.trainer.constraint_server import answer_constraint_request
 from tests.searches.conditional import space as CONDITIONAL
-from tests.support.in_process import through_json
+from tests.support.in_process_template import send_through_json
 from tests.support.launch import PROGRAM, SEARCHES, Mpi, run_hpo
-from tests.support.outcome import finished, trials_of
+from tests.support.run_output import find_complete_losses, load_trials
 
 SPACE = SearchSpace(
     optimizer=Categorical("sgd", "adam"),
@@ -111,25 +111,25 @@ def test_conditions_are_told_and_the_same_in_each_process() -> None:
     parameter = Ordinal(1, 2, when=MappingProxyType(numbers))
     assert repr(parameter) == "Ordinal(1, 2, when={'a': 2, 'b': [1, 3], 'c': [0.5, 1.5]})"
     space = SearchSpace(a=Int(1, 3), b=Int(1, 3), c=Float(0.5, 2.5, step=1), d=parameter)
-    assert len(space.everything or []) == 3 * 3 * 3 + 1 * 2 * 2
+    assert len(space.all_individuals or []) == 3 * 3 * 3 + 1 * 2 * 2
 
 
 @given(st.lists(st.floats(0, 1), min_size=7, max_size=7))
 def test_genes_tell_what_exists(draws: list[float]) -> None:
-    past = Past(SPACE, list)
+    past = EvaluationHistory(SPACE, list)
     width = past.high - past.low
     genes = past.low + np.where(past.continuous, np.array(draws) * width, np.round(np.array(draws) * width))
     params = SPACE.decode(dict(zip(SPACE.parameters, genes.tolist(), strict=True)))
-    told = [name for name, exists in zip(SPACE.parameters, past.existing(genes[None])[0], strict=True) if exists]
+    told = [name for name, exists in zip(SPACE.parameters, past.find_active(genes[None])[0], strict=True) if exists]
     assert told == list(params)
 
 
 def test_what_a_logarithmic_integer_decides_exists_too() -> None:
     space = SearchSpace(a=Int(1, 1000, log=True), b=Int(1, 2, when={"a": range(500, 600)}))
-    past = Past(space, list)
+    past = EvaluationHistory(space, list)
     for a in (1, 499, 500, 599, 600, 1000):
-        genes = past.rounded(np.array([[math.log(a + 0.4), 1.0]]))
-        assert past.existing(genes).tolist() == [[True, 500 <= a < 600]]
+        genes = past.round_genes(np.array([[math.log(a + 0.4), 1.0]]))
+        assert past.find_active(genes).tolist() == [[True, 500 <= a < 600]]
         assert space.decode({"a": genes[0, 0], "b": 1})["a"] == a
 
 
@@ -140,14 +140,14 @@ def test_all_individuals_are_counted_and_listed_once() -> None:
         c=Ordinal(1, 2, 4, when={"b": [1, 2]}),
         d=Int(10, 30, step=10, when={"a": ["x", "y"]}),
     )
-    everything = space.everything or []
+    everything = space.all_individuals or []
     assert len(everything) == (2 * 3 + 3) * 3 + 3 + 1
     assert len({tuple(params.items()) for params in everything}) == len(everything)
     for params in everything:
         space.check(params)
     space = SearchSpace(**space.parameters)
     space.require(lambda p: p["b"] != p["c"], "b and c differ")
-    assert len(space.everything or []) == (2 * 3 + 3 - 2) * 3 + 3 + 1
+    assert len(space.all_individuals or []) == (2 * 3 + 3 - 2) * 3 + 3 + 1
 
 
 @pytest.mark.parametrize(
@@ -161,12 +161,12 @@ def test_all_individuals_are_counted_and_listed_once() -> None:
 )
 def test_what_cannot_be_listed_is_known_to_be_much(parameters: dict[str, Parameter]) -> None:
     space = SearchSpace(**parameters)
-    assert space.everything is None
+    assert space.all_individuals is None
     space = SearchSpace(**parameters)
     space.require(lambda p: p["a"] % 2 == 0, "a is even")
-    space.check_rules()
-    assert space.everything is None
-    assert Past(space, list).draw_new(random.Random(0)) is not None
+    space.check_constraints()
+    assert space.all_individuals is None
+    assert EvaluationHistory(space, list).draw_new(random.Random(0)) is not None
 
 
 def test_listing_ends_where_a_rule_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_listing_ends_where_a_rule_is_slow(monkeypatch: pytest.MonkeyPatch) -> N
     space = SearchSpace(a=Int(1, 10), b=Int(1, 10))
     space.require(obeys, "a is at most b")
     monkeypatch.setattr("hpo.space._MOST_SECONDS", 0.1)
-    assert space.everything is None
+    assert space.all_individuals is None
 
 
 def test_everything_is_drawn_and_nothing_else() -> None:
@@ -185,7 +185,7 @@ def test_everything_is_drawn_and_nothing_else() -> None:
     space.require(lambda p: p["b"] > 1, "b is larger")
     rng = random.Random(0)
     drawn = {tuple(space.draw(rng).items()) for _ in range(500)}
-    assert drawn == {tuple(params.items()) for params in space.everything or ()}
+    assert drawn == {tuple(params.items()) for params in space.all_individuals or ()}
     assert {params["b"] for params in (space.draw(rng, {"c": 0.1, "a": "x"}) for _ in range(50))} == {2, 3}
     for _ in range(20):
         assert space.draw(rng, {"b": 3})["a"] == "x", "where that is given which needs it"
@@ -211,7 +211,7 @@ class Elsewhere:
     def __call__(self, **content: Any) -> dict[str, Any]:
         """Answer a request."""
         file: Any = SimpleNamespace(space=self._space)
-        answered = dict(through_json(answer(file, through_json(content))))
+        answered = dict(send_through_json(answer_constraint_request(file, send_through_json(content))))
         if "violated" in answered:
             self.batches.append(len(answered["violated"]))
         self.checks += "problem" in answered
@@ -221,35 +221,39 @@ class Elsewhere:
 def delegated(space: SearchSpace) -> tuple[SearchSpace, Elsewhere]:
     """Return a space as a rank has it, and what answers for its rules."""
     elsewhere = Elsewhere(space)
-    return load_space(through_json(dump_space(space)), AskedConstraints(elsewhere)), elsewhere
+    return load_space(send_through_json(dump_space(space)), RemoteConstraints(elsewhere)), elsewhere
 
 
 @pytest.mark.parametrize("space", [SPACE, CONDITIONAL])
 def test_delegated_space_is_as_its_own(space: SearchSpace) -> None:
     there, _ = delegated(space)
-    assert (there.describe(), there.conditions, there.rules) == (space.describe(), space.conditions, space.rules)
+    assert (there.describe(), there.conditions, there.constraint_texts) == (
+        space.describe(),
+        space.conditions,
+        space.constraint_texts,
+    )
     drawn = [space.draw(rng) for rng in map(random.Random, range(200))]
     assert [there.draw(rng) for rng in map(random.Random, range(200))] == drawn
     wrong = [{**params, "width": 16, "heads": 3, "nesterov_from": 7} for params in drawn]
     assert there.find_mistakes([*drawn, *wrong]) == space.find_mistakes([*drawn, *wrong])
-    assert there.allowed(wrong) == space.allowed(wrong) == [there.allows(params) for params in wrong]
-    there.check_rules()
+    assert there.are_allowed(wrong) == space.are_allowed(wrong) == [there.allows(params) for params in wrong]
+    there.check_constraints()
     with pytest.raises(ValueError, match="unknown parameter 'e'"):
         there.draw(random.Random(0), {"e": 3})
 
 
 def test_delegated_rules_are_asked_in_few_batches() -> None:
     space, asked = delegated(CONDITIONAL)
-    space.check_rules()
+    space.check_constraints()
     assert (asked.checks, asked.batches) == (1, [])
     space.draw(random.Random(0), {"width": 240, "heads": 15})
     assert asked.batches == [1]
-    drawn = [params for _, params in zip(range(2500), space.draws(random.Random(0)), strict=False)]
+    drawn = [params for _, params in zip(range(2500), space.iterate_draws(random.Random(0)), strict=False)]
     asked.batches.clear()
     assert set(space.find_mistakes(drawn)) == {""}
     assert asked.batches == [1000, 1000, 500]
     asked.batches.clear()
-    assert space.allowed([]) == []
+    assert space.are_allowed([]) == []
     assert space.find_mistakes([{}]) == ["parameter 'optimizer' is missing"]
     assert asked.batches == []
     rare, asked = delegated(ruled(lambda p: p["a"] > 5))
@@ -263,30 +267,34 @@ def test_space_without_rules_asks_nothing_and_draws_one_by_one() -> None:
     def never(**_: Any) -> dict[str, Any]:
         raise AssertionError
 
-    space = load_space(through_json(dump_space(SPACE)), AskedConstraints(never))
-    space.check_rules()
-    assert space.everything is None
-    past, rng, other = Past(space, list), random.Random(0), random.Random(0)
-    assert past.draw_new(rng) == SPACE._draw_any(other)
-    assert space.draw(rng, {"layers": 2}) == SPACE._draw_any(other, {"layers": 2})
+    space = load_space(send_through_json(dump_space(SPACE)), RemoteConstraints(never))
+    space.check_constraints()
+    assert space.all_individuals is None
+    past, rng, other = EvaluationHistory(space, list), random.Random(0), random.Random(0)
+    assert past.draw_new(rng) == SPACE._draw_unconstrained(other)
+    assert space.draw(rng, {"layers": 2}) == SPACE._draw_unconstrained(other, {"layers": 2})
     assert rng.getstate() == other.getstate(), "no more is drawn than today"
     genes = np.array([list(SPACE.encode(SPACE.draw(rng)).values()) for _ in range(9)])
-    assert list(past.allowed(genes, range(9))) == list(range(9))
+    assert list(past.iterate_allowed(genes, range(9))) == list(range(9))
 
 
 def test_delegated_space_lists_everything() -> None:
     space = SearchSpace(a=Int(1, 60), b=Int(1, 60), c=Int(1, 3, when={"a": [1, 2]}))
     space.require(lambda p: p["a"] <= p["b"], "a is at most b")
     there, asked = delegated(space)
-    assert there.everything == space.everything
-    assert len(there.everything or []) == 60 * 61 // 2 + 2 * (60 + 59)
+    assert there.all_individuals == space.all_individuals
+    assert len(there.all_individuals or []) == 60 * 61 // 2 + 2 * (60 + 59)
     assert asked.batches == [*(2**n for n in range(10)), 1000, 1000, 58 * 60 + 2 * 60 * 3 - 3023]
 
 
 def test_space_without_constraints_cannot_be_asked() -> None:
     space = load_space(dump_space(CONDITIONAL))
     assert space.decode(space.encode(CONDITIONAL.draw(random.Random(0))))
-    for ask in (space.check_rules, lambda: space.draw(random.Random(0)), lambda: space.everything or space.allows({})):
+    for ask in (
+        space.check_constraints,
+        lambda: space.draw(random.Random(0)),
+        lambda: space.all_individuals or space.allows({}),
+    ):
         with pytest.raises(RuntimeError, match="no process answers for the rules"):
             ask()
 
@@ -340,9 +348,9 @@ def ruled(rule: Any, text: Any = "the rule") -> SearchSpace:
 )
 def test_a_rule_that_cannot_be_is_named(rule: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ruled(rule).check_rules()
+        ruled(rule).check_constraints()
     with pytest.raises(ValueError, match=message):
-        delegated(ruled(rule))[0].check_rules()
+        delegated(ruled(rule))[0].check_constraints()
 
 
 def test_rules_that_leave_next_to_nothing_are_named_with_what_each_leaves() -> None:
@@ -350,7 +358,7 @@ def test_rules_that_leave_next_to_nothing_are_named_with_what_each_leaves() -> N
     space.require(lambda p: p["a"] == p["b"], "a is b")
     space.require(lambda p: p["b"] == p["c"], "b is c")
     with pytest.raises(ValueError, match=r"leave next to nothing: .* [1-9] obey .*\('a is b' \d+, 'b is c' \d+\)"):
-        space.check_rules()
+        space.check_constraints()
 
 
 def test_rules_demand_nothing_of_what_does_not_exist_and_may_do_what_they_like() -> None:
@@ -359,7 +367,7 @@ def test_rules_demand_nothing_of_what_does_not_exist_and_may_do_what_they_like()
         lambda p: np.bool_(p["a"] < 3),
         lambda p: p.pop("a") < 4 and p.pop("b") < 4,
     ):
-        ruled(rule).check_rules()
+        ruled(rule).check_constraints()
     space = ruled(lambda p: p["c"] > 2, "c is large")
     space.check({"a": 1, "b": 1, "o": "y", "d": 1})
     with pytest.raises(ValueError, match="c is large, but got"):
@@ -372,7 +380,7 @@ def test_rules_demand_nothing_of_what_does_not_exist_and_may_do_what_they_like()
 @pytest.mark.parametrize("name", PROPAGATORS)
 def test_propagators_obey_rules_and_breed_nothing_twice(name: str) -> None:
     space = CONDITIONAL
-    if name in OF_NUMBERS:
+    if name in NUMERIC_PROPAGATORS:
         space = SearchSpace(
             layers=Int(1, 3),
             width=Int(8, 64, step=8),
@@ -410,7 +418,7 @@ def test_what_has_one_value_is_no_obstacle(name: str) -> None:
 def test_few_individuals_that_rules_leave_among_many_are_all_found(name: str) -> None:
     space = SearchSpace(a=Int(1, 250), b=Int(1, 150), kind=Categorical("x", "y", when={"a": [7, 8]}))
     space.require(lambda p: p["a"] == p["b"] and p["a"] < 50, "a is b, and small")
-    space.check_rules()
+    space.check_constraints()
     started = []
 
     def evaluate(params: dict[str, Any]) -> tuple[float, float]:
@@ -418,7 +426,7 @@ def test_few_individuals_that_rules_leave_among_many_are_all_found(name: str) ->
         return abs(params["a"] - 7.0), 1.0
 
     simulate(SimulatedIslands(space, [name], 2, 0), evaluate, 51)
-    assert len(set(started)) == 51 == len(space.everything or [])
+    assert len(set(started)) == 51 == len(space.all_individuals or [])
 
 
 def test_the_surrogate_sees_no_genes_of_what_does_not_exist() -> None:
@@ -431,9 +439,9 @@ def test_the_surrogate_sees_no_genes_of_what_does_not_exist() -> None:
         params = space.draw(rng)
         loss = float(params["x"]) + (10 * abs(float(params["y"]) - 0.2) if "y" in params else 1.0)
         news.append(Evaluation(trial, "complete", loss, params, 0, 0, trial))
-    past = Past(space, lambda: news)
+    past = EvaluationHistory(space, lambda: news)
     past.update()
-    merits_of = Surrogate(past, np.random.default_rng(0)).learn(past.founders())
+    merits_of = Surrogate(past, np.random.default_rng(0)).learn(past.make_founder_sample())
     off = merits_of(np.array([[1, 0.31, y, 1] for y in (0.0, 0.2, 0.7)]))
     on = merits_of(np.array([[0, 0.31, y, 1] for y in (0.0, 0.2, 0.7)]))
     assert off == pytest.approx(off[0])
@@ -448,11 +456,11 @@ def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path:
         {"nesterov_from": 7},
     ]
     (tmp_path / "given.json").write_text(json.dumps(given))
-    first = mpi.run(3, *arguments, "--evaluations", 25, "--start-with", "given.json", cwd=tmp_path)
+    first = mpi.run(3, *arguments, "--evaluations", 25, "--enqueue", "given.json", cwd=tmp_path)
     assert (first.returncode, first.stderr) == (0, "")
     again = mpi.run(2, *arguments, "--evaluations", 60, "--resume", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert len(trials) == 60
     for trial in trials:
         CONDITIONAL.check(trial.params)
@@ -479,11 +487,11 @@ def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path:
     refused = mpi.run(2, *stricter, "--run-dir", "run", "--resume", cwd=tmp_path)
     assert refused.returncode == 2
     assert re.search(
-        r": only sgd, but got .*; if this rule is new, start another run with --start-from run$", refused.stderr
+        r": only sgd, but got .*; if this rule is new, start another run with --warm-start run$", refused.stderr
     )
-    new = mpi.run(2, *stricter, "--run-dir", "new", "--evaluations", 2, "--start-from", "run", cwd=tmp_path)
+    new = mpi.run(2, *stricter, "--run-dir", "new", "--evaluations", 2, "--warm-start", "run", cwd=tmp_path)
     assert (new.returncode, new.stderr) == (0, "")
-    taken = [trial for trial in trials_of(tmp_path / "new") if "origin" in trial.user_attrs]
+    taken = [trial for trial in load_trials(tmp_path / "new") if "imported_from" in trial.user_attrs]
     assert len(taken) == sum(trial.params["optimizer"] == "sgd" for trial in trials)
 
 
@@ -544,4 +552,4 @@ def test_rule_that_crashes_again_ends_the_run(mpi: Mpi, tmp_path: Path) -> None:
     assert re.findall("^error: .*", job.stderr, re.MULTILINE) == [
         "error: the rules of the search space cannot be asked: the trainer was ended by SIGSEGV"
     ]
-    assert len(finished(trials_of(tmp_path / "run"))) == 4, "it was asked again after its first crash"
+    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 4, "it was asked again after its first crash"

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from scipy.stats import t
 
-from hpo.results.confirmation import as_good_within, compare, count_seeds_needed
+from hpo.results.confirmation import compare_confirmed, compute_margin, count_seeds_needed
 from hpo.store.evaluations import Evaluation
-from hpo.views.confirmed import confirmed_sentences
-from tests.support.evaluations import one
+from hpo.views.confirmation_text import describe_confirmed
+from tests.support.evaluations import make_evaluation
 
 
 def confirmation(trial: int, seed: int, loss: float, state: str = "complete") -> Evaluation:
-    return one(0, state, loss=loss, confirms=trial, seed=seed)
+    return make_evaluation(0, state, loss=loss, confirms=trial, seed=seed)
 
 
 def confirmations(groups: Sequence[Sequence[float]]) -> list[Evaluation]:
@@ -27,14 +27,14 @@ def confirmations(groups: Sequence[Sequence[float]]) -> list[Evaluation]:
 
 
 def sentences(groups: Sequence[Sequence[float]]) -> list[str]:
-    entries = compare(confirmations(groups))
-    summary = {"confirmed": entries, "as_good_within": as_good_within(entries), "seed_noise": None}
-    return confirmed_sentences(summary, [f"trial {entry['trial']}" for entry in entries])
+    entries = compare_confirmed(confirmations(groups))
+    summary = {"confirmed": entries, "as_good_within": compute_margin(entries), "seed_noise": None}
+    return describe_confirmed(summary, [f"trial {entry['trial']}" for entry in entries])
 
 
 def test_compare_ranks_by_failures_and_mean() -> None:
     losses = {4: [1.0, 1.1, 1.3], 2: [1.2, 0.9, 1.4], 9: [2.0, 2.5, 2.2], 7: [0.1, 0.2]}
-    entries = compare(
+    entries = compare_confirmed(
         [
             *(confirmation(trial, seed, loss) for trial, some in losses.items() for seed, loss in enumerate(some)),
             confirmation(7, 2, math.inf, "failed"),
@@ -57,28 +57,28 @@ def test_compare_ranks_by_failures_and_mean() -> None:
     between = statistics.mean(losses[9]) - statistics.mean(losses[2])
     assert bounds[2] == pytest.approx(max(width[9] + above[9], width_of_both + between))
     assert bounds[3] is None
-    assert as_good_within(entries) == pytest.approx(math.sqrt(min(variances[4], pooled)))
+    assert compute_margin(entries) == pytest.approx(math.sqrt(min(variances[4], pooled)))
 
 
 def test_compare_ranks_individuals_with_fewer_seeds_last() -> None:
-    entries = compare(confirmations([[0.52, 0.5, 0.53], [0.55, 0.53, 0.52], [0.47]]))
+    entries = compare_confirmed(confirmations([[0.52, 0.5, 0.53], [0.55, 0.53, 0.52], [0.47]]))
     assert [entry["trial"] for entry in entries] == [0, 1, 2], "one loss may be low by luck"
     assert [entry["may_be_best"] for entry in entries] == [True, True, None]
 
 
 def test_compare_without_randomness_or_with_single_losses(recwarn: pytest.WarningsRecorder) -> None:
-    entries = compare(confirmations([[0.3, 0.1 + 0.2], [0.3, 0.3], [0.4, 0.4]]))
+    entries = compare_confirmed(confirmations([[0.3, 0.1 + 0.2], [0.3, 0.3], [0.4, 0.4]]))
     assert [entry["may_be_best"] for entry in entries] == [True, True, False]
     assert [entry["as_good"] for entry in entries] == [True, True, False]
     assert entries[2]["worse_by_at_most"] == pytest.approx(0.1)
     for few in ([[1.0], [2.0]], [[1.0, 2.0], [2.0]], [[1.0, 2.0]]):
-        entries = compare(confirmations(few))
+        entries = compare_confirmed(confirmations(few))
         assert {entry["worse_by_at_most"] for entry in entries} == {None}
         assert not any(entry["as_good"] for entry in entries)
-        assert as_good_within(entries) is None
-    assert compare([]) == []
-    huge = compare(confirmations([[1e300, 2e300], [2e300, 4e300]]))
-    usual = compare(confirmations([[1.0, 2.0], [2.0, 4.0]]))
+        assert compute_margin(entries) is None
+    assert compare_confirmed([]) == []
+    huge = compare_confirmed(confirmations([[1e300, 2e300], [2e300, 4e300]]))
+    usual = compare_confirmed(confirmations([[1.0, 2.0], [2.0, 4.0]]))
     assert huge[1]["worse_by_at_most"] == pytest.approx(1e300 * usual[1]["worse_by_at_most"])
     assert not recwarn.list
 
@@ -102,11 +102,11 @@ def test_seeds_needed_show_that_the_first_is_as_good() -> None:
         steps = [place - (count - 1) / 2 for place in range(count)]
         return [mean + step / statistics.stdev(steps) for step in steps]
 
-    needed = count_seeds_needed(compare(confirmations([spread(1.0, 3), spread(1.2, 3)])), 30)
+    needed = count_seeds_needed(compare_confirmed(confirmations([spread(1.0, 3), spread(1.2, 3)])), 30)
     assert needed is not None
-    assert not compare(confirmations([spread(1.0, needed - 1), spread(1.2, needed - 1)]))[0]["as_good"]
-    assert compare(confirmations([spread(1.0, needed), spread(1.2, needed)]))[0]["as_good"]
-    assert count_seeds_needed(compare(confirmations([spread(1.0, 3), spread(1.2, 3)])), needed - 1) is None
+    assert not compare_confirmed(confirmations([spread(1.0, needed - 1), spread(1.2, needed - 1)]))[0]["as_good"]
+    assert compare_confirmed(confirmations([spread(1.0, needed), spread(1.2, needed)]))[0]["as_good"]
+    assert count_seeds_needed(compare_confirmed(confirmations([spread(1.0, 3), spread(1.2, 3)])), needed - 1) is None
 
 
 ALIKE = [1.0] * 10
@@ -126,7 +126,7 @@ def test_compare_holds_in_simulated_runs(means: list[float], deviations: list[fl
     """The bounds hold in 95% of the runs; a trial five deviations worse is never as good, an equal one may be best."""
     runs, rng = 150, random.Random(0)
     drawn = [
-        compare(
+        compare_confirmed(
             confirmations([[rng.gauss(m, s) for _ in range(seeds)] for m, s in zip(means, deviations, strict=True)])
         )
         for _ in range(runs)

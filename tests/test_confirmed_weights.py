@@ -13,29 +13,29 @@ from typing import Any
 import pytest
 import torch
 
-from hpo.evaluation.keeper import WeightsKeeper
-from hpo.results.confirmation import plan_of
+from hpo.evaluation.weights_saver import WeightsSaver
+from hpo.results.confirmation import make_plan
 from hpo.results.reader import RunReader
-from hpo.run.handover import hand_over
+from hpo.run.finalize import finalize_run
+from hpo.store.checkpoints import CheckpointStore
 from hpo.store.claims import Claims
 from hpo.store.evaluations import Assignment, Evaluation
-from hpo.store.log import Log
+from hpo.store.output_log import OutputLog
 from hpo.store.record import Record
-from hpo.store.recorder import Direct, Recorder
 from hpo.store.run_dir import RunDir
-from hpo.store.states import States
-from hpo.store.weights import ConfirmedWeights, draft_of, read_about, read_weights
-from hpo.store.writer import Writer
+from hpo.store.study_client import DirectConnection, StudyClient
+from hpo.store.study_writer import StudyWriter
+from hpo.store.weights import ConfirmedWeights, make_weights_draft_path, read_weights, read_weights_info
 from hpo.trainer.search_file import load_search_file
-from hpo.views.page.write import render
-from tests.support.in_process import problem_of, run_test_of
+from hpo.views.page.html_report import render_report
+from tests.support.in_process_template import load_problem, make_run_test
 from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, run_hpo
-from tests.support.outcome import trials_of
+from tests.support.run_output import load_trials
 from tests.support.runs import make_run
-from tests.support.writing import Leading, holding, writer_of
+from tests.support.writer_stubs import LeaderStub, make_trainer_stub, make_writer
 
 LUCKY = SEARCHES / "lucky.py"
-PROBLEM = problem_of(LUCKY)
+PROBLEM = load_problem(LUCKY)
 KINDS = ("lucky", "steady")  # trials 0 and 1
 SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
 
@@ -46,23 +46,23 @@ class Run:
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = dict(settings or {})
         space = PROBLEM.space.describe()
-        record = make_run(path, PROBLEM.space, confirm=2, settings=self.settings, budget=2)
-        leading = Leading(writer_of(record, path, space=PROBLEM.space), settings=self.settings)
+        record = make_run(path, PROBLEM.space, confirm_seeds=2, settings=self.settings, budget=2)
+        leading = LeaderStub(make_writer(record, path, space=PROBLEM.space), settings=self.settings)
         for kind, loss in zip(KINDS, (0.1, 0.5), strict=True):
             leading.complete(leading.begin({"kind": kind}), loss, {"seed": torch.tensor([0])})
         self.path, self.files = path, RunDir(path)
-        self.plan, self.best = plan_of(self.files.manifest()), record.evaluations()
+        self.plan, self.best = make_plan(self.files.read_manifest()), record.read_evaluations()
         self.confirming = Record.create(self.files.journal, "run-confirm", space, confirms="run")
-        total = self.plan.begin(self.confirming, self.best, PROBLEM.space)
-        self.writer = Writer(
+        total = self.plan.enqueue_planned(self.confirming, self.best, PROBLEM.space)
+        self.writer = StudyWriter(
             self.confirming,
-            Claims(self.confirming, PROBLEM.space.distributions(), total),
-            Log(self.files.printed),
-            States(self.files.states),
+            Claims(self.confirming, PROBLEM.space.make_distributions(), total),
+            OutputLog(self.files.get_log_path),
+            CheckpointStore(self.files.checkpoints),
             weights=ConfirmedWeights(self.files, self.settings),
         )
-        self.recorder = Recorder(Direct(self.writer), record.objectives)
-        self.keeper = WeightsKeeper(self.recorder, self.settings)
+        self.recorder = StudyClient(DirectConnection(self.writer), record.objectives)
+        self.keeper = WeightsSaver(self.recorder, self.settings)
 
     def claim(self) -> Assignment:
         assignment = self.recorder.claim_waiting(island=0, worker=0, generation=0)
@@ -72,18 +72,18 @@ class Run:
     def complete(self, loss: float, assignment: Assignment | None = None) -> bool:
         """Complete the next confirmation, and return whether its weights were wanted."""
         assignment = assignment or self.claim()
-        wants = self.keeper.wants(assignment, loss, {})
+        wants = self.keeper.is_wanted(assignment, loss, {})
         self.recorder.complete(assignment, loss, 1.0, {})
         if wants:
-            self.keeper.keep(assignment, holding({"seed": torch.tensor([assignment.seed])}))
+            self.keeper.save_weights(assignment, make_trainer_stub({"seed": torch.tensor([assignment.seed])}))
         return wants
 
     def hand_over(self) -> None:
-        hand_over(self.path, None, PROBLEM, run_test_of(load_search_file(LUCKY).bound([])))
+        finalize_run(self.path, None, PROBLEM, make_run_test(load_search_file(LUCKY).bind_settings([])))
 
     def kept(self, trial: int) -> int | None:
         """Return the confirmation whose weights are kept of an individual."""
-        about = read_about(self.files.confirmed / f"{trial}.safetensors")
+        about = read_weights_info(self.files.confirmed_weights / f"{trial}.safetensors")
         return about.confirmation if about else None
 
 
@@ -98,12 +98,12 @@ def test_confirmed_weights_are_those_of_the_lowest_loss_of_each(tmp_path: Path) 
     assert run.complete(0.6)
     assert run.complete(0.5)
     assert (run.kept(0), run.kept(1)) == (0, 3)
-    assert names(run.files.confirmed) == ["0.safetensors", "1.safetensors"]
-    weights = read_weights(run.files.confirmed / "1.safetensors")
+    assert names(run.files.confirmed_weights) == ["0.safetensors", "1.safetensors"]
+    weights = read_weights(run.files.confirmed_weights / "1.safetensors")
     assert weights is not None
     assert (weights.trial, weights.params) == (1, {"kind": "steady"})
-    assert weights.state["seed"].item() == run.plan.seeds(1)[1]
-    best = read_weights(run.files.weights)
+    assert weights.state["seed"].item() == run.plan.draw_seeds(1)[1]
+    best = read_weights(run.files.best_weights)
     assert best is not None
     assert best.trial == 0, "the best of the search keeps its own"
 
@@ -111,12 +111,12 @@ def test_confirmed_weights_are_those_of_the_lowest_loss_of_each(tmp_path: Path) 
 def test_confirmed_weights_if_another_worker_is_faster(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     first, second = run.claim(), run.claim()
-    assert run.keeper.wants(first, 0.9, {})
+    assert run.keeper.is_wanted(first, 0.9, {})
     assert run.complete(0.8, second)
     run.recorder.complete(first, 0.9, 1.0, {})
-    run.keeper.keep(first, holding({"seed": torch.tensor([1])}))
+    run.keeper.save_weights(first, make_trainer_stub({"seed": torch.tensor([1])}))
     assert run.kept(0) == second.number
-    assert names(run.files.confirmed) == ["0.safetensors"]
+    assert names(run.files.confirmed_weights) == ["0.safetensors"]
 
 
 @pytest.mark.parametrize("is_damaged", [True, False])
@@ -124,10 +124,10 @@ def test_confirmed_weights_replace_damaged_and_outdated_ones(tmp_path: Path, is_
     run = Run(tmp_path / "run")
     assert run.complete(0.9)
     if is_damaged:
-        (run.files.confirmed / "0.safetensors").write_bytes(b"\x00" * 9)
+        (run.files.confirmed_weights / "0.safetensors").write_bytes(b"\x00" * 9)
     else:
         run.writer.weights = ConfirmedWeights(run.files, {"epochs": 9})
-        run.writer.weights._evaluations = {one.trial: one for one in run.confirming.evaluations()}
+        run.writer.weights._evaluations = {one.trial: one for one in run.confirming.read_evaluations()}
     assert run.complete(0.95)
     assert run.kept(0) == 1
 
@@ -136,16 +136,16 @@ def test_hand_over_tests_the_confirmed_winner_and_says_so(tmp_path: Path, capsys
     run = Run(tmp_path / "run")
     for loss in (0.9, 0.95, 0.55, 0.5):
         run.complete(loss)
-    (run.files.confirmed / draft_of(Path("1.safetensors"), 7)).write_bytes(b"left by a crash")
+    (run.files.confirmed_weights / make_weights_draft_path(Path("1.safetensors"), 7)).write_bytes(b"left by a crash")
     run.hand_over()
-    seed, path = run.plan.seeds(1)[1], run.files.confirmed / "1.safetensors"
+    seed, path = run.plan.draw_seeds(1)[1], run.files.confirmed_weights / "1.safetensors"
     out = capsys.readouterr().out
     assert (
         f"On test data, which the search has not seen, the network of trial 1 with seed {seed} (confirm-3) has seed "
         f"{seed}\nTrial 1 has the lowest mean loss over other seeds. Of its networks, the one with the lowest "
         f"validation loss, 0.5, was tested: {path}\n"
     ) in out
-    assert names(run.files.confirmed) == ["1.safetensors"], "only the winner keeps its weights"
+    assert names(run.files.confirmed_weights) == ["1.safetensors"], "only the winner keeps its weights"
     test = json.loads(run.files.test_json.read_text())
     assert (test["trial"], test["confirmation"], test["metrics"]) == (1, 3, {"seed": seed})
     run.hand_over()
@@ -156,7 +156,7 @@ def test_hand_over_tests_the_confirmed_winner_and_says_so(tmp_path: Path, capsys
         f"on test data, with the weights of confirm-3: seed={seed}\n"
         f"its weights: {path} (seed {seed}, loss 0.5)\n"
     )
-    page = render(RunReader(run.path), 10, time.time())
+    page = render_report(RunReader(run.path), 10, time.time())
     assert f"<code>confirmed/1.safetensors</code> in the run's directory: those of seed {seed}" in page
     assert "with the network that confirm-3 has trained with another seed" in page
 
@@ -170,7 +170,7 @@ def test_hand_over_if_the_search_has_the_best_network_tests_it(
     run.hand_over()
     out = capsys.readouterr().out
     assert "the network of trial 0 has seed 0\n" in out
-    assert f"validation loss, 0.1, was tested: {run.files.weights}\n" in out
+    assert f"validation loss, 0.1, was tested: {run.files.best_weights}\n" in out
     assert "trained again with 2 other seeds: mean loss 0.225" in run_hpo("best", run.path).stderr
 
 
@@ -178,11 +178,11 @@ def test_hand_over_without_weights_of_the_winner_says_so(tmp_path: Path, capsys:
     run = Run(tmp_path / "run")
     for loss in (0.9, 0.95, 0.55, 0.5):
         run.complete(loss)
-    (run.files.confirmed / "1.safetensors").unlink()
+    (run.files.confirmed_weights / "1.safetensors").unlink()
     run.hand_over()
     assert (
         "No network was tested: trial 1 has the lowest mean loss over other seeds, but no weights of it are kept; "
-        f"those of trial 0 are in {run.files.weights}\n"
+        f"those of trial 0 are in {run.files.best_weights}\n"
     ) in capsys.readouterr().out
     assert not run.files.test_json.exists()
 
@@ -195,12 +195,12 @@ def test_hand_over_before_all_are_confirmed_keeps_all_weights(
         run.complete(loss)
     run.hand_over()
     assert "the network of trial 0 has seed 0\n" in capsys.readouterr().out
-    assert names(run.files.confirmed) == ["0.safetensors", "1.safetensors"]
+    assert names(run.files.confirmed_weights) == ["0.safetensors", "1.safetensors"]
     assert "trained again" not in run_hpo("best", run.path).stderr
 
 
 def test_resume_after_a_crash_in_test_tests_the_confirmed_winner(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, LUCKY, "--run-dir", "run", "--evaluations", 2, "--confirm", 2, "--resume", *ALONE]
+    arguments = [PROGRAM, LUCKY, "--run-dir", "run", "--evaluations", 2, "--confirm-seeds", 2, "--resume", *ALONE]
     (tmp_path / "wait").touch()
     job = mpi.start(1, *arguments, cwd=tmp_path)
     deadline = time.monotonic() + 90
@@ -213,7 +213,9 @@ def test_resume_after_a_crash_in_test_tests_the_confirmed_winner(mpi: Mpi, tmp_p
     (tmp_path / "wait").unlink()
     end = mpi.run(1, *arguments, cwd=tmp_path)
     assert (end.returncode, end.stderr) == (0, "")
-    confirmations = [trial for trial in trials_of(tmp_path / "run", "run-confirm") if trial.params["kind"] == "steady"]
+    confirmations = [
+        trial for trial in load_trials(tmp_path / "run", "run-confirm") if trial.params["kind"] == "steady"
+    ]
     assert len(confirmations) == 2, "nothing is trained again"
     lowest = min(confirmations, key=lambda trial: trial.values[0])
     seed = lowest.user_attrs["seed"]
@@ -232,14 +234,23 @@ def test_script_confirmed_with_other_seeds_keeps_its_network(mpi: Mpi, tmp_path:
         "hpo.offer_weights({'seed': torch.tensor([args.seed])})\n"
         "hpo.report(0.1 if args.kind == 'lucky' and args.seed == 0 else usual)\n"
     )
-    options = ["--space", "kind=Categorical('lucky', 'steady')", "--evaluations", 2, "--confirm", 2, "--run-dir", "run"]
+    options = [
+        "--space",
+        "kind=Categorical('lucky', 'steady')",
+        "--evaluations",
+        2,
+        "--confirm-seeds",
+        2,
+        "--run-dir",
+        "run",
+    ]
     job = mpi.run(1, *SEARCH, *options, *ALONE, "--", "train.py", "--seed", "{seed}", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     run = RunReader(tmp_path / "run")
-    winner = run.winner()
+    winner = run.find_winner()
     assert winner is not None
     assert winner.params == {"kind": "steady"}
-    own = [one for one in run.confirmations() if one.confirms == winner.trial]
+    own = [one for one in run.read_confirmations() if one.confirms == winner.trial]
     lowest: Evaluation = min(own, key=lambda one: one.loss)
     weights = read_weights(tmp_path / "run" / "confirmed" / f"{winner.trial}.safetensors")
     assert weights is not None

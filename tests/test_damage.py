@@ -15,22 +15,29 @@ from optuna.storages.journal import JournalFileBackend
 from hpo.errors import RunError, UsageError
 from hpo.results.reader import RunReader
 from hpo.store.run_dir import RunDir
-from hpo.views.page.write import render
+from hpo.views.page.html_report import render_report
 from tests.support import fuzz
-from tests.support.runs import BEGAN, add, complete, make_run, start, started
+from tests.support.runs import (
+    START_SECONDS,
+    add_evaluation,
+    complete_evaluations,
+    make_run,
+    start_evaluation,
+    start_session,
+)
 
 
 @pytest.mark.slow
 def test_whatever_is_damaged_is_read_or_refused_with_one_message(tmp_path: Path) -> None:
-    outcome = fuzz.fuzz(tmp_path / "fuzz", seed=0, count=50)
+    outcome = fuzz.fuzz_runs(tmp_path / "fuzz", seed=0, count=50)
     assert set(outcome) == {"read", "refused", "resumed", "resume refused"}
     assert min(outcome.values()) >= 10
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    session = start(tmp_path / "run")
-    complete(session.open_record(), 1, 2, 3)
+    session = start_session(tmp_path / "run")
+    complete_evaluations(session.open_record(), 1, 2, 3)
     return tmp_path / "run"
 
 
@@ -44,7 +51,7 @@ def assert_refused(run_dir: Path, lines: list[bytes], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         RunReader(run_dir)
     with pytest.raises(UsageError, match=message):
-        start(run_dir, resume=True)
+        start_session(run_dir, resume=True)
     assert lines_of(run_dir) == lines
 
 
@@ -63,15 +70,15 @@ def test_a_line_that_was_lost_changed_repeated_or_moved_is_noticed(run_dir: Path
                 number = n + 2 if way == "repeated" else n + 1
                 assert_refused(run_dir, damaged(n), rf"study.log is damaged: line {number} is not what was written")
     (run_dir / "study.log").write_bytes(b"".join(lines[:-1]))
-    assert [one.state for one in RunReader(run_dir).evaluations()] == ["complete", "complete", "running"]
+    assert [one.state for one in RunReader(run_dir).read_evaluations()] == ["complete", "complete", "running"]
 
 
 def test_lines_that_another_program_writes_are_vouched_for_by_the_next_one(run_dir: Path) -> None:
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(run_dir / "study.log")))
     optuna.load_study(study_name="run", storage=storage).set_user_attr("note", "look at 1")
-    complete(start(run_dir, resume=True).open_record(), 4)
+    complete_evaluations(start_session(run_dir, resume=True).open_record(), 4)
     lines = lines_of(run_dir)
-    assert [one.loss for one in RunReader(run_dir).evaluations()] == [1, 2, 3, 4]
+    assert [one.loss for one in RunReader(run_dir).read_evaluations()] == [1, 2, 3, 4]
     note = next(number for number, line in enumerate(lines) if b"look at 1" in line)
     assert b"crc" not in lines[note]
     changed = [*lines[:note], lines[note].replace(b"look at 1", b"look at 2"), *lines[note + 1 :]]
@@ -80,12 +87,12 @@ def test_lines_that_another_program_writes_are_vouched_for_by_the_next_one(run_d
 
 
 def test_several_writers_vouch_for_each_others_lines(run_dir: Path) -> None:
-    session = start(run_dir, resume=True)
+    session = start_session(run_dir, resume=True)
     records = [session.open_record() for _ in range(3)]
-    assignments = [started(record, depth) for depth, record in enumerate(records, start=4)]
+    assignments = [start_evaluation(record, depth) for depth, record in enumerate(records, start=4)]
     for record, assignment in zip(reversed(records), assignments, strict=True):
         record.complete(assignment, 9.0, 1.0, {})
-    assert [one.loss for one in RunReader(run_dir).evaluations()] == [1, 2, 3, 9, 9, 9]
+    assert [one.loss for one in RunReader(run_dir).read_evaluations()] == [1, 2, 3, 9, 9, 9]
 
 
 @pytest.mark.parametrize("params", [{"layers": 3}, {"depth": 3, "act": "relu", "flag": True, "lr": 2.0}])
@@ -100,7 +107,7 @@ def test_a_run_with_a_trial_of_another_search_space_does_not_go_on(run_dir: Path
     with pytest.raises(
         UsageError, match=r"study\.log: trial 3: (unknown parameter 'layers'|parameter 'lr': 2.0 is not)"
     ):
-        start(run_dir, resume=True)
+        start_session(run_dir, resume=True)
     with pytest.raises(UsageError, match=r"trial 3 is not of this run's search space: parameter '\w+' is 3 of Categ"):
         RunReader(run_dir)
     assert lines_of(run_dir) == lines
@@ -108,10 +115,16 @@ def test_a_run_with_a_trial_of_another_search_space_does_not_go_on(run_dir: Path
 
 def test_attributes_that_are_none_of_this_programs_count_as_missing(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
-    strange: dict[str, Any] = {"island": "north", "worker": None, "generation": -1, "confirms": [1], "deaths": "two"}
-    add(record, **{**strange, "metrics": {"accuracy": "high", "recall": 1}, "propagator": 7})
-    (one,) = RunReader(tmp_path / "run").evaluations()
-    assert (one.island, one.worker, one.generation, one.confirms, one.deaths) == (0, 0, 0, None, 0)
+    strange: dict[str, Any] = {
+        "island": "north",
+        "worker": None,
+        "generation": -1,
+        "confirms": [1],
+        "crash_count": "two",
+    }
+    add_evaluation(record, **{**strange, "metrics": {"accuracy": "high", "recall": 1}, "propagator": 7})
+    (one,) = RunReader(tmp_path / "run").read_evaluations()
+    assert (one.island, one.worker, one.generation, one.confirms, one.crash_count) == (0, 0, 0, None, 0)
     assert (one.metrics, one.propagator) == ({"recall": 1}, "")
 
 
@@ -127,47 +140,47 @@ def test_json_that_is_nested_too_deeply_is_one_message(run_dir: Path) -> None:
             RunReader(copied)
         assert len(str(raised.value)) < 500
     (run_dir / "summary.json").write_text("[" * 100_000)
-    assert RunReader(run_dir).follow().look().stopped == ""
+    assert RunReader(run_dir).make_follower().take_snapshot().stop_reason == ""
     assert_refused(run_dir, [*lines_of(run_dir), b"[" * 100_000 + b"\n"], "is damaged: line .* is not JSON")
 
 
 def test_a_study_that_vanishes_is_one_message(run_dir: Path) -> None:
-    record, follower = start(run_dir, resume=True).open_record(), RunReader(run_dir).follow()
-    assert len(follower.look().evaluations) == 3
+    record, follower = start_session(run_dir, resume=True).open_record(), RunReader(run_dir).make_follower()
+    assert len(follower.take_snapshot().evaluations) == 3
     (run_dir / "study.log").unlink()
     with pytest.raises(UsageError, match=r"study\.log cannot be read: No such file or directory"):
-        follower.look()
+        follower.take_snapshot()
     with pytest.raises(RunError, match=r"study\.log cannot be read: No such file or directory"):
-        started(record, 4)
+        start_evaluation(record, 4)
     assert not (run_dir / "study.log").exists()
 
 
 def test_a_lock_that_is_no_text_or_no_file_is_one_message(run_dir: Path) -> None:
     lock = RunDir(run_dir).lock
     lock.write_bytes(b"\xff\x1b[31m\n")
-    assert start(run_dir, resume=True).manifest.budget
+    assert start_session(run_dir, resume=True).manifest.budget
     lock.unlink()
     lock.mkdir()
     with pytest.raises(UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Is a directory"):
-        start(run_dir, resume=True)
+        start_session(run_dir, resume=True)
 
 
 def test_top_as_json_says_why_the_run_has_stopped(run_dir: Path) -> None:
     (run_dir / "summary.json").write_text('{"stopped": "SIGTERM", "remedy": null, "exhausted": false}')
-    summary = RunReader(run_dir).summary(3)
+    summary = RunReader(run_dir).make_summary(3)
     assert (summary["stopped"], summary["remedy"], summary["exhausted"]) == ("SIGTERM", None, False)
     (run_dir / "summary.json").unlink()
-    assert RunReader(run_dir).summary(3)["stopped"] is None
+    assert RunReader(run_dir).make_summary(3)["stopped"] is None
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{", None])
 def test_a_summary_that_somebody_has_edited_counts_as_missing(tmp_path: Path, content: str | None) -> None:
     run_dir = RunDir(tmp_path)
-    assert run_dir.summary() == {}
+    assert run_dir.read_summary() == {}
     run_dir.summary_json.write_text('{"stopped": "SIGTERM"}')
-    assert run_dir.summary() == {"stopped": "SIGTERM"}
+    assert run_dir.read_summary() == {"stopped": "SIGTERM"}
     run_dir.summary_json.unlink() if content is None else run_dir.summary_json.write_text(content)
-    assert run_dir.summary() == {}
+    assert run_dir.read_summary() == {}
 
 
 def test_an_end_without_a_value_is_no_entry(run_dir: Path) -> None:
@@ -182,7 +195,7 @@ def test_an_end_without_a_value_is_no_entry(run_dir: Path) -> None:
 def test_a_loss_that_another_program_has_written_as_a_whole_number_is_shown(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
     for trial in range(3):
-        add(record, curve={1: 3 + trial})
+        add_evaluation(record, curve={1: 3 + trial})
     run = RunReader(tmp_path / "run")
-    assert [type(one.loss) for one in run.evaluations()] == [float] * 3
-    assert "Parallel coordinates" in render(run, 3, BEGAN)
+    assert [type(one.loss) for one in run.read_evaluations()] == [float] * 3
+    assert "Parallel coordinates" in render_report(run, 3, START_SECONDS)

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hpo.training import load_data, load_test
-from hpo.training.sources import Cifar10
-from tests.support.cifar import cifar10_patterns, write_cifar10
+from hpo.training import load_data, load_test_data
+from hpo.training.image_sources import Cifar10
+from tests.support.cifar import make_cifar10_patterns, write_cifar10
 from tests.support.launch import FASHION_MNIST, needs_fashion_mnist
 
 SAMPLES = 10_300
@@ -54,7 +54,7 @@ def numbers_of(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 
 
 def test_the_parts_of_digits_are_disjoint_and_complete() -> None:
-    data, test = load_data("digits"), load_test("digits")
+    data, test = load_data("digits"), load_test_data("digits")
     assert (len(data.train), len(data.validation), len(test)) == (1078, 360, 359)
     assert data.image_shape == (1, 8, 8)
     parts = (data.train, data.validation, test)
@@ -78,7 +78,7 @@ def test_idx_files_are_read_from_a_plain_folder_and_from_a_torchvision_root(
     assert (data.train.labels == train % 7).all()
     assert (data.validation.labels == validation % 7).all()
     assert not (np.diff(validation) > 0).all()
-    assert len(load_test("mnist", tmp_path)) == 20
+    assert len(load_test_data("mnist", tmp_path)) == 20
 
 
 def test_the_first_samples_of_the_same_split_are_taken(tmp_path: Path) -> None:
@@ -158,12 +158,12 @@ def test_cifar10_is_downloaded_whole_or_not_at_all_and_not_unpickled(
             archive.addfile(member, io.BytesIO(batch.tobytes()))
     md5 = hashlib.md5((folder / "cifar.tar.gz").read_bytes()).hexdigest()
     with pytest.raises(FileNotFoundError, match="could not be downloaded"):
-        Cifar10(url=f"{url}/cifar.tar.gz", md5="0" * 32).development(tmp_path / "data")
+        Cifar10(url=f"{url}/cifar.tar.gz", md5="0" * 32).read_development(tmp_path / "data")
     assert not (tmp_path / "data").exists()
     source = Cifar10(url=f"{url}/cifar.tar.gz", md5=md5)
-    images, labels = source.development(tmp_path / "data")
+    images, labels = source.read_development(tmp_path / "data")
     (folder / "cifar.tar.gz").unlink()
-    test_images, test_labels = source.test(tmp_path / "data")
+    test_images, test_labels = source.read_test(tmp_path / "data")
     assert (images.shape, test_images.shape) == ((115, 3, 32, 32), (7, 3, 32, 32))
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar-10-batches-bin"]
     np.testing.assert_array_equal(labels[21:43], records["data_batch_2.bin"][:, 0])
@@ -172,20 +172,20 @@ def test_cifar10_is_downloaded_whole_or_not_at_all_and_not_unpickled(
     place = tmp_path / "data" / "cifar-10-batches-bin" / "data_batch_3.bin"
     place.write_bytes(place.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"data_batch_3.bin holds 70678 bytes, and not records of 1 \+ 3 x 32 x 32"):
-        source.development(tmp_path / "data")
+        source.read_development(tmp_path / "data")
     place.write_bytes(b"\x0b" * 3073)
     with pytest.raises(ValueError, match=r"data_batch_3.bin holds the label 11, and there are 10 classes"):
-        source.development(tmp_path / "data")
+        source.read_development(tmp_path / "data")
 
 
 def test_cifar10_is_read_from_its_binary_files(tmp_path: Path) -> None:
     write_cifar10(tmp_path / "cifar-10-batches-bin")
     data = load_data("cifar10", tmp_path, validation_samples=500)
-    test = load_test("cifar10", tmp_path)
+    test = load_test_data("cifar10", tmp_path)
     assert (len(data.train), len(data.validation), len(test)) == (5, 500, 100)
     assert data.image_shape == (3, 32, 32)
-    assert data.names[3] == "cat"
-    patterns = cifar10_patterns().astype(np.float32).reshape(10, -1)
+    assert data.class_names[3] == "cat"
+    patterns = make_cifar10_patterns().astype(np.float32).reshape(10, -1)
     patterns -= patterns.mean(axis=1, keepdims=True)
     for split in (data.train, data.validation, test):
         alike = (
@@ -258,7 +258,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
 @needs_fashion_mnist
 @pytest.mark.slow
 def test_fashion_mnist_is_read_as_debian_ships_it() -> None:
-    data, test = load_data("fashion-mnist", FASHION_MNIST), load_test("fashion-mnist", FASHION_MNIST)
+    data, test = load_data("fashion-mnist", FASHION_MNIST), load_test_data("fashion-mnist", FASHION_MNIST)
     assert (len(data.train), len(data.validation), len(test)) == (50_000, 10_000, 10_000)
     assert data.image_shape == (1, 28, 28)
     labels = np.concatenate([data.train.labels, data.validation.labels])

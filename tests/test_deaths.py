@@ -14,9 +14,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.chaos import Victim
-from tests.support.crashes import all_noted, dying, kill_on_request, notes_of, recovery_times, started
+from tests.support.crashes import (
+    kill_on_request,
+    list_noted,
+    make_dying_arguments,
+    measure_recovery_times,
+    read_notes,
+    start_job,
+)
 from tests.support.launch import Mpi
-from tests.support.outcome import finished, trials_of
+from tests.support.run_output import find_complete_losses, load_trials
 
 SECONDS_TO_RECOVER = 4.0  # 2 s are promised; machines that test have much else to do
 SECONDS_TO_END = 5.0
@@ -53,14 +60,14 @@ def words_of_program(errors: str) -> list[str]:
 
 def assert_only_failed(folder: Path, ways: Sequence[str]) -> None:
     """Assert that exactly the evaluations that crashed have failed, and that none has started twice."""
-    evaluations = all_noted(folder)
+    evaluations = list_noted(folder)
     planned = {evaluation.x: evaluation.way for evaluation in evaluations}
-    trials = trials_of(folder / "run")
+    trials = load_trials(folder / "run")
     for trial in trials:
         way = planned[trial.params["x"]]
         about = f"trial {trial.number}, {way or 'well'}: {trial.user_attrs.get('failure')}"
         assert trial.state.name == ("FAIL" if way else "COMPLETE"), about
-        assert "repeats" not in trial.user_attrs, about
+        assert "retry_of" not in trial.user_attrs, about
         if not way:
             assert trial.values == [pytest.approx(trial.params["x"] + 0.5)]
     assert len(trials) == len(planned) == len(evaluations)
@@ -75,19 +82,19 @@ def test_trainer_crash_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path,
     ways = [*(["differ"] * 2 if size > 1 else []), *CRASHES]
     options = ["--ranks-per-worker", size, "--evaluations", 2 * len(ways), "--collective-timeout", 60]
     settings = {"ways": ",".join(ways), "after": ",".join(map(str, after)), "every": 2}
-    with started(mpi, size, tmp_path, dying(*options, **settings)) as victim:
+    with start_job(mpi, size, tmp_path, make_dying_arguments(*options, **settings)) as victim:
         killing = kill_on_request(victim)
         status, errors = victim.wait(150, SECONDS_TO_END)
         killing.join(10)
     assert status == 0, errors
     assert words_of_program(errors) == []
     assert_only_failed(tmp_path, ways)
-    for turn, (way, trial) in enumerate(zip(ways, trials_of(tmp_path / "run")[::2], strict=True)):
+    for turn, (way, trial) in enumerate(zip(ways, load_trials(tmp_path / "run")[::2], strict=True)):
         failure, rank = trial.user_attrs["failure"], r"rank \d" if way == "differ" else f"rank {turn % size}"
         for pattern in [f"^{rank}\\b", *expected[way]]:
             assert re.search(pattern, failure), f"{way}: {failure}"
         assert len(trial.intermediate_values) == after[turn % 2], way
-    times = recovery_times(tmp_path)
+    times = measure_recovery_times(tmp_path)
     assert times.keys() == set(ways)
     assert max(times.values()) < SECONDS_TO_RECOVER, times
 
@@ -97,14 +104,14 @@ def test_trainer_hang_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path, 
     """Two workers hang at the same time, in different ways. Of one rank, an evaluation may take 2 s."""
     limits = ["--collective-timeout", "3s", *(["--evaluation-timeout", "2s"] if size == 1 else [])]
     options = ["--ranks-per-worker", size, "--evaluations", 15, *limits]
-    arguments = dying(*options, ways=",".join(HANGS), every=2, after="0,1")
-    with started(mpi, 2 * size, tmp_path, arguments) as victim:
+    arguments = make_dying_arguments(*options, ways=",".join(HANGS), every=2, after="0,1")
+    with start_job(mpi, 2 * size, tmp_path, arguments) as victim:
         status, errors = victim.wait(150, SECONDS_TO_END)
     assert status == 0, errors
     assert words_of_program(errors) == []
     assert_only_failed(tmp_path, list(HANGS))
-    hung = {evaluation.x: evaluation for evaluation in all_noted(tmp_path) if evaluation.way}
-    for trial in trials_of(tmp_path / "run"):
+    hung = {evaluation.x: evaluation for evaluation in list_noted(tmp_path) if evaluation.way}
+    for trial in load_trials(tmp_path / "run"):
         if evaluation := hung.get(trial.params["x"]):
             rank, failure = f"rank {evaluation.rank}", trial.user_attrs["failure"]
             waited = rf"timeout: rank \d waited 3 s \(--collective-timeout\) at {LINE} for (.*, )?{rank}\b"
@@ -113,7 +120,7 @@ def test_trainer_hang_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path, 
             if evaluation.way in ("swallow", "finally", "cancelled"):
                 assert re.search(rf"{rank},? (which )?was at {LINE}", failure), f"{evaluation.way}: {failure}"
     timeout = 3 if size > 1 else 2 + 3
-    times = recovery_times(tmp_path)
+    times = measure_recovery_times(tmp_path)
     late = {way: times[way] for way in times if times[way] > timeout + HANGS[way] + SECONDS_TO_RECOVER}
     assert late == {}
 
@@ -121,7 +128,7 @@ def test_trainer_hang_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path, 
 def wait_for_starts(victim: Victim, count: int) -> None:
     """Wait until ranks have noted this many starts of evaluations."""
     end = time.monotonic() + 60
-    while sum(note["event"] == "starts" for _, _, note in notes_of(victim.folder)) < count:
+    while sum(note["event"] == "starts" for _, _, note in read_notes(victim.folder)) < count:
         assert victim.job.poll() is None, victim.log.read_text()
         assert time.monotonic() < end, victim.log.read_text()
         time.sleep(0.05)
@@ -129,7 +136,7 @@ def wait_for_starts(victim: Victim, count: int) -> None:
 
 def kill_templates(victim: Victim) -> int:
     """Kill all templates of a job, and return their number."""
-    templates = victim.templates()
+    templates = victim.find_templates()
     for template in templates:
         os.kill(template, signal.SIGKILL)
     return len(templates)
@@ -137,24 +144,24 @@ def kill_templates(victim: Victim) -> int:
 
 def test_template_killed_once_costs_no_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--ranks-per-worker", 1, "--evaluations", 6]
-    with started(mpi, 2, tmp_path, dying(*options, steps=4, seconds=0.3)) as victim:
+    with start_job(mpi, 2, tmp_path, make_dying_arguments(*options, steps=4, seconds=0.3)) as victim:
         wait_for_starts(victim, 3)
         assert kill_templates(victim) == 1, "the ranks of a host share one"
         status, errors = victim.wait(60, SECONDS_TO_END)
     assert status == 0, errors
     assert "Traceback" not in errors
     assert "error:" not in errors
-    trials = trials_of(tmp_path / "run")
-    assert len(finished(trials)) == 6
+    trials = load_trials(tmp_path / "run")
+    assert len(find_complete_losses(trials)) == 6
     assert {trial.user_attrs["failure"] for trial in trials if trial.state.name != "COMPLETE"} <= {"interrupted"}
-    starts = Counter(note["x"] for _, _, note in notes_of(tmp_path))
+    starts = Counter(note["x"] for _, _, note in read_notes(tmp_path))
     assert starts.keys() == {trial.params["x"] for trial in trials if trial.state.name == "COMPLETE"}
     assert 1 <= sum(count == 2 for count in starts.values()) <= 2, "one of each worker is repeated"
 
 
 def test_template_killed_twice_ends_run_with_one_message(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--ranks-per-worker", 1, "--evaluations", 99]
-    with started(mpi, 2, tmp_path, dying(*options, seconds=0.2)) as victim:
+    with start_job(mpi, 2, tmp_path, make_dying_arguments(*options, seconds=0.2)) as victim:
         for starts in (4, 8):
             wait_for_starts(victim, starts)
             assert kill_templates(victim) >= 1
@@ -162,28 +169,28 @@ def test_template_killed_twice_ends_run_with_one_message(mpi: Mpi, tmp_path: Pat
     assert status not in (0, 75)
     assert len(re.findall("^error: .*template", errors, re.MULTILINE)) == errors.count("error:") == 1, errors
     assert "Traceback" not in errors
-    assert 2 <= len(finished(trials_of(tmp_path / "run"))) < 99
+    assert 2 <= len(find_complete_losses(load_trials(tmp_path / "run"))) < 99
 
 
 @pytest.mark.parametrize("part", ["rank", "mpirun", "all"])
 def test_job_killed_in_part_leaves_no_process(mpi: Mpi, tmp_path: Path, part: str) -> None:
     """One trainer of each worker is stopped, and the other one waits for it in a collective."""
     options = ["--ranks-per-worker", 2, "--evaluations", 9]
-    with started(mpi, 4, tmp_path, dying(*options, ways="stop", every=1)) as victim:
+    with start_job(mpi, 4, tmp_path, make_dying_arguments(*options, ways="stop", every=1)) as victim:
         wait_for_starts(victim, 4)
         victim.sleep(0.5)
-        assert len(victim.processes()) >= 1 + 4 + 1 + 4, "mpirun, ranks, the template, trainers"
+        assert len(victim.find_processes()) >= 1 + 4 + 1 + 4, "mpirun, ranks, the template, trainers"
         victim.kill(part, random.Random(1))
         killed = time.monotonic()
         status, _ = victim.wait(30, SECONDS_TO_END)
         assert time.monotonic() - killed < SECONDS_TO_END
     assert status != 0
-    assert finished(trials_of(tmp_path / "run")) == {}
+    assert find_complete_losses(load_trials(tmp_path / "run")) == {}
 
 
 @pytest.mark.parametrize("way", ["native", "swallow"])
 def test_run_stopped_with_hung_trainers_ends_in_time(mpi: Mpi, tmp_path: Path, way: str) -> None:
-    with started(mpi, 2, tmp_path, dying("--evaluations", 9, ways=way, every=1)) as victim:
+    with start_job(mpi, 2, tmp_path, make_dying_arguments("--evaluations", 9, ways=way, every=1)) as victim:
         wait_for_starts(victim, 2)
         victim.sleep(0.5)
         asked = time.monotonic()
@@ -191,5 +198,5 @@ def test_run_stopped_with_hung_trainers_ends_in_time(mpi: Mpi, tmp_path: Path, w
         status, errors = victim.wait(30, SECONDS_TO_END)
         assert time.monotonic() - asked < 10
     assert (status, words_of_program(errors)) == (75, [])
-    (first, waiting) = trials_of(tmp_path / "run")
-    assert (first.user_attrs["failure"], waiting.user_attrs["repeats"]) == ("interrupted", 0)
+    (first, waiting) = load_trials(tmp_path / "run")
+    assert (first.user_attrs["failure"], waiting.user_attrs["retry_of"]) == ("interrupted", 0)

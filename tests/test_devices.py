@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo.evaluation.devices import Gpus, backend_of, share_of, visible_to
-from hpo.evaluation.torchrun import torchrun_variables
+from hpo.evaluation.devices import Gpus, assign_gpus, choose_backend, make_gpu_variables
+from hpo.evaluation.torchrun import make_torchrun_variables
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from hpo.evaluation.torchrun import torchrun_variables
 def test_ranks_of_a_host_divide_the_gpus_that_they_see(
     gpus_of_ranks: list[tuple[str, ...]], shares: list[list[int]]
 ) -> None:
-    assert [list(share_of(gpus_of_ranks, rank)) for rank in range(len(gpus_of_ranks))] == shares
+    assert [list(assign_gpus(gpus_of_ranks, rank)) for rank in range(len(gpus_of_ranks))] == shares
 
 
 FOUR = ("a", "b", "c", "d")
@@ -44,7 +44,7 @@ FOUR = ("a", "b", "c", "d")
     ],
 )
 def test_backend_is_nccl_if_each_rank_has_a_gpu(gpus: list[Gpus], backend: str) -> None:
-    assert backend_of(gpus) == backend
+    assert choose_backend(gpus) == backend
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_trainer_sees_its_workers_gpus_in_rank_order(
     peers = [Gpus(seen, of_rank) for of_rank in numbers]
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     for rank in range(len(peers)):
-        assert visible_to(peers, rank, environment) == ({"CUDA_VISIBLE_DEVICES": shown}, own[rank])
+        assert make_gpu_variables(peers, rank, environment) == ({"CUDA_VISIBLE_DEVICES": shown}, own[rank])
 
 
 def test_trainers_of_ranks_that_see_other_gpus_keep_theirs() -> None:
     peers = [Gpus(("a", "b"), (0, 1)), Gpus(("c",), (0,))]
-    assert [visible_to(peers, rank, {}) for rank in range(2)] == [({}, [0, 1]), ({}, [0])]
-    assert visible_to([Gpus(), Gpus()], 1, {"CUDA_VISIBLE_DEVICES": ""}) == ({}, [])
+    assert [make_gpu_variables(peers, rank, {}) for rank in range(2)] == [({}, [0, 1]), ({}, [0])]
+    assert make_gpu_variables([Gpus(), Gpus()], 1, {"CUDA_VISIBLE_DEVICES": ""}) == ({}, [])
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_torchrun_variables_are_those_of_torchrun(
     hosts: list[int], local: list[int], sizes: list[int], nodes: list[int]
 ) -> None:
     for rank in range(len(hosts)):
-        found = torchrun_variables(rank, hosts, ("10.0.0.1", 1234))
+        found = make_torchrun_variables(rank, hosts, ("10.0.0.1", 1234))
         assert {name: found[name] for name in ("RANK", "WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE")} == {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(hosts)),
@@ -108,4 +108,4 @@ def test_torchrun_variables_are_all_that_torchrun_sets() -> None:
     source = Path(local_elastic_agent.__file__).read_text()
     names = set(re.findall(r'"([A-Z_]+)":', source[source.index("worker_env = {") :].partition("}")[0]))
     assert len(names) > 10
-    assert names - {"TORCH_NCCL_ASYNC_ERROR_HANDLING"} <= torchrun_variables(0, [0], ("127.0.0.1", 1)).keys()
+    assert names - {"TORCH_NCCL_ASYNC_ERROR_HANDLING"} <= make_torchrun_variables(0, [0], ("127.0.0.1", 1)).keys()

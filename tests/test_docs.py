@@ -21,7 +21,7 @@ from PIL import Image
 from hpo.store.weights import read_weights
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, ROOT, Mpi
-from tests.support.outcome import finished, trials_of
+from tests.support.run_output import find_complete_losses, load_trials
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ def test_the_own_model_of_the_readme_runs_as_written(mpi: Mpi, tmp_path: Path) -
     command = [PROGRAM, "my_search.py", "--set", "epochs=3", "--islands", 1, "--evaluations", 3, "--run-dir", "run"]
     job = mpi.run(2, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    losses = finished(trials_of(tmp_path / "run")).values()
+    losses = find_complete_losses(load_trials(tmp_path / "run")).values()
     assert len(losses) == 3
     assert min(losses) < 2.2, "it learns: chance is 2.3"
 
@@ -92,7 +92,7 @@ def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
     command = [PROGRAM, "my_images.py", *options, "--islands", 1, "--evaluations", 1, "--run-dir", "run"]
     job = mpi.run(2, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert len(finished(trials_of(tmp_path / "run"))) == 1
+    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 1
 
 
 def test_a_network_is_trained_alike_in_three_ways_as_written(mpi: Mpi, tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ def test_a_network_is_trained_alike_in_three_ways_as_written(mpi: Mpi, tmp_path:
     losses: list[float] = []
     for ways in (["replicate"], ["shard"], ["pipeline", "microbatches=4"]):
         options = [word for option in [f"parallel={ways[0]}", *ways[1:]] for word in ("--set", option)]
-        command = [PROGRAM, program.name, "--start-with", "start.json", "--evaluations", 1, *options]
+        command = [PROGRAM, program.name, "--enqueue", "start.json", "--evaluations", 1, *options]
         job = mpi.run(2, *command, "--run-dir", ways[0], cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
-        losses += finished(trials_of(tmp_path / ways[0])).values()
+        losses += find_complete_losses(load_trials(tmp_path / ways[0])).values()
         params, weights = {"depth": 3, "dropout": 0.1}, read_weights(tmp_path / ways[0] / "best.safetensors")
         assert weights is not None
         network = runpy.run_path(str(program))["build_model"](params)
@@ -122,7 +122,7 @@ def test_the_weights_of_a_network_in_parts_are_whole(mpi: Mpi, tmp_path: Path, p
     program.write_text(example(f"docs/training/{page}.md", name), "utf-8")
     job = mpi.run(2, PROGRAM, name, "--evaluations", 1, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    (loss,) = finished(trials_of(tmp_path / "run")).values()
+    (loss,) = find_complete_losses(load_trials(tmp_path / "run")).values()
     assert loss_of_best(program, tmp_path / "run")[0] == pytest.approx(loss, rel=1e-4)
 
 
@@ -132,7 +132,7 @@ def test_what_lightning_trains_is_searched_as_written(mpi: Mpi, tmp_path: Path, 
     options = ["--evaluations", 2, "--islands", 1, "--ranks-per-worker", size, "--run-dir", "run"]
     job = mpi.run(size, PROGRAM, name, *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert [len(trial.intermediate_values) for trial in trials] == [3, 3]
     best = min(trials, key=lambda trial: trial.values)
     assert best.values[0] < 2.2, "it learns: chance is 2.3"
@@ -155,7 +155,7 @@ def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) ->
     (_, checking, whole, resuming) = commands_with("docs/training/scripts.md", "mpirun")
     job = mpi.run(int(whole[2]), *hpo, *whole[4:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert len(finished(trials_of(tmp_path / "runs" / "script"))) == 16
+    assert len(find_complete_losses(load_trials(tmp_path / "runs" / "script"))) == 16
     job = mpi.run(int(checking[2]), *hpo, *checking[4:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     (of_readme,) = commands_with("README.md", "mpirun -n 8 hpo search --space")
@@ -167,14 +167,14 @@ def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) ->
     options = ["--set", "epochs=1", "--evaluations", 2, "--run-dir", "file"]
     job = mpi.run(2, *hpo, "search", "my_search.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert all(len(trial.intermediate_values) == 1 for trial in trials_of(tmp_path / "file"))
+    assert all(len(trial.intermediate_values) == 1 for trial in load_trials(tmp_path / "file"))
     script = (tmp_path / "train.py").read_text()
     (tmp_path / "train.py").write_text(script[: script.index("for epoch in")] + saving)
     options = ["--space", "lr=Float(1e-3, 1e-1, log=True)", "--pruner", "asha", "--run-dir", "saving"]
     job = mpi.run(2, *hpo, "search", *options, "--evaluations", 9, "--", "train.py", "--epochs", 9, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    continued = [trial for trial in trials_of(tmp_path / "saving") if trial.user_attrs.get("went_on_after")]
-    assert any(len(trial.intermediate_values) > trial.user_attrs["went_on_after"] for trial in continued)
+    continued = [trial for trial in load_trials(tmp_path / "saving") if trial.user_attrs.get("resumed_from_step")]
+    assert any(len(trial.intermediate_values) > trial.user_attrs["resumed_from_step"] for trial in continued)
     (tmp_path / "train.py").write_text("import sys\nprint(f'val_loss=1 {sys.argv[1:]}')\n")
     job = mpi.run(2, *hpo, "search", "--evaluations", 2, "--run-dir", "last", *resuming[5:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -188,7 +188,7 @@ def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_i
     program = tmp_path / "my_long_search.py"
     program.write_text(example("docs/training/checkpoints.md", program.name), "utf-8")
     Path("start.json").write_text(json.dumps([{"width": 128, "dropout": 0.1, "lr": 0.1}]), "utf-8")
-    options = ["--start-with", "start.json", "--evaluations", 1, "--set", "epochs=200", "--set", "batch_size=700"]
+    options = ["--enqueue", "start.json", "--evaluations", 1, "--set", "epochs=200", "--set", "batch_size=700"]
 
     def arguments(run_dir: str) -> list[object]:
         return [PROGRAM, program.name, *options, "--run-dir", run_dir]
@@ -220,7 +220,7 @@ def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_i
 
 def reported(run_dir: str, trial: int) -> list[float]:
     """Return the losses that a trial has so far."""
-    trials = trials_of(Path(run_dir))
+    trials = load_trials(Path(run_dir))
     return list(trials[trial].intermediate_values.values()) if trial < len(trials) else []
 
 

@@ -22,9 +22,9 @@ from optuna.storages.journal._storage import JournalOperation
 from hpo.objectives import Objectives
 from hpo.results.reader import RunReader
 from hpo.store.record import Record
-from tests.support.launch import ROOT, SEARCHES, Mpi, call_hpo, finish
-from tests.support.outcome import trials_of
-from tests.support.runs import add, make_run, run_of_everything
+from tests.support.launch import ROOT, SEARCHES, Mpi, call_hpo, wait_for_job
+from tests.support.run_output import load_trials
+from tests.support.runs import add_evaluation, make_run, make_run_of_everything
 
 SECONDS = 100.0  # for anything that is waited for, on a machine that has much else to do
 
@@ -39,18 +39,18 @@ def is_running(run_dir: Path) -> bool:
     """Tell whether a run has begun, and an evaluation has had its first loss."""
     if not (run_dir / "run.json").exists():
         return False
-    return any(trial.state.name == "RUNNING" and trial.intermediate_values for trial in trials_of(run_dir))
+    return any(trial.state.name == "RUNNING" and trial.intermediate_values for trial in load_trials(run_dir))
 
 
 def test_journal_with_discarded_trials_is_read(tmp_path: Path) -> None:
     """Other programs write the operation, which Optuna 5 knows and skips."""
     record = make_run(tmp_path / "run")
-    add(record)
+    add_evaluation(record)
     entry = {"op_code": JournalOperation.DISCARD_TRIALS, "worker_id": "x", "study_id": 0, "trial_ids": [0]}
     with (tmp_path / "run" / "study.log").open("a") as journal:
         journal.write(json.dumps(entry) + "\n")
-    add(Record(tmp_path / "run" / "study.log", "run"))
-    assert [one.trial for one in RunReader(tmp_path / "run").evaluations()] == [0, 1]
+    add_evaluation(Record(tmp_path / "run" / "study.log", "run"))
+    assert [one.trial for one in RunReader(tmp_path / "run").read_evaluations()] == [0, 1]
     assert [trial.number for trial in study_of(tmp_path / "run").trials] == [0, 1]
 
 
@@ -164,27 +164,27 @@ def test_a_run_from_a_plain_study_is_in_the_dashboard_while_it_goes_on_and_after
     assert {trial.state.name for trial in known} == {"COMPLETE", "PRUNED"}
 
     command = [ROOT / "run_islands.py", SEARCHES / "held.py", "--islands", 1, "--evaluations", 3, "--run-dir", "run"]
-    command += ["--start-from", "plain.log#plain", "--set", f"file={tmp_path}/go"]
+    command += ["--warm-start", "plain.log#plain", "--set", f"file={tmp_path}/go"]
     job = mpi.start(2, *command, cwd=tmp_path)
     journal = tmp_path / "run" / "study.log"
     try:
         until(lambda: job.poll() is not None or is_running(tmp_path / "run"))
         with dashboard(journal) as server:
             trials = server.study("run")["trials"]
-            running = shown(trials_of(tmp_path / "run")[-1])
+            running = shown(load_trials(tmp_path / "run")[-1])
             assert running["state"] == "Running"
             assert running["intermediate_values"] == {1: int(running["params"]["layers"]) + 1.0}
             assert seen(trials[-1]) == running
             (tmp_path / "go").touch()
-            end = finish(job)
+            end = wait_for_job(job)
             until(lambda: [trial["state"] for trial in server.study("run")["trials"][len(known) :]] == ["Complete"] * 3)
             study = server.study("run")
     finally:
         (tmp_path / "go").touch()
-        finish(job)
+        wait_for_job(job)
     assert (end.returncode, end.stderr) == (0, "")
     assert f"with {len(known)} evaluations of plain.log#plain" in end.stdout
-    after = trials_of(tmp_path / "run")
+    after = load_trials(tmp_path / "run")
     assert [seen(trial) for trial in study["trials"]] == [shown(trial) for trial in after]
     assert study["best_trials"][0]["number"] == study_of(tmp_path / "run").best_trial.number
     assert [parameter["name"] for parameter in study["union_search_space"]] == sorted(after[-1].params)
@@ -195,7 +195,7 @@ def test_a_run_from_a_plain_study_is_in_the_dashboard_while_it_goes_on_and_after
         digits = {"lr": float(f"{original.params['lr']:.12g}")}
         assert trial.params == {**original.params, **digits}
         assert list(trial.intermediate_values.values()) == list(original.intermediate_values.values())
-        assert trial.user_attrs["origin"] == f"trial {original.number} of plain.log#plain"
+        assert trial.user_attrs["imported_from"] == f"trial {original.number} of plain.log#plain"
 
     capfdbinary.readouterr()
     assert call_hpo("export", tmp_path / "run", "--to", "json") == 0
@@ -207,12 +207,12 @@ def test_a_run_from_a_plain_study_is_in_the_dashboard_while_it_goes_on_and_after
 
 @pytest.mark.slow
 def test_the_dashboard_shows_a_run_with_everything_in_it_and_leaves_it_alone(tmp_path: Path) -> None:
-    run_dir = run_of_everything(tmp_path)
+    run_dir = make_run_of_everything(tmp_path)
     before = (run_dir / "study.log").read_bytes()
     with dashboard(run_dir / "study.log") as server:
         for study in ("run", "run-confirm"):
             trials = server.study(study)["trials"]
-            assert [seen(trial) for trial in trials] == [shown(trial) for trial in trials_of(run_dir, study)]
+            assert [seen(trial) for trial in trials] == [shown(trial) for trial in load_trials(run_dir, study)]
     assert (run_dir / "study.log").read_bytes() == before
 
 
@@ -231,7 +231,7 @@ def points(figure: Any, axis: str = "y", name: str | None = None) -> list[list[A
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")  # which optuna imports, if it is there
 @pytest.mark.slow
 def test_every_plot_that_optuna_has_for_one_loss_shows_the_trials_of_a_run(tmp_path: Path) -> None:
-    study = study_of(run_of_everything(tmp_path))
+    study = study_of(make_run_of_everything(tmp_path))
     params = {name: [study.trials[number].params[name] for number in COMPLETE] for name in study.best_params}
     from optuna import visualization as plots  # pytest, as it looks for tests, would load what is lazy here
 
@@ -286,7 +286,7 @@ def test_every_plot_that_optuna_has_for_one_loss_shows_the_trials_of_a_run(tmp_p
 def test_plots_that_optuna_has_for_several_objectives_show_the_trials_of_a_run(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", objectives=Objectives(("loss", "size", "speed"), ("speed",)))
     for loss, size, speed in ((1.0, 9.0, 5.0), (2.0, 5.0, 5.0), (3.0, 9.0, 4.0), (3.0, 9.0, 6.0)):
-        add(record, curve={1: loss}, metrics={"size": size, "speed": speed})
+        add_evaluation(record, curve={1: loss}, metrics={"size": size, "speed": speed})
     study = study_of(tmp_path / "run")
     from optuna import visualization as plots  # pytest, as it looks for tests, would load what is lazy here
 

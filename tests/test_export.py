@@ -24,9 +24,16 @@ from optuna.trial import TrialState
 from hpo import Categorical, SearchSpace
 from hpo.store.run_dir import RunDir
 from hpo.trainer.search_file import load_search_file
-from tests.support.launch import ROOT, SEARCHES, call_hpo, hpo_line
-from tests.support.outcome import trials_of
-from tests.support.runs import add, claim, complete, make_run, run_of_everything, start
+from tests.support.launch import ROOT, SEARCHES, call_hpo, make_hpo_command
+from tests.support.run_output import load_trials
+from tests.support.runs import (
+    add_evaluation,
+    claim_evaluation,
+    complete_evaluations,
+    make_run,
+    make_run_of_everything,
+    start_session,
+)
 
 Export = Callable[..., tuple[int, bytes, str]]
 
@@ -60,13 +67,24 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
 
 COLUMNS = [
     *("study", "trial", "state", "loss", "param_depth", "param_act", "param_flag", "param_lr", "metric_accuracy"),
-    *("island", "worker", "generation", "propagator", "started", "ended", "seconds", "epochs", "failure", "origin"),
+    *(
+        "island",
+        "worker",
+        "generation",
+        "propagator",
+        "started",
+        "ended",
+        "seconds",
+        "epochs",
+        "failure",
+        "imported_from",
+    ),
     *("confirms", "seed", "inherits", "workers", "curve"),
 ]
 
 
 def test_every_evaluation_is_a_row_of_the_same_columns_in_each_format(tmp_path: Path, export: Export) -> None:
-    run_dir = run_of_everything(tmp_path)
+    run_dir = make_run_of_everything(tmp_path)
     status, out, err = export(run_dir, "--to", "json")
     assert (status, err) == (0, "")
     rows = json_rows(out)
@@ -77,7 +95,7 @@ def test_every_evaluation_is_a_row_of_the_same_columns_in_each_format(tmp_path: 
         *(("run", trial, state) for trial, state in enumerate(states)),
         *confirming,
     ]
-    trials = [*trials_of(run_dir), *trials_of(run_dir, "run-confirm")]
+    trials = [*load_trials(run_dir), *load_trials(run_dir, "run-confirm")]
     for row, trial in zip(rows, trials, strict=True):
         assert {name: row[f"param_{name}"] for name in trial.params} == trial.params
         assert row["loss"] == trial.value
@@ -85,7 +103,7 @@ def test_every_evaluation_is_a_row_of_the_same_columns_in_each_format(tmp_path: 
         assert row["epochs"] == len(trial.intermediate_values)
         for column, at in (("started", trial.datetime_start), ("ended", trial.datetime_complete)):
             assert row[column] == (at and at.astimezone(timezone.utc).isoformat(timespec="microseconds"))
-    assert [row["origin"] for row in rows[:3]] == [*(f"trial {n} of {tmp_path}/before" for n in (0, 1)), None]
+    assert [row["imported_from"] for row in rows[:3]] == [*(f"trial {n} of {tmp_path}/before" for n in (0, 1)), None]
     assert [row["metric_accuracy"] for row in rows] == [0.1, None, 0.3, 0.4, 0.5, 0.6, *[None] * 7]
     assert [row["seconds"] for row in rows] == [1.5, 0.5, *[1.5] * 4, 0.7, 0.8, None, None, None, 2.0, None]
     assert [row["failure"] is None for row in rows] == [row["state"] != "failed" for row in rows]
@@ -139,8 +157,8 @@ def objective(params, worker):
 def test_names_and_texts_may_be_anything(tmp_path: Path, export: Export) -> None:
     search = tmp_path / "hostile.py"
     search.write_text(HOSTILE_SEARCH, "utf-8")
-    session = start(tmp_path / "run", search)
-    record, distributions = session.open_record(), load_search_file(search).space.distributions()
+    session = start_session(tmp_path / "run", search)
+    record, distributions = session.open_record(), load_search_file(search).space.make_distributions()
     text = '=1+1, "a"\r\n\t\0\udcff'
     given: list[dict[str, Any]] = [
         {"metric_a": text, "loss": 2.5, "curve": 2**70, "state": True},
@@ -150,7 +168,7 @@ def test_names_and_texts_may_be_anything(tmp_path: Path, export: Export) -> None
     for number, params in enumerate(given):
         params.update(trial=number, param_trial=number / 4, λ="x")
         island = "of another program" if number == 0 else number
-        assignment = claim(record, params, distributions, 9, island=island, worker=0, generation=0)
+        assignment = claim_evaluation(record, params, distributions, 9, island=island, worker=0, generation=0)
         metrics = {"a": float("nan"), "trial": 7.0, "": 8.0, 'b,"\n': 9.0}
         record.report(assignment, 1, float("nan"))
         record.complete(assignment, 0.5, 1.0, metrics)
@@ -187,13 +205,19 @@ def test_no_text_in_csv_is_a_formula_and_numbers_stay_numbers(tmp_path: Path, ex
     space = SearchSpace(x=Categorical(*FORMULAS, -1.5, "a=1", "\u202ea\u2066"))
     record = make_run(tmp_path / "=run", space)
     for choice in [*FORMULAS, -1.5, "a=1", "\u202ea\u2066"]:
-        add(record, params={"x": choice}, space=space, curve={1: -2.5}, metrics={"=a": -0.5}, origin="@x")
-    add(record, TrialState.FAIL, params={"x": "+1"}, space=space, failure="=cmd|'/c calc'!A1", propagator="-x")
+        add_evaluation(
+            record, params={"x": choice}, space=space, curve={1: -2.5}, metrics={"=a": -0.5}, imported_from="@x"
+        )
+    add_evaluation(
+        record, TrialState.FAIL, params={"x": "+1"}, space=space, failure="=cmd|'/c calc'!A1", propagator="-x"
+    )
     text = csv_rows(export(tmp_path / "=run", "--to", "csv")[1])
     guarded = [f"'{choice}" for choice in FORMULAS]
     guarded[5] = r"\r=1+1"
     assert [row["param_x"] for row in text] == [*guarded, "-1.5", "a=1", r"\u202ea\u2066", "'+1"]
-    assert [(row["loss"], row["metric_=a"], row["origin"]) for row in text[:-1]] == [("-2.5", "-0.5", "'@x")] * 11
+    assert [(row["loss"], row["metric_=a"], row["imported_from"]) for row in text[:-1]] == [
+        ("-2.5", "-0.5", "'@x")
+    ] * 11
     assert (text[-1]["failure"], text[-1]["propagator"]) == ("'=cmd|'/c calc'!A1", "'-x")
     assert {row["study"] for row in text} == {"'=run"}
     assert [row["param_x"] for row in json_rows(export(tmp_path / "=run", "--to", "json")[1])][:8] == FORMULAS
@@ -202,7 +226,7 @@ def test_no_text_in_csv_is_a_formula_and_numbers_stay_numbers(tmp_path: Path, ex
 
 
 def test_a_run_in_which_nothing_was_started_has_its_columns(tmp_path: Path, export: Export) -> None:
-    start(tmp_path / "run")
+    start_session(tmp_path / "run")
     columns = [column for column in COLUMNS if column != "metric_accuracy"]
     assert export(tmp_path / "run", "--to", "csv") == (0, (",".join(columns) + "\n").encode(), "")
     assert json_rows(export(tmp_path / "run", "--to", "json")[1]) == []
@@ -231,7 +255,7 @@ def test_a_mistake_is_one_message_and_leaves_nothing(
     tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    start(Path("run"))
+    start_session(Path("run"))
     Path("here").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
     status, out, err = export(*arguments)
@@ -244,7 +268,7 @@ def test_a_mistake_is_one_message_and_leaves_nothing(
 
 
 def test_a_file_is_replaced_where_that_is_asked_for_and_only_by_a_whole_one(tmp_path: Path, export: Export) -> None:
-    complete(start(tmp_path / "run").open_record(), 1, 2, 3, 4)
+    complete_evaluations(start_session(tmp_path / "run").open_record(), 1, 2, 3, 4)
     out = tmp_path / "out.csv"
     out.write_text("mine")
     command = [tmp_path / "run", "--to", "csv", "-o", out, "--overwrite"]
@@ -262,7 +286,7 @@ def test_a_file_is_replaced_where_that_is_asked_for_and_only_by_a_whole_one(tmp_
 
 
 def test_parquet_says_what_it_needs(tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
-    start(tmp_path / "run")
+    start_session(tmp_path / "run")
     for module in [name for name in sys.modules if name.startswith("pyarrow.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -285,8 +309,8 @@ def test_parquet_says_what_it_needs(tmp_path: Path, export: Export, monkeypatch:
 def test_a_reader_that_has_enough_ends_it_quietly(
     tmp_path: Path, command: list[str], variables: dict[str, str], reader: str, status: int, message: str
 ) -> None:
-    complete(start(tmp_path / "run").open_record(), 1)
-    line = hpo_line(*command, tmp_path / "run")
+    complete_evaluations(start_session(tmp_path / "run").open_record(), 1)
+    line = make_hpo_command(*command, tmp_path / "run")
     here, there = os.pipe()
     os.close(here)
     with os.fdopen(there, "w") as closed, Path("/dev/full").open("w") as full:
@@ -304,14 +328,14 @@ def test_a_reader_that_has_enough_ends_it_quietly(
 
 
 def test_the_run_is_only_read(tmp_path: Path, export: Export) -> None:
-    run_dir = run_of_everything(tmp_path)
+    run_dir = make_run_of_everything(tmp_path)
     before = {path: path.read_bytes() for path in RunDir(run_dir).path.iterdir()}
     export(run_dir, "--to", "json")
     assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
 
 
 def test_a_link_keeps_leading_to_the_file_that_is_replaced(tmp_path: Path, export: Export) -> None:
-    start(tmp_path / "run")
+    start_session(tmp_path / "run")
     file, link, dangling = tmp_path / "folder" / "file", tmp_path / "link", tmp_path / "dangling"
     file.parent.mkdir()
     file.write_text("old")
@@ -326,7 +350,7 @@ def test_a_link_keeps_leading_to_the_file_that_is_replaced(tmp_path: Path, expor
 
 
 def test_a_pipe_and_a_device_are_written_to_and_stay(tmp_path: Path, export: Export) -> None:
-    start(tmp_path / "run")
+    start_session(tmp_path / "run")
     whole = export(tmp_path / "run", "--to", "csv")[1]
     pipe, device, disk = tmp_path / "pipe", tmp_path / "device", tmp_path / "disk"
     os.mkfifo(pipe)
@@ -350,10 +374,10 @@ def test_a_pipe_and_a_device_are_written_to_and_stay(tmp_path: Path, export: Exp
 @pytest.mark.parametrize("command", ["top", "watch", "export --to csv"])
 @pytest.mark.slow
 def test_a_standard_output_that_was_closed_is_said_and_takes_nothing(tmp_path: Path, command: str) -> None:
-    start(tmp_path / "run")
+    start_session(tmp_path / "run")
     before = (tmp_path / "run" / "study.log").read_bytes()
     name, *options = command.split()
-    line = hpo_line(name, "run", *options)
+    line = make_hpo_command(name, "run", *options)
     closed = partial(os.close, 1)  # as a shell does for >&-
     job = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, preexec_fn=closed)
     assert (job.returncode, job.stderr) == (2, "error: the standard output cannot be written: Bad file descriptor\n")
@@ -371,7 +395,7 @@ def test_a_run_whose_standard_output_was_closed_comes_to_its_end(tmp_path: Path)
 
 
 def test_a_file_does_not_take_the_place_of_a_standard_stream_that_was_closed(tmp_path: Path) -> None:
-    code = "import os\nos.close(0)\nos.close(1)\nfrom hpo.process.printed import fill_closed_streams\n"
+    code = "import os\nos.close(0)\nos.close(1)\nfrom hpo.process.standard_streams import fill_closed_streams\n"
     code += "fill_closed_streams()\nfile = open('study.log', 'w')\nassert file.fileno() > 2\n"
     code += "try:\n    os.write(1, b'x')\nexcept OSError as error:\n    assert error.errno == 9\nelse:\n    raise\n"
     shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=60)

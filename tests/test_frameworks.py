@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.launch import ROOT, Mpi
-from tests.support.outcome import finished, trials_of
+from tests.support.run_output import find_complete_losses, load_trials
 from tests.test_docs import commands_with, example
 from tests.test_scripts import LR, SCRIPTS, SEARCH
 
@@ -27,8 +27,8 @@ def search(mpi: Mpi, folder: Path, options: list[str], pattern: str, *command: o
     options = [*options, "--loss", pattern, "--evaluations", "4", "--run-dir", "run"]
     job = mpi.run(4, *SEARCH, *options, "--", *command, cwd=folder)
     assert job.returncode == 0, job.stderr
-    trials = trials_of(folder / "run")
-    assert len(finished(trials)) == 4
+    trials = load_trials(folder / "run")
+    assert len(find_complete_losses(trials)) == 4
     return trials
 
 
@@ -45,7 +45,7 @@ def check_with_torchrun(folder: Path, trial: Any, pattern: str, *command: object
 
 def read_lines(folder: Path, trial: Any, pattern: str) -> list[str]:
     """Return the matches of a pattern in the lines that an evaluation has printed, sorted."""
-    return sorted(re.findall(pattern, (folder / "run" / "printed" / f"{trial.number}.txt").read_text()))
+    return sorted(re.findall(pattern, (folder / "run" / "logs" / f"{trial.number}.txt").read_text()))
 
 
 def test_trainer_of_transformers_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:
@@ -59,13 +59,13 @@ def test_callback_of_transformers_reports_to_a_pruner(mpi: Mpi, tmp_path: Path) 
     (command,) = commands_with("docs/training/frameworks.md", "mpirun -n 4 hpo search")
     job = mpi.run(int(command[2]), "-c", "from hpo.cli import main; main()", *command[4:], cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    trials = trials_of(tmp_path / "runs" / "trainer")
+    trials = load_trials(tmp_path / "runs" / "trainer")
     states = [trial.state.name for trial in trials]
     assert (len(states), set(states)) == (8, {"COMPLETE", "PRUNED"})
     assert all(len(trial.intermediate_values) == 3 for trial in trials if trial.state.name == "COMPLETE")
     for trial in trials:
         assert trial.user_attrs["metrics"].keys() == {"eval_accuracy"}
-    best = min(finished(trials).values())
+    best = min(find_complete_losses(trials).values())
     assert 0 < best < 2.2, "it learns: chance is 2.3"
     assert best != round(best, 4), "all digits"
 

@@ -16,28 +16,28 @@ import torch
 from optuna.trial import TrialState
 
 from hpo.objectives import Objectives
-from hpo.results.history import joined
-from hpo.results.hypervolume import box_of, over_time
+from hpo.results.hypervolume import compute_shares_over_time, make_box
 from hpo.results.reader import RunReader
+from hpo.results.search_history import find_front_additions
 from hpo.results.summary import summarize
 from hpo.store.evaluations import Evaluation
-from hpo.store.front import Archive, costs_of, front
+from hpo.store.pareto_front import FrontArchive, compute_costs, find_front
 from hpo.store.run_dir import RunDir
 from hpo.store.tensors import write_tensors
-from hpo.store.weights import BestWeights, weights_of
-from hpo.views.export import table_of, writer
-from hpo.views.live.head import head_lines
-from hpo.views.live.rows import island_rows
-from hpo.views.live.standing import standing
-from hpo.views.live.watch import Listing
-from hpo.views.page.front import fronts, hypervolume
-from hpo.views.page.write import render
-from hpo.views.progress import Lines
-from hpo.views.tables import print_tables
-from tests.support.evaluations import one
+from hpo.store.weights import BestWeights, make_weights_path
+from hpo.views.export import find_writer, make_evaluation_table
+from hpo.views.live.run_header import format_header
+from hpo.views.live.run_status import compute_run_status
+from hpo.views.live.run_watch import RunListing
+from hpo.views.live.table_rows import make_island_rows
+from hpo.views.page.front_figures import draw_fronts, draw_hypervolume
+from hpo.views.page.html_report import render_report
+from hpo.views.progress import ProgressLines
+from hpo.views.summary_tables import print_tables
+from tests.support.evaluations import make_evaluation
 from tests.support.launch import Hpo
-from tests.support.outcome import LINE
-from tests.support.runs import BEGAN, add, make_run, manifest
+from tests.support.run_output import RESULT_LINE
+from tests.support.runs import START_SECONDS, add_evaluation, make_manifest, make_run
 from tests.test_advice import result, told
 
 TWO = Objectives(("loss", "parameters"))
@@ -52,22 +52,26 @@ def a_run(path: Path, objectives: Objectives = TWO, **about: Any) -> RunReader:
     for trial, (loss, parameters, speed) in enumerate(VALUES):
         metrics = {"accuracy": 1 - loss, "parameters": parameters, "speed": speed}
         bred = "ga" if trial else ""
-        add(record, curve={1: 2 * loss, 2: loss}, began=BEGAN + trial, metrics=metrics, propagator=bred)
-    add(record, TrialState.PRUNED, curve={1: 0.1}, began=BEGAN + 5, metrics={"parameters": 1.0, "speed": 99.0})
-    add(record, TrialState.FAIL, curve={}, began=BEGAN + 6, failure="ValueError: no")
+        add_evaluation(
+            record, curve={1: 2 * loss, 2: loss}, began=START_SECONDS + trial, metrics=metrics, propagator=bred
+        )
+    add_evaluation(
+        record, TrialState.PRUNED, curve={1: 0.1}, began=START_SECONDS + 5, metrics={"parameters": 1.0, "speed": 99.0}
+    )
+    add_evaluation(record, TrialState.FAIL, curve={}, began=START_SECONDS + 6, failure="ValueError: no")
     return RunReader(path)
 
 
 def traded(values: list[tuple[float, float]], **others: Any) -> list[Evaluation]:
     """Make an evaluation for each loss and number of parameters."""
     return [
-        one(trial, loss=loss, others=(size,), metrics={"parameters": size}, **others)
+        make_evaluation(trial, loss=loss, others=(size,), metrics={"parameters": size}, **others)
         for trial, (loss, size) in enumerate(values)
     ]
 
 
 def test_the_summary_has_the_front_and_what_it_is_worth(tmp_path: Path) -> None:
-    summary = a_run(tmp_path / "run").summary(2)
+    summary = a_run(tmp_path / "run").make_summary(2)
     assert [entry["trial"] for entry in summary["front"]] == [3, 0, 4]
     # A loss of 1000 has diverged. The others, and the medians, end at 0.5 and 200; the reference is a tenth behind.
     dominated = (0.525 - 0.25) * (215 - 200) + (0.525 - 0.5) * (200 - 100)
@@ -82,28 +86,28 @@ def test_the_summary_has_the_front_and_what_it_is_worth(tmp_path: Path) -> None:
 
 def test_with_one_objective_nothing_is_said_of_a_front(tmp_path: Path, hpo: Hpo) -> None:
     run = a_run(tmp_path / "run", Objectives())
-    summary = run.summary(2)
+    summary = run.make_summary(2)
     assert (summary["front"], summary["hypervolume"]) == ([], None)
     (entry,) = [entry for entry in summary["propagators"] if entry["propagator"] == "ga"]
     assert entry["improved"] == 1
-    assert "front" not in table_of(run).columns
+    assert "front" not in make_evaluation_table(run).column_types
     assert "front" not in json.loads(hpo("show", tmp_path / "run", 0, "--json")[1])
     said = [hpo(command, run.run_dir.path)[1:] for command in ("top", "best", "show")]
     assert "front" not in str(said).lower()
-    assert not re.search("front", re.sub(r'id="plotly">[^<]*', "", render(run, 3, BEGAN)), re.IGNORECASE)
+    assert not re.search("front", re.sub(r'id="plotly">[^<]*', "", render_report(run, 3, START_SECONDS)), re.IGNORECASE)
 
 
 def test_what_joins_an_archive_is_what_the_front_of_all_so_far_has() -> None:
     values = [(float(n * 7 % 11), float(n * n % 13)) for n in range(60)]
     evaluations = traded(values)
-    archive = Archive(TWO, evaluations[:5])
+    archive = FrontArchive(TWO, evaluations[:5])
     for count, new in enumerate(evaluations[5:], start=6):
-        so_far = front(evaluations[:count], TWO)
+        so_far = find_front(evaluations[:count], TWO)
         assert archive.add(new) == (new in so_far)
         assert sorted(entry.trial for entry in archive.front) == sorted(entry.trial for entry in so_far)
         assert len(archive.costs) == len(archive.front)
-    assert not archive.add(one(99, "pruned", loss=-1.0, others=(-1.0,)))
-    assert not archive.add(one(99, loss=-1.0)), "its other value is not known"
+    assert not archive.add(make_evaluation(99, "pruned", loss=-1.0, others=(-1.0,)))
+    assert not archive.add(make_evaluation(99, loss=-1.0)), "its other value is not known"
 
 
 def test_front_with_ties_is_that_of_optuna(tmp_path: Path) -> None:
@@ -111,34 +115,40 @@ def test_front_with_ties_is_that_of_optuna(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", objectives=TWO)
     for trial in range(15):
         loss, parameters = (trial % 4, 3 - trial % 4) if trial < 12 else (9, 9)
-        add(record, curve={1: float(loss)}, began=BEGAN + trial, metrics={"parameters": float(parameters)})
+        add_evaluation(
+            record, curve={1: float(loss)}, began=START_SECONDS + trial, metrics={"parameters": float(parameters)}
+        )
     run = RunReader(tmp_path / "run")
     undominated = {trial.number for trial in record.study.best_trials}
-    table = table_of(run)
-    marked = {row[1] for row in table.rows if row[list(table.columns).index("front")]}
+    table = make_evaluation_table(run)
+    marked = {row[1] for row in table.rows if row[list(table.column_types).index("front")]}
     assert marked == undominated == set(range(12))
-    assert {one.trial for one in run.front()} == undominated
-    archive = Archive(TWO)
-    assert [one.trial for one in run.evaluations() if archive.add(one)] == list(range(12))
+    assert {one.trial for one in run.find_front()} == undominated
+    archive = FrontArchive(TWO)
+    assert [one.trial for one in run.read_evaluations() if archive.add(one)] == list(range(12))
     assert {one.trial for one in archive.front} == undominated
-    hypervolume = run.summary(2)["hypervolume"]
-    without_ties = [run.evaluations()[trial] for trial in (0, 1, 2, 3, 12, 13, 14)]
+    hypervolume = run.make_summary(2)["hypervolume"]
+    without_ties = [run.read_evaluations()[trial] for trial in (0, 1, 2, 3, 12, 13, 14)]
     assert hypervolume["ideal"] == [0.0, 0.0]
-    assert len(over_time(run.evaluations(), TWO)) == len(over_time(without_ties, TWO)) == 4
+    assert (
+        len(compute_shares_over_time(run.read_evaluations(), TWO))
+        == len(compute_shares_over_time(without_ties, TWO))
+        == 4
+    )
 
 
 def test_weights_are_kept_of_the_first_of_ties(tmp_path: Path) -> None:
     kept = BestWeights(RunDir(tmp_path), TWO)
     for trial in (1, 2, 0):
-        kept.learn(one(trial, loss=0.5, others=(5.0,)))
-    assert [bool(kept.wanted(trial)) for trial in range(3)] == [True, False, False]
-    archive = Archive(TWO, [one(trial, loss=0.5, others=(5.0,)) for trial in (3, 5)])
-    assert [archive.has_room_for(trial, (0.5, 5.0)) for trial in (2, 4, 6)] == [True, False, False]
+        kept.update(make_evaluation(trial, loss=0.5, others=(5.0,)))
+    assert [bool(kept.list_wanted_files(trial)) for trial in range(3)] == [True, False, False]
+    archive = FrontArchive(TWO, [make_evaluation(trial, loss=0.5, others=(5.0,)) for trial in (3, 5)])
+    assert [archive.would_join(trial, (0.5, 5.0)) for trial in (2, 4, 6)] == [True, False, False]
 
 
 def test_long_front_shows_ties_in_one_row(capsys: pytest.CaptureFixture[str]) -> None:
     evaluations = traded([(1.0 + n % 8, 100.0 - n % 8) for n in range(30)])
-    run = manifest(budget=30, objectives={"names": list(TWO.names), "maximized": []})
+    run = make_manifest(budget=30, objectives={"names": list(TWO.names), "maximized": []})
     print_tables(summarize(evaluations, run, 3), Path("run"), TWO)
     text = capsys.readouterr().out.split("The Pareto front\n")[1]
     trials = re.findall(r"^ *\d+ +[\d.]+ +\d+ .*?(\d+ \+\d+) ", text, re.MULTILINE)
@@ -151,16 +161,16 @@ def test_long_front_shows_ties_in_one_row(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_was_taken_over_has_joined_before() -> None:
-    given = one(0, loss=0.5, others=(10.0,), origin="trial 3 of other", started=500.0, ended=510.0)
-    worse, better = one(1, loss=0.6, others=(10.0,)), one(2, loss=0.6, others=(9.0,))
-    assert joined([given, worse, better], TWO) == [better]
+    given = make_evaluation(0, loss=0.5, others=(10.0,), imported_from="trial 3 of other", started=500.0, ended=510.0)
+    worse, better = make_evaluation(1, loss=0.6, others=(10.0,)), make_evaluation(2, loss=0.6, others=(9.0,))
+    assert find_front_additions([given, worse, better], TWO) == [better]
 
 
 def test_the_table_of_the_front_takes_the_place_of_all_islands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = a_run(tmp_path / "run", THREE)
-    print_tables(run.summary(2), Path("run"), THREE)
+    print_tables(run.make_summary(2), Path("run"), THREE)
     text = capsys.readouterr().out
     assert "All islands" not in text
     head, _, *rows = text.split("The Pareto front\n")[1].splitlines()
@@ -187,7 +197,9 @@ def test_of_a_long_front_some_rows_are_shown_and_it_is_said_where_the_others_are
     evaluations = traded([(1.0 + n, 100.0 - n) for n in range(30)])
     for asked, shown in ((3, 20), (25, 25), (30, 30)):
         print_tables(
-            summarize(evaluations, manifest(budget=30, objectives={"names": list(TWO.names), "maximized": []}), asked),
+            summarize(
+                evaluations, make_manifest(budget=30, objectives={"names": list(TWO.names), "maximized": []}), asked
+            ),
             Path("my runs/x"),
             TWO,
         )
@@ -203,15 +215,15 @@ def test_of_a_long_front_some_rows_are_shown_and_it_is_said_where_the_others_are
 
 def test_a_line_says_whether_it_joined_the_front_below_its_heading() -> None:
     evaluations = traded([(0.5, 100), (0.25, 300), (0.6, 200), (0.2, 50)])
-    lines = Lines(evaluations[:1], 40, TWO)
-    printed = [lines.line(new) + "\n" for new in evaluations[1:]]
-    assert [LINE.fullmatch(line)["best"] for line in printed] == ["front", None, "front"]  # type: ignore[index]
+    lines = ProgressLines(evaluations[:1], 40, TWO)
+    printed = [lines.format_line(new) + "\n" for new in evaluations[1:]]
+    assert [RESULT_LINE.fullmatch(line)["best"] for line in printed] == ["front", None, "front"]  # type: ignore[index]
     end = lines.heading.index("seconds") + len("seconds")
     assert all(line[:end].endswith(" 0.0") and line[end : end + 2] == "  " for line in printed)
-    assert lines.so_far == "front of 1, lowest loss 0.2 (trial 3: lr=0.1), "
-    confirming = one(9, loss=0.0, others=(0.0,), confirms=3)
-    assert "front" not in lines.line(confirming)
-    assert lines.so_far.startswith("front of 1, lowest loss 0.2 ")
+    assert lines.best_text == "front of 1, lowest loss 0.2 (trial 3: lr=0.1), "
+    confirming = make_evaluation(9, loss=0.0, others=(0.0,), confirms=3)
+    assert "front" not in lines.format_line(confirming)
+    assert lines.best_text.startswith("front of 1, lowest loss 0.2 ")
 
 
 def test_best_by_is_the_best_of_the_front_in_one_objective(tmp_path: Path, hpo: Hpo) -> None:
@@ -234,12 +246,14 @@ def test_best_by_is_the_best_of_the_front_in_one_objective(tmp_path: Path, hpo: 
 
 def test_the_weights_are_those_of_the_one_that_was_chosen(tmp_path: Path, hpo: Hpo) -> None:
     run_dir = a_run(tmp_path / "run").run_dir
-    run_dir.front.mkdir()
-    for path, trial in ((weights_of(run_dir.front, 4), 4), (run_dir.weights, 1)):
+    run_dir.front_weights.mkdir()
+    for path, trial in ((make_weights_path(run_dir.front_weights, 4), 4), (run_dir.best_weights, 1)):
         write_tensors(path, {"w": torch.zeros(1)}, {"trial": str(trial), "params": "{}", "settings": "{}"})
     assert f"its weights: {run_dir.path}/front/4.safetensors" in hpo("best", run_dir.path, "--by", "parameters")[2]
-    assert f"the weights of trial 1: {run_dir.weights}" in hpo("best", run_dir.path)[2]
-    table = render(RunReader(run_dir.path), 3, BEGAN).split('<section id="answer">')[1].split("</table>")[0]
+    assert f"the weights of trial 1: {run_dir.best_weights}" in hpo("best", run_dir.path)[2]
+    table = (
+        render_report(RunReader(run_dir.path), 3, START_SECONDS).split('<section id="answer">')[1].split("</table>")[0]
+    )
     assert re.findall(r"<td>(front/[^<]*)</td>", table) == ["front/4.safetensors"]
 
 
@@ -253,33 +267,33 @@ def test_show_says_whether_an_evaluation_is_on_the_front(tmp_path: Path, hpo: Hp
 
 
 def test_an_export_has_a_column_for_the_front(tmp_path: Path) -> None:
-    table = table_of(a_run(tmp_path / "run"))
-    assert list(table.columns)[3:5] == ["loss", "front"]
-    rows = list(csv.DictReader(io.StringIO(writer("csv")(table).decode())))
+    table = make_evaluation_table(a_run(tmp_path / "run"))
+    assert list(table.column_types)[3:5] == ["loss", "front"]
+    rows = list(csv.DictReader(io.StringIO(find_writer("csv")(table).decode())))
     assert [row["front"] for row in rows] == ["True", "False", "False", "True", "True", "False", "False"]
     pytest.importorskip("pyarrow")
     import pyarrow.parquet
 
-    column = pyarrow.parquet.read_table(io.BytesIO(writer("parquet")(table)))["front"]
+    column = pyarrow.parquet.read_table(io.BytesIO(find_writer("parquet")(table)))["front"]
     assert (str(column.type), column.to_pylist()) == ("bool", [True, False, False, True, True, False, False])
 
 
 def test_the_view_has_the_front_in_the_place_of_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    look = a_run(tmp_path / "run", THREE).follow().look()
-    run = standing(look)
-    seen = [line.plain for line in head_lines(run, Path("run"))]
+    look = a_run(tmp_path / "run", THREE).make_follower().take_snapshot()
+    run = compute_run_status(look)
+    seen = [line.plain for line in format_header(run, Path("run"))]
     place = next(count for count, line in enumerate(seen) if "lowest loss" in line)
     assert seen[place].startswith("front 5  lowest loss 0.25  trial 1, found ")
     assert seen[place + 2] == "loss 0.25 to 1000, parameters 50 to 300, speed 1 to 9"
-    assert island_rows(run).cells(0) == ("0", "7", "1", "0.25", "1"), "the best of an island is its lowest loss"
-    monkeypatch.setattr("hpo.views.live.watch.SECONDS_BETWEEN_ESTIMATES", -1.0)
-    (line,) = Listing(look, Path("run")).lines(look, run)
+    assert make_island_rows(run).cells(0) == ("0", "7", "1", "0.25", "1"), "the best of an island is its lowest loss"
+    monkeypatch.setattr("hpo.views.live.run_watch.SECONDS_BETWEEN_ESTIMATES", -1.0)
+    (line,) = RunListing(look, Path("run")).format_lines(look, run)
     assert line.startswith("-- front of 5, lowest loss 0.25 (trial 1: layers=1  ")
 
 
 def test_advice_on_the_winner_alone_is_not_given_where_there_is_a_front() -> None:
-    near = [one(0, loss=0.5), one(1, loss=0.5001)]
-    flat = [one(trial, loss=1.0 + trial / 10_000) for trial in range(40)]
+    near = [make_evaluation(0, loss=0.5), make_evaluation(1, loss=0.5001)]
+    flat = [make_evaluation(trial, loss=1.0 + trial / 10_000) for trial in range(40)]
     for evaluations, kind in ((near, "confirm"), (flat, "flat")):
         about = {"budget": len(evaluations)}
         several = {**about, "objectives": {"names": ["loss", "parameters"], "maximized": []}}
@@ -294,8 +308,8 @@ def trace(figure: Any, name: str) -> dict[str, Any]:
 
 
 def test_the_front_is_drawn_as_stairs_to_the_better_side(tmp_path: Path) -> None:
-    evaluations = a_run(tmp_path / "run", THREE).evaluations()
-    sizes, speeds = fronts(evaluations, THREE)
+    evaluations = a_run(tmp_path / "run", THREE).read_evaluations()
+    sizes, speeds = draw_fronts(evaluations, THREE)
     assert list(zip(*(trace(sizes, "front")[way] for way in "xy"), strict=True))[:2] == [(0.25, 200), (0.5, 100)]
     assert trace(sizes, "front")["line"]["shape"] == "hv"
     assert trace(speeds, "front")["y"] == [3, 7, 9], "more is better: 2 is dominated by 3 of the same loss"
@@ -306,31 +320,31 @@ def test_the_front_is_drawn_as_stairs_to_the_better_side(tmp_path: Path) -> None
 
 def test_earlier_fronts_are_those_of_the_first_evaluations_that_ended() -> None:
     evaluations = traded([(1.0, 8), (2.0, 2), (0.5, 9), (0.4, 8), (0.3, 3), (0.2, 5), (0.6, 1), (0.1, 9)])
-    (figure,) = fronts([*evaluations, one(8, "failed", started=-5.0, ended=-1.0)], TWO)
+    (figure,) = draw_fronts([*evaluations, make_evaluation(8, "failed", started=-5.0, ended=-1.0)], TWO)
     assert trace(figure, "after 2 evaluations")["x"] == [1.0], "what failed has ended first, and counts"
     assert trace(figure, "after 4 evaluations")["x"] == [0.5, 1.0, 2.0]
     assert trace(figure, "front")["x"] == [0.1, 0.2, 0.3, 0.6]
     assert trace(figure, "dominated")["x"] == [1.0, 2.0, 0.5, 0.4]
-    assert fronts(evaluations[:2], TWO)[0].data[-2]["name"] == "front", "of so few, there are no earlier ones"
-    assert fronts([one(0, "failed")], TWO) == []
+    assert draw_fronts(evaluations[:2], TWO)[0].data[-2]["name"] == "front", "of so few, there are no earlier ones"
+    assert draw_fronts([make_evaluation(0, "failed")], TWO) == []
 
 
 def test_a_front_has_a_quarter_of_its_figure_at_least() -> None:
     found = [(2.1, 200.0), (2.12, 100.0), (2.2, 20.0)]
     evaluations = traded([*found, (2.5, 60.0), (2.4, 300.0), (3.1, 90.0), (9.0, 20.0), (25.0, 50.0), (50.0, 20.0)])
-    (figure,) = fronts(evaluations, TWO)
-    assert "go beyond the scale of loss, up to 50" in figure.beyond
+    (figure,) = draw_fronts(evaluations, TWO)
+    assert "go beyond the scale of loss, up to 50" in figure.out_of_range_note
     low, high = figure.layout["xaxis"]["range"]
     assert (2.2 - low) / (high - low) > 0.1
     assert set(trace(figure, "on the front")["marker"]["symbol"]) == {"circle"}
-    (whole,) = fronts(traded([*found, (2.5, 60.0)]), TWO)
-    assert whole.beyond == ""
+    (whole,) = draw_fronts(traded([*found, (2.5, 60.0)]), TWO)
+    assert whole.out_of_range_note == ""
 
 
 def test_what_diverged_does_not_flatten_a_front() -> None:
     near = [(0.1 + 0.05 * n, 1e6 / (1 + n) ** 3) for n in range(12)]
     evaluations = traded([*near, (1e9, 2e6), (2e9, 1.0)])
-    (figure,) = fronts(evaluations, TWO)
+    (figure,) = draw_fronts(evaluations, TWO)
     assert figure.layout["yaxis"]["type"] == "log"
     low, high = figure.layout["xaxis"]["range"]
     assert 0 < low < 0.1
@@ -339,54 +353,54 @@ def test_what_diverged_does_not_flatten_a_front() -> None:
     assert dominated["marker"]["symbol"] == ["triangle-right"]
     assert best["marker"]["symbol"] == ["circle"] * 12 + ["triangle-right"]
     assert dominated["x"] == best["x"][-1:] == trace(figure, "front")["x"][-1:]
-    assert figure.beyond.startswith("2 evaluations go beyond the scale of loss, up to 2000000000: ")
+    assert figure.out_of_range_note.startswith("2 evaluations go beyond the scale of loss, up to 2000000000: ")
 
 
 def test_a_maximised_objective_may_diverge_downwards() -> None:
     score = Objectives(("loss", "score"), ("score",))
     evaluations = traded([*((1.0 + n, -(2.0 ** (10 - n))) for n in range(11)), (50.0, -1e12)])
-    (figure,) = fronts(evaluations, score)
+    (figure,) = draw_fronts(evaluations, score)
     axis, stairs = figure.layout["yaxis"], trace(figure, "front")
     assert axis["type"] == "log", "of the values without their sign"
     assert axis["range"][0] > axis["range"][1], "the best is at the top"
     assert dict(zip(axis["tickvals"], axis["ticktext"], strict=True))[100.0] == "-100"
     assert stairs["y"] == [2.0 ** (10 - n) for n in range(11)]
     assert trace(figure, "dominated")["marker"]["symbol"] == ["triangle-down"]
-    assert "down to -1000000000000" in figure.beyond
+    assert "down to -1000000000000" in figure.out_of_range_note
 
 
 def test_the_hypervolume_grows_to_what_the_summary_says(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
-    figure = hypervolume(run.evaluations(), TWO)
+    figure = draw_hypervolume(run.read_evaluations(), TWO)
     assert figure is not None
     (line,) = figure.data
-    summary = run.summary(1)["hypervolume"]
+    summary = run.make_summary(1)["hypervolume"]
     assert line["y"][-1] == pytest.approx(summary["share"], abs=1e-4)
     assert line["y"] == sorted(line["y"])
     assert (line["x"][0], line["x"][-1]) == (1, 7)
-    assert hypervolume(run.evaluations(), Objectives()) is None
-    assert hypervolume(run.evaluations()[:1], TWO) is None
+    assert draw_hypervolume(run.read_evaluations(), Objectives()) is None
+    assert draw_hypervolume(run.read_evaluations()[:1], TWO) is None
 
 
 @pytest.mark.parametrize("objectives", [TWO, THREE])
 def test_the_hypervolume_over_time_is_that_of_each_front(objectives: Objectives) -> None:
-    rng, others = random.Random(0), len(objectives.others)
+    rng, others = random.Random(0), len(objectives.metric_names)
     evaluations = [
-        one(n, loss=rng.random(), others=tuple(rng.choice((rng.random(), 0.5)) for _ in range(others)))
+        make_evaluation(n, loss=rng.random(), others=tuple(rng.choice((rng.random(), 0.5)) for _ in range(others)))
         for n in range(80)
     ]
-    evaluations[5] = replace(evaluations[5], origin="trial 1 of other")
-    box, grown = box_of(evaluations, objectives), over_time(evaluations, objectives)
+    evaluations[5] = replace(evaluations[5], imported_from="trial 1 of other")
+    box, grown = make_box(evaluations, objectives), compute_shares_over_time(evaluations, objectives)
     assert box is not None
     assert len(grown) > 5
     for count, share in grown:
-        own = [entry for entry in evaluations if not entry.origin][:count]
-        best = front([evaluations[5], *own], objectives)
-        assert share == pytest.approx(box.share(costs_of(best, objectives)), abs=1e-9)
+        own = [entry for entry in evaluations if not entry.imported_from][:count]
+        best = find_front([evaluations[5], *own], objectives)
+        assert share == pytest.approx(box.compute_share(compute_costs(best, objectives)), abs=1e-9)
 
 
 def test_the_report_has_the_front_as_its_answer(tmp_path: Path) -> None:
-    page = render(a_run(tmp_path / "run", THREE), 2, BEGAN)
+    page = render_report(a_run(tmp_path / "run", THREE), 2, START_SECONDS)
     assert "<title>run: front of 5, lowest loss 0.25</title>" in page
     answer = page.split('<section id="answer">')[1].split("</section>")[0]
     assert "<h2>The front</h2>" in answer
@@ -403,14 +417,14 @@ def test_the_report_has_the_front_as_its_answer(tmp_path: Path) -> None:
 def test_a_front_of_one_or_none_is_shown_everywhere(tmp_path: Path, hpo: Hpo, states: list[TrialState]) -> None:
     record = make_run(tmp_path / "run", objectives=TWO)
     for state in states:
-        add(record, state, metrics={"parameters": 10.0}, failure="no" if state == TrialState.FAIL else None)
+        add_evaluation(record, state, metrics={"parameters": 10.0}, failure="no" if state == TrialState.FAIL else None)
     run = RunReader(tmp_path / "run")
     count = states.count(TrialState.COMPLETE)
-    assert len(run.summary(3)["front"]) == count
+    assert len(run.make_summary(3)["front"]) == count
     assert ("1 individual: no other one is better" in hpo("top", tmp_path / "run")[1]) == bool(count)
     assert ("it alone is on the front" in hpo("best", tmp_path / "run")[2]) == bool(count)
     assert hpo("best", tmp_path / "run", "--by", "parameters")[0] == (0 if count else 2)
-    assert ("front of 1" in render(run, 3, BEGAN)) == bool(count)
-    head = head_lines(standing(run.follow().look()), Path("run"))
+    assert ("front of 1" in render_report(run, 3, START_SECONDS)) == bool(count)
+    head = format_header(compute_run_status(run.make_follower().take_snapshot()), Path("run"))
     assert any(line.plain == "loss 0.5, parameters 10" for line in head) == bool(count)
-    assert RunDir(tmp_path / "run").front.exists() is False, "nothing that reads a run writes to it"
+    assert RunDir(tmp_path / "run").front_weights.exists() is False, "nothing that reads a run writes to it"

@@ -17,32 +17,32 @@ import optuna
 import pytest
 
 from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.step_verdict import Step, Verdict
 from hpo.evaluation.supervision import Supervision
-from hpo.evaluation.verdict import Step, Verdict
 from hpo.process import clock
 from hpo.process.channel import Message
-from hpo.process.place import Places
+from hpo.process.user_frames import UserFrames
 from hpo.store.evaluations import Assignment
 from hpo.store.weights import read_weights
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
-from tests.support.outcome import finished, trials_of
-from tests.support.saving import epochs_of, saving
-from tests.support.sharing import sharing
+from tests.support.run_output import find_complete_losses, load_trials
+from tests.support.saving import make_saving_arguments, read_epochs
+from tests.support.sharing import make_sharing_arguments
 
 WAYS = ["state", "leader", "function", "sharded", "report"]
 XS = [0.05, 0.15, 0.25, 0.35, 0.45]  # one for each way
 EPOCHS, BEST = 40, 2
 
 
-def start_with(folder: Path, *xs: float) -> None:
+def enqueue(folder: Path, *xs: float) -> None:
     """Let runs in a folder begin with these individuals."""
     (folder / "start.json").write_text(json.dumps([{"x": x} for x in xs]))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    start_with(tmp_path, XS[0])
+    enqueue(tmp_path, XS[0])
     return tmp_path
 
 
@@ -50,9 +50,9 @@ def folder(tmp_path: Path) -> Path:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run whose evaluations, one of each way, were not interrupted; losses rise after the second epoch."""
     folder = tmp_path_factory.mktemp("whole")
-    start_with(folder, *XS)
+    enqueue(folder, *XS)
     settings = {"saves": ",".join(WAYS), "seconds": 0, "epochs": EPOCHS, "best": BEST}
-    job = Mpi().run(2, *saving("whole", "--evaluations", len(XS), **settings), cwd=folder)
+    job = Mpi().run(2, *make_saving_arguments("whole", "--evaluations", len(XS), **settings), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     return folder / "whole"
 
@@ -67,7 +67,7 @@ def begun(mpi: Mpi, ranks: int, command: list[object], folder: Path, epochs: int
     run_dir = folder / str(command[command.index("--run-dir") + 1])
     victim.wait_for("done  island")
     while True:
-        known = {t.params.get("x"): t for t in trials_of(run_dir) if len(t.intermediate_values) >= epochs}
+        known = {t.params.get("x"): t for t in load_trials(run_dir) if len(t.intermediate_values) >= epochs}
         if known and all(x in known for x in xs):
             return victim
         assert victim.job.poll() is None, victim.log.read_text()
@@ -91,35 +91,38 @@ def assert_same_weights(one: Path, other: Path) -> None:
 
 def test_evaluations_stopped_twice_have_the_losses_of_whole_ones(mpi: Mpi, folder: Path, whole: Path) -> None:
     """Three workers of two ranks are stopped in their first evaluations, and two later in the last ones."""
-    start_with(folder, *XS)
-    expected = {trial.params["x"]: trial for trial in trials_of(whole)}
+    enqueue(folder, *XS)
+    expected = {trial.params["x"]: trial for trial in load_trials(whole)}
     settings = {"saves": ",".join(WAYS), "epochs": EPOCHS, "best": BEST, "folder": folder}
     options = ["--evaluations", len(XS), "--resume", "--ranks-per-worker", 2]
-    stop(begun(mpi, 6, saving("cut", *options, seconds=0.3, **settings), folder, 3, *XS[:3]), signal.SIGTERM)
-    states = folder / "cut" / "states"
+    stop(
+        begun(mpi, 6, make_saving_arguments("cut", *options, seconds=0.3, **settings), folder, 3, *XS[:3]),
+        signal.SIGTERM,
+    )
+    states = folder / "cut" / "checkpoints"
     assert sorted(path.name for path in states.iterdir()) == [f"{number}.safetensors" for number in range(3)]
-    stop(begun(mpi, 6, saving("cut", *options, seconds=0.1, **settings), folder, 3, *XS))
+    stop(begun(mpi, 6, make_saving_arguments("cut", *options, seconds=0.1, **settings), folder, 3, *XS))
     assert {path.name for path in states.iterdir()} >= {"3.safetensors", "4.safetensors"}
-    job = mpi.run(2, *saving("cut", *options, seconds=0, **settings), cwd=folder)
+    job = mpi.run(2, *make_saving_arguments("cut", *options, seconds=0, **settings), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(folder / "cut")
-    resumed = [trial for trial in trials if "repeats" in trial.user_attrs]
+    trials = load_trials(folder / "cut")
+    resumed = [trial for trial in trials if "retry_of" in trial.user_attrs]
     assert {trial.params["x"] for trial in resumed} == set(XS)
-    trained = epochs_of(folder)
+    trained = read_epochs(folder)
     for trial in resumed:
         # A stop may come while a state is gathered, and on a busy machine, not each is: copies take 1% of the time.
-        began, interrupted = trial.user_attrs["went_on_after"], trials[trial.user_attrs["repeats"]]
-        assert 1 <= began == interrupted.user_attrs["saved_after"] <= len(interrupted.intermediate_values)
+        began, interrupted = trial.user_attrs["resumed_from_step"], trials[trial.user_attrs["retry_of"]]
+        assert 1 <= began == interrupted.user_attrs["checkpoint_step"] <= len(interrupted.intermediate_values)
         x = trial.params["x"]
         epochs = [epoch for other, epoch in trained if other == x]
-        if "repeats" not in interrupted.user_attrs:
+        if "retry_of" not in interrupted.user_attrs:
             assert all(epochs.count(epoch) == 1 for epoch in range(1, began + 1)), "what was saved is not trained again"
         if trial.state.name == "COMPLETE":
             assert losses_of(trial) == losses_of(expected[x])
             assert epochs[-(EPOCHS - began) :] == [*range(began + 1, EPOCHS + 1)]
             first = next(other for other in trials if other.params["x"] == x)
-            assert trial.user_attrs["seconds"] > (0.3 if x in XS[:3] else 0.1) * first.user_attrs["saved_after"]
-    assert len(finished(trials)) == len(XS)
+            assert trial.user_attrs["seconds"] > (0.3 if x in XS[:3] else 0.1) * first.user_attrs["checkpoint_step"]
+    assert len(find_complete_losses(trials)) == len(XS)
     assert not states.exists()
     assert_same_weights(folder / "cut", whole)
 
@@ -143,28 +146,28 @@ def test_supervision_that_waits_for_peers_takes_no_longer_to_copy(monkeypatch: p
     meeting: Any = SimpleNamespace(verdict=meet)
     watched: Any = SimpleNamespace(cause=None)
     attempt = Attempt(Assignment(0, 0, {}, 0))
-    Supervision(group, watched, meeting, attempt, leader, Places(Path("search.py")), math.inf).step()
+    Supervision(group, watched, meeting, attempt, leader, UserFrames(Path("search.py")), math.inf).step()
     assert (since, attempt.losses) == ([150.0], [1.0])
 
 
 def test_a_killed_evaluation_loses_no_more_than_was_asked_for(mpi: Mpi, folder: Path, whole: Path) -> None:
     """Kill all processes, twice in a row, the second time some epochs later than the first one."""
-    best = min(finished(trials_of(whole)).items(), key=lambda item: item[1])[0]
-    expected = trials_of(whole)[best]
-    start_with(folder, expected.params["x"])
-    options = ["--evaluations", 1, "--save-every", "1s", "--resume"]
-    cut = saving("cut", *options, folder=folder, seconds=0.15, epochs=EPOCHS, best=BEST)
+    best = min(find_complete_losses(load_trials(whole)).items(), key=lambda item: item[1])[0]
+    expected = load_trials(whole)[best]
+    enqueue(folder, expected.params["x"])
+    options = ["--evaluations", 1, "--checkpoint-every", "1s", "--resume"]
+    cut = make_saving_arguments("cut", *options, folder=folder, seconds=0.15, epochs=EPOCHS, best=BEST)
     shown = 0
     for _ in range(2):
         victim = begun(mpi, 2, cut, folder, shown + 9)
         victim.kill("all", random.Random(0))
         victim.wait(30)
-        shown = max(len(trial.intermediate_values) for trial in trials_of(folder / "cut"))
+        shown = max(len(trial.intermediate_values) for trial in load_trials(folder / "cut"))
     job = mpi.run(2, *cut, cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
-    *_, trial = trials_of(folder / "cut")
+    *_, trial = load_trials(folder / "cut")
     assert losses_of(trial) == losses_of(expected)
-    epochs = [epoch for _, epoch in epochs_of(folder)]
+    epochs = [epoch for _, epoch in read_epochs(folder)]
     again = len(epochs) - EPOCHS
     assert 0 <= again <= 2 * 9, f"{epochs}: in a second there are 7 epochs at most"
     assert epochs.count(1) == 1
@@ -172,17 +175,17 @@ def test_a_killed_evaluation_loses_no_more_than_was_asked_for(mpi: Mpi, folder: 
 
 
 def test_a_trainer_killed_while_it_writes_a_state_costs_one_evaluation(mpi: Mpi, folder: Path) -> None:
-    start_with(folder, 0.05, 0.15)
-    options = ["--evaluations", 2, "--save-every", "1s"]
-    victim = begun(mpi, 2, saving("run", *options, saves="killed,state", seconds=0.4), folder, 1, 0.15)
-    failed, _ = trials_of(folder / "run")
+    enqueue(folder, 0.05, 0.15)
+    options = ["--evaluations", 2, "--checkpoint-every", "1s"]
+    victim = begun(mpi, 2, make_saving_arguments("run", *options, saves="killed,state", seconds=0.4), folder, 1, 0.15)
+    failed, _ = load_trials(folder / "run")
     assert failed.state.name == "FAIL"
     assert failed.user_attrs["failure"].startswith("rank 0: the trainer was ended by SIGKILL")
     assert 3 <= len(failed.intermediate_values) < 6
-    assert list((folder / "run" / "states").glob("*0.safetensors")) == [], "no state, and no draft"
+    assert list((folder / "run" / "checkpoints").glob("*0.safetensors")) == [], "no state, and no draft"
     assert victim.wait(60) == (0, "")
-    assert len(finished(trials_of(folder / "run"))) == 1
-    assert not (folder / "run" / "states").exists()
+    assert len(find_complete_losses(load_trials(folder / "run"))) == 1
+    assert not (folder / "run" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
@@ -196,22 +199,24 @@ def test_a_shared_network_goes_on_in_another_way_on_other_ranks(
     The second evaluation of a run trains the same network, and is not interrupted.
     """
     options = ["--evaluations", 2, "--ranks-per-worker"]
-    stop(begun(mpi, 2, sharing(before, *options, 2, epochs=4, slope=0, seconds=0.1), tmp_path, 2))
+    stop(begun(mpi, 2, make_sharing_arguments(before, *options, 2, epochs=4, slope=0, seconds=0.1), tmp_path, 2))
     shutil.copytree(tmp_path / "run", tmp_path / "again")
-    job = mpi.run(2, *sharing(before, *options, 2, "--resume", epochs=4, slope=0, seconds=0), cwd=tmp_path)
+    job = mpi.run(
+        2, *make_sharing_arguments(before, *options, 2, "--resume", epochs=4, slope=0, seconds=0), cwd=tmp_path
+    )
     assert (job.returncode, job.stderr) == (0, "")
-    interrupted, resumed, whole = trials_of(tmp_path / "run")
+    interrupted, resumed, whole = load_trials(tmp_path / "run")
     assert interrupted.user_attrs["failure"] == "interrupted"
-    assert "went_on_after" not in whole.user_attrs
+    assert "resumed_from_step" not in whole.user_attrs
     assert losses_of(resumed) == losses_of(whole), "to the last digit"
     shutil.rmtree(tmp_path / "run")
     shutil.move(tmp_path / "again", tmp_path / "run")
     settings = {"epochs": 4, "slope": 0, "seconds": 0, "accumulate" if after == "pipeline" else "microbatches": 1}
-    command = sharing(after, "--evaluations", 1, *options[2:], ranks, "--resume", **settings)
+    command = make_sharing_arguments(after, "--evaluations", 1, *options[2:], ranks, "--resume", **settings)
     job = mpi.run(ranks, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    _, trial = trials_of(tmp_path / "run")
-    assert trial.user_attrs["went_on_after"] >= 1
+    _, trial = load_trials(tmp_path / "run")
+    assert trial.user_attrs["resumed_from_step"] >= 1
     assert losses_of(trial) == pytest.approx(losses_of(whole), rel=1e-4)
 
 
@@ -219,15 +224,15 @@ def test_of_several_trainings_in_an_evaluation_the_first_one_goes_on(mpi: Mpi, t
     """The second evaluation has the same losses, and is not interrupted."""
     (tmp_path / "start.json").write_text('[{"lr": 0.01, "copy": 1}, {"lr": 0.01, "copy": 2}]')
     command: list[object] = [PROGRAM, SEARCHES / "folds.py", "--run-dir", "run", "--islands", 1, "--evaluations", 2]
-    command += ["--start-with", "start.json"]
+    command += ["--enqueue", "start.json"]
     stop(begun(mpi, 2, [*command, "--set", "seconds=0.3"], tmp_path, 5))
     job = mpi.run(2, *command, "--resume", "--set", "seconds=0", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    interrupted, whole, trial = trials_of(tmp_path / "run")
+    interrupted, whole, trial = load_trials(tmp_path / "run")
     assert trial.params == interrupted.params
     assert whole.params == {"lr": 0.01, "copy": 2}
     assert len(whole.intermediate_values) == 6
-    assert 1 <= trial.user_attrs["went_on_after"] <= 3, "the second network is trained again"
+    assert 1 <= trial.user_attrs["resumed_from_step"] <= 3, "the second network is trained again"
     assert losses_of(trial) == losses_of(whole)
 
 
@@ -235,11 +240,20 @@ def test_states_that_do_not_fit_are_warnings_and_their_evaluations_begin_again(
     mpi: Mpi, folder: Path, whole: Path
 ) -> None:
     xs = XS[:3]
-    start_with(folder, *xs)
+    enqueue(folder, *xs)
     options, settings = ["--evaluations", len(xs), "--resume"], {"epochs": EPOCHS, "best": BEST}
-    stop(begun(mpi, 3, saving("cut", *options, "--ranks-per-worker", 1, seconds=0.3, **settings), folder, 2, *xs))
+    stop(
+        begun(
+            mpi,
+            3,
+            make_saving_arguments("cut", *options, "--ranks-per-worker", 1, seconds=0.3, **settings),
+            folder,
+            2,
+            *xs,
+        )
+    )
     shutil.copytree(folder / "cut", folder / "copy")
-    states = folder / "cut" / "states"
+    states = folder / "cut" / "checkpoints"
     cut, changed, of_others = (states / f"{number}.safetensors" for number in range(3))
     cut.write_bytes(cut.read_bytes()[:-7])
     content = bytearray(changed.read_bytes())
@@ -247,21 +261,21 @@ def test_states_that_do_not_fit_are_warnings_and_their_evaluations_begin_again(
     changed.write_bytes(content)
     text = of_others.read_bytes()
     of_others.write_bytes(text.replace(b'"x": 0.25', b'"x": 0.26').replace(b'\\"x\\": 0.25', b'\\"x\\": 0.26'))
-    fresh = saving("fresh", *options[:2], width=6, seconds=0, **settings)
+    fresh = make_saving_arguments("fresh", *options[:2], width=6, seconds=0, **settings)
     assert mpi.run(2, *fresh, cwd=folder).returncode == 0
     reasons = ["cannot be read: it is not whole", *["cannot be read: its checksum is wrong"] * 2]
     for width, expected, said in ((5, whole, reasons), (6, folder / "fresh", [r"saving.py:\d+: "] * 3)):
-        job = mpi.run(2, *saving("cut", *options, width=width, seconds=0, **settings), cwd=folder)
+        job = mpi.run(2, *make_saving_arguments("cut", *options, width=width, seconds=0, **settings), cwd=folder)
         assert job.returncode == 0, job.stderr
-        trials = trials_of(folder / "cut")[3:]
+        trials = load_trials(folder / "cut")[3:]
         warnings = job.stderr.splitlines()
         assert len(warnings) == len(trials) == 3
         for trial, warning in zip(trials, warnings, strict=True):
-            repeats = trial.user_attrs["repeats"]
+            repeats = trial.user_attrs["retry_of"]
             begins = f"warning: trial {trial.number} begins again, since it cannot go on from its state: "
             assert re.match(f"{begins}.*{said[repeats]}", warning), warning
-            assert losses_of(trial) == losses_of(trials_of(expected)[repeats])
-            assert "went_on_after" not in trial.user_attrs
+            assert losses_of(trial) == losses_of(load_trials(expected)[repeats])
+            assert "resumed_from_step" not in trial.user_attrs
         assert not states.exists()
         shutil.rmtree(folder / "cut")
         if width == 5:
@@ -274,45 +288,47 @@ def test_what_cannot_be_saved_fails_its_evaluation_and_says_where(mpi: Mpi, fold
         "function of an object": r"TypeError: .* got the Linear itself: save its state_dict\(\) at \['network'\]",
         "failing function": r"rank 1, saving.py:\d+: ValueError: injected: gathering",
         "one function": r"not all ranks saved a function, .*: rank 0 did not at saving.py:\d+, rank 1 did at .*",
-        "late": r"RuntimeError: worker.restored is asked for before the first loss, to go on from",
+        "late": r"RuntimeError: worker.checkpoint is asked for before the first loss, to go on from",
         "none": "",
     }
-    start_with(folder, *((number + 0.5) / 10 for number in range(len(ways))))
-    job = mpi.run(2, *saving("run", "--evaluations", len(ways), saves=",".join(ways), seconds=0), cwd=folder)
+    enqueue(folder, *((number + 0.5) / 10 for number in range(len(ways))))
+    job = mpi.run(
+        2, *make_saving_arguments("run", "--evaluations", len(ways), saves=",".join(ways), seconds=0), cwd=folder
+    )
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(folder / "run")
+    trials = load_trials(folder / "run")
     for trial, (way, reason) in zip(trials, ways.items(), strict=True):
         if reason:
             assert trial.state == optuna.trial.TrialState.FAIL, way
             assert re.search(reason, trial.user_attrs["failure"]), trial.user_attrs["failure"]
-    assert len(finished(trials)) == 1
-    assert not (folder / "run" / "states").exists()
+    assert len(find_complete_losses(trials)) == 1
+    assert not (folder / "run" / "checkpoints").exists()
 
 
 def test_nothing_is_saved_where_nobody_wants_it(mpi: Mpi, folder: Path) -> None:
-    options = ["--evaluations", 1, "--save-every", "off"]
-    stop(begun(mpi, 2, saving("run", *options, saves="function", seconds=0.3), folder, 2))
-    assert not (folder / "run" / "states").exists()
-    interrupted, waiting = trials_of(folder / "run")
-    assert "saved_after" not in interrupted.user_attrs
+    options = ["--evaluations", 1, "--checkpoint-every", "off"]
+    stop(begun(mpi, 2, make_saving_arguments("run", *options, saves="function", seconds=0.3), folder, 2))
+    assert not (folder / "run" / "checkpoints").exists()
+    interrupted, waiting = load_trials(folder / "run")
+    assert "checkpoint_step" not in interrupted.user_attrs
     assert waiting.state.name == "WAITING"
 
 
 def test_a_confirmation_goes_on_too_and_states_of_nobody_are_removed(mpi: Mpi, folder: Path) -> None:
-    options = ["--evaluations", 1, "--confirm", 1]
-    command = saving("run", *options, seconds=0.3)
+    options = ["--evaluations", 1, "--confirm-seeds", 1]
+    command = make_saving_arguments("run", *options, seconds=0.3)
     victim = Victim(mpi, 2, command, folder, folder / "log")
     victim.wait_for("confirming the best")
-    while len(trials_of(folder / "run", "run-confirm")[0].intermediate_values) < 2:
+    while len(load_trials(folder / "run", "run-confirm")[0].intermediate_values) < 2:
         victim.sleep(0.05)
     stop(victim)
-    states = folder / "run" / "states"
+    states = folder / "run" / "checkpoints"
     assert [path.name for path in states.iterdir()] == ["confirm-0.safetensors"]
     shutil.copy(states / "confirm-0.safetensors", states / "3.safetensors")
     shutil.copy(states / "confirm-0.safetensors", states / ".0.safetensors")
     job = mpi.run(2, *command, "--resume", cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
-    interrupted, trial = trials_of(folder / "run", "run-confirm")
-    assert 1 <= trial.user_attrs["went_on_after"] <= len(interrupted.intermediate_values)
+    interrupted, trial = load_trials(folder / "run", "run-confirm")
+    assert 1 <= trial.user_attrs["resumed_from_step"] <= len(interrupted.intermediate_values)
     assert len(trial.intermediate_values) == 6
     assert not states.exists()

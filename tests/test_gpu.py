@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
-from tests.support.outcome import trials_of
+from tests.support.run_output import load_trials
 
 GPU = SEARCHES / "gpu.py"
 WAYS = ["none", "assert", "none", "address", "none", "memory", "none", "kill", "none"]
@@ -32,7 +32,7 @@ def search(mpi: Mpi, folder: Path, ranks: int) -> list[list[dict[str, object]]]:
     """Evaluate in all ways on one worker, and return what each evaluation has seen on each rank."""
     (folder / "given.json").write_text(json.dumps([{"k": k} for k in range(len(WAYS))]))
     arguments: list[object] = [PROGRAM, GPU, "--run-dir", "run", "--islands", 1, "--ranks-per-worker", ranks]
-    arguments += ["--start-with", "given.json"]
+    arguments += ["--enqueue", "given.json"]
     arguments += ["--evaluations", len(WAYS), "--set", f"ways={','.join(WAYS)}", "--set", f"folder={folder}"]
     visible = ",".join(map(str, range(count_gpus())))
     victim = Victim(mpi, ranks, arguments, folder, folder / "log", {"CUDA_VISIBLE_DEVICES": visible})
@@ -41,7 +41,7 @@ def search(mpi: Mpi, folder: Path, ranks: int) -> list[list[dict[str, object]]]:
     seen = [
         [json.loads((folder / f"{k}-0-{rank}.json").read_text()) for rank in range(ranks)] for k in range(len(WAYS))
     ]
-    trials = trials_of(folder / "run")
+    trials = load_trials(folder / "run")
     assert [trial.state.name for trial in trials] == ["COMPLETE" if way == "none" else "FAIL" for way in WAYS]
     return seen
 
@@ -80,7 +80,7 @@ def test_template_has_no_cuda_context(mpi: Mpi, tmp_path: Path) -> None:
     visible = ",".join(map(str, range(count_gpus())))
     victim = Victim(mpi, 1, arguments, tmp_path, tmp_path / "log", {"CUDA_VISIBLE_DEVICES": visible})
     victim.wait_for(" 2/20 ")
-    (template,) = victim.templates()
+    (template,) = victim.find_templates()
     maps = Path(f"/proc/{template}/maps").read_text()
     opened = [str(path.readlink()) for path in Path(f"/proc/{template}/fd").iterdir()]
     victim.kill("all", random.Random(0))

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from hpo.cli.check import check_app
+from hpo.cli.check_options import make_check_app
 from hpo.cli.commands import app
-from hpo.cli.groups import GROUPS, group_parameters
-from hpo.cli.search import search_app
+from hpo.cli.option_groups import GROUPS, group_parameters
+from hpo.cli.search_options import make_search_app
 from tests.support.launch import Hpo
 
-SEARCH: Any = get_command(search_app(None, lambda _: None))
-CHECK: Any = get_command(check_app(lambda _: None))
+SEARCH: Any = get_command(make_search_app(None, lambda _: None))
+CHECK: Any = get_command(make_check_app(lambda _: None))
 
 
 def test_each_option_of_a_search_is_in_one_group() -> None:

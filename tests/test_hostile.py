@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.chaos import Victim
 from tests.support.endurance import ENDLESS
-from tests.support.launch import PROGRAM, ROOT, SEARCHES, Mpi, changed_program, hpo_line
-from tests.support.outcome import trials_of
+from tests.support.launch import PROGRAM, ROOT, SEARCHES, Mpi, make_hpo_command, write_changed_program
+from tests.support.run_output import load_trials
 from tests.support.runs import QUICK
 
 KILLING = SEARCHES / "killing.py"
@@ -25,7 +25,7 @@ def test_any_process_group_costs_one_evaluation_and_is_gone_with_it(mpi: Mpi, tm
     options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 13, "--collective-timeout", 3]
     job = mpi.run(4, PROGRAM, SEARCHES / "grouping.py", "--run-dir", "run", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert [trial.state.name for trial in trials] == [*["COMPLETE", "FAIL"] * 6, "COMPLETE"]
     waited = r"timeout: rank \d waited 3 s \(--collective-timeout\) at grouping.py:\d+ for rank "
     reasons = [
@@ -43,8 +43,8 @@ def test_what_an_objective_changes_of_its_process_or_leaves_there_is_gone_after_
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 6]
     job = mpi.run(2, PROGRAM, SEARCHES / "messy.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert {trial.user_attrs.get("failure") for trial in trials_of(tmp_path / "run")} == {None}
-    assert len(trials_of(tmp_path / "run")) == 6
+    assert {trial.user_attrs.get("failure") for trial in load_trials(tmp_path / "run")} == {None}
+    assert len(load_trials(tmp_path / "run")) == 6
     for rank in (0, 1):
         notes = [json.loads(line) for line in (tmp_path / f"0-{rank}").read_text().splitlines()]
         processes = [note["process"] for note in notes]
@@ -54,7 +54,7 @@ def test_what_an_objective_changes_of_its_process_or_leaves_there_is_gone_after_
 
 
 def supervise(folder: Path, *command: object, restarts: int = 3) -> subprocess.CompletedProcess[str]:
-    line = hpo_line("run", "--restarts", restarts, "mpirun", *command)
+    line = make_hpo_command("supervise", "--max-restarts", restarts, "mpirun", *command)
     return subprocess.run(line, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False)
 
 
@@ -66,11 +66,11 @@ def test_an_individual_that_kills_the_job_is_given_up_and_no_other(mpi: Mpi, tmp
     assert job.returncode == 0, job.stderr
     assert "7 complete, 1 failed, of 8" in job.stdout
     assert re.search(r"going on after .*; \d that may have killed the job twice, alone at the end", job.stdout)
-    failures = {trial.params["k"]: trial.user_attrs.get("failure") for trial in trials_of(tmp_path / "run")}
+    failures = {trial.params["k"]: trial.user_attrs.get("failure") for trial in load_trials(tmp_path / "run")}
     assert failures[5] == "the job died 3 times while this was evaluated, the last time while nothing else was"
     assert [k for k, failure in failures.items() if failure] == [5]
     crashes = re.findall(
-        r"hpo run: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ", job.stdout
+        r"hpo supervise: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ", job.stdout
     )
     assert len(crashes) == 3
     assert ", " not in crashes[-1], "it was alone"
@@ -81,7 +81,7 @@ def test_what_an_objective_forks_is_no_rank_however_it_ends(mpi: Mpi, tmp_path: 
     job = mpi.run(2, PROGRAM, SEARCHES / "branching.py", *options, cwd=tmp_path, timeout=40)
     assert job.returncode == 0, job.stderr
     assert "2 complete, of 2" in job.stdout
-    assert all(trial.values[0] >= 0 for trial in trials_of(tmp_path / "run"))
+    assert all(trial.values[0] >= 0 for trial in load_trials(tmp_path / "run"))
     assert job.stderr.count("| ValueError: injected: in a child") == 4
     assert "hpo/" not in job.stderr, "the frames of this program are none of theirs"
 
@@ -97,21 +97,21 @@ case "$*" in
 esac
 exit {status}
 """
-    line = hpo_line("run", "--restarts", 1, "bash", "-c", job, "--run-dir", "run")
+    line = make_hpo_command("supervise", "--max-restarts", 1, "bash", "-c", job, "--run-dir", "run")
     ended = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (status, "")
     without = "(1 of 1 without progress)"
-    again = f"hpo run: the job ended with status {status}, after 0 evaluations; starting it again {without}\n"
+    again = f"hpo supervise: the job ended with status {status}, after 0 evaluations; starting it again {without}\n"
     assert ended.stdout == again
 
 
 def changed_report(folder: Path, body: str) -> Path:
     """Write run_islands.py with another way to report, which the first rank alone does."""
-    return changed_program(
+    return write_changed_program(
         folder,
-        "import hpo.run.conclusion\nfrom pathlib import Path\nfrom hpo.errors import UsageError\n\n"
-        f"report = hpo.run.conclusion.Conclusion.say\n\n\ndef changed(stages):\n{body}\n\n"
-        "hpo.run.conclusion.Conclusion.say = changed\n",
+        "import hpo.run.outcome\nfrom pathlib import Path\nfrom hpo.errors import UsageError\n\n"
+        f"report = hpo.run.outcome.RunOutcome.conclude\n\n\ndef changed(stages):\n{body}\n\n"
+        "hpo.run.outcome.RunOutcome.conclude = changed\n",
     )
 
 
@@ -137,13 +137,13 @@ def test_a_suspended_job_goes_on_as_if_nothing_had_happened(mpi: Mpi, tmp_path: 
     arguments = [PROGRAM, ENDLESS, *options]
     victim = Victim(mpi, 4, arguments, tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
-    while len(victim.processes()) < 1 + 4 + 1 + 4:  # mpirun, ranks, the template and trainers
+    while len(victim.find_processes()) < 1 + 4 + 1 + 4:  # mpirun, ranks, the template and trainers
         assert victim.job.poll() is None
         victim.sleep(0.1)
     victim.sleep(0.5)
     assert victim.suspend(4.5)
     assert victim.wait(60) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3
     assert all(list(trial.intermediate_values) == [1, 2, 3, 4] for trial in trials)
 

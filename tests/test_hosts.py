@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launch import ROOT, Mpi, changed_program
-from tests.support.outcome import trials_of
+from tests.support.launch import ROOT, Mpi, write_changed_program
+from tests.support.run_output import load_trials
 
 pytestmark = pytest.mark.mpi
 
@@ -108,7 +108,7 @@ def test_accelerate_finds_its_ranks_on_two_hosts(two_hosts: Mpi, tmp_path: Path)
     job = two_hosts.run(4, *search, *options, "--", script, "--mixed_precision", "bf16", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     for trial in (0, 1):
-        printed = (tmp_path / "run" / "printed" / f"{trial}.txt").read_text()
+        printed = (tmp_path / "run" / "logs" / f"{trial}.txt").read_text()
         assert sorted(re.findall(r"process (.*), bf16 computes torch.bfloat16, 4 batches", printed)) == [
             "0 of 4, local 0, main True, local main True",
             "1 of 4, local 1, main False, local main False",
@@ -116,14 +116,14 @@ def test_accelerate_finds_its_ranks_on_two_hosts(two_hosts: Mpi, tmp_path: Path)
             "3 of 4, local 1, main False, local main False",
         ]
         assert re.findall(r"rank (\d) .*val_loss=", printed) == ["0"] * 3 + ["2"] * 3, "Accelerate prints once per host"
-    assert [len(trial.intermediate_values) for trial in trials_of(tmp_path / "run")] == [3, 3]
+    assert [len(trial.intermediate_values) for trial in load_trials(tmp_path / "run")] == [3, 3]
 
 
 def test_workers_on_two_hosts_join(two_hosts: Mpi, tmp_path: Path) -> None:
     start = [{"x": 1.0, "lr": 0.02}, {"x": 0.05, "lr": 0.03}]
     (tmp_path / "start.json").write_text(json.dumps(start))
-    search = [ROOT / "run_islands.py", ROOT / "tests" / "searches" / "growing.py", "--start-with", "start.json"]
-    options = ["--ranks-per-worker", 2, "--grow", "--islands", 1, "--evaluations", 2, "--run-dir", "run"]
+    search = [ROOT / "run_islands.py", ROOT / "tests" / "searches" / "growing.py", "--enqueue", "start.json"]
+    options = ["--ranks-per-worker", 2, "--elastic", "--islands", 1, "--evaluations", 2, "--run-dir", "run"]
     job = two_hosts.run(4, *search, *options, "--set", "seconds=2", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert "2 complete, of 2; 1 with more than one worker" in job.stdout
@@ -132,14 +132,14 @@ def test_workers_on_two_hosts_join(two_hosts: Mpi, tmp_path: Path) -> None:
 def test_a_rank_ends_the_job_on_all_hosts_though_the_first_one_cannot_hear_of_it(
     two_hosts: Mpi, tmp_path: Path
 ) -> None:
-    program = changed_program(
+    program = write_changed_program(
         tmp_path,
         "import time\nfrom mpi4py import MPI\n"
-        "from hpo.errors import RunError\nfrom hpo.evaluation.group import Group\n\n\n"
+        "from hpo.errors import RunError\nfrom hpo.evaluation.rank_group import RankGroup\n\n\n"
         "def connect(group, *_):\n"
         "    time.sleep(0 if MPI.COMM_WORLD.rank == 3 else 600)\n"
         "    raise RunError('injected')\n\n\n"
-        "Group.connect = connect\n",
+        "RankGroup.connect = connect\n",
     )
     search = ROOT / "tests" / "searches" / "quick.py"
     job = two_hosts.run(4, program, search, "--ranks-per-worker", 4, "--run-dir", "run", cwd=tmp_path, timeout=60)

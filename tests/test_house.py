@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.chaos import Victim
-from tests.support.launch import PROGRAM, ROOT, Mpi, hpo_line
+from tests.support.launch import PROGRAM, ROOT, Mpi, make_hpo_command
 
 LAYERS, CYCLES, ONE = "packages import only packages below them", "no import cycles", "one module imports Propulate"
 RANKS, TRAINERS = "ranks import no torch", "trainers import no MPI"
@@ -21,28 +21,28 @@ READERS, BASE = "readers of runs import neither MPI nor torch", "base modules im
 WORKER = "training imports only Worker"
 WRONG = [
     ("store/run_dir.py", "from hpo.run import options", LAYERS),
-    ("evaluation/group.py", "from hpo.trainer import group as other", LAYERS),
-    ("trainer/serve.py", "from hpo.training import fit", LAYERS),
-    ("store/lock.py", "from hpo.store import journal", CYCLES),
-    ("trainer/importing.py", "from hpo.trainer import search_file", CYCLES),
-    ("evaluation/trainer.py", "import torch", RANKS),
+    ("evaluation/rank_group.py", "from hpo.trainer import trainer_group", LAYERS),
+    ("trainer/trainer_server.py", "from hpo.training import fit", LAYERS),
+    ("store/file_lock.py", "from hpo.store import journal", CYCLES),
+    ("trainer/search_file_import.py", "from hpo.trainer import search_file", CYCLES),
+    ("evaluation/trainer_client.py", "import torch", RANKS),
     ("ranks/peers.py", "import torch", RANKS),
-    ("run/stages.py", "def late():\n    import torch.distributed", RANKS),
-    ("cli/entry.py", "from hpo.trainer import template", RANKS),
+    ("run/run_stages.py", "def late():\n    import torch.distributed", RANKS),
+    ("cli/entry.py", "from hpo.trainer import template_server", RANKS),
     ("evaluation/supervision.py", "import numpy", OTHERS),
-    ("run/stages.py", "from hpo.store import claims", OTHERS),
-    ("check/start.py", "from hpo.training import fit", RANKS),
-    ("breeding/parzen.py", "import torchvision", RANKS),
-    ("trainer/keeper.py", "import mpi4py", TRAINERS),
+    ("run/run_stages.py", "from hpo.store import claims", OTHERS),
+    ("check/run_check.py", "from hpo.training import fit", RANKS),
+    ("breeding/tpe.py", "import torchvision", RANKS),
+    ("trainer/snapshot_buffer.py", "import mpi4py", TRAINERS),
     ("store/weights.py", "from hpo.ranks import communicator", TRAINERS),
-    ("trainer/comm.py", "from hpo.evaluation import network", TRAINERS),
+    ("trainer/object_comm.py", "from hpo.evaluation import host_network", TRAINERS),
     ("results/summary.py", "import torch", READERS),
     ("views/progress.py", "import mpi4py", READERS),
     ("space.py", "import mpi4py", BASE),
     ("problem.py", "import torch", BASE),
-    ("run/stages.py", "import propulate", ONE),
-    ("training/fit.py", "from hpo.evaluation import group", WORKER),
-    ("training/fit.py", "from hpo.trainer import comm", WORKER),
+    ("run/run_stages.py", "import propulate", ONE),
+    ("training/fit.py", "from hpo.evaluation import rank_group", WORKER),
+    ("training/fit.py", "from hpo.trainer import object_comm", WORKER),
 ]
 
 
@@ -109,7 +109,9 @@ LAUNCHES: dict[str, Callable[[Path], object]] = {
     "mpirun": lambda folder: Mpi().start(1, "-c", "", cwd=folder),
     "another launcher": lambda folder: Mpi("taskset", flags=("1", "mpirun")).run(1, "-c", "", cwd=folder),
     "to kill it": lambda folder: Victim(Mpi(), 1, ["-c", ""], folder, folder / "log"),
-    "supervised": lambda folder: subprocess.run(hpo_line("run", "mpirun", "--run-dir", "run"), cwd=folder, check=True),
+    "supervised": lambda folder: subprocess.run(
+        make_hpo_command("supervise", "mpirun", "--run-dir", "run"), cwd=folder, check=True
+    ),
     "alone": lambda folder: subprocess.run([sys.executable, PROGRAM], cwd=folder, check=True),
     "by the shell": lambda folder: subprocess.run("mpirun -n 1 true", shell=True, cwd=folder, check=True),
 }

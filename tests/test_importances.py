@@ -11,13 +11,13 @@ import optuna
 import pytest
 
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
-from hpo.parsing import parse_parameter
+from hpo.parameter_parsing import parse_parameter
 from hpo.results.importances import Importance, compute_importances
 from hpo.results.summary import summarize
 from hpo.store.evaluations import Evaluation
 from tests.searches.conditional import space as CONDITIONAL
-from tests.support.evaluations import one
-from tests.support.runs import manifest
+from tests.support.evaluations import make_evaluation
+from tests.support.runs import make_manifest
 
 Loss = Callable[[Mapping[str, Any]], float]
 KINDS = {"x": 0.6, "y": 0.3, "z": 0.0}
@@ -41,7 +41,11 @@ def three(params: Mapping[str, Any]) -> float:
 def drawn(count: int, loss: Loss, space: SearchSpace, seed: int = 0) -> list[Evaluation]:
     """Return evaluations of random search."""
     rng = random.Random(seed)
-    return [one(trial, loss=loss(params), params=params) for trial in range(count) for params in [space.draw(rng)]]
+    return [
+        make_evaluation(trial, loss=loss(params), params=params)
+        for trial in range(count)
+        for params in [space.draw(rng)]
+    ]
 
 
 def bred(count: int, loss: Loss, space: SearchSpace, seed: int) -> list[Evaluation]:
@@ -51,7 +55,7 @@ def bred(count: int, loss: Loss, space: SearchSpace, seed: int) -> list[Evaluati
         best, other = min(found, key=lambda evaluation: evaluation.loss), space.draw(rng)
         changed = rng.sample(list(other), rng.choice([1, 1, 2]))
         params = {**best.params, **{name: other[name] for name in changed}}
-        found.append(one(len(found), loss=loss(params), params=params))
+        found.append(make_evaluation(len(found), loss=loss(params), params=params))
     return found
 
 
@@ -62,7 +66,7 @@ def importances_of(evaluations: list[Evaluation], space: SearchSpace) -> dict[st
 @pytest.mark.slow
 def test_importances_of_converged_samples_are_those_of_the_space() -> None:
     results = [importances_of(bred(100, three, SPACE, seed), SPACE) for seed in range(8)]
-    told_apart = [{name for name, one in found.items() if one.is_told_apart} for found in results]
+    told_apart = [{name for name, one in found.items() if one.is_significant} for found in results]
     assert [{*list(found)[:3]} for found in results].count(MATTER) >= 7
     assert told_apart.count(MATTER) >= 6
     assert sum(found["a"].share for found in results) / 8 == pytest.approx(0.59, abs=0.15)
@@ -77,7 +81,7 @@ def test_ped_anova_of_converged_sample_ranks_ignored_higher() -> None:
     for seed in range(4):
         study = optuna.create_study()
         for evaluation in bred(100, three, SPACE, seed):
-            distributions = SPACE.distributions()
+            distributions = SPACE.make_distributions()
             trial = optuna.trial.create_trial(
                 params=evaluation.params, distributions=distributions, value=evaluation.loss
             )
@@ -92,14 +96,14 @@ def test_importances_of_60_parameters_find_the_few_that_matter() -> None:
     space = SearchSpace(**many, a=Float(0, 1), b=Float(0, 1), kind=Categorical(*KINDS))
     results = [importances_of(bred(100, three, space, seed), space) for seed in range(4)]
     assert [{*list(found)[:3]} for found in results].count(MATTER) >= 3
-    wrong = [name for found in results for name in found if name not in MATTER and found[name].is_told_apart]
+    wrong = [name for found in results for name in found if name not in MATTER and found[name].is_significant]
     assert len(wrong) <= 4, "of 228"
 
 
 def test_importances_of_noise_are_not_told_apart() -> None:
     chance = random.Random(1)
     found = importances_of(drawn(100, lambda _: chance.gauss(0, 1), SPACE), SPACE)
-    assert not any(importance.is_told_apart for importance in found.values())
+    assert not any(importance.is_significant for importance in found.values())
 
 
 def test_importance_of_interaction_is_shared() -> None:
@@ -107,7 +111,7 @@ def test_importance_of_interaction_is_shared() -> None:
     found = importances_of(drawn(100, lambda p: (p["a"] - 0.5) * (p["b"] - 0.5), space), space)
     assert found["a"].share == pytest.approx(0.5, abs=0.05)
     assert found["b"].share == pytest.approx(0.5, abs=0.05)
-    assert not found["ignored"].is_told_apart
+    assert not found["ignored"].is_significant
 
 
 def test_importance_of_conditional_counts_by_its_part_of_space() -> None:
@@ -115,7 +119,7 @@ def test_importance_of_conditional_counts_by_its_part_of_space() -> None:
     found = importances_of(drawn(200, lambda p: p["x"] + p.get("y", 0.5), space), space)
     assert found["y"].share == pytest.approx(0.25, abs=0.07), "a third of the variance that x has"
     assert found["x"].share == pytest.approx(0.75, abs=0.07)
-    assert not found["kind"].is_told_apart
+    assert not found["kind"].is_significant
     worse = importances_of(drawn(200, lambda p: p.get("y", -9.0), space), space)
     assert next(iter(worse)) == "kind"
 
@@ -127,7 +131,7 @@ def test_importances_of_diverging_losses_are_of_logarithms() -> None:
     )
     assert found["lr"].share == pytest.approx(0.76, abs=0.1)
     assert found["width"].share == pytest.approx(0.24, abs=0.1)
-    assert not found["ignored"].is_told_apart
+    assert not found["ignored"].is_significant
 
 
 @pytest.mark.parametrize("extreme", [1e308, -1e308, 1e-300])
@@ -152,7 +156,7 @@ def test_importances_of_category_with_one_known_choice_are_zero() -> None:
 
 def test_importances_learn_from_evaluations_that_are_far_apart() -> None:
     near = [
-        one(
+        make_evaluation(
             1000 + number, loss=0.3 + number / 1e6, params={**drawn(1, three, SPACE)[0].params, "a": 0.3 + number / 1e6}
         )
         for number in range(400)
@@ -191,7 +195,10 @@ def test_parse_parameter_refuses_other_texts(text: str) -> None:
 
 
 def test_summary_of_a_run_that_is_stopped_asks_no_model() -> None:
-    evaluations, run = drawn(40, lambda p: p["a"], SearchSpace(a=Float(0, 1))), manifest(space={"a": "Float(0.0, 1.0)"})
+    evaluations, run = (
+        drawn(40, lambda p: p["a"], SearchSpace(a=Float(0, 1))),
+        make_manifest(space={"a": "Float(0.0, 1.0)"}),
+    )
     assert [one["name"] for one in summarize(evaluations, run, 3)["importances"]] == ["a"]
     assert summarize(evaluations, run, 3)["expected"] is not None
     quick = summarize(evaluations, run, 3, ask_models=False)

@@ -16,34 +16,41 @@ import pytest
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.errors import UsageError
-from hpo.results.summary import lineage
+from hpo.results.summary import summarize_lineage
 from hpo.store.evaluations import Evaluation
-from hpo.store.lineage import KEPT, can_be_inherited, disinherited, line_of, parent_of, ranked
+from hpo.store.inheritance import (
+    PARENTS_PER_ISLAND,
+    can_be_inherited,
+    find_parent,
+    find_superseded,
+    rank_heritable,
+    trace_lineage,
+)
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
-from tests.support.outcome import trials_of
-from tests.support.runs import start
+from tests.support.run_output import load_trials
+from tests.support.runs import start_session
 
 SPACE = SearchSpace(
     layers=Int(1, 5),
-    kind=Categorical("a", "b", "c", tunable=True),
-    lr=Float(0.001, 1.0, log=True, tunable=True),
-    rate=Float(0.0, 10.0, tunable=True),
+    kind=Categorical("a", "b", "c", mutable=True),
+    lr=Float(0.001, 1.0, log=True, mutable=True),
+    rate=Float(0.0, 10.0, mutable=True),
 )
 
 
 def one(trial: int, loss: float, state: str = "complete", island: int = 0, **others: Any) -> Evaluation:
     params = {"layers": 2, "kind": "a", "lr": 0.1, "rate": 5.0, **others.pop("params", {})}
     curve = {1: loss + 1, 2: loss}
-    return Evaluation(trial, state, loss, params, island, 0, 0, curve=curve, **{"saved_after": 2, **others})
+    return Evaluation(trial, state, loss, params, island, 0, 0, curve=curve, **{"checkpoint_step": 2, **others})
 
 
 def test_what_is_saved_at_its_end_can_be_inherited() -> None:
     assert can_be_inherited(one(0, 0.5))
-    assert not can_be_inherited(one(0, 0.5, saved_after=1))
-    assert not can_be_inherited(one(0, 0.5, saved_after=0))
+    assert not can_be_inherited(one(0, 0.5, checkpoint_step=1))
+    assert not can_be_inherited(one(0, 0.5, checkpoint_step=0))
     assert not can_be_inherited(one(0, 0.5, state="paused"))
-    assert not can_be_inherited(one(0, 0.5, origin="trial 3 of runs/before"))
+    assert not can_be_inherited(one(0, 0.5, imported_from="trial 3 of runs/before"))
 
 
 def test_parent_is_the_best_with_equal_fixed_parameters() -> None:
@@ -53,37 +60,39 @@ def test_parent_is_the_best_with_equal_fixed_parameters() -> None:
         one(2, 0.3, params={"lr": 0.2}),
     ]
     params = {"layers": 2, "kind": "a", "lr": 0.2, "rate": 5.0}
-    parent = parent_of(params, best, SPACE)
+    parent = find_parent(params, best, SPACE)
     assert parent is not None
     assert parent.trial == 1
-    assert parent_of({**params, "layers": 5}, best, SPACE) is None
-    assert parent_of(params, [], SPACE) is None
+    assert find_parent({**params, "layers": 5}, best, SPACE) is None
+    assert find_parent(params, [], SPACE) is None
 
 
 def test_each_island_keeps_its_best() -> None:
     evaluations = [one(trial, 1 - trial / 100, island=trial % 3) for trial in range(60)]
-    mine = ranked(evaluations, 1, 2)
+    mine = rank_heritable(evaluations, 1, 2)
     assert [e.trial for e in mine[:3]] == [58, 55, 52]
     assert {e.island for e in mine} == {1}
-    assert {e.island for e in ranked(evaluations, 0, 2)} == {0, 2}, "an island that is gone is dealt to the others"
-    behind = disinherited(evaluations, 1, 2)
-    assert behind == mine[KEPT:]
+    assert {e.island for e in rank_heritable(evaluations, 0, 2)} == {0, 2}, (
+        "an island that is gone is dealt to the others"
+    )
+    behind = find_superseded(evaluations, 1, 2)
+    assert behind == mine[PARENTS_PER_ISLAND:]
     evaluations.append(one(60, 0.5, state="running", inherits=behind[0].trial))
-    assert disinherited(evaluations, 1, 2) == behind[1:]
+    assert find_superseded(evaluations, 1, 2) == behind[1:]
 
 
 def test_the_line_goes_back_to_who_inherits_nothing() -> None:
     evaluations = [one(0, 0.9), one(1, 0.8), one(2, 0.7, inherits=0), one(3, 0.6, inherits=2), one(4, 0.5, inherits=9)]
     known = {e.trial: e for e in evaluations}
-    assert [e.trial for e in line_of(known[3], known)] == [0, 2, 3]
-    assert [e.trial for e in line_of(known[4], known)] == [4], "what a file says of a trial that is not there"
-    assert [entry["trial"] for entry in lineage(evaluations, known[3])] == [0, 2, 3]
-    assert lineage(evaluations, known[1]) == []
+    assert [e.trial for e in trace_lineage(known[3], known)] == [0, 2, 3]
+    assert [e.trial for e in trace_lineage(known[4], known)] == [4], "what a file says of a trial that is not there"
+    assert [entry["trial"] for entry in summarize_lineage(evaluations, known[3])] == [0, 2, 3]
+    assert summarize_lineage(evaluations, known[1]) == []
 
 
 def heirs(run_dir: str, *options: object, **settings: object) -> list[object]:
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
-    return [PROGRAM, SEARCHES / "heirs.py", "--run-dir", run_dir, "--inherit", *options, *chosen]
+    return [PROGRAM, SEARCHES / "heirs.py", "--run-dir", run_dir, "--pbt", *options, *chosen]
 
 
 def assert_inherited(trials: Sequence[optuna.trial.FrozenTrial], epochs: int) -> dict[int, int]:
@@ -110,7 +119,7 @@ def assert_inherited(trials: Sequence[optuna.trial.FrozenTrial], epochs: int) ->
 def test_individuals_begin_with_what_their_parents_have_saved(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.run(4, *heirs("run", "--evaluations", 30), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     parents = assert_inherited(trials, epochs=3)
     assert len(parents) > 10
     assert all(trials[parent].user_attrs["island"] == trials[t].user_attrs["island"] for t, parent in parents.items())
@@ -119,15 +128,15 @@ def test_individuals_begin_with_what_their_parents_have_saved(mpi: Mpi, tmp_path
     assert line[-1] == summary["best"]["trial"]
     assert all(parents[child] == parent for parent, child in pairwise(line))
     assert re.search(r"The line of the best.*\n +trial +epochs +loss .*(lr|decay)", job.stdout)
-    kept = {int(path.stem) for path in (tmp_path / "run" / "states").glob("*.safetensors")}
+    kept = {int(path.stem) for path in (tmp_path / "run" / "checkpoints").glob("*.safetensors")}
     by_island = [[t for t in trials if t.user_attrs["island"] == island] for island in (0, 1)]
-    best = [{t.number for t in sorted(own, key=lambda t: t.values[0])[:KEPT]} for own in by_island]
+    best = [{t.number for t in sorted(own, key=lambda t: t.values[0])[:PARENTS_PER_ISLAND]} for own in by_island]
     assert kept == best[0] | best[1]
 
 
 def test_a_run_goes_on_with_what_there_is_to_inherit(mpi: Mpi, tmp_path: Path) -> None:
     """Kill all processes while individuals are trained, and resume with more evaluations, on fewer ranks."""
-    options = ["--resume", "--islands", 1, "--save-every", "1s"]
+    options = ["--resume", "--islands", 1, "--checkpoint-every", "1s"]
     command = heirs("run", *options, "--evaluations", 16, seconds=0.2)
     victim = Victim(mpi, 4, command, tmp_path, tmp_path / "log")
     victim.wait_for(" 6/16")
@@ -135,16 +144,16 @@ def test_a_run_goes_on_with_what_there_is_to_inherit(mpi: Mpi, tmp_path: Path) -
     victim.wait(30)
     job = mpi.run(2, *command, "--set", "seconds=0", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    before = len(trials_of(tmp_path / "run"))
+    before = len(load_trials(tmp_path / "run"))
     more = heirs("run", *options, "--evaluations", 24)
     job = mpi.run(2, *more, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     parents = assert_inherited(trials, epochs=3)
     assert any(child >= before > parent for child, parent in parents.items()), "states were kept at the end"
-    repeats = [trial for trial in trials if "repeats" in trial.user_attrs]
+    repeats = [trial for trial in trials if "retry_of" in trial.user_attrs]
     assert all(
-        t.user_attrs.get("inherits") == trials[t.user_attrs["repeats"]].user_attrs.get("inherits") for t in repeats
+        t.user_attrs.get("inherits") == trials[t.user_attrs["retry_of"]].user_attrs.get("inherits") for t in repeats
     )
 
 
@@ -153,7 +162,7 @@ def test_a_run_goes_on_with_what_there_is_to_inherit(mpi: Mpi, tmp_path: Path) -
     [
         (
             {"asks": "ignore"},
-            "begins without what trial .* has learned: the objective has not asked for worker.inherited",
+            "begins without what trial .* has learned: the objective has not asked for worker.parent_checkpoint",
         ),
         (
             {"asks": "fail"},
@@ -169,14 +178,14 @@ def test_where_nothing_is_inherited_it_is_said_once(
     assert job.returncode == 0
     (warning,) = job.stderr.splitlines()
     assert re.search(said, warning), warning
-    assert assert_inherited(trials_of(tmp_path / "run"), epochs=3) == {}
+    assert assert_inherited(load_trials(tmp_path / "run"), epochs=3) == {}
 
 
 def test_a_rank_that_fails_before_it_asks_costs_an_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     command = heirs("run", "--evaluations", 12, "--collective-timeout", 60, asks="uneven")
     job = mpi.run(2, *command, cwd=tmp_path, timeout=100)
     assert job.returncode == 0, job.stderr
-    failed = [trial for trial in trials_of(tmp_path / "run") if trial.state.name == "FAIL"]
+    failed = [trial for trial in load_trials(tmp_path / "run") if trial.state.name == "FAIL"]
     assert len(failed) == 6
     assert all("rank 1" in trial.user_attrs["failure"] for trial in failed)
 
@@ -185,15 +194,15 @@ def test_a_long_run_keeps_the_states_of_the_best_alone(mpi: Mpi, tmp_path: Path)
     command = heirs("run", "--evaluations", 60, "--islands", 1, "--propagators", "random")
     job = mpi.run(1, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    best = sorted(trials_of(tmp_path / "run"), key=lambda trial: trial.values[0])[:KEPT]
-    kept = {int(path.stem) for path in (tmp_path / "run" / "states").glob("*.safetensors")}
+    best = sorted(load_trials(tmp_path / "run"), key=lambda trial: trial.values[0])[:PARENTS_PER_ISLAND]
+    kept = {int(path.stem) for path in (tmp_path / "run" / "checkpoints").glob("*.safetensors")}
     assert kept == {trial.number for trial in best}
 
 
 def test_who_diverges_with_what_it_has_inherited_has_failed(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.run(2, *heirs("run", "--evaluations", 10, asks="diverge"), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     heirs_of_others = [trial for trial in trials if trial.user_attrs.get("inherits") is not None]
     assert heirs_of_others
     assert all("the validation loss is nan" in trial.user_attrs["failure"] for trial in heirs_of_others)
@@ -206,10 +215,10 @@ def test_who_inherits_a_network_trains_it_on(mpi: Mpi, tmp_path: Path, way: str)
     start = start if way == "pipeline" else start[:-2]
     whole = mpi.run(2, *start, "--run-dir", "whole", "--evaluations", 1, "--set", "epochs=4", cwd=tmp_path)
     assert (whole.returncode, whole.stderr) == (0, "")
-    job = mpi.run(2, *start, "--run-dir", "run", "--evaluations", 2, "--inherit", cwd=tmp_path)
+    job = mpi.run(2, *start, "--run-dir", "run", "--evaluations", 2, "--pbt", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    first, second = (list(trial.intermediate_values.values()) for trial in trials_of(tmp_path / "run"))
-    (expected,) = (list(trial.intermediate_values.values()) for trial in trials_of(tmp_path / "whole"))
+    first, second = (list(trial.intermediate_values.values()) for trial in load_trials(tmp_path / "run"))
+    (expected,) = (list(trial.intermediate_values.values()) for trial in load_trials(tmp_path / "whole"))
     assert [*first, *second] == pytest.approx(expected, rel=1e-4)
     assert second[0] < min(first), "it goes on"
 
@@ -218,22 +227,30 @@ def test_a_run_that_cannot_inherit_is_refused(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.run(2, *heirs("run", "--pruner", "asha"), cwd=tmp_path)
     assert job.returncode == 2
     (line,) = job.stderr.splitlines()
-    assert re.search("--inherit and --pruner asha: .*choose one of the two", line), line
+    assert re.search("--pbt and --pruner asha: .*choose one of the two", line), line
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("file", "options", "said"),
     [
-        ("heirs", {"confirm": 2}, "--inherit and --confirm 2: what an individual has inherited is not trained again"),
-        ("heirs", {"save_every": math.inf}, "--inherit and --save-every off: only what is saved can be inherited"),
-        ("heirs", {"propagators": ("ga", "propulate")}, "among ga, tpe, random with --inherit, got propulate"),
-        ("tiny", {}, r"--inherit: no parameter is tunable.*depth=Int\(1, 3, tunable=True\)"),
+        (
+            "heirs",
+            {"confirm_seeds": 2},
+            "--pbt and --confirm-seeds 2: what an individual has inherited is not trained again",
+        ),
+        (
+            "heirs",
+            {"checkpoint_every": math.inf},
+            "--pbt and --checkpoint-every off: only what is saved can be inherited",
+        ),
+        ("heirs", {"propagators": ("ga", "propulate")}, "among ga, tpe, random with --pbt, got propulate"),
+        ("tiny", {}, r"--pbt: no parameter is mutable.*depth=Int\(1, 3, mutable=True\)"),
     ],
 )
 def test_what_makes_no_sense_with_inheritance_is_refused(
     tmp_path: Path, file: str, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UsageError, match=re.compile(said, re.DOTALL)):
-        start(tmp_path / "run", SEARCHES / f"{file}.py", inherit=True, **options)
+        start_session(tmp_path / "run", SEARCHES / f"{file}.py", pbt=True, **options)
     assert not (tmp_path / "run").exists()

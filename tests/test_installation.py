@@ -11,8 +11,8 @@ import pytest
 from hpo.cli import installation
 from hpo.cli.installation import check_packages
 from hpo.errors import UsageError
-from hpo.process.deferred import Deferred
 from hpo.process.launcher import is_first_rank
+from hpo.process.lazy_import import LazyModule
 from tests.support.launch import ROOT, run_hpo
 
 
@@ -47,7 +47,7 @@ def test_missing_packages_are_named_with_a_command(
 def test_advised_propulate_is_the_required_one() -> None:
     required = re.findall(r'"(propulate>\S+?)[";]', (ROOT / "pyproject.toml").read_text())
     assert len(required) == 2, "of pip, and of uv"
-    assert set(required) == {installation.PROPULATE}
+    assert set(required) == {installation.PROPULATE_REQUIREMENT}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_one_rank_says_it(environment: dict[str, str], first: bool) -> None:
 
 
 def test_deferred_module_that_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = Deferred("absent_module")
+    absent = LazyModule("absent_module")
     monkeypatch.setitem(sys.modules, "absent_module", absent)
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'absent_module'; .*: pip install absent_module$"):
         _ = absent.models

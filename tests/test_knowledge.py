@@ -18,15 +18,15 @@ import pytest
 
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS
-from hpo.results.confirmation import Plan, seed_noise
-from hpo.run.takeover import read_takeover
+from hpo.results.confirmation import ConfirmationPlan, estimate_seed_noise
+from hpo.run.warm_start import read_warm_start
 from hpo.store.evaluations import Evaluation
 from hpo.trainer.search_file import load_search_file
-from hpo.views.confirmed import confirmed_sentences
-from tests.support.evaluations import one
-from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, finish
-from tests.support.outcome import finished, lines_of, trials_of
-from tests.support.runs import start
+from hpo.views.confirmation_text import describe_confirmed
+from tests.support.evaluations import make_evaluation
+from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, wait_for_job
+from tests.support.run_output import find_complete_losses, load_trials, parse_lines
+from tests.support.runs import start_session
 
 TINY = SEARCHES / "tiny.py"
 NOISY = SEARCHES / "noisy.py"
@@ -42,11 +42,11 @@ def test_islands_breed_from_what_islands_of_other_propagators_send_them(
     source = optuna.create_study(storage=storage)
     source.enqueue_trial(given)
     source.optimize(lambda trial: sum(trial.suggest_float(name, 0, 1) for name in given), n_trials=1)
-    arguments = [PROGRAM, SEARCHES / "smooth.py", "--run-dir", "run", "--start-from", storage, "--evaluations", 60]
+    arguments = [PROGRAM, SEARCHES / "smooth.py", "--run-dir", "run", "--warm-start", storage, "--evaluations", 60]
     layout = ["--ranks-per-worker", 1, "--islands", 3, "--propagators", "random,ga,propulate"]
     job = mpi.run(3, *arguments, *layout, "--migration-probability", probability, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert trials[0].params == pytest.approx(given, rel=1e-11)
     genes: dict[int, set[tuple[str, float]]] = {0: set(), 1: set(), 2: set()}
     heirs = dict.fromkeys(genes, 0)
@@ -61,23 +61,23 @@ def test_islands_breed_from_what_islands_of_other_propagators_send_them(
 def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     small = ["--ranks-per-worker", 1]
-    arguments = [PROGRAM, TINY, "--run-dir", "first", "--storage", storage, "--confirm", 1, *small]
+    arguments = [PROGRAM, TINY, "--run-dir", "first", "--storage", storage, "--confirm-seeds", 1, *small]
     (tmp_path / "failing.json").write_text('[{"depth": 2, "act": "tanh"}]')
-    first = mpi.run(2, *arguments, "--evaluations", 5, "--start-with", "failing.json", cwd=tmp_path)
+    first = mpi.run(2, *arguments, "--evaluations", 5, "--enqueue", "failing.json", cwd=tmp_path)
     assert (first.returncode, first.stderr) == (0, "")
     before = optuna.load_study(study_name="first", storage=storage).trials
     for source, run, ranks, layout in (("first", "from_run", 4, []), (storage, "from_storage", 2, small)):
-        command = [PROGRAM, TINY, "--run-dir", run, "--evaluations", 2, "--start-from", source, *layout]
+        command = [PROGRAM, TINY, "--run-dir", run, "--evaluations", 2, "--warm-start", source, *layout]
         job = mpi.run(ranks, *command, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
         known = sorted((trial for trial in before if trial.values), key=lambda trial: (trial.values, trial.number))
         assert f"with {len(known)} evaluations of {source}, the best {known[0].values[0]:.4g}" in job.stdout
-        trials = trials_of(tmp_path / run)
+        trials = load_trials(tmp_path / run)
         taken, new = trials[: len(known)], trials[len(known) :]
         for trial, original in zip(taken, known, strict=True):
             assert (trial.params, trial.values) == (original.params, original.values)
             assert trial.intermediate_values == original.intermediate_values
-            assert trial.user_attrs["origin"] == f"trial {original.number} of {source}"
+            assert trial.user_attrs["imported_from"] == f"trial {original.number} of {source}"
             assert (trial.datetime_start, trial.datetime_complete) == (
                 original.datetime_start,
                 original.datetime_complete,
@@ -92,7 +92,7 @@ def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) 
         assert f"of 2; {len(known)} taken over" in job.stdout
     again = mpi.run(1, *command, "--islands", 1, "--resume", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
-    assert len(trials_of(tmp_path / "from_storage")) == 6
+    assert len(load_trials(tmp_path / "from_storage")) == 6
 
 
 def test_a_source_that_is_none_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +119,11 @@ def test_a_source_that_is_none_is_named_before_anything_starts(tmp_path: Path, m
         f"{storage}#empty": "no finished evaluation is of this search space: it has none",
     }.items():
         with pytest.raises(UsageError) as raised:
-            read_takeover(source, load_search_file(TINY).space, ONLY_LOSS)
-        assert str(raised.value).startswith(f"--start-from {source}: {message}")
+            read_warm_start(source, load_search_file(TINY).space, ONLY_LOSS)
+        assert str(raised.value).startswith(f"--warm-start {source}: {message}")
         assert len(str(raised.value).splitlines()) == 1
     with pytest.raises(UsageError, match=f"^{re.escape(str(raised.value))}$"):
-        start(tmp_path / "run", TINY, start_from=source)
+        start_session(tmp_path / "run", TINY, warm_start=source)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "study.db"]
 
 
@@ -134,17 +134,30 @@ def noisy_loss(params: dict[str, float], seed: int, noise: float) -> float:
 
 
 def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, NOISY, "--run-dir", "run", "--evaluations", 8, "--confirm", 3, "--top-n", 2, "--seed", 7]
+    arguments = [
+        PROGRAM,
+        NOISY,
+        "--run-dir",
+        "run",
+        "--evaluations",
+        8,
+        "--confirm-seeds",
+        3,
+        "--top-n",
+        2,
+        "--seed",
+        7,
+    ]
     arguments += ["--set", "seconds=0.3"]
     job = mpi.run(4, *arguments, "--set", "noise=100", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    confirming = lines_of(job.stdout.split("confirming the best with 3 other seeds each: 6 evaluations")[1])
+    confirming = parse_lines(job.stdout.split("confirming the best with 3 other seeds each: 6 evaluations")[1])
     assert [line["done"] for line in confirming] == list("123456")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert len(trials) == 8
     assert all(trial.values[0] == pytest.approx(noisy_loss(trial.params, 7, 100)) for trial in trials)
     best = sorted(trials, key=lambda trial: trial.values)[:2]
-    confirmations = trials_of(tmp_path / "run", "run-confirm")
+    confirmations = load_trials(tmp_path / "run", "run-confirm")
     assert Counter(trial.user_attrs["confirms"] for trial in confirmations) == {trial.number: 3 for trial in best}
     seeds = {trial.user_attrs["seed"] for trial in confirmations}
     assert len(seeds) == 6
@@ -163,7 +176,7 @@ def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> No
     assert confirmed[0]["may_be_best"]
     assert not confirmed[1]["as_good"], "three seeds cannot show it"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    sentences = confirmed_sentences(summary, ["1", "2"])
+    sentences = describe_confirmed(summary, ["1", "2"])
     assert "may be the best" in sentences[0] or "is the best of these" in sentences[0]
     assert all(sentence in " ".join(job.stdout.split()) for sentence in sentences)
     noise = summary["seed_noise"]
@@ -171,12 +184,12 @@ def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> No
     between = max(0.0, statistics.variance(entry["mean"] for entry in confirmed) - within / 3)
     assert noise == {"deviation": pytest.approx(within**0.5), "share": pytest.approx(within / (within + between))}
     assert f"Seeds make {noise['share']:.0%} of the variance of these losses" in job.stdout
-    more = mpi.run(2, *arguments, "--islands", 1, "--set", "noise=100", "--resume", "--confirm", 4, cwd=tmp_path)
+    more = mpi.run(2, *arguments, "--islands", 1, "--set", "noise=100", "--resume", "--confirm-seeds", 4, cwd=tmp_path)
     assert (more.returncode, more.stderr) == (0, "")
     assert "confirming the best with 4 other seeds each: 2 evaluations" in more.stdout
     assert more.stdout.count("done  island") == 1, "there is nothing to search for any more"
-    assert trials_of(tmp_path / "run", "run-confirm")[:6] == confirmations
-    other = mpi.run(1, *arguments, *ALONE, "--set", "noise=1", "--resume", "--confirm", 1, cwd=tmp_path)
+    assert load_trials(tmp_path / "run", "run-confirm")[:6] == confirmations
+    other = mpi.run(1, *arguments, *ALONE, "--set", "noise=1", "--resume", "--confirm-seeds", 1, cwd=tmp_path)
     assert (other.returncode, other.stderr) == (0, "")
     assert "noise was 100.0 before, and is 1.0 now" in other.stdout
     confirmed = json.loads((tmp_path / "run" / "summary.json").read_text())["confirmed"]
@@ -186,18 +199,22 @@ def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> No
 
 def test_a_study_of_another_run_confirms_nothing(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
-    start(tmp_path / "run-confirm", storage=storage, confirm=1)
-    message = f"--confirm: {storage} already holds a study named 'run-confirm', which is another run's"
+    start_session(tmp_path / "run-confirm", storage=storage, confirm_seeds=1)
+    message = f"--confirm-seeds: {storage} already holds a study named 'run-confirm', which is another run's"
     with pytest.raises(UsageError, match=re.escape(message)):
-        start(tmp_path / "run", storage=storage, confirm=1)
+        start_session(tmp_path / "run", storage=storage, confirm_seeds=1)
     assert not (tmp_path / "run").exists()
 
 
 def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, NOISY, "--run-dir", "run", "--confirm", 6, "--target-loss", "2", "--resume"]
+    arguments = [PROGRAM, NOISY, "--run-dir", "run", "--confirm-seeds", 6, "--target-loss", "2", "--resume"]
     with (tmp_path / "log").open("w") as log:
         for number in (signal.SIGUSR1, signal.SIGKILL):
-            done = len(finished(trials_of(tmp_path / "run", "run-confirm"))) if number == signal.SIGKILL else 0
+            done = (
+                len(find_complete_losses(load_trials(tmp_path / "run", "run-confirm")))
+                if number == signal.SIGKILL
+                else 0
+            )
             ranks, layout = (4, []) if number == signal.SIGUSR1 else (2, ["--ranks-per-worker", 1])
             job = mpi.start(ranks, *arguments, *layout, "--set", "seconds=0.25", cwd=tmp_path, stdout=log.fileno())
             deadline = time.monotonic() + 60
@@ -210,23 +227,23 @@ def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) 
                 time.sleep(0.05)
             if number == signal.SIGUSR1:
                 job.send_signal(number)
-                assert finish(job).returncode == 75
+                assert wait_for_job(job).returncode == 75
                 assert "to confirm the best" in (tmp_path / "log").read_text()
             else:
                 os.killpg(job.pid, number)
                 job.communicate(timeout=30)
-    before = finished(trials_of(tmp_path / "run", "run-confirm"))
+    before = find_complete_losses(load_trials(tmp_path / "run", "run-confirm"))
     end = mpi.run(1, *arguments, *ALONE, cwd=tmp_path)
     assert (end.returncode, end.stderr) == (0, "")
     assert "Stopped: the loss of --target-loss 2 is reached" in end.stdout
-    after = trials_of(tmp_path / "run", "run-confirm")
-    assert {number: finished(after)[number] for number in before} == before
-    pairs = [(t.user_attrs["confirms"], t.user_attrs["seed"]) for t in after if t.number in finished(after)]
+    after = load_trials(tmp_path / "run", "run-confirm")
+    assert {number: find_complete_losses(after)[number] for number in before} == before
+    pairs = [(t.user_attrs["confirms"], t.user_attrs["seed"]) for t in after if t.number in find_complete_losses(after)]
     assert len(set(pairs)) == len(pairs) == 6 * len({trial for trial, _ in pairs})
 
 
 def confirmation(trial: int, seed: int, loss: float, state: str = "complete") -> Evaluation:
-    return one(0, state, loss=loss, confirms=trial, seed=seed)
+    return make_evaluation(0, state, loss=loss, confirms=trial, seed=seed)
 
 
 def test_what_seeds_do_to_losses_is_estimated() -> None:
@@ -235,7 +252,7 @@ def test_what_seeds_do_to_losses_is_estimated() -> None:
     drawn = [[rng.gauss(mean, 0.3) for _ in range(place % 5)] for place, mean in enumerate(means)]
 
     def noise(groups: Sequence[Sequence[float]]) -> dict[str, float] | None:
-        return seed_noise([{"losses": losses} for losses in groups])
+        return estimate_seed_noise([{"losses": losses} for losses in groups])
 
     found = noise(drawn) or {}
     assert found["deviation"] == pytest.approx(0.3, rel=0.05)
@@ -250,13 +267,19 @@ def test_what_seeds_do_to_losses_is_estimated() -> None:
 
 
 def test_seeds_follow_from_the_plan_and_are_shared_by_nobody() -> None:
-    plan = Plan(4, "0/{}")
-    assert plan.seeds(3)[:2] == Plan(2, "0/{}").seeds(3), "more seeds are added to those there are"
-    assert not set(plan.seeds(3)) & {*plan.seeds(4), *Plan(4, "1/{}").seeds(3), *Plan(4, '0/{"epochs": 3}').seeds(3)}
-    there = [confirmation(3, seed, 1.0) for seed in (*plan.seeds(3)[:3], 12345)]
-    assert plan.of(there) == [], "one seed is missing, and the mean of the others flatters"
-    last = confirmation(3, plan.seeds(3)[3], 1.0, "running")
-    assert plan.of([*there, last]) == [*there[:3], last]
-    best = [one(3), one(4)]
-    assert plan.to_do(best, there) == 1 + 4
-    assert Plan(0, "").to_do(best, there) == 0
+    plan = ConfirmationPlan(4, "0/{}")
+    assert plan.draw_seeds(3)[:2] == ConfirmationPlan(2, "0/{}").draw_seeds(3), (
+        "more seeds are added to those there are"
+    )
+    assert not set(plan.draw_seeds(3)) & {
+        *plan.draw_seeds(4),
+        *ConfirmationPlan(4, "1/{}").draw_seeds(3),
+        *ConfirmationPlan(4, '0/{"epochs": 3}').draw_seeds(3),
+    }
+    there = [confirmation(3, seed, 1.0) for seed in (*plan.draw_seeds(3)[:3], 12345)]
+    assert plan.select_planned(there) == [], "one seed is missing, and the mean of the others flatters"
+    last = confirmation(3, plan.draw_seeds(3)[3], 1.0, "running")
+    assert plan.select_planned([*there, last]) == [*there[:3], last]
+    best = [make_evaluation(3), make_evaluation(4)]
+    assert plan.count_remaining(best, there) == 1 + 4
+    assert ConfirmationPlan(0, "").count_remaining(best, there) == 0

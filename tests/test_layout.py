@@ -12,13 +12,15 @@ from hpo.layout import Layout
 def test_every_rank_has_one_worker_and_every_worker_one_island(workers: int, size: int, data: st.DataObject) -> None:
     islands = data.draw(st.integers(1, workers))
     layout = Layout(workers * size, size, islands)
-    assert [layout.worker_of(rank) for rank in range(layout.ranks)] == [w for w in range(workers) for _ in range(size)]
-    sizes = [layout.island_size(island) for island in range(islands)]
+    assert [layout.find_worker(rank) for rank in range(layout.ranks)] == [
+        w for w in range(workers) for _ in range(size)
+    ]
+    sizes = [layout.count_island_workers(island) for island in range(islands)]
     assert sum(sizes) == workers
     assert max(sizes) - min(sizes) <= 1
-    homes = [layout.island_of(worker) for worker in range(workers)]
+    homes = [layout.find_island(worker) for worker in range(workers)]
     assert homes == [island for island, count in enumerate(sizes) for _ in range(count)]
-    assert [homes.index(island) for island in range(islands)] == [layout.first_worker(i) for i in range(islands)]
+    assert [homes.index(island) for island in range(islands)] == [layout.find_first_worker(i) for i in range(islands)]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_what_does_not_fit_together_says_what_would(ranks: int, size: int, islan
 def test_what_is_not_asked_for_fits_itself_to_the_ranks(
     ranks: int, asked: tuple[int | None, int | None], propagators: list[str], fitting: tuple[int, int]
 ) -> None:
-    layout = Layout.fitting(ranks, *asked, propagators)
+    layout = Layout.choose(ranks, *asked, propagators)
     assert (layout.ranks, layout.ranks_per_worker, layout.islands) == (ranks, *fitting)
 
 
@@ -88,5 +90,5 @@ def test_what_is_asked_for_and_cannot_be_is_refused(
     ranks: int, asked: tuple[int | None, int | None], propagators: list[str], message: str
 ) -> None:
     with pytest.raises(UsageError) as raised:
-        Layout.fitting(ranks, *asked, propagators)
+        Layout.choose(ranks, *asked, propagators)
     assert str(raised.value).startswith(message)

@@ -15,7 +15,7 @@ import pytest
 from hpo.store.weights import read_weights
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
-from tests.support.outcome import finished, trials_of
+from tests.support.run_output import find_complete_losses, load_trials
 
 LIT = SEARCHES / "lit.py"
 
@@ -38,15 +38,15 @@ def test_a_trainer_reports_after_each_validation_of_a_fit_and_leaves_nothing_beh
     if way != "plain":
         assert job.stderr == "", "no tips, no warnings, no progress bars"
         assert " | " not in job.stdout
-    trials = trials_of(tmp_path / "run")
-    assert len(finished(trials)) == 4
+    trials = load_trials(tmp_path / "run")
+    assert len(find_complete_losses(trials)) == 4
     for trial in trials:
         steps = [trial.params["x"] * 0.8**epoch for epoch in (1, 2, 3)]
         assert list(trial.intermediate_values.values()) == pytest.approx(steps, rel=1e-5)
         assert trial.user_attrs["metrics"] == {"epochs": 2.0}
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
-    assert weights.state["layer.weight"].item() == pytest.approx(min(finished(trials).values()), rel=1e-5)
+    assert weights.state["layer.weight"].item() == pytest.approx(min(find_complete_losses(trials).values()), rel=1e-5)
     for rank in range(size):
         notes = notes_of(tmp_path, rank)
         assert [note[1:3] for note in notes] == [["4", "nothing"]] * 4, "the last one validates"
@@ -70,7 +70,7 @@ def test_what_fails_in_a_fit_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> N
     limits = ["--evaluation-timeout", 8, "--collective-timeout", 4]
     job = mpi.run(2, *lit(tmp_path, ways, "--evaluations", len(reasons) + 1, *limits), cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    *failures, well = trials_of(tmp_path / "run")
+    *failures, well = load_trials(tmp_path / "run")
     for (way, reason), failed in zip(reasons.items(), failures, strict=True):
         assert re.fullmatch(reason, failed.user_attrs["failure"]), f"{way}: {failed.user_attrs['failure']}"
     assert well.state.name == "COMPLETE"
@@ -80,7 +80,7 @@ def test_a_fit_that_is_pruned_ends_on_all_ranks(mpi: Mpi, tmp_path: Path) -> Non
     options = ["--evaluations", 24, "--pruner", "percentile:25", "--propagators", "random", "--set", "epochs=4"]
     job = mpi.run(2, *lit(tmp_path, "none", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     states = [trial.state.name for trial in trials]
     assert 4 <= states.count("PRUNED") < 24
     assert set(states) == {"PRUNED", "COMPLETE"}
@@ -98,7 +98,7 @@ def test_a_run_whose_networks_lightning_trains_stops_well(mpi: Mpi, tmp_path: Pa
     arguments = lit(tmp_path, "none", "--evaluations", 40, "--set", "epochs=100000")
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
-    while not any(trial.intermediate_values for trial in trials_of(tmp_path / "run")):
+    while not any(trial.intermediate_values for trial in load_trials(tmp_path / "run")):
         victim.sleep(0.2)
     asked = time.monotonic()
     victim.job.send_signal(signal.SIGTERM)  # of which Lightning has a handler of its own
@@ -110,7 +110,7 @@ def test_a_run_whose_networks_lightning_trains_stops_well(mpi: Mpi, tmp_path: Pa
 @pytest.mark.slow
 def test_without_lightning_a_message_says_what_to_install_and_nobody_else_needs_it() -> None:
     program = (
-        "import sys, hpo.training, hpo.cli, hpo.trainer.serve\n"
+        "import sys, hpo.training, hpo.cli, hpo.trainer.trainer_server\n"
         "assert 'lightning' not in sys.modules\n"
         "sys.modules['lightning'] = None\n"
         "import hpo.training.lightning\n"

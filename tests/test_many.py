@@ -11,11 +11,11 @@ from optuna.trial import TrialState
 
 from hpo import Categorical, Float, SearchSpace
 from hpo.results.reader import RunReader
-from hpo.views.failed import failed_lines
-from hpo.views.lookup import Lookup
-from hpo.views.page.write import render
-from hpo.views.tables import print_tables
-from tests.support.runs import BEGAN, add, make_run
+from hpo.views.evaluation_lookup import EvaluationLookup
+from hpo.views.failure_table import format_failed
+from hpo.views.page.html_report import render_report
+from hpo.views.summary_tables import print_tables
+from tests.support.runs import START_SECONDS, add_evaluation, make_run
 
 SPACE = SearchSpace(**{f"parameter_{n}": Float(0.0, 1.0) for n in range(150)})
 DIFFERENT = [f"parameter_{n}" for n in range(5, 150, 12)][:12]
@@ -28,17 +28,19 @@ def run(tmp_path: Path) -> RunReader:
     for trial in range(24):
         params = {name: chance.random() if name in DIFFERENT else 0.5 + trial / 1e6 for name in SPACE.describe()}
         state = TrialState.FAIL if trial == 23 else TrialState.COMPLETE
-        add(record, state, curve={1: 1 + trial}, params=params, space=SPACE, metrics={"accuracy": 0.5}, failure="no")
+        add_evaluation(
+            record, state, curve={1: 1 + trial}, params=params, space=SPACE, metrics={"accuracy": 0.5}, failure="no"
+        )
     return RunReader(tmp_path / "run")
 
 
 def test_tables_show_the_hyperparameters_that_differ_most(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
-    print_tables(run.summary(4), Path("runs/wide"))
+    print_tables(run.make_summary(4), Path("runs/wide"))
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     first, second = out.split("All islands\n")[1:]
     rows = {line.split()[0]: line.split()[1:] for line in first.rstrip().splitlines()[2:]}
-    evaluations = run.evaluations()
+    evaluations = run.read_evaluations()
     assert [name for name in rows if name.startswith("parameter")] == DIFFERENT
     for name in DIFFERENT:
         values = [one.params[name] for one in evaluations[:3]]
@@ -49,7 +51,7 @@ def test_tables_show_the_hyperparameters_that_differ_most(run: RunReader, capsys
 
 
 def test_failures_leave_hyperparameters_to_hpo_show(run: RunReader) -> None:
-    table, more = failed_lines(Lookup.read(run).failed(), 3, Path("runs/wide"))
+    table, more = format_failed(EvaluationLookup.read(run).list_failed(), 3, Path("runs/wide"))
     assert [line.split() for line in table.splitlines()[1:4:2]] == [
         ["trial", "island", "worker", "seconds", "epochs", "failure"],
         ["23", "0", "0", "1.0", "1", "no"],
@@ -62,16 +64,16 @@ def test_report_shows_the_hyperparameters_that_matter(tmp_path: Path, capsys: py
     for _ in range(40):
         params = {name: draws.random() for name in SPACE.describe()} | {"parameter_7": 0.5 + draws.random() / 1e3}
         params["parameter_9"] = draws.random() / 100 if draws.random() < 0.9 else draws.random()
-        add(record, TrialState.COMPLETE, curve={1: 1 + params["parameter_9"]}, params=params, space=SPACE)
+        add_evaluation(record, TrialState.COMPLETE, curve={1: 1 + params["parameter_9"]}, params=params, space=SPACE)
     run = RunReader(tmp_path / "run")
-    page = render(run, 10, BEGAN)
+    page = render_report(run, 10, START_SECONDS)
     table = page.split('<section id="top">')[1].split("</section>")[0]
     names = re.findall(r'<th scope="col">(\w+)</th>', table)
     assert len(names) == 12
     assert "parameter_9" in names, "the only one that matters; the best hardly differ in it"
     assert "parameter_7" not in names
     assert "Of 150 hyperparameters, 12 are shown: those told apart below" in table
-    print_tables(run.summary(3), Path("runs/wide"))
+    print_tables(run.make_summary(3), Path("runs/wide"))
     assert "parameter_9 " in capsys.readouterr().out
     assert page.split("<h2>The answer")[1].split("</table>")[0].count("<tr>") == 150, "the best has all of its own"
 
@@ -83,6 +85,8 @@ def test_report_of_a_hyperparameter_that_no_evaluation_has(tmp_path: Path) -> No
     record, draws = make_run(tmp_path / "run", space), random.Random(0)
     for _ in range(30):
         rate = draws.random()
-        add(record, TrialState.COMPLETE, curve={1: 1 + rate}, params={"kind": "plain", "lr": rate}, space=space)
-    page = render(RunReader(tmp_path / "run"), 3, BEGAN)
+        add_evaluation(
+            record, TrialState.COMPLETE, curve={1: 1 + rate}, params={"kind": "plain", "lr": rate}, space=space
+        )
+    page = render_report(RunReader(tmp_path / "run"), 3, START_SECONDS)
     assert '<th scope="row">beta</th>' in page, "its importance is not told apart"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpo.layout import usable_cores
+from hpo.layout import list_usable_cores
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
-from tests.support.outcome import trials_of
+from tests.support.run_output import load_trials
 
 CARELESS = SEARCHES / "careless.py"
 
@@ -36,7 +36,7 @@ def failures(mpi: Mpi, folder: Path, reasons: dict[str, str], seconds: int = 60)
     job = mpi.run(2, *careless(folder, ",".join(reasons), *options), cwd=folder)
     assert (job.returncode, job.stderr) == (3 if all(reasons.values()) else 0, "")
     tracebacks = []
-    for (way, reason), trial in zip(reasons.items(), trials_of(folder / "run"), strict=True):
+    for (way, reason), trial in zip(reasons.items(), load_trials(folder / "run"), strict=True):
         failure = trial.user_attrs.get("failure", "")
         assert re.fullmatch(reason, failure), f"{way}: {failure}"
         assert trial.state.name == ("FAIL" if reason else "COMPLETE"), way
@@ -52,7 +52,7 @@ def test_what_an_objective_does_to_what_it_is_given_ends_with_it(
     monkeypatch.setenv("PYTHONWARNINGS", "ignore:Guards may run slower")  # torch says it of Python 3.13.0
     job = mpi.run(4, *careless(tmp_path, "none,compile", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert len(trials) == 6
     for trial in trials:
         assert trial.values == [trial.params["lr"]], "the loss is lr, which the objective took out"
@@ -127,8 +127,8 @@ def test_each_line_that_an_objective_prints_says_whose_it_is_and_is_kept(mpi: Mp
     assert len(marked) == 3 * 2 * 6
     complaints = sorted(line.partition(" | ")[2] for line in job.stderr.splitlines())
     assert complaints == ["WARNING mine: be warned"] * 6 + ["and complains"] * 6
-    for trial in trials_of(tmp_path / "run"):
-        kept = (tmp_path / "run" / "printed" / f"{trial.number}.txt").read_text().splitlines()
+    for trial in load_trials(tmp_path / "run"):
+        kept = (tmp_path / "run" / "logs" / f"{trial.number}.txt").read_text().splitlines()
         of_rank_1 = [line for line in kept if line.startswith("rank 1 | ")]
         assert sorted(line.removeprefix("rank 1 | ") for line in of_rank_1) == sorted(
             [f"{label[9:]} says hello", "and complains", "WARNING mine: be warned", *said[1:]]
@@ -158,9 +158,9 @@ def test_a_loss_is_any_kind_of_number(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "numbers.py").write_text(NUMBERS)
     job = mpi.run(1, PROGRAM, "numbers.py", "--run-dir", "run", "--evaluations", 9, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = {trial.params["k"]: trial for trial in trials_of(tmp_path / "run")}
+    trials = {trial.params["k"]: trial for trial in load_trials(tmp_path / "run")}
     assert [trials[k].values for k in range(7)] == [[0.5]] * 7
-    cores = len(usable_cores())  # all of which are the threads of the only rank
+    cores = len(list_usable_cores())  # all of which are the threads of the only rank
     assert trials[6].user_attrs["metrics"] == {"count": 3.0, "share": 0.5, "whole": cores}
     for k in (7, 8):
         assert "a number, not " in trials[k].user_attrs["failure"]

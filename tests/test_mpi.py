@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.chaos import Victim, ended
+from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import PROGRAM, PROGRAMS, SEARCHES, Mpi
-from tests.support.outcome import trials_of
+from tests.support.run_output import load_trials
 
 
 def results(mpi: Mpi, ranks: int, program: str, folder: Path) -> list[dict[str, Any]]:
@@ -77,9 +77,9 @@ def test_a_signal_overrules_the_end_by_a_target_which_is_forgotten_for_what_come
 def test_cores_are_shared_among_the_ranks_that_may_use_them(
     cores_of_ranks: list[list[int]], threads: list[int]
 ) -> None:
-    from hpo.evaluation.host import threads_of
+    from hpo.evaluation.host import compute_thread_share
 
-    assert [threads_of(cores_of_ranks, rank) for rank in range(len(cores_of_ranks))] == threads
+    assert [compute_thread_share(cores_of_ranks, rank) for rank in range(len(cores_of_ranks))] == threads
 
 
 def cpu_seconds(process: int) -> float:
@@ -91,16 +91,16 @@ def cpu_seconds(process: int) -> float:
 def test_all_processes_sleep_while_they_wait_for_one_trainer(mpi: Mpi, tmp_path: Path) -> None:
     """A peer waits for its leader, and the other worker, which has evaluated all the rest, for the end."""
     arguments = [PROGRAM, SEARCHES / "waiting.py", "--run-dir", "run", "--islands", 1, "--evaluations", 4]
-    with ended(Victim(mpi, 4, arguments, tmp_path, tmp_path / "log")) as victim:
+    with kill_at_end(Victim(mpi, 4, arguments, tmp_path, tmp_path / "log")) as victim:
         assert victim.wait_for("\n3/4 ")
         victim.sleep(1.0)
-        processes = [*victim.rank_processes(), *victim.templates()]
+        processes = [*victim.find_ranks(), *victim.find_templates()]
         assert len(processes) == 5
-        before = {process: cpu_seconds(process) for process in victim.processes()}
+        before = {process: cpu_seconds(process) for process in victim.find_processes()}
         assert len(before) >= 1 + 4 + 1 + 4, "mpirun, ranks, the template and trainers"
         victim.sleep(3.0)
         used = {process: cpu_seconds(process) - seconds for process, seconds in before.items()}
         (tmp_path / "go").touch()
         assert victim.wait() == (0, "")
     assert max(used.values()) < 0.05 * 3.0, used
-    assert Counter(trial.user_attrs["worker"] for trial in trials_of(tmp_path / "run")) == {0: 1, 1: 3}
+    assert Counter(trial.user_attrs["worker"] for trial in load_trials(tmp_path / "run")) == {0: 1, 1: 3}

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from hpo import Categorical, Float, SearchSpace
-from hpo.results.names import metrics_shown
+from hpo.results.display_names import name_metrics
 from hpo.results.reader import RunReader
-from hpo.trackers.tracker import params, results
-from hpo.views.live.head import head_lines
-from hpo.views.live.rows import make_columns
-from hpo.views.live.standing import standing
-from hpo.views.page.write import render
-from hpo.views.progress import Lines
-from hpo.views.tables import print_tables
-from hpo.views.winner import print_winner
-from tests.support.runs import BEGAN, add, make_run
+from hpo.trackers.tracker import collect_results, convert_params
+from hpo.views.live.run_header import format_header
+from hpo.views.live.run_status import compute_run_status
+from hpo.views.live.table_rows import make_columns
+from hpo.views.page.html_report import render_report
+from hpo.views.progress import ProgressLines
+from hpo.views.summary_tables import print_tables
+from hpo.views.winner_text import print_winner
+from tests.support.runs import START_SECONDS, add_evaluation, make_run
 
 SPACE = SearchSpace(lr=Float(0, 1), trial=Float(0, 1), search=Categorical("a"))
 METRICS = {"loss": 9.0, "metric_loss": 8.0, "lr": 7.0, "accuracy": 6.0}
@@ -28,36 +28,36 @@ SHOWN = {"metric_metric_loss": "9", "metric_loss": "8", "metric_lr": "7", "accur
 @pytest.fixture
 def run(tmp_path: Path) -> RunReader:
     record = make_run(tmp_path / "run", SPACE)
-    add(record, params={"lr": 0.25, "trial": 0.75, "search": "a"}, space=SPACE, metrics=METRICS)
+    add_evaluation(record, params={"lr": 0.25, "trial": 0.75, "search": "a"}, space=SPACE, metrics=METRICS)
     return RunReader(tmp_path / "run")
 
 
 def test_lines_show_all_of_them(run: RunReader) -> None:
     expected = {"lr": "0.25", "trial": "0.75", "search": "a", **SHOWN}
-    (one,) = run.evaluations()
-    assert dict(re.findall(r"(\w+)=(\S+)", Lines([], 1).line(one))) == expected
-    look = run.follow().look()
-    (named,) = [line.plain for line in head_lines(standing(look), Path("run")) if "=" in line.plain]
+    (one,) = run.read_evaluations()
+    assert dict(re.findall(r"(\w+)=(\S+)", ProgressLines([], 1).format_line(one))) == expected
+    look = run.make_follower().take_snapshot()
+    (named,) = [line.plain for line in format_header(compute_run_status(look), Path("run")) if "=" in line.plain]
     expected["param_trial"] = expected.pop("trial")
     assert dict(re.findall(r"(\w+)=(\S+)", named)) == expected
-    headings = [column.heading for column in make_columns([one], run.manifest.objectives, BEGAN)]
+    headings = [column.heading for column in make_columns([one], run.manifest.objectives, START_SECONDS)]
     assert headings[:3] == ["trial", "state", "loss"]
     assert sorted(headings[3:10]) == sorted(expected)
 
 
 def test_tables_have_a_column_for_each(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
-    print_tables(run.summary(1), Path("run"))
+    print_tables(run.make_summary(1), Path("run"))
     lines = capsys.readouterr().out.split("All islands\n")[1].splitlines()
     row = dict(zip(lines[0].split(), lines[2].split()[1:], strict=True))
     own = {"loss": "0.5", "trial": "0", "island": "0", "worker": "0", "generation": "0", "seconds": "1.0"}
     assert row == {"lr": "0.25", "param_trial": "0.75", "search": "a", **SHOWN, **own}
-    table = render(run, 1, BEGAN).split('<section id="top">')[1]
+    table = render_report(run, 1, START_SECONDS).split('<section id="top">')[1]
     head = re.findall(r"<th[^>]*>([^<]+)</th>", table.split("</thead>")[0])
     assert sorted(head) == sorted(["place", *row])
 
 
 def test_the_loss_of_the_winner_is_its_loss(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
-    winner = run.winner()
+    winner = run.find_winner()
     assert winner
     print_winner(run, winner)
     said = capsys.readouterr().err
@@ -66,12 +66,12 @@ def test_the_loss_of_the_winner_is_its_loss(run: RunReader, capsys: pytest.Captu
 
 
 def test_trackers_are_told_all_of_them(run: RunReader) -> None:
-    (one,) = run.evaluations()
+    (one,) = run.read_evaluations()
     own = {"lowest_loss": 0.5, "seconds": 1.0}
-    assert results(one) == {"metric_metric_loss": 9, "metric_loss": 8, "lr": 7, "accuracy": 6, **own}
-    assert params(one, taken=("search",)) == {"lr": 0.25, "trial": 0.75, "param_search": "a"}
+    assert collect_results(one) == {"metric_metric_loss": 9, "metric_loss": 8, "lr": 7, "accuracy": 6, **own}
+    assert convert_params(one, taken=("search",)) == {"lr": 0.25, "trial": 0.75, "param_search": "a"}
 
 
 def test_a_name_does_not_depend_on_the_order() -> None:
     for names in (["loss", "metric_loss"], ["metric_loss", "loss"]):
-        assert metrics_shown(names, [], ["loss"]) == {"loss": "metric_metric_loss", "metric_loss": "metric_loss"}
+        assert name_metrics(names, [], ["loss"]) == {"loss": "metric_metric_loss", "metric_loss": "metric_loss"}

@@ -17,27 +17,27 @@ import torch
 
 from benchmarks.simulation import SimulatedIslands, simulate
 from hpo import Categorical, Float, Int, SearchSpace, maximize
-from hpo.breeding.selection import Emigrants, Replaced
-from hpo.breeding.upstream import Individual
-from hpo.dominance import hypervolume
+from hpo.breeding.propulate_compat import Individual
+from hpo.breeding.selection import EmigrantSelection, ReplacementSelection
+from hpo.dominance import compute_hypervolume
 from hpo.errors import UsageError
-from hpo.objectives import ONLY_LOSS, Objectives, declared
-from hpo.results.hypervolume import box_of, described, over_time
-from hpo.results.winner import winner_of
+from hpo.objectives import ONLY_LOSS, Objectives, parse_objectives
+from hpo.results.hypervolume import compute_shares_over_time, make_box, summarize_hypervolume
+from hpo.results.recommendation import find_winner
 from hpo.run.request import check_objectives
-from hpo.run.takeover import read_takeover
+from hpo.run.warm_start import read_warm_start
 from hpo.store.evaluations import Assignment, Evaluation
-from hpo.store.front import MOST_WEIGHTS, front, spread, top
-from hpo.store.pruning import Stopping, make_pruner
+from hpo.store.pareto_front import MAX_FRONT_WEIGHTS, find_front, select_spread, select_top
+from hpo.store.pruning import StoppingPruner, make_pruner
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
-from hpo.store.weights import read_weights, weights_of
+from hpo.store.weights import make_weights_path, read_weights
 from hpo.trainer.search_file import load_search_file
-from tests.support.evaluations import one
+from tests.support.evaluations import make_evaluation
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
-from tests.support.outcome import trials_of
-from tests.support.runs import claim, manifest, start
-from tests.support.writing import Leading, writer_of
+from tests.support.run_output import load_trials
+from tests.support.runs import claim_evaluation, make_manifest, start_session
+from tests.support.writer_stubs import LeaderStub, make_writer
 
 TRADING = SEARCHES / "trading.py"
 TWO = Objectives(("loss", "parameters"))
@@ -49,12 +49,12 @@ SPACE = SearchSpace(x=Float(0.0, 1.0))
 
 
 def test_objectives_are_the_loss_and_metrics_of_which_some_are_maximised() -> None:
-    assert declared(["loss"]) == ONLY_LOSS
-    assert declared(("loss", "parameters", maximize("speed"))) == THREE
-    assert THREE.costs((1.0, 2.0, 3.0)) == (1.0, 2.0, -3.0)
-    assert THREE.costs((1.0, 2.0)) == THREE.costs((1.0, math.nan, 3.0)) == (math.inf,) * 3
-    assert THREE.of({"speed": 3, "parameters": 2, "accuracy": 1}) == (2.0, 3.0)
-    assert (THREE.missing({"speed": 3}), THREE.of({"speed": 3})) == (["parameters"], ())
+    assert parse_objectives(["loss"]) == ONLY_LOSS
+    assert parse_objectives(("loss", "parameters", maximize("speed"))) == THREE
+    assert THREE.compute_costs((1.0, 2.0, 3.0)) == (1.0, 2.0, -3.0)
+    assert THREE.compute_costs((1.0, 2.0)) == THREE.compute_costs((1.0, math.nan, 3.0)) == (math.inf,) * 3
+    assert THREE.select_metric_values({"speed": 3, "parameters": 2, "accuracy": 1}) == (2.0, 3.0)
+    assert (THREE.find_missing({"speed": 3}), THREE.select_metric_values({"speed": 3})) == (["parameters"], ())
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_who_minimises_one_loss_says_so() -> None:
 
 
 def test_a_manifest_with_objectives_is_checked() -> None:
-    assert manifest().objectives == ONLY_LOSS, "of a run that was begun before there were several"
+    assert make_manifest().objectives == ONLY_LOSS, "of a run that was begun before there were several"
     there = {"names": ["loss", "speed"], "maximized": ["speed"]}
-    assert manifest(objectives=there).objectives == Objectives(("loss", "speed"), ("speed",))
-    assert json.loads(json.dumps(manifest(objectives=there).content()))["objectives"] == there
+    assert make_manifest(objectives=there).objectives == Objectives(("loss", "speed"), ("speed",))
+    assert json.loads(json.dumps(make_manifest(objectives=there).to_json()))["objectives"] == there
     for wrong in (
         {"names": ["speed", "loss"], "maximized": []},
         {"names": ["loss", "loss"], "maximized": []},
@@ -108,7 +108,7 @@ def test_a_manifest_with_objectives_is_checked() -> None:
         ["loss"],
     ):
         with pytest.raises(UsageError, match=r"'objectives' is .*, and must be an object of names, of which the first"):
-            manifest(objectives=wrong)
+            make_manifest(objectives=wrong)
 
 
 # What is recorded
@@ -123,8 +123,8 @@ def recorded(folder: Path, objectives: Objectives, *rows: tuple[float, ...]) -> 
 
 
 def complete(record: Record, values: tuple[float, ...]) -> Assignment:
-    assignment = claim(record, {"x": random.Random(f"{values}").random()}, SPACE.distributions(), 999)
-    metrics = dict(zip(record.objectives.others, values[1:], strict=True))
+    assignment = claim_evaluation(record, {"x": random.Random(f"{values}").random()}, SPACE.make_distributions(), 999)
+    metrics = dict(zip(record.objectives.metric_names, values[1:], strict=True))
     record.complete(assignment, values[0], 1.0, {**metrics, "accuracy": 0.5})
     return assignment
 
@@ -137,28 +137,28 @@ def test_the_record_is_a_study_of_several_objectives_as_optuna_has_them(tmp_path
     assert [direction.name for direction in study.directions] == ["MINIMIZE", "MINIMIZE", "MAXIMIZE"]
     assert study.trials[0].values == [1.0, 9.0, 5.0]
     assert (
-        [one.trial for one in front(record.evaluations(), record.objectives)]
+        [one.trial for one in find_front(record.read_evaluations(), record.objectives)]
         == sorted(trial.number for trial in study.best_trials)
         == [0, 1, 3]
     )
-    assert record.evaluations()[3].values == (3.0, 9.0, 6.0)
+    assert record.read_evaluations()[3].values == (3.0, 9.0, 6.0)
 
 
 def test_optunas_pruners_prune_by_losses_where_there_are_several_objectives(tmp_path: Path) -> None:
     record = recorded(tmp_path, TWO)
     for place in range(6):
-        assignment = claim(record, {"x": place / 10}, SPACE.distributions(), 99)
+        assignment = claim_evaluation(record, {"x": place / 10}, SPACE.make_distributions(), 99)
         record.report(assignment, 1, place / 10)
         record.complete(assignment, place / 10, 1.0, {"parameters": 10.0 - place})
     pruner = make_pruner("median", 9)
-    assert isinstance(pruner, Stopping)
+    assert isinstance(pruner, StoppingPruner)
     for loss, state in ((0.1, "going"), (0.4, "pruned")):
-        assignment = claim(record, {"x": loss + 0.05}, SPACE.distributions(), 99)
+        assignment = claim_evaluation(record, {"x": loss + 0.05}, SPACE.make_distributions(), 99)
         record.report(assignment, 1, loss)
-        assert pruner.judge(record, assignment, 1).state == state
+        assert pruner.decide_pruning(record, assignment, 1).state == state
     record.prune(assignment, 0.4, 1.0, {"parameters": 1.0})
-    assert record.evaluations()[-1].values == (0.4, 1.0)
-    assert len(front(record.evaluations(), record.objectives)) == 6, "what is pruned is on no front"
+    assert record.read_evaluations()[-1].values == (0.4, 1.0)
+    assert len(find_front(record.read_evaluations(), record.objectives)) == 6, "what is pruned is on no front"
 
 
 def test_a_study_that_was_begun_with_other_objectives_is_not_completed(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_study_that_was_begun_with_other_objectives_is_not_completed(tmp_path:
 
 
 def individual(trial: int, *values: float, **others: Any) -> Evaluation:
-    return one(trial, loss=values[0], others=values[1:], **others)
+    return make_evaluation(trial, loss=values[0], other_values=values[1:], **others)
 
 
 def test_front_has_all_ties_and_no_failed_evaluations() -> None:
@@ -181,22 +181,22 @@ def test_front_has_all_ties_and_no_failed_evaluations() -> None:
         individual(2, 0.5, 5.0),
         individual(3, 0.4, 9.0),
         individual(4, 0.1, 1.0, state="pruned"),
-        one(5, "failed"),
+        make_evaluation(5, "failed"),
         individual(6, 0.6, 4.0),
         individual(7, 0.7, 4.0),
     ]
-    assert [found.trial for found in front(evaluations, TWO)] == [3, 1, 2, 6]
-    assert [found.trial for found in top(evaluations, 9, TWO)] == [3, 1, 2, 6, 0, 7]
-    losses = [replace(evaluation, others=()) for evaluation in evaluations]
-    assert [found.trial for found in front(losses, ONLY_LOSS)] == [3]
-    assert [found.trial for found in top(losses, 2, ONLY_LOSS)] == [3, 0]
+    assert [found.trial for found in find_front(evaluations, TWO)] == [3, 1, 2, 6]
+    assert [found.trial for found in select_top(evaluations, 9, TWO)] == [3, 1, 2, 6, 0, 7]
+    losses = [replace(evaluation, other_values=()) for evaluation in evaluations]
+    assert [found.trial for found in find_front(losses, ONLY_LOSS)] == [3]
+    assert [found.trial for found in select_top(losses, 2, ONLY_LOSS)] == [3, 0]
     maximised = Objectives(("loss", "speed"), ("speed",))
-    assert [found.trial for found in front(evaluations, maximised)] == [3]
+    assert [found.trial for found in find_front(evaluations, maximised)] == [3]
 
 
 def test_of_a_long_front_those_far_apart_stay() -> None:
     line = [individual(place, place / 100, float(100 - place)) for place in (0, 1, 2, 30, 31, 60, 99, 100)]
-    assert [found.trial for found in spread(line, TWO, 5)] == [0, 31, 60, 99, 100]
+    assert [found.trial for found in select_spread(line, TWO, 5)] == [0, 31, 60, 99, 100]
 
 
 @pytest.mark.parametrize("objectives", [2, 4, 6, 9])
@@ -204,30 +204,30 @@ def test_the_best_in_each_objective_stay_of_a_front_of_many(objectives: int) -> 
     names = Objectives(("loss", *map(str, range(1, objectives))))
     draws = random.Random(objectives)
     many = [individual(trial, *(draws.random() for _ in range(objectives))) for trial in range(60)]
-    stay = spread(front(many, names), names)
-    assert len(stay) <= MOST_WEIGHTS
+    stay = select_spread(find_front(many, names), names)
+    assert len(stay) <= MAX_FRONT_WEIGHTS
     for place in range(objectives):
         assert min(many, key=lambda found: found.values[place]) in stay
 
 
 def test_the_hypervolume_is_a_share_of_a_box_that_outliers_do_not_stretch() -> None:
     good = [individual(0, 0.0, 10.0), individual(1, 5.0, 5.0), individual(2, 10.0, 0.0)]
-    whole = described(good, TWO)
+    whole = summarize_hypervolume(good, TWO)
     # Up to 11 in each: the ends have strips of 1 by 11, and the middle has a square of 6 by 6.
     share = pytest.approx((11 + 11 - 1 + 25) / 121)
     assert whole == {"share": share, "ideal": [0.0, 0.0], "reference": [pytest.approx(11), pytest.approx(11)]}
     diverged = [individual(3, 1e30, 7.0), individual(4, 1e300, 3.0)]
-    assert described([*good, *diverged], TWO) == whole
-    assert [grown for grown, _ in over_time([*good, *diverged], TWO)] == [1, 2, 3]
-    assert over_time([*good, *diverged], TWO)[-1][1] == share
+    assert summarize_hypervolume([*good, *diverged], TWO) == whole
+    assert [grown for grown, _ in compute_shares_over_time([*good, *diverged], TWO)] == [1, 2, 3]
+    assert compute_shares_over_time([*good, *diverged], TWO)[-1][1] == share
     smallest = individual(5, 1e300, -1.0)
-    found = described([*good, smallest], TWO)
+    found = summarize_hypervolume([*good, smallest], TWO)
     assert found is not None
     assert found["reference"] == [pytest.approx(11), pytest.approx(11.1)], "it is on the front, for it is small"
-    assert box_of(good[:1], TWO) is None, "there is no trade"
-    assert described(good, ONLY_LOSS) is None
+    assert make_box(good[:1], TWO) is None, "there is no trade"
+    assert summarize_hypervolume(good, ONLY_LOSS) is None
     ends = [individual(0, -1.7e308, 1.7e308), individual(1, 1.7e308, -1.7e308), individual(2, 0.0, 0.0)]
-    huge = described(ends, TWO)
+    huge = summarize_hypervolume(ends, TWO)
     assert huge is not None
     assert 0.2 < huge["share"] < 0.3
 
@@ -237,19 +237,19 @@ def test_the_hypervolume_is_a_share_of_a_box_that_outliers_do_not_stretch() -> N
 
 def bred(*costs: float) -> Individual:
     space = SearchSpace(x=Float(0.0, 1.0))
-    made = Individual(dict(space.encode({"x": min(costs[0], 99.0) / 100})), space.limits())
+    made = Individual(dict(space.encode({"x": min(costs[0], 99.0) / 100})), space.list_gene_limits())
     made.loss, made.costs = costs[0], costs
     return made
 
 
 def test_who_leaves_is_of_the_front_and_the_last_make_room() -> None:
     population = [bred(1.0, 9.0), bred(5.0, 5.0), bred(9.0, 1.0), bred(9.0, 9.0), bred(math.inf, math.inf)]
-    emigrants = Emigrants(1, random.Random(0))
+    emigrants = EmigrantSelection(1, random.Random(0))
     sent = {emigrants(population)[0].loss for _ in range(50)}
     assert sent == {1.0, 5.0, 9.0}
     assert all(emigrants(population)[0].costs != (9.0, 9.0) for _ in range(50))
-    assert len({id(sent) for sent in Emigrants(5, random.Random(0))(population)}) == 5, "where all have to go"
-    assert [gone.costs for gone in Replaced(2)(population)] == [(9.0, 9.0), (math.inf, math.inf)]
+    assert len({id(sent) for sent in EmigrantSelection(5, random.Random(0))(population)}) == 5, "where all have to go"
+    assert [gone.costs for gone in ReplacementSelection(2)(population)] == [(9.0, 9.0), (math.inf, math.inf)]
 
 
 WIDE = SearchSpace(width=Int(1, 300, log=True), lr=Float(1e-4, 1.0, log=True), act=Categorical("relu", "tanh"))
@@ -271,8 +271,8 @@ def test_what_learns_finds_a_better_front_than_chance(name: str, share: float) -
         of_seeds = []
         for seed in range(3):
             islands = SimulatedIslands(WIDE, [propagator], 2, seed, objectives=TWO)
-            of_seeds.append(hypervolume(simulate(islands, trade, 60), [1.0, 1.0]))
-        return hypervolume(best, [1.0, 1.0]) - float(np.mean(of_seeds))
+            of_seeds.append(compute_hypervolume(simulate(islands, trade, 60), [1.0, 1.0]))
+        return compute_hypervolume(best, [1.0, 1.0]) - float(np.mean(of_seeds))
 
     assert left(name) < share * left("random")
 
@@ -282,7 +282,7 @@ def test_what_learns_finds_a_better_front_than_chance(name: str, share: float) -
 
 def test_the_weights_of_the_front_are_kept_and_no_others(tmp_path: Path) -> None:
     record = recorded(tmp_path, TWO)
-    leader = Leading(writer_of(record, tmp_path, space=SPACE))
+    leader = LeaderStub(make_writer(record, tmp_path, space=SPACE))
 
     def ended(loss: float, parameters: float) -> bool:
         assignment = leader.begin({"x": random.Random(f"{loss}").random()})
@@ -295,45 +295,45 @@ def test_the_weights_of_the_front_are_kept_and_no_others(tmp_path: Path) -> None
     assert kept() == {0, 1, 3}
     assert ended(0.3, 45.0), "it dominates two others"
     assert kept() == {3, 4}
-    weights = read_weights(weights_of(tmp_path / "front", 4))
+    weights = read_weights(make_weights_path(tmp_path / "front", 4))
     assert weights is not None
     assert weights.trial == 4
     assert weights.state["w"].item() == pytest.approx(0.3)
     best = read_weights(tmp_path / "best.safetensors")
     assert best is not None
     assert best.trial == 4
-    for place in range(3 * MOST_WEIGHTS):
+    for place in range(3 * MAX_FRONT_WEIGHTS):
         ended(0.25 - place / 1000, 46.0 + place)
-    assert len(kept()) == MOST_WEIGHTS
+    assert len(kept()) == MAX_FRONT_WEIGHTS
     assert (
-        {3, front(record.evaluations(), record.objectives)[0].trial}
+        {3, find_front(record.read_evaluations(), record.objectives)[0].trial}
         <= kept()
-        <= {found.trial for found in front(record.evaluations(), record.objectives)}
+        <= {found.trial for found in find_front(record.read_evaluations(), record.objectives)}
     ), "and its ends"
     assert not list(tmp_path.glob("**/.*")), "no drafts"
 
 
 def test_of_equals_on_the_front_it_is_the_first_whose_weights_are_kept(tmp_path: Path) -> None:
     record = recorded(tmp_path, TWO)
-    leader = Leading(writer_of(record, tmp_path, space=SPACE))
+    leader = LeaderStub(make_writer(record, tmp_path, space=SPACE))
     begun = [leader.begin({"x": place / 10}) for place in range(4)]
     for assignment, loss, parameters in ((begun[1], 0.5, 5.0), (begun[2], 0.4, 9.0), (begun[0], 0.5, 5.0)):
         assert leader.complete(assignment, loss, {"w": torch.tensor([loss])}, {"parameters": parameters})
-    assert not leader.wants(begun[3], 0.5, {"parameters": 5.0})
-    assert {one.trial for one in front(record.evaluations(), TWO)} == {0, 1, 2}
+    assert not leader.is_wanted(begun[3], 0.5, {"parameters": 5.0})
+    assert {one.trial for one in find_front(record.read_evaluations(), TWO)} == {0, 1, 2}
     assert {path.name for path in (tmp_path / "front").iterdir()} == {"0.safetensors", "2.safetensors"}
     draft = tmp_path / "front" / ".7.safetensors.7"
     draft.touch()
-    RunDir(tmp_path).clear_locks()
+    RunDir(tmp_path).remove_stale_files()
     assert not draft.exists(), "a job that was killed has left it"
 
 
 def test_who_is_confirmed_behind_the_front_is_not_the_winner() -> None:
     search = [individual(0, 0.5, 7.0), individual(1, 0.4, 9.0), individual(2, 0.6, 8.0)]
     means = {0: 0.7, 1: 0.8, 2: 0.6}
-    confirmations = [one(trial, loss=loss, confirms=trial, seed=1) for trial, loss in means.items()]
-    assert winner_of(search, confirmations, TWO) == search[0]
-    assert winner_of(search, [], TWO) == search[1]
+    confirmations = [make_evaluation(trial, loss=loss, confirms=trial, seed=1) for trial, loss in means.items()]
+    assert find_winner(search, confirmations, TWO) == search[0]
+    assert find_winner(search, [], TWO) == search[1]
 
 
 # What is taken over
@@ -354,16 +354,16 @@ def test_another_study_is_taken_over_where_all_objectives_are_known(tmp_path: Pa
             with pytest.warns(optuna.exceptions.ExperimentalWarning):
                 study.set_metric_names(names)
         values = [0.25, 2.0, 7.0] if names else [0.25, 7.0]
-        study.add_trial(optuna.create_trial(params={"x": 0.5}, distributions=SPACE.distributions(), values=values))
-    (same,) = read_takeover(f"{storage}#same", SPACE, objectives).evaluations
+        study.add_trial(optuna.create_trial(params={"x": 0.5}, distributions=SPACE.make_distributions(), values=values))
+    (same,) = read_warm_start(f"{storage}#same", SPACE, objectives).evaluations
     assert (same.values, same.metrics) == ((0.25, 7.0), {"speed": 7.0})
-    (named,) = read_takeover(f"{storage}#named", SPACE, objectives).evaluations
+    (named,) = read_warm_start(f"{storage}#named", SPACE, objectives).evaluations
     assert (named.values, named.metrics) == ((0.25, 7.0), {"size": 2.0, "speed": 7.0})
     with pytest.raises(UsageError, match="no finished evaluation is of this search space: trial 0: its 'speed' is not"):
-        read_takeover(f"{storage}#turned", SPACE, objectives)
+        read_warm_start(f"{storage}#turned", SPACE, objectives)
     with pytest.raises(UsageError, match="its first objective is 'size', and not 'loss', which comes first"):
-        read_takeover(f"{storage}#behind", SPACE, objectives)
-    (alone,) = read_takeover(f"{storage}#turned", SPACE, ONLY_LOSS).evaluations
+        read_warm_start(f"{storage}#behind", SPACE, objectives)
+    (alone,) = read_warm_start(f"{storage}#turned", SPACE, ONLY_LOSS).evaluations
     assert (alone.values, alone.metrics) == ((0.25,), {})
 
 
@@ -374,11 +374,11 @@ def test_a_run_with_several_objectives_is_resumed_and_ends_with_its_front(mpi: M
     command = [PROGRAM, TRADING, "--run-dir", "run", "--top-n", 2]
     first = mpi.run(4, *command, "--evaluations", 10, cwd=tmp_path)
     assert (first.returncode, first.stderr) == (0, "")
-    job = mpi.run(2, *command, "--evaluations", 24, "--resume", "--confirm", 1, "--pruner", "asha", cwd=tmp_path)
+    job = mpi.run(2, *command, "--evaluations", 24, "--resume", "--confirm-seeds", 1, "--pruner", "asha", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.count("10 evaluations of earlier sessions did not record width, speed at rungs") == 1
     assert "going on after 10 evaluations" in job.stdout
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert len(trials) == 24
     ended = [trial for trial in trials if trial.state.name in ("COMPLETE", "PRUNED")]
     for trial in ended:
@@ -397,18 +397,18 @@ def test_a_run_with_several_objectives_is_resumed_and_ends_with_its_front(mpi: M
     assert summary["best"] == summary["front"][0] == summary["top"][0]
     kept = {int(path.stem) for path in (tmp_path / "run" / "front").iterdir()}
     assert kept <= {entry["trial"] for entry in summary["front"]}
-    assert len(kept) >= min(MOST_WEIGHTS, len(summary["front"])) - 2, "and what was dropped before it had room"
-    weights = read_weights(weights_of(tmp_path / "run" / "front", max(kept)))
+    assert len(kept) >= min(MAX_FRONT_WEIGHTS, len(summary["front"])) - 2, "and what was dropped before it had room"
+    weights = read_weights(make_weights_path(tmp_path / "run" / "front", max(kept)))
     assert weights is not None
     assert weights.state["width"].item() == weights.params["width"]
-    confirming = trials_of(tmp_path / "run", "run-confirm")
+    confirming = load_trials(tmp_path / "run", "run-confirm")
     assert {trial.user_attrs["confirms"] for trial in confirming} == {entry["trial"] for entry in summary["top"]}
     assert all(len(trial.values) == 3 for trial in confirming)
 
 
 def test_an_objective_that_is_not_reported_fails_the_evaluation_with_what_to_do(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "given.json").write_text('[{"width": 2}, {"width": 3}]')
-    options = ["--run-dir", "run", "--evaluations", 2, "--set", "lacks=width,speed", "--start-with", "given.json"]
+    options = ["--run-dir", "run", "--evaluations", 2, "--set", "lacks=width,speed", "--enqueue", "given.json"]
     job = mpi.run(2, PROGRAM, TRADING, *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     reasons = [
@@ -416,7 +416,7 @@ def test_an_objective_that_is_not_reported_fails_the_evaluation_with_what_to_do(
         f"but {there!r}: report it each time, as in yield loss, {{{lacks!r}: ...}}"
         for lacks, there in (("width", "speed"), ("speed", "width"))
     ]
-    assert [trial.user_attrs["failure"] for trial in trials_of(tmp_path / "run")] == reasons
+    assert [trial.user_attrs["failure"] for trial in load_trials(tmp_path / "run")] == reasons
     assert all(reason[:60] in job.stdout for reason in reasons)
 
 
@@ -425,7 +425,7 @@ def test_mistakes_with_objectives_are_told_before_anything_starts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(TRADING, tmp_path / "mine.py")
-    start(tmp_path / "run", tmp_path / "mine.py")
+    start_session(tmp_path / "run", tmp_path / "mine.py")
     text = TRADING.read_text()
     (tmp_path / "mine.py").write_text(text.replace('("loss", "width", maximize("speed"))', '("loss", "width")'))
     job = mpi.run(2, PROGRAM, "mine.py", "--run-dir", "run", "--resume", cwd=tmp_path)
@@ -433,7 +433,7 @@ def test_mistakes_with_objectives_are_told_before_anything_starts(
     assert "they were loss, width, speed (maximised), and are loss, width in mine.py" in job.stderr
     assert len(job.stderr.splitlines()) == 1
     with pytest.raises(UsageError, match="--propagators pso: it minimises one loss, and this search has"):
-        start(tmp_path / "new", TRADING, propagators=("pso",))
-    with pytest.raises(UsageError, match="--inherit: it keeps what the individuals with the lowest losses have"):
-        start(tmp_path / "new", TRADING, inherit=True)
+        start_session(tmp_path / "new", TRADING, propagators=("pso",))
+    with pytest.raises(UsageError, match="--pbt: it keeps what the individuals with the lowest losses have"):
+        start_session(tmp_path / "new", TRADING, pbt=True)
     assert not (tmp_path / "new").exists()

@@ -12,8 +12,8 @@ from subprocess import PIPE
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, finish
-from tests.support.outcome import finished, trials_of
+from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, wait_for_job
+from tests.support.run_output import find_complete_losses, load_trials
 
 BUSY = SEARCHES / "busy.py"
 
@@ -46,9 +46,9 @@ def touched(folder: Path, mpi: Mpi, *arguments: object) -> list[tuple[int, str, 
         "WATCHED_NOTES": str(folder / "notes"),
     }
     process = mpi.start(4, PROGRAM, *arguments, "--run-dir", folder / "run", cwd=folder, stdout=PIPE, **variables)
-    job = finish(process)
+    job = wait_for_job(process)
     assert job.returncode == 0, job.stderr
-    trials = trials_of(folder / "run")
+    trials = load_trials(folder / "run")
     first = min(trial.datetime_start.timestamp() for trial in trials if trial.datetime_start)
     last = max(trial.datetime_complete.timestamp() for trial in trials if trial.datetime_complete)
     notes = [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
@@ -72,7 +72,7 @@ def test_the_first_rank_alone_touches_the_run_directory(each_mpi: Mpi, tmp_path:
 
 
 def test_trainers_write_drafts_and_leaders_put_states_in_their_place(mpi: Mpi, tmp_path: Path) -> None:
-    settings = ["--set", "epochs=4", "--set", "seconds=0.4", "--evaluations", 6, "--save-every", "1s"]
+    settings = ["--set", "epochs=4", "--set", "seconds=0.4", "--evaluations", 6, "--checkpoint-every", "1s"]
     done = touched(tmp_path, mpi, SEARCHES / "saving.py", "--ranks-per-worker", 2, *settings)
     by_rank = {rank: {(event, path) for other, event, path in done if other == rank} for rank in range(-1, 4)}
     drafts = {path for _, path in by_rank[-1]}
@@ -91,7 +91,7 @@ def test_others_go_on_while_the_trainer_of_the_first_rank_is_busy(mpi: Mpi, tmp_
     arguments = [BUSY, *ALONE, "--evaluations", 12, "--set", "way=native", "--propagators", "random"]
     job = mpi.run(2, PROGRAM, *arguments, "--run-dir", "run", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     busy = next(trial for trial in trials if trial.user_attrs["worker"] == 0)
     assert busy.datetime_start is not None
     assert busy.datetime_complete is not None
@@ -104,5 +104,5 @@ def test_others_go_on_while_the_trainer_of_the_first_rank_is_busy(mpi: Mpi, tmp_
     assert len(during) >= 5, "the other worker waited for the first rank"
     starts = [trial.datetime_start.timestamp() for trial in during if trial.datetime_start]
     assert statistics.median(later - earlier for earlier, later in pairwise(starts)) < 0.3, "each takes 0.05 s"
-    assert len(finished(trials)) == 12
-    assert {(tmp_path / "run" / "printed" / f"{trial.number}.txt").exists() for trial in trials} == {True}
+    assert len(find_complete_losses(trials)) == 12
+    assert {(tmp_path / "run" / "logs" / f"{trial.number}.txt").exists() for trial in trials} == {True}

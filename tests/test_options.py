@@ -8,10 +8,10 @@ import pytest
 
 from hpo import Float, Int, SearchSpace
 from hpo.errors import UsageError
-from hpo.run.given import read_given
+from hpo.run.enqueue import read_enqueued
 from hpo.run.options import Options
 from hpo.store.run_dir import RunDir, write_json
-from hpo.text import duration
+from hpo.text_format import format_duration
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_what_a_run_cannot_start_with_is_named(tmp_path: Path, content: str, mes
     path = tmp_path / "given.json"
     path.write_text(content)
     with pytest.raises(UsageError, match=message):
-        read_given(path, SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0)), seed=0)
+        read_enqueued(path, SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0)), seed=0)
 
 
 def test_what_is_given_is_completed_alike_each_time(tmp_path: Path) -> None:
     path, space = tmp_path / "given.json", SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0))
     path.write_text('[{"layers": 2}, {"lr": 1}, {"layers": 3, "lr": 0.12345678901234567}, {"layers": 2, "lr": 1.0}]')
-    first, second, third, _ = given = read_given(path, space, seed=0)
-    assert given == read_given(path, space, seed=0) != read_given(path, space, seed=1)
+    first, second, third, _ = given = read_enqueued(path, space, seed=0)
+    assert given == read_enqueued(path, space, seed=0) != read_enqueued(path, space, seed=1)
     assert (first["layers"], second["lr"], third) == (2, 1.0, {"layers": 3, "lr": 0.123456789012})
     for params in given:
         space.check(params)
@@ -83,36 +83,36 @@ def test_islands_that_are_left_to_the_default_are_as_many_as_it_takes() -> None:
 
 
 def test_generations_are_counted_per_worker() -> None:
-    assert Options(Path("s.py"), generations=3).budget(workers=4) == 12
-    assert Options(Path("s.py"), evaluations=10).budget(workers=4) == 10
-    assert Options(Path("s.py")).budget(workers=4) is None
+    assert Options(Path("s.py"), generations=3).compute_budget(workers=4) == 12
+    assert Options(Path("s.py"), evaluations=10).compute_budget(workers=4) == 10
+    assert Options(Path("s.py")).compute_budget(workers=4) is None
 
 
 def test_a_run_directory_is_checked_before_it_is_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a file, not a directory"):
-        RunDir(tmp_path / "file").check(resume=False)
+        RunDir(tmp_path / "file").check_usable(resume=False)
     with pytest.raises(UsageError, match="is a file"):
-        RunDir(tmp_path / "file" / "run").check(resume=False)
+        RunDir(tmp_path / "file" / "run").check_usable(resume=False)
     with pytest.raises(UsageError, match="File name too long"):
-        RunDir(tmp_path / ("x" * 300)).check(resume=False)
+        RunDir(tmp_path / ("x" * 300)).check_usable(resume=False)
     used = RunDir(tmp_path / "used")
-    used.check(resume=False)
-    used.check(resume=True)
+    used.check_usable(resume=False)
+    used.check_usable(resume=True)
     used.path.mkdir()
     write_json(used.run_json, {"space": {}})
-    used.check(resume=True)
+    used.check_usable(resume=True)
     with pytest.raises(UsageError, match=r"already holds a run: add --resume .*, or name another directory"):
-        used.check(resume=False)
+        used.check_usable(resume=False)
     with pytest.raises(
         UsageError, match=r"is not as a run has written it: 'space' is {}, and must be an object of texts"
     ):
-        used.manifest()
+        used.read_manifest()
     used.run_json.write_text("{")
     with pytest.raises(UsageError, match=r"run.json cannot be read"):
-        used.manifest()
+        used.read_manifest()
     with pytest.raises(UsageError, match="holds no run"):
-        RunDir(tmp_path / "none").manifest()
+        RunDir(tmp_path / "none").read_manifest()
 
 
 def test_json_is_replaced_whole(tmp_path: Path) -> None:
@@ -136,4 +136,4 @@ def _umask() -> int:
     [(0.04, "0.0 s"), (59.4, "59.4 s"), (61, "1 min 01 s"), (3600, "1 h 00 min"), (200_000, "2 d 07 h")],
 )
 def test_durations_read_well(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text

@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from hpo import Float, SearchSpace
-from hpo.errors import OutageError
-from hpo.store import outage
-from hpo.store.outage import Patience, patient
+from hpo.errors import StorageUnavailableError
+from hpo.store import storage_retry
 from hpo.store.record import Record
 from hpo.store.storage import open_storage
-from tests.support.runs import claim
+from hpo.store.storage_retry import StorageRetry, wrap_with_retry
+from tests.support.runs import claim_evaluation
 
 SPACE = SearchSpace(x=Float(0.0, 1.0))
 
@@ -29,7 +29,7 @@ def url(folder: Path) -> str:
 
 def made(folder: Path, said: list[str], is_over: Callable[[], bool] = lambda: False) -> Record:
     Record.create(url(folder), "run", SPACE.describe())
-    return Record(url(folder), "run", Patience("the database", said.append, is_over))
+    return Record(url(folder), "run", StorageRetry("the database", said.append, is_over))
 
 
 def away(folder: Path, seconds: float, lock: str = "EXCLUSIVE") -> threading.Thread:
@@ -56,13 +56,15 @@ def test_what_is_recorded_while_a_database_is_away_is_recorded_once(tmp_path: Pa
     record = made(tmp_path, said)
     for number in range(2):
         holder = away(tmp_path, 1.0)
-        assignment = claim(record, {"x": number / 2}, SPACE.distributions(), 9, island=0, worker=0, generation=0)
+        assignment = claim_evaluation(
+            record, {"x": number / 2}, SPACE.make_distributions(), 9, island=0, worker=0, generation=0
+        )
         record.report(assignment, 1, 0.5)
         holder.join()
         holder = away(tmp_path, 1.0)
         record.complete(assignment, 0.5, 1.0, {})
         holder.join()
-    evaluations = Record(url(tmp_path), "run").evaluations()
+    evaluations = Record(url(tmp_path), "run").read_evaluations()
     assert [(one.state, dict(one.curve)) for one in evaluations] == [("complete", {1: 0.5})] * 2
     assert len(said) == 8, "one line when it is away, and one when it is back"
     first, second = said[:2]
@@ -96,40 +98,40 @@ def test_what_was_recorded_though_no_answer_came_is_not_recorded_again(tmp_path:
     for name in ("create_new_trial", "set_trial_state_values"):
         setattr(storage, name, losing_first_answers(getattr(storage, name)))
     said: list[str] = []
-    record = Record(patient(storage, Patience("the database", said.append)), "run")
+    record = Record(wrap_with_retry(storage, StorageRetry("the database", said.append)), "run")
     for _ in range(2):  # the second time beside an ended one of the same hyperparameters
-        record.enqueue({"x": 0.5}, SPACE.distributions())
-        assignment = claim(record, None, SPACE.distributions(), 9, island=0, worker=0, generation=0)
+        record.enqueue({"x": 0.5}, SPACE.make_distributions())
+        assignment = claim_evaluation(record, None, SPACE.make_distributions(), 9, island=0, worker=0, generation=0)
         record.complete(assignment, 0.5, 1.0, {})
     assert lost == 6, "two are enqueued, begun and ended"
-    evaluations = Record(url(tmp_path), "run").evaluations()
+    evaluations = Record(url(tmp_path), "run").read_evaluations()
     assert [(one.state, one.params, one.loss) for one in evaluations] == [("complete", {"x": 0.5}, 0.5)] * 2
     assert said == []
 
 
 @pytest.mark.slow
 def test_who_may_read_does_not_hide_that_nobody_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "_PATIENCE", 3.0)
+    monkeypatch.setattr(storage_retry, "_MAX_WAIT", 3.0)
     said: list[str] = []
     record = made(tmp_path, said)
-    assignment = claim(record, {"x": 0.5}, SPACE.distributions(), 9, island=0, worker=0, generation=0)
+    assignment = claim_evaluation(record, {"x": 0.5}, SPACE.make_distributions(), 9, island=0, worker=0, generation=0)
     holder = away(tmp_path, 7.0, "IMMEDIATE")
     ended: list[BaseException] = []
 
     def write() -> None:
         try:
             record.report(assignment, 1, 0.5)
-        except OutageError as error:
+        except StorageUnavailableError as error:
             ended.append(error)
 
     writer = threading.Thread(target=write)
     writer.start()
     while holder.is_alive() and writer.is_alive():
-        assert len(record.evaluations()) == 1
+        assert len(record.read_evaluations()) == 1
         time.sleep(0.05)
     holder.join()
     writer.join()
-    assert [type(error) for error in ended] == [OutageError]
+    assert [type(error) for error in ended] == [StorageUnavailableError]
     assert len(said) == 1, "it did not answer, and did not again"
 
 
@@ -137,7 +139,7 @@ def test_workers_that_are_in_each_others_way_for_a_moment_say_nothing(tmp_path: 
     said: list[str] = []
     record = made(tmp_path, said)
     holder = away(tmp_path, 0.1)
-    assert record.evaluations() == []
+    assert record.read_evaluations() == []
     holder.join()
     assert said == []
 
@@ -148,13 +150,13 @@ def test_an_outage_ends_a_run_where_it_lasts_too_long_or_the_run_is_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
     if not stops:
-        monkeypatch.setattr(outage, "_PATIENCE", 0.5)
+        monkeypatch.setattr(storage_retry, "_MAX_WAIT", 0.5)
     record = made(tmp_path, [], is_over=lambda: stops)
     holder = away(tmp_path, 1.5)
     with pytest.raises(
-        OutageError, match=r"has not answered for \d\.\d s \(database is locked\): what it holds is whole"
+        StorageUnavailableError, match=r"has not answered for \d\.\d s \(database is locked\): what it holds is whole"
     ):
-        record.evaluations()
+        record.read_evaluations()
     holder.join()
 
 

@@ -13,13 +13,13 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from hpo.training import ParallelSettings, Recipe, cross_entropy, share
-from hpo.training.augment import augmented
-from hpo.training.parallel.dropout import Draws, with_shared_dropout
-from hpo.training.parallel.modules import channels_last, units_of
-from hpo.training.parallel.stages import blocks_of, stages_of
-from hpo.training.parallel.way import each
-from hpo.training.recipe import optimizer_of, schedule_of
+from hpo.training import ParallelSettings, Recipe, parallelize, per_sample_cross_entropy
+from hpo.training.augmentation import augment_images
+from hpo.training.parallel.dropout import DropoutMasks, replace_dropout
+from hpo.training.parallel.module_tree import convert_to_channels_last, find_shard_units
+from hpo.training.parallel.stage_partition import list_blocks, partition_stages
+from hpo.training.parallel.strategy import compute_per_sample
+from hpo.training.recipe import make_lr_scheduler, make_optimizer
 from tests.support.launch import PROGRAMS
 
 Told = dict[str, list[float]]
@@ -99,26 +99,26 @@ def test_every_way_computes_what_one_process_computes(ranks: int, cases: str) ->
 def test_images_are_moved_and_mirrored_one_by_one_as_drawn() -> None:
     images = torch.rand(64, 3, 16, 12)
     drawn = torch.rand(64, 3)
-    got = augmented(images, drawn, "crop-and-flip")
+    got = augment_images(images, drawn, "crop-and-flip")
     padded = nn.functional.pad(images, (1, 1, 2, 2))
     for number, (down, right, mirrored) in enumerate(drawn.tolist()):
         top, left = int(down * 5), int(right * 3)
         expected = padded[number, :, top : top + 16, left : left + 12]
         assert got[number].equal(expected.flip(-1) if mirrored < 0.5 else expected)
-    assert augmented(images, drawn, "crop")[0].equal(
+    assert augment_images(images, drawn, "crop")[0].equal(
         padded[0, :, int(drawn[0, 0] * 5) :, int(drawn[0, 1] * 3) :][:, :16, :12]
     )
-    assert augmented(images, drawn, "none").equal(images)
-    assert augmented(images[:0], drawn[:0], "crop").shape == (0, 3, 16, 12)
+    assert augment_images(images, drawn, "none").equal(images)
+    assert augment_images(images[:0], drawn[:0], "crop").shape == (0, 3, 16, 12)
 
 
 def test_masks_keep_the_share_that_was_asked_for_and_do_not_repeat() -> None:
-    draws, shape = Draws(seed=1), torch.Size([50, 40, 20])
-    draws.begin(0, torch.arange(50), torch.device("cpu"))
-    masks = [draws.mask(layer, shape, p) for layer, p in ((0, 0.1), (1, 0.1), (0, 0.1), (2, 0.9))]
+    draws, shape = DropoutMasks(seed=1), torch.Size([50, 40, 20])
+    draws.begin_forward(0, torch.arange(50), torch.device("cpu"))
+    masks = [draws.draw_mask(layer, shape, p) for layer, p in ((0, 0.1), (1, 0.1), (0, 0.1), (2, 0.9))]
     assert [mask.float().mean().item() for mask in masks] == pytest.approx([0.9, 0.9, 0.9, 0.1], abs=0.01)
-    draws.begin(1, torch.arange(50), torch.device("cpu"))
-    masks.append(draws.mask(0, shape, 0.1))
+    draws.begin_forward(1, torch.arange(50), torch.device("cpu"))
+    masks.append(draws.draw_mask(0, shape, 0.1))
     for one in range(3):
         for other in (*range(one + 1, 3), 4):  # independent masks agree on 0.9 ** 2 + 0.1 ** 2
             assert (masks[one] == masks[other]).float().mean().item() == pytest.approx(0.82, abs=0.01)
@@ -128,13 +128,13 @@ def test_masks_keep_the_share_that_was_asked_for_and_do_not_repeat() -> None:
 
 
 def test_a_sample_has_its_mask_whoever_computes_it() -> None:
-    draws = Draws(seed=3)
-    shared = with_shared_dropout(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), draws)
+    draws = DropoutMasks(seed=3)
+    shared = replace_dropout(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), draws)
     inputs = torch.rand(10, 6)
-    draws.begin(7, torch.arange(10), inputs.device)
+    draws.begin_forward(7, torch.arange(10), inputs.device)
     whole = shared(inputs)
     mine = torch.arange(1, 10, 3)
-    draws.begin(7, mine, inputs.device)
+    draws.begin_forward(7, mine, inputs.device)
     part = shared(inputs[mine])
     assert (part == 0).equal(whole[mine] == 0)
     assert part.allclose(whole[mine])
@@ -144,9 +144,9 @@ def test_a_sample_has_its_mask_whoever_computes_it() -> None:
 
 
 def test_dropout_of_what_is_not_samples_first_or_is_computed_again_is_said() -> None:
-    draws = Draws(seed=3)
-    shared = with_shared_dropout(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), draws)
-    draws.begin(0, torch.arange(10), torch.device("cpu"))
+    draws = DropoutMasks(seed=3)
+    shared = replace_dropout(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), draws)
+    draws.begin_forward(0, torch.arange(10), torch.device("cpu"))
     with pytest.raises(ValueError, match=r"activation of shape \(7, 10, 4\) for 10 samples: .* first dimension"):
         shared(torch.rand(7, 10, 6))
     output = torch.utils.checkpoint.checkpoint(shared, torch.rand(10, 6), use_reentrant=False)
@@ -156,7 +156,7 @@ def test_dropout_of_what_is_not_samples_first_or_is_computed_again_is_said() -> 
 
 def test_convolutions_of_one_and_three_dimensions_are_left_as_they_are() -> None:
     layers = (nn.Conv3d(2, 3, 2), nn.Conv2d(2, 3, 2), nn.Conv1d(2, 3, 2))
-    channels_last(nn.Sequential(*layers))
+    convert_to_channels_last(nn.Sequential(*layers))
     assert [layer.weight.is_contiguous() for layer in layers] == [True, False, True]
 
 
@@ -176,7 +176,7 @@ def layers(*sizes: int) -> nn.Sequential:
     ],
 )
 def test_stages_have_about_as_many_parameters_each(sizes: tuple[int, ...], count: int, expected: list[int]) -> None:
-    stages = stages_of(blocks_of(layers(*sizes)), count)
+    stages = partition_stages(list_blocks(layers(*sizes)), count)
     assert [name for stage in stages for name, _ in stage] == list(map(str, range(len(sizes))))
     found = [len(stage) for stage in stages]
     worst = max(sum(p.numel() for _, block in stage for p in block.parameters()) for stage in stages)
@@ -186,49 +186,49 @@ def test_stages_have_about_as_many_parameters_each(sizes: tuple[int, ...], count
 
 def test_stages_follow_the_costs_that_the_user_gives() -> None:
     network = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2), nn.Linear(2, 2))
-    stages = stages_of(blocks_of(network), 2, {"0.0": 9.0, "0.1": 1.0, "1": 1.0, "2": 1.0})
+    stages = partition_stages(list_blocks(network), 2, {"0.0": 9.0, "0.1": 1.0, "1": 1.0, "2": 1.0})
     assert [[name for name, _ in stage] for stage in stages] == [["0.0"], ["0.1", "1", "2"]]
 
 
 def test_a_layer_that_stands_in_several_places_is_computed_in_each() -> None:
     activation, dropout = nn.ReLU(), nn.Dropout(0.5)
     network = nn.Sequential(nn.Linear(2, 2), activation, dropout, nn.Linear(2, 2), activation, dropout)
-    with_shared_dropout(network, Draws(seed=1))
+    replace_dropout(network, DropoutMasks(seed=1))
     assert not any(type(layer) is nn.Dropout for layer in network)
     assert network[2] is network[5]
-    assert [name for name, _ in blocks_of(network)] == list("012345")
+    assert [name for name, _ in list_blocks(network)] == list("012345")
     linear = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"1\.(weight|bias) is a parameter of two stages"):
-        stages_of(blocks_of(nn.Sequential(linear, linear)), 2)
+        partition_stages(list_blocks(nn.Sequential(linear, linear)), 2)
 
 
 def test_what_cannot_be_cut_into_stages_is_said() -> None:
     with pytest.raises(ValueError, match=r"cuts an nn.Sequential into stages, and the network is a Linear"):
-        blocks_of(nn.Linear(1, 1))
+        list_blocks(nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"2 blocks with parameters, too few for 3 stages, .*; give workers 2 ranks"):
-        stages_of(blocks_of(layers(1, 0, 1)), 3)
+        partition_stages(list_blocks(layers(1, 0, 1)), 3)
     with pytest.raises(ValueError, match="costs are for the blocks 0, 1, not for layer1"):
-        stages_of(blocks_of(layers(1, 1)), 2, {"layer1": 1.0})
+        partition_stages(list_blocks(layers(1, 1)), 2, {"layer1": 1.0})
     tied = layers(2, 2)
     tied[1].weight = tied[0].weight
     with pytest.raises(ValueError, match=r"1\.weight is a parameter of two stages"):
-        stages_of(blocks_of(tied), 2)
+        partition_stages(list_blocks(tied), 2)
 
 
 def test_a_loss_that_is_no_loss_of_each_sample_is_said() -> None:
     outputs, targets = torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)
-    assert each(cross_entropy, outputs, targets).tolist() == pytest.approx([math.log(3)] * 5)
+    assert compute_per_sample(per_sample_cross_entropy, outputs, targets).tolist() == pytest.approx([math.log(3)] * 5)
     with pytest.raises(ValueError, match=r"cross_entropy returned .* of shape \(\) for 5 samples: .* shape \(5,\)"):
-        each(nn.functional.cross_entropy, outputs, targets)
+        compute_per_sample(nn.functional.cross_entropy, outputs, targets)
 
 
 def test_a_part_of_a_network_may_be_left_as_it_is_and_not_all_of_it() -> None:
     network = nn.Sequential(nn.Linear(2, 2)).requires_grad_(False)
-    (group,) = optimizer_of(Recipe(1, 1, 0.1), network.named_parameters()).param_groups
+    (group,) = make_optimizer(Recipe(1, 1, 0.1), network.named_parameters()).param_groups
     assert group["params"] == [], "a stage of a pipeline, of which others are trained"
     alone = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"), seed=0)
     with pytest.raises(ValueError, match="no parameter to train: requires_grad is False for all of them"):
-        share(network, alone, ParallelSettings())  # type: ignore[arg-type]
+        parallelize(network, alone, ParallelSettings())  # type: ignore[arg-type]
 
 
 def test_blocks_are_sharded_one_by_one() -> None:
@@ -241,16 +241,16 @@ def test_blocks_are_sharded_one_by_one() -> None:
             self.activation = nn.ReLU()
 
     model = Model()
-    assert units_of(model) == [model.read, *model.body.layers]  # type: ignore[misc]
+    assert find_shard_units(model) == [model.read, *model.body.layers]  # type: ignore[misc]
     inner = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
     nested = nn.Sequential(nn.Linear(1, 1), inner)
-    assert units_of(nested) == [nested[0], inner[0], inner[2]]
+    assert find_shard_units(nested) == [nested[0], inner[0], inner[2]]
 
 
 def test_weights_alone_decay() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
     recipe = Recipe(1, 1, 0.1, optimizer="adamw", weight_decay=0.25)
-    decays, others = optimizer_of(recipe, network.named_parameters()).param_groups
+    decays, others = make_optimizer(recipe, network.named_parameters()).param_groups
     assert (decays["weight_decay"], others["weight_decay"]) == (0.25, 0.0)
     assert [p.dim() for p in decays["params"]] == [4, 2]
     assert [p.dim() for p in others["params"]] == [1, 1, 1, 1]
@@ -267,8 +267,8 @@ def test_weights_alone_decay() -> None:
     ],
 )
 def test_schedules_rise_and_fall(recipe: Recipe, expected: list[float]) -> None:
-    optimizer = optimizer_of(recipe, nn.Linear(1, 1).named_parameters())
-    schedule = schedule_of(recipe, optimizer, steps_per_epoch=2)
+    optimizer = make_optimizer(recipe, nn.Linear(1, 1).named_parameters())
+    schedule = make_lr_scheduler(recipe, optimizer, steps_per_epoch=2)
     rates = []
     for _ in range(4):
         rates.append(optimizer.param_groups[0]["lr"])

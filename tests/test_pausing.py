@@ -20,8 +20,8 @@ from hpo.store.weights import read_weights
 from tests.searches.saving import Settings, Training, prepare
 from tests.support.chaos import Victim
 from tests.support.launch import Mpi
-from tests.support.outcome import trials_of
-from tests.support.saving import epochs_of, losses_by_x, saving
+from tests.support.run_output import load_trials
+from tests.support.saving import make_saving_arguments, read_epochs, read_losses_by_x
 
 XS = [0.31, 0.03, 0.93, 0.11, 0.52, 0.67, 0.98, 0.21, 0.77, 0.42, 0.06, 0.85]
 WAYS = ["state", "function", "report"]
@@ -29,7 +29,7 @@ EPOCHS = 9
 OPTIONS = ["--evaluations", len(XS), "--pruner", "asha"]
 
 
-def start_with(folder: Path, xs: Iterable[float]) -> None:
+def enqueue(folder: Path, xs: Iterable[float]) -> None:
     """Let runs in a folder begin with these individuals."""
     (folder / "start.json").write_text(json.dumps([{"x": x} for x in xs]))
 
@@ -38,10 +38,10 @@ def start_with(folder: Path, xs: Iterable[float]) -> None:
 def curves(tmp_path_factory: pytest.TempPathFactory) -> Mapping[float, list[float]]:
     """Return the losses of all individuals, trained to the end."""
     folder = tmp_path_factory.mktemp("whole")
-    start_with(folder, XS)
-    job = Mpi().run(2, *saving("whole", "--evaluations", len(XS), epochs=EPOCHS, seconds=0), cwd=folder)
+    enqueue(folder, XS)
+    job = Mpi().run(2, *make_saving_arguments("whole", "--evaluations", len(XS), epochs=EPOCHS, seconds=0), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
-    return losses_by_x(folder / "whole")
+    return read_losses_by_x(folder / "whole")
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ def folder(tmp_path: Path, curves: Mapping[float, list[float]]) -> Path:
 
     The next best ones are paused then, since a third of few is one, and are to be promoted when others are worse.
     """
-    start_with(tmp_path, sorted(XS, key=lambda x: curves[x][0]))
+    enqueue(tmp_path, sorted(XS, key=lambda x: curves[x][0]))
     return tmp_path
 
 
 def assert_halved(run_dir: Path, curves: Mapping[float, list[float]]) -> list[optuna.trial.FrozenTrial]:
     """Assert that each individual was trained as far as its rungs allow, with these losses; return the trials."""
-    trials = trials_of(run_dir)
+    trials = load_trials(run_dir)
     reached: dict[float, int] = {}
     for trial in trials:
         losses = list(trial.intermediate_values.values())
@@ -77,19 +77,19 @@ def assert_halved(run_dir: Path, curves: Mapping[float, list[float]]) -> list[op
 def test_the_best_of_each_rung_go_on_where_they_were_paused(
     mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
 ) -> None:
-    command = saving("run", *OPTIONS, saves=",".join(WAYS), epochs=EPOCHS, seconds=0, folder=folder)
+    command = make_saving_arguments("run", *OPTIONS, saves=",".join(WAYS), epochs=EPOCHS, seconds=0, folder=folder)
     job = mpi.run(2, *command, cwd=folder)  # one worker: which individuals are promoted depends on no timing
     assert (job.returncode, job.stderr) == (0, "")
     trials = assert_halved(folder / "run", curves)
-    promoted = [trial for trial in trials if "repeats" in trial.user_attrs]
+    promoted = [trial for trial in trials if "retry_of" in trial.user_attrs]
     assert {int(trial.params["x"] * 10) % len(WAYS) for trial in promoted} == {0, 1, 2}, "each way of saving"
     for trial in promoted:
-        paused = trials[trial.user_attrs["repeats"]]
+        paused = trials[trial.user_attrs["retry_of"]]
         assert paused.state.name == "PRUNED"
-        assert trial.user_attrs["went_on_after"] == paused.user_attrs["paused_after"]
+        assert trial.user_attrs["resumed_from_step"] == paused.user_attrs["paused_after"]
         assert trial.user_attrs["seconds_before"] > 0
-    assert max(Counter(epochs_of(folder)).values()) == 1, "no epoch was trained twice"
-    assert not (folder / "run" / "states").exists()
+    assert max(Counter(read_epochs(folder)).values()) == 1, "no epoch was trained twice"
+    assert not (folder / "run" / "checkpoints").exists()
     summary = json.loads((folder / "run" / "summary.json").read_text())
     counts = summary["evaluations"]
     assert counts["complete"] + counts["paused"] == len(XS)
@@ -105,21 +105,21 @@ def test_the_best_of_each_rung_go_on_where_they_were_paused(
 def test_a_promoted_evaluation_keeps_the_weights_of_its_best_loss(mpi: Mpi, tmp_path: Path) -> None:
     """Only where another one, that was better at the rung, has failed can the best loss be from before a pause."""
     xs = [0.85, 0.15, 0.14, 0.13, 0.12, 0.11]  # the best is first
-    start_with(tmp_path, xs)
+    enqueue(tmp_path, xs)
     options = ["--evaluations", len(xs), "--pruner", "asha", "--ranks-per-worker", 1]
     settings = {"saves": "first,second", "epochs": EPOCHS, "best": 1, "seconds": 0, "folder": tmp_path}
-    victim = Victim(mpi, 2, saving("run", *options, **settings), tmp_path, tmp_path / "log")
+    victim = Victim(mpi, 2, make_saving_arguments("run", *options, **settings), tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
-    while not any(map(is_paused, trials_of(tmp_path / "run"))):
+    while not any(map(is_paused, load_trials(tmp_path / "run"))):
         assert victim.job.poll() is None, victim.log.read_text()
         victim.sleep(0.05)
     (tmp_path / "paused").touch()
     assert victim.wait(60) == (0, "")
-    failed, paused, *others = trials_of(tmp_path / "run")
-    (promoted,) = [trial for trial in others if trial.user_attrs.get("repeats") == paused.number]
+    failed, paused, *others = load_trials(tmp_path / "run")
+    (promoted,) = [trial for trial in others if trial.user_attrs.get("retry_of") == paused.number]
     assert "ValueError: injected" in failed.user_attrs["failure"]
     assert promoted.params == paused.params == {"x": xs[1]}
-    assert (promoted.user_attrs["went_on_after"], len(promoted.intermediate_values)) == (1, EPOCHS)
+    assert (promoted.user_attrs["resumed_from_step"], len(promoted.intermediate_values)) == (1, EPOCHS)
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.trial == promoted.number
@@ -131,13 +131,13 @@ def test_a_promoted_evaluation_keeps_the_weights_of_its_best_loss(mpi: Mpi, tmp_
         assert tensor.numpy() == pytest.approx(weights.state[name].numpy(), abs=1e-6)
 
 
-@pytest.mark.parametrize(("saves", "options"), [("nothing", []), ("state", ["--save-every", "off"])])
+@pytest.mark.parametrize(("saves", "options"), [("nothing", []), ("state", ["--checkpoint-every", "off"])])
 def test_what_cannot_go_on_is_stopped(mpi: Mpi, tmp_path: Path, saves: str, options: list[object]) -> None:
-    start_with(tmp_path, XS)
-    command = saving("run", *OPTIONS, *options, saves=saves, epochs=EPOCHS, seconds=0)
+    enqueue(tmp_path, XS)
+    command = make_saving_arguments("run", *OPTIONS, *options, saves=saves, epochs=EPOCHS, seconds=0)
     job = mpi.run(2, *command, "--ranks-per-worker", 1, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert len(trials) == len(XS)
     pruned = [trial for trial in trials if trial.state.name == "PRUNED"]
     assert 0 < len(pruned) < len(XS)
@@ -150,12 +150,12 @@ def test_what_cannot_go_on_is_stopped(mpi: Mpi, tmp_path: Path, saves: str, opti
 def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ranks(
     mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
 ) -> None:
-    command = saving("run", *OPTIONS, "--resume", "--save-every", "1s", epochs=EPOCHS, seconds=0.3)
+    command = make_saving_arguments("run", *OPTIONS, "--resume", "--checkpoint-every", "1s", epochs=EPOCHS, seconds=0.3)
     for ranks, end in ((4, signal.SIGUSR1), (2, signal.SIGKILL)):
         victim = Victim(mpi, ranks, command, folder, folder / f"log{ranks}")
-        known = len(trials_of(folder / "run")) if (folder / "run" / "study.log").exists() else 0
+        known = len(load_trials(folder / "run")) if (folder / "run" / "study.log").exists() else 0
         victim.wait_for("done  island")
-        while len(trials := trials_of(folder / "run")) < known + 1 or not any(map(is_paused, trials)):
+        while len(trials := load_trials(folder / "run")) < known + 1 or not any(map(is_paused, trials)):
             assert victim.job.poll() is None, victim.log.read_text()
             victim.sleep(0.05)
         if end == signal.SIGUSR1:
@@ -163,23 +163,23 @@ def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ran
         else:
             victim.kill("all", random.Random(0))
         victim.wait(30)
-        assert any((folder / "run" / "states").glob("*.safetensors")), "what is paused keeps its state"
+        assert any((folder / "run" / "checkpoints").glob("*.safetensors")), "what is paused keeps its state"
     job = mpi.run(1, *command, "--set", "seconds=0", cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     trials = assert_halved(folder / "run", curves)
-    assert any("repeats" in t.user_attrs and t.user_attrs.get("went_on_after", 0) > 0 for t in trials)
-    assert not (folder / "run" / "states").exists()
+    assert any("retry_of" in t.user_attrs and t.user_attrs.get("resumed_from_step", 0) > 0 for t in trials)
+    assert not (folder / "run" / "checkpoints").exists()
 
 
 def test_a_promoted_evaluation_whose_state_is_gone_begins_again(
     mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
 ) -> None:
     some = ["--evaluations", 5, "--pruner", "asha"]  # of which only the first goes on
-    job = mpi.run(1, *saving("run", *some, epochs=EPOCHS, seconds=0), cwd=folder)
+    job = mpi.run(1, *make_saving_arguments("run", *some, epochs=EPOCHS, seconds=0), cwd=folder)
     assert job.returncode == 0, job.stderr
-    assert not (folder / "run" / "states").exists(), "the run was over"
-    more = saving("run", *OPTIONS, "--resume", epochs=EPOCHS, seconds=0)
+    assert not (folder / "run" / "checkpoints").exists(), "the run was over"
+    more = make_saving_arguments("run", *OPTIONS, "--resume", epochs=EPOCHS, seconds=0)
     job = mpi.run(1, *more, cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     trials = assert_halved(folder / "run", curves)
-    assert any("repeats" in trial.user_attrs and "went_on_after" not in trial.user_attrs for trial in trials)
+    assert any("retry_of" in trial.user_attrs and "resumed_from_step" not in trial.user_attrs for trial in trials)

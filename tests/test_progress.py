@@ -11,13 +11,13 @@ import pytest
 
 from hpo.store.evaluations import Evaluation
 from hpo.views import progress
-from hpo.views.progress import Lines
-from tests.support.evaluations import one
-from tests.support.outcome import lines_of
+from hpo.views.progress import ProgressLines
+from tests.support.evaluations import make_evaluation
+from tests.support.run_output import parse_lines
 
 
 def complete(trial: int, began: float) -> Evaluation:
-    return one(trial, loss=1.0 / (trial + 1), worker=trial % 4, started=began, ended=began + 10)
+    return make_evaluation(trial, loss=1.0 / (trial + 1), worker=trial % 4, started=began, ended=began + 10)
 
 
 def test_each_evaluation_is_a_line_and_the_time_left_knows_what_is_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,13 +25,13 @@ def test_each_evaluation_is_a_line_and_the_time_left_knows_what_is_half_done(mon
     now = time.time()
     past = [complete(trial, now - 9000) for trial in range(4)]
     ended = [complete(trial, now - 15) for trial in range(4, 8)]
-    running = [one(trial, "running", worker=trial % 4, started=now - 5) for trial in range(8, 12)]
+    running = [make_evaluation(trial, "running", worker=trial % 4, started=now - 5) for trial in range(8, 12)]
     news, out = iter([past, [*ended, *running]]), io.StringIO()
-    with progress.Progress(lambda: next(news, []), 20, out):
+    with progress.ProgressPrinter(lambda: next(news, []), 20, out):
         while "left" not in out.getvalue():
             time.sleep(0.05)
     text = out.getvalue()
-    assert [(line["done"], line["best"]) for line in lines_of(text)] == [(str(n), "best") for n in (5, 6, 7, 8)]
+    assert [(line["done"], line["best"]) for line in parse_lines(text)] == [(str(n), "best") for n in (5, 6, 7, 8)]
     found = re.search(r"^-- best so far 0.125 \(trial 7: lr=0.1\), .* gone, about (\S+) s left$", text, re.MULTILINE)
     assert found
     # Four in ten seconds each, and four half done: six in 15 s; twelve are left, of which two are done by halves.
@@ -40,18 +40,18 @@ def test_each_evaluation_is_a_line_and_the_time_left_knows_what_is_half_done(mon
 
 def test_progress_with_promotions_counts_each_individual_once() -> None:
     now = time.time()
-    lines = Lines([], 3)
-    paused = one(0, "paused", loss=0.5, started=now, ended=now + 1, paused_after=1)
+    lines = ProgressLines([], 3)
+    paused = make_evaluation(0, "paused", loss=0.5, started=now, ended=now + 1, paused_after=1)
     promoted = replace(paused, state="promoted")
-    again = one(2, loss=0.4, started=now + 2, ended=now + 4, repeats=0)
+    again = make_evaluation(2, loss=0.4, started=now + 2, ended=now + 4, retry_of=0)
     # The first trial is paused and promoted between two looks; the last one ends while another is running.
     news = [
-        [promoted, one(1, "running", started=now)],
+        [promoted, make_evaluation(1, "running", started=now)],
         [replace(again, state="running")],
-        [promoted, again, one(1, "failed", started=now, ended=now + 3)],
-        [one(3, loss=0.3, started=now + 4, ended=now + 5), again],
+        [promoted, again, make_evaluation(1, "failed", started=now, ended=now + 3)],
+        [make_evaluation(3, loss=0.3, started=now + 4, ended=now + 5), again],
     ]
-    printed = [lines.line(evaluation) for evaluations in news for evaluation in lines.take(evaluations)]
+    printed = [lines.format_line(evaluation) for evaluations in news for evaluation in lines.take_ended(evaluations)]
     assert [line.split()[0] for line in printed] == ["1/3", "2/3", "2/3", "3/3"]
     assert [line.split()[4] for line in printed] == ["paused", "failed", "0.4", "0.3"]
-    assert lines.done == 3
+    assert lines.done_count == 3

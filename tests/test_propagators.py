@@ -12,15 +12,15 @@ import pytest
 
 from benchmarks.simulation import SimulatedIslands, simulate
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.breeding.gaussian import GaussianProcess
-from hpo.breeding.names import PROPAGATORS
-from hpo.breeding.past import Past
-from hpo.breeding.propagators import make
-from hpo.breeding.upstream import Individual
+from hpo.breeding.evaluation_history import EvaluationHistory
+from hpo.breeding.gaussian_process import GaussianProcess
+from hpo.breeding.propagator_names import PROPAGATORS
+from hpo.breeding.propagators import make_propagator
+from hpo.breeding.propulate_compat import Individual
 from hpo.errors import UsageError
 from hpo.listing import list_individuals
 from hpo.run.request import check_space
-from tests.support.evaluations import one
+from tests.support.evaluations import make_evaluation
 
 NUMBERS = SearchSpace(depth=Int(1, 12), width=Float(0.0, 2.0), lr=Float(1e-5, 1.0, log=True))
 EVERYTHING = SearchSpace(
@@ -81,8 +81,8 @@ def test_an_exhausted_space_is_searched_to_its_end() -> None:
     for name in ("ga", "tpe", "propulate", "random"):
         started, _ = run(space, [name], 10)
         assert len({tuple(params.values()) for params in started}) == 10
-    news = [one(trial, params=params) for trial, params in enumerate(space.everything or ())]
-    past = Past(space, lambda: news)
+    news = [make_evaluation(trial, params=params) for trial, params in enumerate(space.all_individuals or ())]
+    past = EvaluationHistory(space, lambda: news)
     past.update()
     assert past.draw_new(random.Random(0)) is None
 
@@ -99,23 +99,23 @@ class Diagonal:
         self.asked += 1
         return bool(params["a"] == params["b"])
 
-    def past(self, known: int, is_stopping: Callable[[], bool] = lambda: False) -> Past:
+    def past(self, known: int, is_stopping: Callable[[], bool] = lambda: False) -> EvaluationHistory:
         """Return a run that knows so many of the individuals."""
-        past = Past(self.space, list, is_stopping=is_stopping)
-        past.take(one(trial, params={"a": trial + 1, "b": trial + 1}) for trial in range(known))
+        past = EvaluationHistory(self.space, list, is_stopping=is_stopping)
+        past.add_evaluations(make_evaluation(trial, params={"a": trial + 1, "b": trial + 1}) for trial in range(known))
         return past
 
 
 @pytest.mark.slow
 def test_space_that_a_rule_leaves_finite_is_drawn_to_its_end() -> None:
     diagonal = Diagonal()
-    assert diagonal.space.everything is None
+    assert diagonal.space.all_individuals is None
     past = diagonal.past(598)
     rest = []
     for trial in (598, 599):
         new = past.draw_new(random.Random(trial))
         assert new is not None
-        past.take([one(trial, params=new)])
+        past.add_evaluations([make_evaluation(trial, params=new)])
         rest.append(new["a"])
     assert sorted(rest) == [599, 600]
     before = diagonal.asked
@@ -136,20 +136,20 @@ def test_draw_from_exhausted_space_sees_a_stop() -> None:
 def test_infinite_space_that_a_rule_leaves_finite_ends() -> None:
     space = SearchSpace(kind=Categorical("a", "b"), x=Float(0, 1, when={"kind": "b"}))
     space.require(lambda p: p["kind"] == "a", "kind is a")
-    past = Past(space, list)
+    past = EvaluationHistory(space, list)
     assert past.draw_new(random.Random(0)) == {"kind": "a"}
-    past.take([one(0, params={"kind": "a"})])
+    past.add_evaluations([make_evaluation(0, params={"kind": "a"})])
     assert past.draw_new(random.Random(0)) is None
 
 
 def test_migrants_of_another_propagator_become_parents() -> None:
     """An island that breeds from its population alone follows what a worker of another island has sent."""
-    past = Past(NUMBERS, list)
-    breed = make("propulate", past, random.Random(1), 2, 0)
+    past = EvaluationHistory(NUMBERS, list)
+    breed = make_propagator("propulate", past, random.Random(1), 2, 0)
     best = {"depth": 8, "width": 0.5, "lr": 0.01}
     migrants = []
     for _ in range(8):
-        migrants.append(Individual(dict(NUMBERS.encode(best)), NUMBERS.limits()))
+        migrants.append(Individual(dict(NUMBERS.encode(best)), NUMBERS.list_gene_limits()))
         migrants[-1].loss = 0.0
     bred = [NUMBERS.decode(breed(migrants)) for _ in range(40)]
     assert sum(params["depth"] == 8 for params in bred) > 20
@@ -194,5 +194,5 @@ def test_the_model_predicts_and_knows_where_it_does_not_know() -> None:
     far = others + np.array([5.0, 0.0, 0.0, 0.0, 0.0])
     _, unsure = model.predict(far)
     assert sure.max() < 0.5 < unsure.min()
-    model.assume(far)
+    model.assume_predictions(far)
     assert model.predict(far)[1].max() < 0.5

@@ -10,7 +10,7 @@ import pytest
 from hpo.errors import UsageError
 from hpo.store.pruning import make_pruner
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
-from tests.support.outcome import trials_of
+from tests.support.run_output import load_trials
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_all_ranks_give_up_the_same_evaluations(
     command = [PROGRAM, SEARCHES / "prunable.py", "--run-dir", "run", "--islands", workers, *options, *settings]
     job = mpi.run(workers * size, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = {trial.params["x"]: trial for trial in trials_of(tmp_path / "run")}
+    trials = {trial.params["x"]: trial for trial in load_trials(tmp_path / "run")}
     assert len(trials) == evaluations
     pruned = [trial for trial in trials.values() if trial.state.name == "PRUNED"]
     assert evaluations // 4 < len(pruned) < evaluations

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpo.dominance import layers
+from hpo.dominance import compute_domination_ranks
 from hpo.store.ranking import DominanceRanking, LossRanking
 
 steps = st.integers(2, 3).flatmap(
@@ -38,7 +38,11 @@ def learn(steps: list[tuple[bool, tuple[int, ...], int]]) -> tuple[DominanceRank
 @settings(deadline=None)
 def test_dominance_ranking_step_by_step_equals_sorting_at_once(steps: list[tuple[bool, tuple[int, ...], int]]) -> None:
     ranking, costs = learn(steps)
-    layer = dict(zip(costs, layers(np.array(list(costs.values()), float)).tolist(), strict=True)) if costs else {}
+    layer = (
+        dict(zip(costs, compute_domination_ranks(np.array(list(costs.values()), float)).tolist(), strict=True))
+        if costs
+        else {}
+    )
     expected = sorted((layer[root], float(costs[root][0]), root) for root in costs)
     assert ranking.entries == [(loss, root) for _, loss, root in expected]
     assert len(ranking) == len(costs)
@@ -49,19 +53,23 @@ def test_dominance_ranking_step_by_step_equals_sorting_at_once(steps: list[tuple
 def test_best_candidates_come_layer_by_layer(steps: list[tuple[bool, tuple[int, ...], int]], count: int) -> None:
     ranking, costs = learn(steps)
     candidates = {root for root in costs if root % 2}
-    chosen = ranking.best(count, candidates, ())
+    chosen = ranking.select_best(count, candidates, ())
     assert {root for root in candidates if ranking.is_best(root, count, candidates, ())} == set(chosen)
-    layer = dict(zip(costs, layers(np.array(list(costs.values()), float)).tolist(), strict=True)) if costs else {}
+    layer = (
+        dict(zip(costs, compute_domination_ranks(np.array(list(costs.values()), float)).tolist(), strict=True))
+        if costs
+        else {}
+    )
     assert [layer[root] for root in chosen] == sorted(layer[root] for root in chosen)
     for root in candidates - set(chosen):
         assert sum(layer[other] <= layer[root] for other in costs) > count, "a layer that fits is taken as a whole"
     assert len(chosen) <= count
-    found = ranking.next(candidates, ())
+    found = ranking.find_next(candidates, ())
     assert (found is None) == (not candidates)
     if found is not None:
         position, root = found
-        assert root in ranking.best(position + 1, candidates, ())
-        assert not ranking.best(position, candidates, ())
+        assert root in ranking.select_best(position + 1, candidates, ())
+        assert not ranking.select_best(position, candidates, ())
 
 
 def test_last_layer_takes_continued_then_farthest() -> None:
@@ -70,14 +78,14 @@ def test_last_layer_takes_continued_then_farthest() -> None:
     for root, costs in enumerate(front):
         ranking.add(root, costs)
     ranking.add(9, (11.0, 11.0))
-    assert ranking.best(1, range(5), ()) == [0], "the lowest loss, while none has continued"
-    assert ranking.best(3, range(1, 5), ()) == [4, 3], "0 has continued: the other end, and then the middle"
-    assert ranking.best(3, (1, 2, 3), ()) == [3], "0 and 4 have continued"
-    assert ranking.best(2, (1, 2, 3), ()) == []
-    assert ranking.best(2, (1, 2, 3), (4,)) == [3], "4 was stopped, and has not continued"
-    assert ranking.best(5, (1, 3, 9), ()) == [1, 3]
-    assert ranking.next((1, 2, 3, 9), ()) == (2, 3)
-    assert ranking.next((9,), ()) == (5, 9)
+    assert ranking.select_best(1, range(5), ()) == [0], "the lowest loss, while none has continued"
+    assert ranking.select_best(3, range(1, 5), ()) == [4, 3], "0 has continued: the other end, and then the middle"
+    assert ranking.select_best(3, (1, 2, 3), ()) == [3], "0 and 4 have continued"
+    assert ranking.select_best(2, (1, 2, 3), ()) == []
+    assert ranking.select_best(2, (1, 2, 3), (4,)) == [3], "4 was stopped, and has not continued"
+    assert ranking.select_best(5, (1, 3, 9), ()) == [1, 3]
+    assert ranking.find_next((1, 2, 3, 9), ()) == (2, 3)
+    assert ranking.find_next((9,), ()) == (5, 9)
 
 
 @pytest.mark.parametrize("objectives", [1, 2])
@@ -90,7 +98,7 @@ def test_individual_behind_never_becomes_best(objectives: int) -> None:
         ranking.add(root, tuple(drawn.random() for _ in range(objectives)))
         now = {one for one in range(root + 1) if ranking.is_behind(one, 30)}
         assert now >= behind
-        assert not now & set(ranking.best(30, range(root + 1), ()))
-        assert set(ranking.fallen(30)) <= now
+        assert not now & set(ranking.select_best(30, range(root + 1), ()))
+        assert set(ranking.find_behind(30)) <= now
         behind = now
     assert 10 < len(behind) < 180

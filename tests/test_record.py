@@ -13,19 +13,19 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.errors import KnownError
-from hpo.results.summary import busy_fraction, summarize
+from hpo.errors import DuplicateError
+from hpo.results.summary import compute_busy_fraction, summarize
 from hpo.store.claims import Claims
-from hpo.store.evaluations import Assignment, rank
+from hpo.store.evaluations import Assignment, rank_evaluations
 from hpo.store.record import Record
-from hpo.store.recorder import Direct, Recorder
-from hpo.store.url import without_password
-from tests.support.evaluations import one
-from tests.support.runs import claim, manifest
-from tests.support.writing import mirrored, writer_of
+from hpo.store.storage_url import mask_password
+from hpo.store.study_client import DirectConnection, StudyClient
+from tests.support.evaluations import make_evaluation
+from tests.support.runs import claim_evaluation, make_manifest
+from tests.support.writer_stubs import make_writer, open_mirrored
 
 SPACE = SearchSpace(layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True))
-DISTRIBUTIONS = SPACE.distributions()
+DISTRIBUTIONS = SPACE.make_distributions()
 PARAMS: dict[str, Any] = {"layers": 2, "act": "relu", "lr": 0.01}
 
 
@@ -54,7 +54,7 @@ def test_an_evaluation_is_there_again_as_it_was_recorded(tmp_path: Path) -> None
     record.report(assignment, 1, 0.9)
     record.report(assignment, 2, 0.4)
     record.complete(assignment, 0.4, 1.5, {"accuracy": 0.8})
-    (evaluation,) = reopen(tmp_path).evaluations()
+    (evaluation,) = reopen(tmp_path).read_evaluations()
     assert (evaluation.trial, evaluation.state, evaluation.loss) == (0, "complete", 0.4)
     assert evaluation.params == {**PARAMS, "act": True}
     assert type(evaluation.params["act"]) is bool
@@ -83,24 +83,26 @@ def test_plain_optuna_opens_the_study(tmp_path: Path) -> None:
 def test_leaders_that_share_a_budget_never_exceed_it_nor_start_anything_twice(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     make(tmp_path)
-    record, mirror = mirrored(tmp_path / "study.log")
-    writer = writer_of(record, tmp_path, 30, space=SPACE, mirror=mirror)
-    leaders = {Recorder(Direct(writer)): iter(range(1, 100)) for _ in range(4)}  # the same ones as the others
-    going: list[tuple[Recorder, Assignment]] = []
-    with writer.writing():
+    record, mirror = open_mirrored(tmp_path / "study.log")
+    writer = make_writer(record, tmp_path, 30, space=SPACE, mirror=mirror)
+    leaders = {
+        StudyClient(DirectConnection(writer)): iter(range(1, 100)) for _ in range(4)
+    }  # the same ones as the others
+    going: list[tuple[StudyClient, Assignment]] = []
+    with writer.batch_writes():
         while leaders or going:
             if going and (not leaders or chance.random() < 0.4):
                 leader, ended = going.pop(chance.randrange(len(going)))
                 leader.complete(ended, 1.0, 0.0, {})
                 continue
             leader = chance.choice(list(leaders))
-            with suppress(KnownError):
+            with suppress(DuplicateError):
                 params = {**PARAMS, "lr": next(leaders[leader]) / 100}
                 if assignment := leader.claim(params, island=1, worker=2, generation=3):
                     going.append((leader, assignment))
                 else:
                     del leaders[leader]
-    evaluations = reopen(tmp_path).evaluations()
+    evaluations = reopen(tmp_path).read_evaluations()
     assert [evaluation.trial for evaluation in evaluations] == list(range(30))
     assert {evaluation.state for evaluation in evaluations} == {"complete"}
     assert {evaluation.params["lr"] for evaluation in evaluations} == {number / 100 for number in range(1, 31)}
@@ -113,13 +115,13 @@ def test_what_is_known_is_not_started_again(tmp_path: Path) -> None:
     started(record, layers=3)
     for opened in (record, reopen(tmp_path)):
         for layers in (1, 2, 3):
-            with pytest.raises(KnownError):
+            with pytest.raises(DuplicateError):
                 start(opened, layers=layers)
     resumed = reopen(tmp_path)
     resumed.requeue_interrupted()
     assert started(resumed, layers=4).params["layers"] == 3, "it was interrupted"
     assert started(resumed, layers=4).params["layers"] == 4
-    with pytest.raises(KnownError):
+    with pytest.raises(DuplicateError):
         start(resumed, layers=3)
 
 
@@ -129,7 +131,7 @@ def test_news_are_told_once(tmp_path: Path) -> None:
     record.complete(second, 0.5, 1.0, {})
 
     def news() -> list[tuple[int, str]]:
-        return [(evaluation.trial, evaluation.state) for evaluation in other.news()]
+        return [(evaluation.trial, evaluation.state) for evaluation in other.read_changes()]
 
     assert news() == [(0, "running"), (1, "complete")]
     assert news() == []
@@ -150,7 +152,7 @@ def test_what_was_interrupted_is_started_again_first_and_counted_once(tmp_path: 
     resumed = reopen(tmp_path)
     assert resumed.requeue_interrupted() == 2
     assert resumed.requeue_interrupted() == 0
-    states = [evaluation.state for evaluation in resumed.evaluations()]
+    states = [evaluation.state for evaluation in resumed.read_evaluations()]
     assert states == ["complete", "interrupted", "interrupted", "waiting", "waiting"]
     other = reopen(tmp_path)
     layers = []
@@ -159,8 +161,8 @@ def test_what_was_interrupted_is_started_again_first_and_counted_once(tmp_path: 
         other.complete(assignment, 0.1, 1.0, {})
     assert layers == [2, 3, 5]
     study = optuna.load_study(study_name="run", storage=other._storage)
-    assert [trial.user_attrs.get("repeats") for trial in study.trials] == [None, None, None, 1, 2, None]
-    assert summarize(other.evaluations(), manifest(budget=4), 3)["evaluations"] == {
+    assert [trial.user_attrs.get("retry_of") for trial in study.trials] == [None, None, None, 1, 2, None]
+    assert summarize(other.read_evaluations(), make_manifest(budget=4), 3)["evaluations"] == {
         "complete": 4,
         "pruned": 0,
         "paused": 0,
@@ -186,10 +188,10 @@ def test_a_torn_last_line_is_cut_off_and_the_rest_stays(tmp_path: Path) -> None:
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"op_code": 6, "tri')
     again = reopen(tmp_path)
-    assert [evaluation.loss for evaluation in again.evaluations()] == [0.5]
+    assert [evaluation.loss for evaluation in again.read_evaluations()] == [0.5]
     again.complete(started(again, layers=3), 0.25, 1.0, {})
     assert journal.read_bytes().startswith(whole + b'{"op_code":')
-    assert [evaluation.loss for evaluation in reopen(tmp_path).evaluations()] == [0.5, 0.25]
+    assert [evaluation.loss for evaluation in reopen(tmp_path).read_evaluations()] == [0.5, 0.25]
 
 
 def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
@@ -203,16 +205,16 @@ def test_other_storages_work_alike(tmp_path: Path) -> None:
     record = Record.create(url, "run", SPACE.describe())
     record.complete(started(record), 0.5, 1.0, {"accuracy": 1.0})
     assert start(record, budget=1) is None
-    (evaluation,) = Record(url, "run").evaluations()
+    (evaluation,) = Record(url, "run").read_evaluations()
     assert (evaluation.params, evaluation.loss, evaluation.metrics) == (PARAMS, 0.5, {"accuracy": 1.0})
 
 
 def test_passwords_are_hidden() -> None:
-    assert without_password("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
-    assert without_password("postgresql://me:secret@host/db#study") == "postgresql://me:***@host/db#study"
-    assert without_password("postgresql://me:sec#ret@host/db") == "postgresql://..."
-    assert without_password("not a url://secret") == "not a url://..."
-    assert without_password("/path/to/study.log") == "/path/to/study.log"
+    assert mask_password("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
+    assert mask_password("postgresql://me:secret@host/db#study") == "postgresql://me:***@host/db#study"
+    assert mask_password("postgresql://me:sec#ret@host/db") == "postgresql://..."
+    assert mask_password("not a url://secret") == "not a url://..."
+    assert mask_password("/path/to/study.log") == "/path/to/study.log"
 
 
 def test_ranking_shows_only_complete_evaluations(tmp_path: Path) -> None:
@@ -221,10 +223,15 @@ def test_ranking_shows_only_complete_evaluations(tmp_path: Path) -> None:
         record.complete(started(record, layers=layers), loss, 1.0, {})
     record.fail(started(record, lr=0.02), "rank 0: ValueError: no", "", 1.0)
     started(record, lr=0.03)
-    evaluations = record.evaluations()
-    assert [(e.params["layers"], e.loss) for e in rank(evaluations, 5)] == [(2, 0.2), (3, 0.3), (1, 0.4), (4, 0.5)]
-    assert [e.trial for e in rank(evaluations, 1)] == [1]
-    summary = summarize(evaluations, manifest(budget=10), 2)
+    evaluations = record.read_evaluations()
+    assert [(e.params["layers"], e.loss) for e in rank_evaluations(evaluations, 5)] == [
+        (2, 0.2),
+        (3, 0.3),
+        (1, 0.4),
+        (4, 0.5),
+    ]
+    assert [e.trial for e in rank_evaluations(evaluations, 1)] == [1]
+    summary = summarize(evaluations, make_manifest(budget=10), 2)
     assert summary["evaluations"] == {"complete": 4, "pruned": 0, "paused": 0, "failed": 1, "running": 1, "budget": 10}
     assert summary["best"]["loss"] == 0.2
     assert [entry["loss"] for entry in summary["islands"][0]["top"]] == [0.2, 0.3]
@@ -234,7 +241,7 @@ def test_ranking_shows_only_complete_evaluations(tmp_path: Path) -> None:
 def test_the_summary_says_which_propagator_improved_the_best(tmp_path: Path) -> None:
     record = make(tmp_path)
     assignments = [
-        claim(
+        claim_evaluation(
             record, {**PARAMS, "layers": layers}, DISTRIBUTIONS, 10, island=0, worker=0, generation=0, propagator=name
         )
         for layers, name in ((1, "ga"), (2, "tpe"), (3, "ga"), (4, "tpe"))
@@ -248,7 +255,7 @@ def test_the_summary_says_which_propagator_improved_the_best(tmp_path: Path) -> 
             record.complete(assignment, loss, 1.0, {})
     assert {
         entry.pop("propagator"): entry
-        for entry in summarize(record.evaluations(), manifest(budget=10), 2)["propagators"]
+        for entry in summarize(record.read_evaluations(), make_manifest(budget=10), 2)["propagators"]
     } == {
         "tpe": {"evaluations": 2, "improved": 2, "best": 0.4},
         "ga": {"evaluations": 2, "improved": 0, "best": 0.6},
@@ -258,20 +265,20 @@ def test_the_summary_says_which_propagator_improved_the_best(tmp_path: Path) -> 
 def test_a_run_in_which_nothing_succeeded_has_a_summary(tmp_path: Path) -> None:
     record = make(tmp_path)
     record.fail(started(record), "rank 0: ValueError: no", "", 1.0)
-    (evaluation,) = record.evaluations()
+    (evaluation,) = record.read_evaluations()
     assert evaluation.loss == math.inf
-    summary = summarize([evaluation], manifest(budget=1), 3)
+    summary = summarize([evaluation], make_manifest(budget=1), 3)
     assert (summary["best"], summary["islands"]) == (None, [{"island": 1, "top": []}])
 
 
 def test_the_busy_fraction_counts_this_session_only() -> None:
     evaluations = [
-        one(0, started=0.0, ended=50.0, seconds=50.0),  # an earlier session
-        one(1, started=100.0, ended=110.0, seconds=10.0),
-        one(2, started=102.0, ended=108.0, seconds=6.0),
+        make_evaluation(0, started=0.0, ended=50.0, seconds=50.0),  # an earlier session
+        make_evaluation(1, started=100.0, ended=110.0, seconds=10.0),
+        make_evaluation(2, started=102.0, ended=108.0, seconds=6.0),
     ]
-    assert busy_fraction(evaluations, workers=2, since=90.0) == pytest.approx(16 / 20)
-    assert busy_fraction(evaluations, workers=2, since=200.0) is None
+    assert compute_busy_fraction(evaluations, workers=2, since=90.0) == pytest.approx(16 / 20)
+    assert compute_busy_fraction(evaluations, workers=2, since=200.0) is None
     went_on = replace(evaluations[-1], seconds_before=evaluations[-1].seconds / 2)
-    fraction = busy_fraction([*evaluations[:-1], went_on], workers=2, since=90.0)
+    fraction = compute_busy_fraction([*evaluations[:-1], went_on], workers=2, since=90.0)
     assert fraction == pytest.approx((16 - went_on.seconds_before) / 20)

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from hpo.run.supervisor import pause_after
-from tests.support.chaos import Victim, children
-from tests.support.endurance import ENDLESS, FAULTY, WAYS, recovery_times, survive
-from tests.support.launch import ALONE, PROGRAM, ROOT, Mpi, changed_program, finish, hpo_line
-from tests.support.outcome import finished, lines_of, trials_of
+from hpo.run.supervisor import compute_pause
+from tests.support.chaos import Victim, find_children
+from tests.support.endurance import ENDLESS, FAULTY, WAYS, measure_failure_recovery, survive
+from tests.support.launch import ALONE, PROGRAM, ROOT, Mpi, make_hpo_command, wait_for_job, write_changed_program
+from tests.support.run_output import find_complete_losses, load_trials, parse_lines
 from tests.support.runs import QUICK
-from tests.support.saving import saving
+from tests.support.saving import make_saving_arguments
 
 REASONS = {
     "memory": "OutOfMemoryError: injected: out of memory",
@@ -48,9 +48,9 @@ def faulty(*options: object, **settings: object) -> list[object]:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_whatever_fails_on_a_rank_costs_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
-    times = recovery_times(mpi, size, tmp_path / "run", rounds=1)
+    times = measure_failure_recovery(mpi, size, tmp_path / "run", rounds=1)
     assert max(times.values()) < 20, "nobody has waited for a timeout, which is 60 s"
-    trials = trials_of(tmp_path / "run" / "run")
+    trials = load_trials(tmp_path / "run" / "run")
     notes = (tmp_path / "run" / f"0-{size - 1}").read_text().splitlines()
     ways = [note["way"] for note in map(json.loads, notes) if note["event"] == "starts"]
     assert set(ways) == times.keys() == {way for way in WAYS if size > 1 or way not in ("differs", "fewer")}
@@ -94,7 +94,7 @@ def test_a_rank_that_waits_for_ever_costs_one_evaluation(mpi: Mpi, tmp_path: Pat
     ]
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
     assert victim.wait(100) == (0, "")  # asserts that no process is left
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE"] * len(ways)
     for way, trial in zip(ways, trials[::2], strict=True):
         failure, traceback = trial.user_attrs["failure"], trial.user_attrs["traceback"]
@@ -113,13 +113,13 @@ def test_a_worker_of_one_rank_that_is_gone_ends_the_job(mpi: Mpi, tmp_path: Path
     victim = Victim(mpi, 2, faulty(*options, seconds=100), tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
     victim.sleep(1.0)
-    os.kill(victim.rank_processes()[0], signal.SIGSTOP)
+    os.kill(victim.find_ranks()[0], signal.SIGSTOP)
     status, errors = victim.wait(60)
     assert status != 0
     assert re.search(
         r"error: nothing has come from rank 0 of worker \d on \S+ for 2\d s \(--collective-timeout\)", errors
     ), errors
-    assert finished(trials_of(tmp_path / "run")) == {}
+    assert find_complete_losses(load_trials(tmp_path / "run")) == {}
 
 
 def test_an_objective_that_does_not_close_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_an_objective_that_does_not_close_costs_one_evaluation(mpi: Mpi, tmp_pat
     settings = {"way": "differs,differs,none", "cleanup": "3600,2,2", "folder": tmp_path}
     job = mpi.run(2, *faulty(*options, **settings), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    endless, slow, well = trials_of(tmp_path / "run")
+    endless, slow, well = load_trials(tmp_path / "run")
     for trial in (endless, slow):
         assert "the ranks yielded different losses" in trial.user_attrs["failure"]
     assert well.state.name == "COMPLETE"
@@ -144,7 +144,7 @@ def test_an_evaluation_that_takes_too_long_is_stopped(mpi: Mpi, tmp_path: Path) 
     limits = ["--collective-timeout", 2, "--evaluation-timeout", "1.5s", "--islands", 1, "--evaluations", 2]
     job = mpi.run(2, *faulty(*limits, way="none,rest", seconds=1, epochs=9), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
-    slow, never = trials_of(tmp_path / "run")
+    slow, never = load_trials(tmp_path / "run")
     assert slow.user_attrs["failure"] == "timeout: still going on after 1.5 s (--evaluation-timeout)"
     assert list(slow.intermediate_values) == [1, 2]
     rests = line_of('"rest": lambda', "rest")
@@ -161,7 +161,7 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, siz
     arguments = faulty("--evaluations", 40, "--ranks-per-worker", size, seconds=30)
     victim = Victim(each_mpi, 2 * size, [*arguments, "--set", "way=none"], tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
-    while len(trials_of(tmp_path / "run")) < 2:
+    while len(load_trials(tmp_path / "run")) < 2:
         victim.sleep(0.2)
     victim.sleep(0.5)
     asked = time.monotonic()
@@ -174,28 +174,28 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, siz
     assert f"Stopped: SIG{name}. To go on: the same command with --run-dir run --resume" in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["stopped"], summary["waiting"]) == (f"SIG{name}", 2)
-    first, second, *waiting = trials_of(tmp_path / "run")
+    first, second, *waiting = load_trials(tmp_path / "run")
     assert [first.user_attrs["failure"], second.user_attrs["failure"]] == ["interrupted"] * 2
-    assert {trial.user_attrs["repeats"]: trial.params for trial in waiting} == {0: first.params, 1: second.params}
+    assert {trial.user_attrs["retry_of"]: trial.params for trial in waiting} == {0: first.params, 1: second.params}
     if name == "USR1":
         again = each_mpi.run(1, *faulty("--resume", "--evaluations", 3, *ALONE, seconds=0), cwd=tmp_path)
         assert again.returncode == 0, again.stderr
         assert "going on after 0 evaluations; 2 that wait will be evaluated first" in again.stdout
-        assert len(finished(trials_of(tmp_path / "run"))) == 3
+        assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 3
 
 
 def test_a_stop_that_only_another_rank_has_heard_of_is_the_runs(mpi: Mpi, tmp_path: Path) -> None:
-    program = changed_program(
+    program = write_changed_program(
         tmp_path,
-        "from mpi4py import MPI\nfrom hpo.ranks.watch import Watch\n\n"
+        "from mpi4py import MPI\nfrom hpo.ranks.rank_watch import RankWatch\n\n"
         "if MPI.COMM_WORLD.rank == 0:\n"
-        "    heard = Watch._on_message\n"
-        "    Watch._on_message = lambda self, kind, *rest: None if kind == 'stop' else heard(self, kind, *rest)\n",
+        "    heard = RankWatch._on_message\n"
+        "    RankWatch._on_message = lambda self, kind, *rest: None if kind == 'stop' else heard(self, kind, *rest)\n",
     )
     arguments = [program, ENDLESS, "--run-dir", "run", "--islands", 1, "--evaluations", 900, "--set", "seconds=0.4"]
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
     victim.wait_for("\n  3/900 ")
-    for pid in victim.rank_processes():
+    for pid in victim.find_ranks():
         if b"PMI_RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             os.kill(pid, signal.SIGUSR1)
             break
@@ -205,7 +205,7 @@ def test_a_stop_that_only_another_rank_has_heard_of_is_the_runs(mpi: Mpi, tmp_pa
 
 def test_a_stop_before_an_objective_has_begun_is_not_waited_for(mpi: Mpi, tmp_path: Path) -> None:
     """Trainers that have hardly been forked do not hear the signal that is to interrupt them."""
-    program = changed_program(
+    program = write_changed_program(
         tmp_path,
         """
 import os, signal, time
@@ -224,8 +224,8 @@ Supervision.begin = begin_and_stop
     victim = Victim(mpi, 2, [program, ENDLESS, "--run-dir", "run", "--islands", 1], tmp_path, tmp_path / "log")
     assert victim.wait(60) == (75, "")
     assert time.time() - float((tmp_path / "asked").read_text()) < 4
-    first, waiting = trials_of(tmp_path / "run")
-    assert (first.user_attrs["failure"], waiting.user_attrs["repeats"]) == ("interrupted", 0)
+    first, waiting = load_trials(tmp_path / "run")
+    assert (first.user_attrs["failure"], waiting.user_attrs["retry_of"]) == ("interrupted", 0)
 
 
 def test_a_run_stops_when_its_time_is_over(mpi: Mpi, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_run_stops_when_its_time_is_over(mpi: Mpi, tmp_path: Path) -> None:
         end = int(time.time()) + (9999 if option else 74)
         jobs[name] = mpi.start(2, *arguments, cwd=tmp_path, SLURM_JOB_END_TIME=str(end))
     for name, reason in (("limit", "--time-limit 14.0 s"), ("slurm", "the end of the SLURM job")):
-        job = finish(jobs[name])
+        job = wait_for_job(jobs[name])
         assert 6 < time.monotonic() - start < 50, "an epoch takes 60 s"
         assert (job.returncode, job.stderr) == (75, "")
         assert f"Stopped: {reason}. To go on: the same command with --run-dir {name} --resume" in job.stdout
@@ -252,7 +252,7 @@ def test_a_run_with_a_stuck_rank_stops_at_once_if_asked_twice(mpi: Mpi, tmp_path
         assert victim.job.poll() is None
         victim.sleep(0.05)
     victim.sleep(0.5)
-    rank = victim.rank_processes()[1]
+    rank = victim.find_ranks()[1]
     asked = time.monotonic()
     os.kill(rank, signal.SIGINT)
     victim.sleep(1.5)
@@ -264,7 +264,7 @@ def test_a_run_with_a_stuck_rank_stops_at_once_if_asked_twice(mpi: Mpi, tmp_path
 
 
 def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp_path: Path) -> None:
-    program = changed_program(
+    program = write_changed_program(
         tmp_path, "import hpo.store.record\nhpo.store.record.Record.complete = lambda *_: 1 / 0  # in its writer\n"
     )
     layout = ["--ranks-per-worker", 1]
@@ -283,15 +283,15 @@ def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp
 
 def test_trainers_that_cannot_connect_fail_with_the_reason(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.start(2, *faulty("--evaluations", 2), cwd=tmp_path, GLOO_SOCKET_IFNAME="ib7")
-    assert finish(job).returncode == 3
-    for trial in trials_of(tmp_path / "run"):
+    assert wait_for_job(job).returncode == 3
+    for trial in load_trials(tmp_path / "run"):
         failure = trial.user_attrs["failure"]
         assert "cannot connect to its peers (GLOO_SOCKET_IFNAME=ib7): " in failure
         assert "Unable to find address for: ib7" in failure
 
 
 def test_ranks_whose_mpirun_is_killed_before_they_have_begun_do_not_stay(each_mpi: Mpi, tmp_path: Path) -> None:
-    program = changed_program(
+    program = write_changed_program(
         tmp_path,
         "import os\nimport time\n\nmpirun = os.getppid()\nprint('here', flush=True)\n"
         "while os.getppid() == mpirun:\n    time.sleep(0.01)\n",
@@ -320,11 +320,11 @@ def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
     def has_progress(restarts: int) -> bool:
         """Return whether the job that was started again this many times has finished three evaluations."""
         jobs = log.read_text().split("starting it again")
-        return len(jobs) > restarts and len(lines_of(jobs[restarts])) >= 3
+        return len(jobs) > restarts and len(parse_lines(jobs[restarts])) >= 3
 
     with log.open("w") as out:
         supervisor = subprocess.Popen(
-            hpo_line("run", "--restarts", 1, *command),
+            make_hpo_command("supervise", "--max-restarts", 1, *command),
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=out,
@@ -334,24 +334,28 @@ def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
             end = time.monotonic() + 60
             while not has_progress(restarts) and time.monotonic() < end:
                 time.sleep(0.05)
-            (mpirun,) = children(supervisor.pid)
+            (mpirun,) = find_children(supervisor.pid)
             os.kill(mpirun, signal.SIGKILL)
         assert supervisor.wait(90) == 0
     finally:
         supervisor.kill()
     output = log.read_text()
     assert (
-        len(re.findall(r"hpo run: the job ended with status 137, after \d+ evaluations.*; starting it again", output))
+        len(
+            re.findall(
+                r"hpo supervise: the job ended with status 137, after \d+ evaluations.*; starting it again", output
+            )
+        )
         == 2
     )
     assert "40 complete, of 40" in output
-    assert len(finished(trials_of(tmp_path / "run"))) == 40
+    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 40
 
 
 @pytest.mark.slow
 def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
     def supervise(*command: object, restarts: int = 2) -> subprocess.CompletedProcess[str]:
-        line = hpo_line("run", "--restarts", restarts, *command)
+        line = make_hpo_command("supervise", "--max-restarts", restarts, *command)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         return subprocess.run(
             line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -360,9 +364,10 @@ def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
     crashing = supervise("bash", "-c", "exit 7", "--run-dir", "run")
     assert crashing.returncode == 7
     assert crashing.stdout.splitlines() == [
-        "hpo run: the job ended with status 7, after 0 evaluations; starting it again (1 of 2 without progress)",
-        "hpo run: the job ended with status 7, after 0 evaluations; starting it again (2 of 2 without progress)",
-        "hpo run: the job ended with status 7, after 0 evaluations; started again 2 times without progress: giving up",
+        "hpo supervise: the job ended with status 7, after 0 evaluations; starting it again (1 of 2 without progress)",
+        "hpo supervise: the job ended with status 7, after 0 evaluations; starting it again (2 of 2 without progress)",
+        "hpo supervise: the job ended with status 7, after 0 evaluations; started again 2 times without progress: "
+        "giving up",
     ]
     for status in (0, 2, 3, 75):
         final = supervise("bash", "-c", f"exit {status}", "--run-dir=run")
@@ -373,13 +378,13 @@ def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
     missing = supervise("mpirum", "--run-dir", "run")
     assert (missing.returncode, missing.stderr) == (2, "error: mpirum cannot be started: No such file or directory\n")
     assert supervise("true", "--run-dir", "run", restarts=-1).returncode == 2
-    assert [pause_after(times) for times in (1, 2, 7, 5000)] == [1, 2, 60, 60]
+    assert [compute_pause(times) for times in (1, 2, 7, 5000)] == [1, 2, 60, 60]
 
 
 def test_a_supervisor_that_is_told_to_stop_while_it_starts_the_job_stops_it(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text("trap 'exit 75' USR1\ntouch started\nfor i in $(seq 600); do sleep 0.1; done\n")
-    command = hpo_line("run", "bash", "-c", "kill -TERM $PPID; source job.sh", "--run-dir", "run")
+    command = make_hpo_command("supervise", "bash", "-c", "kill -TERM $PPID; source job.sh", "--run-dir", "run")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     stopped = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=40)
     assert stopped.returncode == 75
@@ -397,17 +402,17 @@ def umask() -> Iterator[None]:
 def test_two_runs_cannot_share_a_directory_and_a_dead_one_does_not_keep_it(mpi: Mpi, tmp_path: Path) -> None:
     """Files that ranks and trainers write have the permissions that the umask says."""
     (tmp_path / "start.json").write_text('[{"x": 0.5}]')
-    options = ["--resume", "--evaluations", 6, "--save-every", "1s"]
-    first = Victim(mpi, 2, saving("run", *options, epochs=900), tmp_path, tmp_path / "log")
+    options = ["--resume", "--evaluations", 6, "--checkpoint-every", "1s"]
+    first = Victim(mpi, 2, make_saving_arguments("run", *options, epochs=900), tmp_path, tmp_path / "log")
     assert first.wait_for("done  island")
-    for rank in first.rank_processes():
+    for rank in first.find_ranks():
         shared = re.findall(r"/dev/shm/mpich_\S+(.*)", Path(f"/proc/{rank}/maps").read_text())
         assert set(shared) == {" (deleted)"}, "MPICH's file, which nobody would remove after a kill, has a name"
     run_json = (tmp_path / "run" / "run.json").read_text()
-    again = saving("run", *options, "--ranks-per-worker", 1, epochs=2, seconds=0)
+    again = make_saving_arguments("run", *options, "--ranks-per-worker", 1, epochs=2, seconds=0)
     second = mpi.run(1, *again, cwd=tmp_path)
     assert (second.returncode, second.stdout) == (2, "")
-    (holder,) = [pid for pid in first.rank_processes() if f"process {pid} on " in second.stderr]
+    (holder,) = [pid for pid in first.find_ranks() if f"process {pid} on " in second.stderr]
     host = re.escape(socket.gethostname())
     assert re.match(rf"error: run is in use by process {holder} on {host} since \d{{4}}-", second.stderr)
     assert (tmp_path / "run" / "run.json").read_text() == run_json
@@ -416,7 +421,7 @@ def test_two_runs_cannot_share_a_directory_and_a_dead_one_does_not_keep_it(mpi: 
         first.sleep(0.1)
     first.kill("all", random.Random(0))
     first.wait()
-    (state,) = (tmp_path / "run" / "states").glob("[0-9]*")
+    (state,) = (tmp_path / "run" / "checkpoints").glob("[0-9]*")
     assert [oct(path.stat().st_mode & 0o777) for path in (state, state.parent)] == ["0o640", "0o750"]
     third = mpi.run(1, *again, cwd=tmp_path)
     assert third.returncode == 0, third.stderr
@@ -432,7 +437,7 @@ def test_a_run_in_which_everything_fails_says_why_and_stops_early_if_asked(mpi: 
     assert (job.returncode, job.stderr) == (3, "")
     assert "No evaluation succeeded.\nFailures\n" in job.stdout
     counted = re.findall(r"^ +(\d+)   (faulty.py:\d+: ValueError: .+)$", job.stdout, re.MULTILINE)
-    trials = Counter(trial.user_attrs["failure"].removeprefix("rank 0, ") for trial in trials_of(tmp_path / "run"))
+    trials = Counter(trial.user_attrs["failure"].removeprefix("rank 0, ") for trial in load_trials(tmp_path / "run"))
     assert {reason: int(count) for count, reason in counted} == trials
     assert trials.total() == 9
     early = mpi.run(
@@ -440,7 +445,7 @@ def test_a_run_in_which_everything_fails_says_why_and_stops_early_if_asked(mpi: 
     )
     assert (early.returncode, early.stderr) == (3, "")
     assert "Stopped: 5 evaluations failed and none succeeded (--max-failures)" in early.stdout
-    assert 5 <= sum(trial.user_attrs.get("failure") != "interrupted" for trial in trials_of(tmp_path / "early")) < 10
+    assert 5 <= sum(trial.user_attrs.get("failure") != "interrupted" for trial in load_trials(tmp_path / "early")) < 10
 
 
 def test_a_full_disk_ends_the_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
@@ -453,7 +458,7 @@ def test_a_full_disk_ends_the_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) ->
     try:
         (tmp_path / "start.json").write_text('[{"x": 0.5}]')
         settings = {"saves": "state", "epochs": 3, "seconds": 0.01}
-        arguments = saving(str(disk / "run"), "--resume", **settings, width=20_000)
+        arguments = make_saving_arguments(str(disk / "run"), "--resume", **settings, width=20_000)
         arguments = [*arguments, "--evaluations"]
         command = [*arguments, 500, "--ranks-per-worker", 1]
         victim = Victim(mpi, 2, command, tmp_path, tmp_path / "log")
@@ -467,8 +472,8 @@ def test_a_full_disk_ends_the_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) ->
         )
         names = ["lock", "run.json", "search_space-1.py", "study.log"]
         assert sorted(path.name for path in (disk / "run").iterdir()) == names, "drafts are removed"
-        reported = {(line["worker"], line["generation"]) for line in lines_of((tmp_path / "log").read_text())}
-        complete = finished(trials_of(disk / "run"))
+        reported = {(line["worker"], line["generation"]) for line in parse_lines((tmp_path / "log").read_text())}
+        complete = find_complete_losses(load_trials(disk / "run"))
         assert len(complete) >= len(reported) > 5
         full = mpi.run(1, *arguments, 500, *ALONE, cwd=tmp_path)
         assert (full.returncode, full.stdout) == (2, "")
@@ -477,7 +482,7 @@ def test_a_full_disk_ends_the_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) ->
         more = len(complete) + 5
         again = mpi.run(1, *arguments, more, *ALONE, cwd=tmp_path)
         assert again.returncode == 0, again.stderr
-        after = finished(trials_of(disk / "run"))
+        after = find_complete_losses(load_trials(disk / "run"))
         assert {number: after[number] for number in complete} == complete
         assert len(after) == more
     finally:

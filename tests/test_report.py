@@ -23,14 +23,22 @@ from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from hpo import Categorical, Float, SearchSpace
 from hpo.objectives import Objectives
-from hpo.results.confirmation import plan_of
+from hpo.results.confirmation import make_plan
 from hpo.results.reader import RunReader
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
-from hpo.text import number
-from hpo.views.page.write import render, write_report
+from hpo.text_format import format_number
+from hpo.views.page.html_report import render_report, write_report
 from tests.support.launch import run_hpo
-from tests.support.runs import BEGAN, SPACE, add, add_search, claim, make_run, manifest
+from tests.support.runs import (
+    SPACE,
+    START_SECONDS,
+    add_evaluation,
+    add_search,
+    claim_evaluation,
+    make_manifest,
+    make_run,
+)
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -67,7 +75,7 @@ def show(browser: Browser) -> Iterator[Show]:
     @contextmanager
     def open_page(run_dir: Path) -> Iterator[Page]:
         path = run_dir / "page.html"
-        path.write_text(render(RunReader(run_dir), 10, BEGAN + 100), "utf-8")
+        path.write_text(render_report(RunReader(run_dir), 10, START_SECONDS + 100), "utf-8")
         page = browser.new_page(viewport={"width": 1000, "height": 900}, color_scheme="light")
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -91,10 +99,10 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a run of 60 evaluations, of which some are pruned, failed, interrupted, running and taken over."""
     path = tmp_path_factory.mktemp("report") / "run"
     record = make_run(path)
-    add(record, curve={1: 0.9, 2: 0.8}, origin="trial 3 of runs/before", propagator="--start-from")
+    add_evaluation(record, curve={1: 0.9, 2: 0.8}, imported_from="trial 3 of runs/before", propagator="--warm-start")
     add_search(record, 60)
-    add(record, TrialState.FAIL, curve={1: 0.7}, failure="interrupted", began=BEGAN + 70)
-    add(record, TrialState.RUNNING, curve={1: 0.6, 2: 0.5}, began=BEGAN + 90, worker=3, island=1)
+    add_evaluation(record, TrialState.FAIL, curve={1: 0.7}, failure="interrupted", began=START_SECONDS + 70)
+    add_evaluation(record, TrialState.RUNNING, curve={1: 0.6, 2: 0.5}, began=START_SECONDS + 90, worker=3, island=1)
     return path
 
 
@@ -113,8 +121,8 @@ def points(page: Page, figure: str) -> int:
 
 
 def test_the_figures_hold_what_the_study_holds(page: Page, run_dir: Path) -> None:
-    evaluations = RunReader(run_dir).evaluations()
-    states = [one.state for one in evaluations if not one.origin]
+    evaluations = RunReader(run_dir).read_evaluations()
+    states = [one.state for one in evaluations if not one.imported_from]
     assert {states.count(state) for state in ("complete", "pruned", "failed")} == {49, 6, 5}
     assert points(page, "history") == 60
     assert points(page, "best") == 2 * 4
@@ -191,7 +199,9 @@ def test_long_names_and_many_categories_are_legible(show: Show, tmp_path: Path) 
     space = SearchSpace(**{name: Float(0, 1) for name in long}, kind=Categorical(*(f"kind_{n:02}" for n in range(60))))
     record, chance = make_run(tmp_path / "run", space), random.Random(0)
     for trial in range(70):
-        add(record, curve={1: chance.random()}, params=space.draw(chance), space=space, began=BEGAN + trial)
+        add_evaluation(
+            record, curve={1: chance.random()}, params=space.draw(chance), space=space, began=START_SECONDS + trial
+        )
 
     def count_overlaps(page: Page, selector: str) -> int:
         boxes = page.evaluate(
@@ -375,8 +385,12 @@ def test_names_and_texts_are_shown_as_they_are_and_never_run(show: Show, tmp_pat
     record = make_run(tmp_path / "run", space, command=evil, settings={evil: evil})
     for count, choice in enumerate(["--text", "<b>&amp;", "'\"`"] * 8):
         params = {"x": count / 24, "accent": choice}
-        add(record, params=params, curve={1: 2 - count / 24, 2: 1.0 + count}, space=space, metrics={evil: 1.0})
-    add(record, TrialState.FAIL, params=params, space=space, failure=f"{evil}: {{{{ 7 * 7 }}}}", traceback=evil * 9)
+        add_evaluation(
+            record, params=params, curve={1: 2 - count / 24, 2: 1.0 + count}, space=space, metrics={evil: 1.0}
+        )
+    add_evaluation(
+        record, TrialState.FAIL, params=params, space=space, failure=f"{evil}: {{{{ 7 * 7 }}}}", traceback=evil * 9
+    )
     with show(tmp_path / "run") as page:
         assert page.locator("script").count() == 4, "plotly packed, the figures, the page's own, and plotly unpacked"
         assert page.locator("img").count() == 0
@@ -408,7 +422,7 @@ CONTRAST = """it => {
 
 
 def test_texts_that_a_network_has_written_are_shown_as_they_are(show: Show, tmp_path: Path) -> None:
-    add(make_run(tmp_path / "run"))
+    add_evaluation(make_run(tmp_path / "run"))
     test = {"trial": 0, "times": 1, "metrics": {"loss": 1.5}, "predictions": []}
     texts = [{"prompt": prompt, "text": text} for prompt, text in TEXTS.items()]
     (tmp_path / "run" / "test.json").write_text(json.dumps({**test, "texts": texts}))
@@ -457,7 +471,7 @@ STUDIES: dict[str, list[dict[str, Any]]] = {
 def test_a_study_of_any_kind_is_shown(show: Show, tmp_path: Path, name: str) -> None:
     record = make_run(tmp_path / "run")
     for arguments in STUDIES[name]:
-        add(record, **arguments)
+        add_evaluation(record, **arguments)
     with show(tmp_path / "run") as page:
         complete = sum(
             arguments.get("state", TrialState.COMPLETE) == TrialState.COMPLETE for arguments in STUDIES[name]
@@ -473,7 +487,7 @@ def test_a_thousand_evaluations_are_under_5_megabytes_and_the_best_is_drawn(show
     assert (tmp_path / "report.html").stat().st_size < 5e6, "of 2,500 even"
     with show(tmp_path / "run") as page:
         assert 1500 < points(page, "history") < 2400
-        best = min(one.loss for one in RunReader(tmp_path / "run").evaluations() if one.state == "complete")
+        best = min(one.loss for one in RunReader(tmp_path / "run").read_evaluations() if one.state == "complete")
         drawn = page.evaluate("Math.min(...document.querySelector('#slice-0').data[0].y)")
         assert drawn == pytest.approx(best, rel=1e-5)
 
@@ -482,8 +496,10 @@ def test_many_hyperparameters_do_not_make_a_report_that_cannot_be_opened(tmp_pat
     space = SearchSpace(**{f"parameter_{count}": Float(0.0, 1.0) for count in range(60)})
     record = make_run(tmp_path / "run", space)
     for trial in range(400):
-        add(record, curve={1: 1 / (trial + 1)}, params=dict.fromkeys(space.describe(), trial / 400), space=space)
-    assert len(render(RunReader(tmp_path / "run"), 10, BEGAN)) < 4e6
+        add_evaluation(
+            record, curve={1: 1 / (trial + 1)}, params=dict.fromkeys(space.describe(), trial / 400), space=space
+        )
+    assert len(render_report(RunReader(tmp_path / "run"), 10, START_SECONDS)) < 4e6
 
 
 def add_losses(run_dir: Path, losses: Sequence[float], first_epoch: float | None = None) -> None:
@@ -492,7 +508,9 @@ def add_losses(run_dir: Path, losses: Sequence[float], first_epoch: float | None
     for trial, loss in enumerate(losses):
         params = {"layers": chance.randint(1, 5), "activation": "relu", "lr": 10 ** chance.uniform(-4, 0), "gamma": 0.9}
         curve = {1: loss + abs(loss) if first_epoch is None else first_epoch, 2: loss, 3: loss}
-        add(record, curve=curve, params=params, began=BEGAN + trial, metrics={"parameters": 110300.0})
+        add_evaluation(
+            record, curve=curve, params=params, began=START_SECONDS + trial, metrics={"parameters": 110300.0}
+        )
 
 
 def usual_losses(count: int, low: float = 0.1, high: float = 1.0) -> list[float]:
@@ -526,7 +544,7 @@ def test_outliers_are_at_the_edge_and_flatten_no_figure(show: Show, tmp_path: Pa
     losses = WITH_OUTLIERS[name]
     inside = [loss for loss in losses if loss <= 3]
     far = sorted(set(losses) - set(inside))
-    count, highest = len(losses) - len(inside), number(max(losses))
+    count, highest = len(losses) - len(inside), format_number(max(losses))
     add_losses(tmp_path / "run", losses)
     with show(tmp_path / "run") as page:
         for figure in ("history", "slice-0", "slice-1"):
@@ -537,7 +555,7 @@ def test_outliers_are_at_the_edge_and_flatten_no_figure(show: Show, tmp_path: Pa
             assert sorted(point["y"] for point in others) == pytest.approx(sorted(inside), rel=1e-5)
             assert len(marks) == count
             told = {line.split(": ")[-1] for mark in marks for line in mark["text"].split("<br>")}
-            assert {f"loss {number(loss)}" for loss in far} <= told
+            assert {f"loss {format_number(loss)}" for loss in far} <= told
             heights = [point["height"] for point in others]
             (apart,) = drawn["apart"]
             assert 0 < min(heights) < max(heights) < apart < min(mark["height"] for mark in marks)
@@ -601,13 +619,20 @@ def test_rungs_show_what_became_of_individuals(show: Show, tmp_path: Path) -> No
 
     def add_one(number: int, state: TrialState, epochs: int, factor: float, **attributes: Any) -> None:
         losses = {epoch: factor * loss for epoch, loss in curve.items() if epoch <= epochs}
-        add(record, state, curve=losses, params={**params, "lr": number / 100}, began=BEGAN + number, **attributes)
+        add_evaluation(
+            record,
+            state,
+            curve=losses,
+            params={**params, "lr": number / 100},
+            began=START_SECONDS + number,
+            **attributes,
+        )
 
     add_one(1, TrialState.COMPLETE, 9, 1.0)
     add_one(2, TrialState.PRUNED, 1, 2.0, paused_after=1)
     add_one(3, TrialState.PRUNED, 3, 1.5, paused_after=3)
     add_one(4, TrialState.PRUNED, 1, 4.0)
-    add_one(2, TrialState.COMPLETE, 9, 2.0, repeats=1, went_on_after=1)
+    add_one(2, TrialState.COMPLETE, 9, 2.0, retry_of=1, resumed_from_step=1)
     add_one(5, TrialState.FAIL, 1, 0.5, failure="rank 0: ValueError: no")
     with show(tmp_path / "run") as page:
         drawn = page.evaluate("document.querySelector('#rungs').data.map(it => [it.name, it.x.map(Math.round)])")
@@ -628,17 +653,17 @@ def test_rungs_show_what_became_of_individuals(show: Show, tmp_path: Path) -> No
 
 
 def test_the_line_of_the_best_and_who_came_from_whom_are_drawn(show: Show, tmp_path: Path) -> None:
-    record = make_run(tmp_path / "run", inherit=True)
+    record = make_run(tmp_path / "run", pbt=True)
     params = {"layers": 1, "activation": "relu", "gamma": 0.9}
     for trial, (loss, parent) in enumerate([(0.9, None), (0.8, None), (0.5, 0), (0.6, 1), (0.3, 2)]):
         known: dict[str, Any] = {} if parent is None else {"inherits": parent}
         losses = {1: loss + 0.1, 2: loss}
-        add(
+        add_evaluation(
             record,
             curve=losses,
             params={**params, "lr": (trial + 1) / 100},
-            saved_after=2,
-            began=BEGAN + trial,
+            checkpoint_step=2,
+            began=START_SECONDS + trial,
             **known,
         )
     with show(tmp_path / "run") as page:
@@ -652,17 +677,19 @@ def test_the_line_of_the_best_and_who_came_from_whom_are_drawn(show: Show, tmp_p
         assert lr == [[0, 2, 2, 4, 4, 6], [0.01, 0.01, 0.03, 0.03, 0.05, 0.05]]
         answer = page.locator("#answer").inner_text()
         assert "It began with the weights of trial 2: these hyperparameters are the last of 3" in answer
-        assert "--confirm" not in answer
+        assert "--confirm-seeds" not in answer
 
 
 def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_path: Path) -> None:
-    record = make_run(tmp_path / "run", confirm=2)
+    record = make_run(tmp_path / "run", confirm_seeds=2)
     for loss in (0.1, 0.2):
-        add(record, curve={1: 2 * loss, 2: loss}, params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9})
-    plan, best = plan_of(manifest(confirm=2)), record.evaluations()
+        add_evaluation(
+            record, curve={1: 2 * loss, 2: loss}, params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9}
+        )
+    plan, best = make_plan(make_manifest(confirm_seeds=2)), record.read_evaluations()
     run_dir = RunDir(tmp_path / "run")
     confirming = Record.create(run_dir.journal, "run-confirm", SPACE.describe(), confirms="run")
-    total = plan.begin(confirming, best, SPACE)
+    total = plan.enqueue_planned(confirming, best, SPACE)
     losses = iter([0.5, 0.6, 0.2, 0.3])
     for ended in range(total):
         if ended in (0, total - 1):
@@ -670,7 +697,7 @@ def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_pat
                 answer = page.locator("#answer").inner_text()
                 assert "Trial 0, by worker 0" in answer
                 assert ("still to come" in answer) == (ended > 0)
-        assignment = claim(confirming, None, {}, total)
+        assignment = claim_evaluation(confirming, None, {}, total)
         confirming.complete(assignment, next(losses), 1.0, {})
     with show(tmp_path / "run") as page:
         answer = page.locator("#answer").inner_text()
@@ -708,10 +735,10 @@ def test_a_front_is_drawn_and_sorted(show: Show, tmp_path: Path) -> None:
     record = make_run(path, objectives=Objectives(("loss", "parameters", "speed <b>"), ("speed <b>",)))
     for trial in range(12):
         metrics = {"parameters": 10.0 ** (6 - trial % 5), "speed <b>": 100.0 + 30 * trial}
-        add(record, curve={1: 3.0, 2: 1.0 + trial % 4}, began=BEGAN + trial, metrics=metrics)
-    add(record, curve={1: 1e9}, began=BEGAN + 20, metrics={"parameters": 1.0, "speed <b>": 1.0})
-    add(record, TrialState.FAIL, curve={}, failure="no", began=BEGAN + 21)
-    on_front = len(RunReader(path).front())
+        add_evaluation(record, curve={1: 3.0, 2: 1.0 + trial % 4}, began=START_SECONDS + trial, metrics=metrics)
+    add_evaluation(record, curve={1: 1e9}, began=START_SECONDS + 20, metrics={"parameters": 1.0, "speed <b>": 1.0})
+    add_evaluation(record, TrialState.FAIL, curve={}, failure="no", began=START_SECONDS + 21)
+    on_front = len(RunReader(path).find_front())
     with show(path) as page:
         assert page.locator("#answer h2").inner_text() == "The front"
         assert [points(page, figure) for figure in ("front-1", "front-2")] == [13, 13]

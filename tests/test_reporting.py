@@ -14,7 +14,7 @@ import pytest
 from hpo.store.weights import read_weights
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
-from tests.support.outcome import finished, trials_of
+from tests.support.run_output import find_complete_losses, load_trials
 
 REPORTING = SEARCHES / "reporting.py"
 
@@ -40,10 +40,10 @@ def test_losses_are_recorded_in_each_way_and_the_best_weights_gathered(mpi: Mpi,
     ways = ["gathers", "yields_gathers", "yields", "reports", "mixed", "returns"]
     xs = [0.6, 0.5, 0.9, 0.7, 0.8, 0.95, 0.65, 0.2]
     (tmp_path / "start.json").write_text(json.dumps([{"x": x} for x in xs]))
-    options = ["--ranks-per-worker", size, "--evaluations", len(xs), "--start-with", "start.json"]
+    options = ["--ranks-per-worker", size, "--evaluations", len(xs), "--enqueue", "start.json"]
     job = mpi.run(size, *reporting(",".join(ways), *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert [trial.params["x"] for trial in trials] == xs
     best, expected = math.inf, []
     for trial, way in zip(trials, ways + ways, strict=False):
@@ -63,7 +63,7 @@ def test_losses_are_recorded_in_each_way_and_the_best_weights_gathered(mpi: Mpi,
         assert [(x, epoch) for event, x, epoch in notes_of(tmp_path, rank) if event == "gathers"] == expected
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
-    losses = finished(trials)
+    losses = find_complete_losses(trials)
     assert (weights.trial, weights.state["epoch"].item()) == (min(losses, key=losses.__getitem__), 2.0)
 
 
@@ -95,7 +95,7 @@ def test_whatever_goes_wrong_in_a_report_costs_one_evaluation(mpi: Mpi, tmp_path
     options = ["--ranks-per-worker", size, "--evaluations", len(ways), "--collective-timeout", 30]
     job = mpi.run(size, *reporting(",".join(ways), *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     for way, trial in zip(ways, trials, strict=True):
         if (expected := REASONS[way]) is None:
             assert trial.state.name == "COMPLETE"
@@ -118,7 +118,7 @@ def test_who_waits_in_a_report_is_told_with_the_line_that_reports(mpi: Mpi, tmp_
     options = ["--evaluations", 3, "--collective-timeout", 2]
     job = mpi.run(2, *reporting("sleeps,gather_sleeps,reports", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    asleep, gathering, well = trials_of(tmp_path / "run")
+    asleep, gathering, well = load_trials(tmp_path / "run")
     reason = f"{waited} {at('# while it sleeps')} for rank 1, which was at {at('# in the last rank')}"
     assert re.fullmatch(reason, asleep.user_attrs["failure"]), asleep.user_attrs["failure"]
     reason = f"{waited} {at('# the ranks are here together')} for rank 1, which was at {at('# in a function')}"
@@ -131,7 +131,7 @@ def test_a_run_whose_objectives_wait_in_a_report_stops_well(mpi: Mpi, tmp_path: 
     arguments = reporting("reports", "--evaluations", 40, seconds=30)
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
-    while len(trials_of(tmp_path / "run")) < 1:
+    while len(load_trials(tmp_path / "run")) < 1:
         victim.sleep(0.2)
     victim.sleep(0.5)
     asked = time.monotonic()
@@ -148,7 +148,7 @@ def test_a_target_that_is_reached_ends_the_objective_and_its_weights_are_gathere
     options = ["--evaluations", 3, "--target-loss", 2.0]
     job = mpi.run(2, *reporting(ways, *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    (trial,) = trials_of(tmp_path / "run")
+    (trial,) = load_trials(tmp_path / "run")
     assert trial.state.name == "COMPLETE"
     assert list(trial.intermediate_values) == [1, 2]
     for rank in range(2):

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from hpo.cli.command_line import call
+from hpo.cli.command_line import run_app
 from hpo.cli.entry import find_layout
-from hpo.cli.search import search_app
+from hpo.cli.search_options import make_search_app
 from hpo.errors import UsageError
-from hpo.run.options import KEPT, Options
-from hpo.store.session_options import OPTIONS, from_json, to_json
+from hpo.run.options import KEPT_OPTIONS, Options
+from hpo.store.recorded_options import OPTIONS, from_json, to_json
 from hpo.trainer.search_file import load_search_file
 from tests.support.launch import PROGRAM, SEARCHES, Hpo, Mpi
-from tests.support.outcome import trials_of
-from tests.support.runs import QUICK, claim, start
+from tests.support.run_output import load_trials
+from tests.support.runs import QUICK, claim_evaluation, start_session
 
 NOISY = SEARCHES / "noisy.py"
 SETTINGS = {"seconds": 0.0, "epochs": 2}
@@ -30,48 +30,51 @@ def sessions_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_session_records_its_options_and_settings(tmp_path: Path) -> None:
-    start(tmp_path / "run", seed=3, pruner="asha", confirm=2, target_loss=0.5, settings=("epochs=4",))
-    start(tmp_path / "run", resume=True, seed=5, evaluations=9)
+    start_session(tmp_path / "run", seed=3, pruner="asha", confirm_seeds=2, target_loss=0.5, settings=("epochs=4",))
+    start_session(tmp_path / "run", resume=True, seed=5, evaluations=9)
     first, second = sessions_of(tmp_path / "run")
-    asked = {"evaluations": 64, "seed": 3, "pruner": "asha", "confirm": 2, "target_loss": 0.5}
+    asked = {"evaluations": 64, "seed": 3, "pruner": "asha", "confirm_seeds": 2, "target_loss": 0.5}
     assert {name: first["options"][name] for name in asked} == asked
     assert first["settings"] == second["settings"] == {**SETTINGS, "epochs": 4}
     assert [second["options"][name] for name in ("evaluations", "seed", "pruner", "confirm")] == [9, 5, "asha", 2]
 
 
 def test_resume_names_the_options_that_differ(tmp_path: Path) -> None:
-    start(tmp_path / "run", migration_probability=0.5)
-    now: dict[str, Any] = {"migration_probability": 0.5, "seed": 7, "propagators": ("tpe", "random"), "grow": True}
-    lines = start(tmp_path / "run", resume=True, evaluations=9, confirm=1, **now).headline.splitlines()[2:]
+    start_session(tmp_path / "run", migration_probability=0.5)
+    now: dict[str, Any] = {"migration_probability": 0.5, "seed": 7, "propagators": ("tpe", "random"), "elastic": True}
+    lines = start_session(tmp_path / "run", resume=True, evaluations=9, confirm_seeds=1, **now).headline.splitlines()[
+        2:
+    ]
     assert lines == [
         "--propagators was ga before, and is tpe,random now",
         "--seed was 0 before, and is 7 now: losses may not compare",
-        "--grow was off before, and is on now",
+        "--elastic was off before, and is on now",
     ]
-    assert start(tmp_path / "run", resume=True, **now).headline.splitlines()[2:] == []
+    assert start_session(tmp_path / "run", resume=True, **now).headline.splitlines()[2:] == []
 
 
 @pytest.mark.parametrize(
-    "options", [[], {"seed": "3"}, {"top_n": 0}, {"save_every": "on"}, {"propagators": [3]}, {"confirm": None}]
+    "options",
+    [[], {"seed": "3"}, {"top_n": 0}, {"checkpoint_every": "on"}, {"propagators": [3]}, {"confirm_seeds": None}],
 )
 def test_session_with_edited_options_is_one_message(tmp_path: Path, options: object) -> None:
-    start(tmp_path / "run")
+    start_session(tmp_path / "run")
     path = tmp_path / "run" / "run.json"
     content = json.loads(path.read_text())
     content["sessions"][0]["options"] = options
     path.write_text(json.dumps(content))
     with pytest.raises(UsageError, match=r"run\.json is not as a run has written it: 'sessions' is"):
-        start(tmp_path / "run", resume=True)
+        start_session(tmp_path / "run", resume=True)
 
 
 def test_recorded_defaults_are_those_of_the_command_line() -> None:
-    values = to_json({**vars(Options(QUICK)), "evaluations": 64, "seed": 0, "confirm": 0, "inherit": False})
+    values = to_json({**vars(Options(QUICK)), "evaluations": 64, "seed": 0, "confirm_seeds": 0, "pbt": False})
     values |= {"pruner": "none", "propagators": ["ga"]}
     assert values == {name: option.default for name, option in OPTIONS.items()}
 
 
 def test_options_are_the_same_after_json() -> None:
-    options = Options(QUICK, save_every=float("inf"), propagators=("tpe",), evaluation_timeout=1.5, grow=False)
+    options = Options(QUICK, checkpoint_every=float("inf"), propagators=("tpe",), evaluation_timeout=1.5, elastic=False)
     values = json.loads(json.dumps(to_json(vars(options)), allow_nan=False))
     assert {name: from_json(name, value) for name, value in values.items()} == {
         name: getattr(options, name) for name in OPTIONS
@@ -81,7 +84,7 @@ def test_options_are_the_same_after_json() -> None:
 def parse(*arguments: object) -> Options:
     """Return the options of a command line."""
     chosen: list[Options] = []
-    assert call(search_app(QUICK, chosen.append), "run_islands.py", list(map(str, arguments))) == 0
+    assert run_app(make_search_app(QUICK, chosen.append), "run_islands.py", list(map(str, arguments))) == 0
     return chosen[0]
 
 
@@ -93,31 +96,31 @@ KEPT_VALUES: dict[str, tuple[Any, str, Any]] = {
     "collective_timeout": (90.0, "--collective-timeout 10m", 600.0),
     "evaluation_timeout": (30.0, "--evaluation-timeout off", math.inf),
     "fresh_trainers": (True, "--no-fresh-trainers", False),
-    "save_every": (math.inf, "--save-every 10", 10.0),
-    "grow": (True, "--no-grow", False),
+    "checkpoint_every": (math.inf, "--checkpoint-every 10", 10.0),
+    "elastic": (True, "--no-elastic", False),
     "max_failures": (7, "--max-failures 0", 0),
     "target_loss": (-0.5, "--target-loss off", -math.inf),
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", KEPT_OPTIONS)
 def test_resume_keeps_an_option_unless_it_is_given(tmp_path: Path, name: str) -> None:
     value, words, other = KEPT_VALUES[name]
     path = tmp_path / "run"
     asked: dict[str, Any] = {name: value}
-    start(path, **asked)
+    start_session(path, **asked)
     resume = ("--run-dir", path, "--resume")
     assert getattr(parse(*resume), name) == value
     assert getattr(parse(*resume, *words.split()), name) == other
     assert getattr(parse(), name) == Options.__dataclass_fields__[name].default, "another run does not have it"
     asked = {name: other}
-    start(path, resume=True, **asked)
+    start_session(path, resume=True, **asked)
     assert getattr(parse(*resume), name) == other
 
 
 def test_resume_keeps_nothing_of_the_machine_and_the_job(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    start(path, ranks_per_worker=4, time_limit=60.0, trackers=("tensorboard",), log_level="error")
+    start_session(path, ranks_per_worker=4, time_limit=60.0, trackers=("tensorboard",), log_level="error")
     assert parse("--run-dir", path, "--resume") == Options(QUICK, run_dir=path, resume=True)
 
 
@@ -127,23 +130,23 @@ def test_resume_keeps_islands_as_far_as_there_are_workers(tmp_path: Path) -> Non
         return find_layout(options, workers).islands
 
     assert islands(8) == 2, "there is no run yet"
-    start(tmp_path / "run", islands=4)
+    start_session(tmp_path / "run", islands=4)
     assert [islands(8), islands(3), islands(8, "--islands", 1)] == [4, 3, 1]
-    start(tmp_path / "run", resume=True, propagators=("ga", "tpe", "random"))
+    start_session(tmp_path / "run", resume=True, propagators=("ga", "tpe", "random"))
     assert [islands(8), islands(2)] == [4, 2]
     (tmp_path / "run").rename(tmp_path / "other")
-    start(tmp_path / "run", propagators=("ga", "tpe", "random"))
+    start_session(tmp_path / "run", propagators=("ga", "tpe", "random"))
     assert [islands(8), islands(8, "--propagators", "ga")] == [3, 2]
 
 
 def test_repeated_evaluation_keeps_its_seed(tmp_path: Path) -> None:
-    session = start(tmp_path / "run")
-    record, distributions = session.open_record(), load_search_file(QUICK).space.distributions()
+    session = start_session(tmp_path / "run")
+    record, distributions = session.open_record(), load_search_file(QUICK).space.make_distributions()
     params = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
-    record.interrupt(claim(record, params, distributions, 9, seed=3))
-    again = claim(record, None, distributions, 9, seed=5)
+    record.interrupt(claim_evaluation(record, params, distributions, 9, seed=3))
+    again = claim_evaluation(record, None, distributions, 9, seed=5)
     record.prune(again, 0.5, 1.0, {}, paused_after=1)
-    promoted = record.promote(record.evaluations()[again.number], {"seed": 5})
+    promoted = record.promote(record.read_evaluations()[again.number], {"seed": 5})
     assert (again.number, again.seed, promoted.number, promoted.seed) == (1, 3, 2, 3)
 
 
@@ -155,7 +158,7 @@ def test_show_tells_the_seed_that_a_trial_had(mpi: Mpi, hpo: Hpo, tmp_path: Path
         job = mpi.run(2, *arguments, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
     assert "--seed was 3 before, and is 5 now: losses may not compare" in job.stdout
-    for trial, seed in zip(trials_of(tmp_path / "run"), (3, 3, 5, 5), strict=True):
+    for trial, seed in zip(load_trials(tmp_path / "run"), (3, 3, 5, 5), strict=True):
         shown = json.loads(hpo("show", tmp_path / "run", trial.number, "--json")[1])
         assert shown["seed"] == seed
         noise = torch.rand(1, generator=torch.Generator().manual_seed(seed)).item()

@@ -13,20 +13,28 @@ from typing import Any, cast
 import pytest
 from optuna.trial import TrialState
 
-from hpo.errors import KnownError
+from hpo.errors import DuplicateError
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.results.summary import rungs, summarize
+from hpo.results.summary import summarize, summarize_rungs
 from hpo.store.claims import Claims
-from hpo.store.evaluations import Assignment, Evaluation, individuals
-from hpo.store.pruning import Pausing, describe_blind_spot
+from hpo.store.evaluations import Assignment, Evaluation, group_by_individual
+from hpo.store.pruning import PausingPruner, describe_blind_spot
 from hpo.store.ranking import LossRanking
 from hpo.store.record import Record
-from hpo.store.recorder import Direct, Recorder
-from hpo.store.rungs import HALVINGS, Halving, Ladder, Rung, is_over, promotable, rungs_of
-from tests.support.runs import SPACE, make_run, manifest
-from tests.support.writing import writer_of
+from hpo.store.study_client import DirectConnection, StudyClient
+from hpo.store.successive_halving import (
+    HALVING_SCHEDULES,
+    HalvingSchedule,
+    Rung,
+    SuccessiveHalving,
+    compute_rungs,
+    find_promotable,
+    is_search_over,
+)
+from tests.support.runs import SPACE, make_manifest, make_run
+from tests.support.writer_stubs import make_writer
 
-ASHA = HALVINGS["asha"]
+ASHA = HALVING_SCHEDULES["asha"]
 TWO = Objectives(("loss", "parameters"))
 
 
@@ -43,25 +51,28 @@ def test_rungs_are_powers_of_three(epochs: int, is_rung: bool) -> None:
 
 
 def test_there_is_one_rung_where_only_the_first_epoch_counts() -> None:
-    halving = HALVINGS["one-epoch"]
+    halving = HALVING_SCHEDULES["one-epoch"]
     assert [epochs for epochs in range(1, 30) if halving.has_rung(5, epochs)] == [1]
-    assert [halving.go_on(reached) for reached in (1, 10, 1000)] == [3, 3, 3]
+    assert [halving.count_promoted(reached) for reached in (1, 10, 1000)] == [3, 3, 3]
 
 
 def test_brackets_get_about_the_same_number_of_epochs() -> None:
-    halving = HALVINGS["hyperband"]
-    assert Counter(map(halving.bracket_of, range(130))) == {0: 90, 1: 30, 2: 10}
-    assert len(set(map(halving.bracket_of, range(8)))) == 3, "also in a short run"
-    first = {bracket: root for root in range(13, 0, -1) for bracket in [halving.bracket_of(root)]}
+    halving = HALVING_SCHEDULES["hyperband"]
+    assert Counter(map(halving.find_bracket, range(130))) == {0: 90, 1: 30, 2: 10}
+    assert len(set(map(halving.find_bracket, range(8)))) == 3, "also in a short run"
+    first = {bracket: root for root in range(13, 0, -1) for bracket in [halving.find_bracket(root)]}
     found = {b: [epochs for epochs in range(1, 100) if halving.has_rung(root, epochs)] for b, root in first.items()}
     assert found == {0: [1, 3, 9, 27, 81], 1: [3, 9, 27, 81], 2: [9, 27, 81]}
 
 
 def test_a_third_goes_on_and_the_best_of_few() -> None:
-    assert [ASHA.go_on(reached) for reached in (1, 2, 3, 5, 6, 8, 9)] == [1, 1, 1, 1, 2, 2, 3]
-    assert [ASHA.needed(place) for place in (0, 1, 2)] == [1, 6, 9]
+    assert [ASHA.count_promoted(reached) for reached in (1, 2, 3, 5, 6, 8, 9)] == [1, 1, 1, 1, 2, 2, 3]
+    assert [ASHA.count_needed(place) for place in (0, 1, 2)] == [1, 6, 9]
     assert all(
-        ASHA.go_on(ASHA.needed(place) or 0) > place >= ASHA.go_on((ASHA.needed(place) or 1) - 1) for place in (1, 7)
+        ASHA.count_promoted(ASHA.count_needed(place) or 0)
+        > place
+        >= ASHA.count_promoted((ASHA.count_needed(place) or 1) - 1)
+        for place in (1, 7)
     )
 
 
@@ -72,46 +83,46 @@ def test_what_is_among_the_best_later_is_promoted_the_highest_rung_first() -> No
         one(2, "paused", 0.7, 0.6, 0.5),
         *(one(trial, "paused", 0.8 + trial) for trial in range(3, 8)),
     ]
-    assert promotable(ASHA, evaluations) == []  # 8 have reached the first rung, of which 2 go on; both have
+    assert find_promotable(ASHA, evaluations) == []  # 8 have reached the first rung, of which 2 go on; both have
     evaluations.append(one(8, "running", 9.0))
-    assert promotable(ASHA, evaluations) == [], "the third has gone on already, before others were better"
+    assert find_promotable(ASHA, evaluations) == [], "the third has gone on already, before others were better"
     evaluations += [one(trial, "running", 0.1, 0.1, 0.1) for trial in (9, 10, 11)]
     evaluations += [one(trial, "failed", 0.05, 0.05, 0.05) for trial in (12,)]
     last = one(13, "paused", 0.11)
-    assert [e.trial for e in promotable(ASHA, [*evaluations, last])] == [13]
+    assert [e.trial for e in find_promotable(ASHA, [*evaluations, last])] == [13]
     good = one(14, "paused", 0.2, 0.15, 0.09)
-    assert [e.trial for e in promotable(ASHA, [*evaluations, last, good])] == [14, 13]
+    assert [e.trial for e in find_promotable(ASHA, [*evaluations, last, good])] == [14, 13]
 
 
 def test_a_rung_near_the_end_is_none() -> None:
     evaluations = [one(0, "complete", *[0.5] * 10), one(1, "running", *[0.6] * 9)]
-    assert [rung.epochs for rung in rungs_of(ASHA, evaluations)] == [1, 3]
+    assert [rung.epochs for rung in compute_rungs(ASHA, evaluations)] == [1, 3]
     longer = [one(0, "complete", *[0.5] * 27), evaluations[1]]
-    assert [rung.epochs for rung in rungs_of(ASHA, longer)] == [1, 3, 9]
-    assert [rung.epochs for rung in rungs_of(ASHA, evaluations[1:])] == [1, 3, 9], "nobody knows the end yet"
+    assert [rung.epochs for rung in compute_rungs(ASHA, longer)] == [1, 3, 9]
+    assert [rung.epochs for rung in compute_rungs(ASHA, evaluations[1:])] == [1, 3, 9], "nobody knows the end yet"
     cut = [one(0, "complete", *[0.5] * 10, cut_after=10), evaluations[1]]
-    assert [rung.epochs for rung in rungs_of(ASHA, cut)] == [1, 3, 9], "it could have been longer"
+    assert [rung.epochs for rung in compute_rungs(ASHA, cut)] == [1, 3, 9], "it could have been longer"
 
 
 def test_what_was_paused_where_nobody_knew_the_end_goes_on_when_it_is_known() -> None:
     first, second, third = one(0, "running", *[0.5] * 9), one(1, "paused", *[0.6] * 9), one(2, "paused", 0.8, 0.7, 0.7)
-    assert promotable(ASHA, [first, second, third]) == [], "9 epochs may be a third of them"
+    assert find_promotable(ASHA, [first, second, third]) == [], "9 epochs may be a third of them"
     first = one(0, "complete", *[0.5] * 9)
-    assert promotable(ASHA, [first, second, third]) == [second]
-    assert not is_over([first, second, third], 3, "asha")
-    promoted = [one(1, "promoted", *[0.6] * 9, paused_after=9), one(3, "running", *[0.6] * 9, repeats=1)]
-    assert promotable(ASHA, [first, *promoted, third]) == []
+    assert find_promotable(ASHA, [first, second, third]) == [second]
+    assert not is_search_over([first, second, third], 3, "asha")
+    promoted = [one(1, "promoted", *[0.6] * 9, paused_after=9), one(3, "running", *[0.6] * 9, retry_of=1)]
+    assert find_promotable(ASHA, [first, *promoted, third]) == []
 
 
 def test_what_was_paused_beyond_rungs_that_count_goes_on_and_nobody_else_stops_there(tmp_path: Path) -> None:
     """Evaluations of ten epochs: two were paused at 9 before one was complete, and another is there now."""
     early = [one(2, "paused", *[0.6] * 9), one(3, "paused", *[0.7] * 9)]
     evaluations = [one(0, "complete", *[0.5] * 10), *early, one(4, "running", *[0.9] * 9)]
-    (last,) = [rung for rung in rungs_of(ASHA, evaluations) if not rung.counts]
+    (last,) = [rung for rung in compute_rungs(ASHA, evaluations) if not rung.is_effective]
     assert (last.epochs, last.losses) == (9, [(0.6, 2), (0.7, 3)])
-    assert promotable(ASHA, evaluations) == early
+    assert find_promotable(ASHA, evaluations) == early
     late = one(5, "paused", *[0.8] * 27)
-    assert promotable(ASHA, [*evaluations, late]) == [late, *early], "whatever lies between"
+    assert find_promotable(ASHA, [*evaluations, late]) == [late, *early], "whatever lies between"
 
     run = Halved(tmp_path, budget=9)
     begun = [assignment for assignment in (run.claim() for _ in range(3)) if assignment is not None]
@@ -120,35 +131,35 @@ def test_what_was_paused_beyond_rungs_that_count_goes_on_and_nobody_else_stops_t
             run.record.report(assignment, epoch, 0.5)
     run.record.prune(begun[1], 0.5, 1.0, {}, paused_after=9)
     run.record.complete(begun[0], 0.5, 1.0, {})
-    assert run.pausing.judge(run.record, begun[2], 9).state == "going"
+    assert run.pausing.decide_pruning(run.record, begun[2], 9).state == "going"
 
 
 def test_an_individual_counts_once_however_often_it_was_interrupted_or_promoted() -> None:
     evaluations = [
         one(0, "promoted", 0.5, paused_after=1),
-        one(1, "interrupted", 0.5, 0.4, repeats=0),
-        one(2, "running", repeats=1),  # it begins again: what it had reached, it will reach
+        one(1, "interrupted", 0.5, 0.4, retry_of=0),
+        one(2, "running", retry_of=1),  # it begins again: what it had reached, it will reach
         one(3, "paused", 0.6),
     ]
-    (rung,) = rungs_of(ASHA, evaluations)
-    assert (rung.losses, rung.went_on, list(rung.paused)) == ([(0.5, 0), (0.6, 3)], {0}, [3])
+    (rung,) = compute_rungs(ASHA, evaluations)
+    assert (rung.losses, rung.continued, list(rung.paused)) == ([(0.5, 0), (0.6, 3)], {0}, [3])
 
 
 def test_what_failed_is_not_among_the_best() -> None:
     evaluations = [one(trial, "paused", 0.5 + trial) for trial in range(5)]
-    assert [e.trial for e in promotable(ASHA, evaluations)] == [0]
+    assert [e.trial for e in find_promotable(ASHA, evaluations)] == [0]
     evaluations[0] = one(0, "failed", 0.5)
-    assert [e.trial for e in promotable(ASHA, evaluations)] == [1]
+    assert [e.trial for e in find_promotable(ASHA, evaluations)] == [1]
 
 
-def expected(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
+def expected(halving: HalvingSchedule, evaluations: Sequence[Evaluation]) -> list[Rung]:
     """The rungs of a search, from all of its evaluations at once."""
     ends = [max(one.curve, default=0) for one in evaluations if one.state == "complete"]
-    highest = max(ends, default=math.inf) / (2 if halving.most else halving.factor)
+    highest = max(ends, default=math.inf) / (2 if halving.promotion_limit else halving.factor)
     found: dict[tuple[int, int], Rung] = {}
-    for root, group in individuals([one for one in evaluations if not one.origin]).items():
+    for root, group in group_by_individual([one for one in evaluations if not one.imported_from]).items():
         curve = max((one.curve for one in group), key=len)
-        bracket, latest, most = halving.bracket_of(root), group[-1], max(curve, default=0)
+        bracket, latest, most = halving.find_bracket(root), group[-1], max(curve, default=0)
         for epochs in range(1, most + 1):
             if not halving.has_rung(root, epochs) or not (epochs <= highest or latest.paused_after == epochs):
                 continue
@@ -158,20 +169,23 @@ def expected(halving: Halving, evaluations: Sequence[Evaluation]) -> list[Rung]:
             loss = min(loss for epoch, loss in curve.items() if epoch <= epochs)
             rung.ranking.add(root, (math.inf if latest.state == "failed" else loss,))
             if most > epochs:
-                rung.went_on.add(root)
+                rung.continued.add(root)
             if latest.state == "paused" and latest.paused_after == epochs:
                 cast("dict[int, Evaluation]", rung.paused)[root] = latest
     complete = [rung for _, rung in sorted(found.items())]
-    return [replace(r, go_on=halving.go_on(len(r.losses)) if r.counts else len(r.losses)) for r in complete]
+    return [
+        replace(r, promoted_count=halving.count_promoted(len(r.losses)) if r.is_effective else len(r.losses))
+        for r in complete
+    ]
 
 
-@pytest.mark.parametrize("name", HALVINGS)
+@pytest.mark.parametrize("name", HALVING_SCHEDULES)
 def test_a_ladder_that_learns_step_by_step_is_one_that_is_made_anew(tmp_path: Path, name: str) -> None:
     """A search by five workers, whose evaluations are paused, promoted, fail and are interrupted, loss by loss."""
-    halving, drawn = HALVINGS[name], random.Random(7)
+    halving, drawn = HALVING_SCHEDULES[name], random.Random(7)
     record = make_run(tmp_path / "run")
-    claims = Claims(record, SPACE.distributions(), 60, halving=halving)
-    pausing, ladder = Pausing(halving, 60), Ladder(halving)
+    claims = Claims(record, SPACE.make_distributions(), 60, halving=halving)
+    pausing, ladder = PausingPruner(halving, 60), SuccessiveHalving(halving)
     going: list[tuple[Assignment, int, list[float]]] = []
     states: Counter[str] = Counter()
     for number in range(500):
@@ -185,7 +199,7 @@ def test_a_ladder_that_learns_step_by_step_is_one_that_is_made_anew(tmp_path: Pa
         assignment, epochs, losses = going.pop(drawn.randrange(len(going)))
         losses.append(drawn.random())
         record.report(assignment, epochs + 1, losses[-1])
-        end, state = drawn.random(), pausing.judge(record, assignment, epochs + 1).state
+        end, state = drawn.random(), pausing.decide_pruning(record, assignment, epochs + 1).state
         if end < 0.03:
             record.fail(assignment, "bad luck", "", 1.0)
         elif end < 0.06:
@@ -196,14 +210,14 @@ def test_a_ladder_that_learns_step_by_step_is_one_that_is_made_anew(tmp_path: Pa
             record.prune(assignment, min(losses), 1.0, {}, paused_after=epochs + 1)
         else:
             going.append((assignment, epochs + 1, losses))
-        evaluations = record.evaluations()
+        evaluations = record.read_evaluations()
         wanted = expected(halving, evaluations)
-        learned = ladder.learn(evaluations).rungs()
+        learned = ladder.update(evaluations).list_rungs()
         assert (learned, [rung.losses for rung in learned]) == (wanted, [rung.losses for rung in wanted])
-        assert ladder.promotable() == promotable(halving, evaluations)
+        assert ladder.find_promotable() == find_promotable(halving, evaluations)
         states.update(one.state for one in evaluations)
     assert {"complete", "failed", "interrupted", "paused", "promoted", "running"} <= states.keys()
-    assert any(rung.paused and rung.went_on for rung in wanted)
+    assert any(rung.paused and rung.continued for rung in wanted)
 
 
 def paused(trial: int, *values: float) -> Evaluation:
@@ -215,18 +229,18 @@ def test_rung_with_two_objectives_promotes_by_dominance() -> None:
     front = [paused(0, 0.9, 1.0), paused(1, 0.5, 5.0), paused(2, 0.1, 9.0)]
     behind = [paused(trial, 0.1 + trial / 100, 20.0 + trial) for trial in range(3, 9)]
     evaluations = [*front, *behind]
-    assert [e.trial for e in promotable(ASHA, evaluations)] == [2, 3, 4], "by the loss alone"
-    assert [e.trial for e in promotable(ASHA, evaluations, TWO)] == [2, 1, 0]
-    (first,) = rungs(evaluations, "asha", TWO)
+    assert [e.trial for e in find_promotable(ASHA, evaluations)] == [2, 3, 4], "by the loss alone"
+    assert [e.trial for e in find_promotable(ASHA, evaluations, TWO)] == [2, 1, 0]
+    (first,) = summarize_rungs(evaluations, "asha", TWO)
     assert (first["best"], first["next"]) == (0.1, {"trial": 2, "loss": 0.1, "at": 1})
     fast = Objectives(("loss", "speed"), ("speed",))
-    assert [e.trial for e in promotable(ASHA, evaluations, fast)] == [2, 8, 3], (
+    assert [e.trial for e in find_promotable(ASHA, evaluations, fast)] == [2, 8, 3], (
         "the ends of another front, and the next"
     )
-    assert not is_over(evaluations, 9, "asha", TWO)
-    ended = [one(e.trial, "complete", *[e.loss] * 9, others=e.others, at_rungs={1: e.values}) for e in front]
-    assert is_over([*ended, *behind], 9, "asha", TWO)
-    assert not is_over([*ended, *behind], 9, "asha")
+    assert not is_search_over(evaluations, 9, "asha", TWO)
+    ended = [one(e.trial, "complete", *[e.loss] * 9, others=e.other_values, at_rungs={1: e.values}) for e in front]
+    assert is_search_over([*ended, *behind], 9, "asha", TWO)
+    assert not is_search_over([*ended, *behind], 9, "asha")
 
 
 def test_rung_without_recorded_objectives_uses_last_values() -> None:
@@ -235,11 +249,11 @@ def test_rung_without_recorded_objectives_uses_last_values() -> None:
         one(trial, "complete", *[loss] * 9, others=(size,)) for trial, loss, size in ((0, 0.5, 5.0), (1, 0.6, 6.0))
     ]
     late = [paused(2, 0.7, 1.0), paused(3, 0.8, 9.0), paused(4, 0.9, 9.0), paused(5, 0.9, 9.5)]
-    assert [e.trial for e in promotable(ASHA, [*before, *late], TWO)] == [2]
+    assert [e.trial for e in find_promotable(ASHA, [*before, *late], TWO)] == [2]
     known = [replace(e, at_rungs=dict.fromkeys((1, 3, 9), (e.loss, 0.5))) for e in before]
-    assert promotable(ASHA, [*known, *late], TWO) == []
+    assert find_promotable(ASHA, [*known, *late], TWO) == []
     running = one(6, "running", *[0.01] * 3)
-    assert [e.trial for e in promotable(ASHA, [*before, *late, running], TWO)] == [2], "nothing is known of it"
+    assert [e.trial for e in find_promotable(ASHA, [*before, *late, running], TWO)] == [2], "nothing is known of it"
     assert describe_blind_spot("asha", TWO, [*before, *late, running]).startswith(
         "warning: --pruner asha: 3 evaluations"
     )
@@ -250,28 +264,28 @@ def test_rung_without_recorded_objectives_uses_last_values() -> None:
 
 def test_promoted_trial_without_recorded_objectives_keeps_place() -> None:
     old = [one(trial, "paused", 0.5 + trial / 10, others=(float(trial),)) for trial in range(6)]
-    assert [e.trial for e in promotable(ASHA, old, TWO)] == [0, 1]
+    assert [e.trial for e in find_promotable(ASHA, old, TWO)] == [0, 1]
     promoted = [replace(e, state="promoted") for e in old[:2]]
-    running = [one(6 + e.trial, "running", *e.curve.values(), repeats=e.trial) for e in promoted]
-    assert promotable(ASHA, [*promoted, *old[2:], *running], TWO) == []
+    running = [one(6 + e.trial, "running", *e.curve.values(), retry_of=e.trial) for e in promoted]
+    assert find_promotable(ASHA, [*promoted, *old[2:], *running], TWO) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HALVINGS)
+@pytest.mark.parametrize("name", HALVING_SCHEDULES)
 def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -> None:
     """A search by three workers, of which some evaluations fail or are interrupted, loss by loss."""
-    halving, drawn, budget = HALVINGS[name], random.Random(5), 24
+    halving, drawn, budget = HALVING_SCHEDULES[name], random.Random(5), 24
     record = make_run(tmp_path / "run", objectives=TWO)
-    claims = Claims(record, SPACE.distributions(), budget, halving=halving)
-    pausing, ladder = Pausing(halving, budget, TWO), Ladder(halving, TWO)
+    claims = Claims(record, SPACE.make_distributions(), budget, halving=halving)
+    pausing, ladder = PausingPruner(halving, budget, TWO), SuccessiveHalving(halving, TWO)
     sizes: dict[int, float] = {}
     going: list[tuple[Assignment, list[float]]] = []
     for number in range(600):
         params = {"layers": 1, "activation": "relu", "lr": (number + 1) / 1000, "gamma": 0.9}
         if len(going) < 3 and (begun := claims.claim(params, island=0, worker=0, generation=number)):
-            curve = record.evaluations()[begun.root].curve if begun.root != begun.number else {}
+            curve = record.read_evaluations()[begun.root].curve if begun.root != begun.number else {}
             if curve and drawn.random() < 0.8:  # the others have lost their checkpoints
-                record.went_on(begun, list(curve.values()), 1.0)
+                record.record_resume(begun, list(curve.values()), 1.0)
                 going.append((begun, list(curve.values())))
             else:
                 going.append((begun, []))
@@ -282,7 +296,7 @@ def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -
         losses.append(drawn.random() + 1 - size)
         record.report(assignment, len(losses), losses[-1])
         metrics, end = {"parameters": size}, drawn.random()
-        judgement = pausing.judge(record, assignment, len(losses), (min(losses), size))
+        judgement = pausing.decide_pruning(record, assignment, len(losses), (min(losses), size))
         if end < 0.1:
             record.fail(assignment, "bad luck", "", 1.0) if end < 0.01 else record.interrupt(assignment)
         elif len(losses) == 9:
@@ -291,11 +305,11 @@ def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -
             record.prune(assignment, min(losses), 1.0, metrics, paused_after=len(losses))
         else:
             going.append((assignment, losses))
-        evaluations = record.evaluations()
-        now, again = ladder.learn(evaluations).rungs(), rungs_of(halving, evaluations, TWO)
+        evaluations = record.read_evaluations()
+        now, again = ladder.update(evaluations).list_rungs(), compute_rungs(halving, evaluations, TWO)
         assert [(r, r.losses, r.promotable) for r in now] == [(r, r.losses, r.promotable) for r in again]
-    evaluations = record.evaluations()
-    assert is_over(evaluations, budget, name, TWO)
+    evaluations = record.read_evaluations()
+    assert is_search_over(evaluations, budget, name, TWO)
     assert describe_blind_spot(name, TWO, evaluations) == ""
     states = {evaluation.state for evaluation in evaluations}
     assert states >= {"complete", "paused", "interrupted"} | (set() if name == "one-epoch" else {"promoted"})
@@ -303,7 +317,7 @@ def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -
 
 def test_the_summary_says_what_goes_on_next() -> None:
     evaluations = [one(0, "complete", *[0.5] * 9), *(one(trial, "paused", 0.5 + trial) for trial in (1, 2))]
-    (first, second) = rungs(evaluations, "asha")
+    (first, second) = summarize_rungs(evaluations, "asha")
     assert first == {
         "bracket": 0,
         "epochs": 1,
@@ -314,7 +328,7 @@ def test_the_summary_says_what_goes_on_next() -> None:
         "next": {"trial": 1, "loss": 1.5, "at": 6},
     }
     assert (second["epochs"], second["next"]) == (3, None)
-    assert rungs(evaluations, "median") == []
+    assert summarize_rungs(evaluations, "median") == []
 
 
 class Halved:
@@ -323,8 +337,8 @@ class Halved:
     def __init__(self, folder: Path, budget: int) -> None:
         self.record: Record = make_run(folder / "run")
         self.budget = budget
-        self.pausing = Pausing(ASHA, budget)
-        self.claims = Claims(self.record, SPACE.distributions(), budget, halving=ASHA)
+        self.pausing = PausingPruner(ASHA, budget)
+        self.claims = Claims(self.record, SPACE.make_distributions(), budget, halving=ASHA)
         self.drawn = 0
 
     def claim(self) -> Assignment | None:
@@ -334,10 +348,14 @@ class Halved:
 
     def train(self, assignment: Assignment, losses: Mapping[int, float], epochs: int) -> str:
         """Let an evaluation go on until it ends, or the pruner says so; its losses are known by epoch."""
-        begun = self.record.evaluations()[assignment.root]
+        begun = self.record.read_evaluations()[assignment.root]
         for epoch in range(1, epochs + 1):
             self.record.report(assignment, epoch, losses[epoch])
-            state = self.pausing.judge(self.record, assignment, epoch).state if epoch > begun.paused_after else "going"
+            state = (
+                self.pausing.decide_pruning(self.record, assignment, epoch).state
+                if epoch > begun.paused_after
+                else "going"
+            )
             if state == "paused":
                 lowest = min(losses[epoch] for epoch in range(1, epoch + 1))
                 self.record.prune(assignment, lowest, 1.0, {}, paused_after=epoch)
@@ -355,30 +373,30 @@ def test_a_promoted_evaluation_is_a_trial_of_its_own_that_counts_once(tmp_path: 
         expected = "complete" if place in (0, 5) else "paused"
         assert run.train(assignment, curves[assignment.number], 9) == expected
     news = Record(run.record._storage, "run")
-    assert [(e.trial, e.state) for e in news.news()][1:3] == [(1, "paused"), (2, "paused")]
+    assert [(e.trial, e.state) for e in news.read_changes()][1:3] == [(1, "paused"), (2, "paused")]
     budget = run.budget
-    assert not promotable(ASHA, run.record.evaluations()), "two of six go on, and both have"
+    assert not find_promotable(ASHA, run.record.read_evaluations()), "two of six go on, and both have"
     assert run.claim() is None
-    assert is_over(run.record.evaluations(), budget, "asha")
-    run.claims = Claims(run.record, SPACE.distributions(), budget + 3, halving=ASHA)
+    assert is_search_over(run.record.read_evaluations(), budget, "asha")
+    run.claims = Claims(run.record, SPACE.make_distributions(), budget + 3, halving=ASHA)
     for loss in (1.0, 1.1, 1.2):
         assignment = run.claim()
         assert assignment is not None
         run.train(assignment, {1: loss}, 1)
-    assert not is_over(run.record.evaluations(), budget + 3, "asha")
+    assert not is_search_over(run.record.read_evaluations(), budget + 3, "asha")
     promoted = run.claim()
     assert promoted is not None
-    assert (promoted.root, promoted.number, promoted.params) == (2, 9, run.record.trials()[2].params)
-    state = {e.trial: e.state for e in run.record.evaluations()}
+    assert (promoted.root, promoted.number, promoted.params) == (2, 9, run.record.read_trials()[2].params)
+    state = {e.trial: e.state for e in run.record.read_evaluations()}
     assert (state[2], state[9]) == ("promoted", "running")
-    assert (2, "promoted") in [(e.trial, e.state) for e in news.news()]
+    assert (2, "promoted") in [(e.trial, e.state) for e in news.read_changes()]
     assert run.claim() is None, "it is evaluated once, and the budget is spent"
     assert run.train(promoted, curves[2], 9) == "paused", "at the next rung, it is behind the two that were first"
-    assert run.record.evaluations()[9].paused_after == 3
-    counts = summarize(run.record.evaluations(), manifest(budget=budget + 3), 3)["evaluations"]
+    assert run.record.read_evaluations()[9].paused_after == 3
+    counts = summarize(run.record.read_evaluations(), make_manifest(budget=budget + 3), 3)["evaluations"]
     assert counts == {"complete": 2, "pruned": 0, "paused": 7, "failed": 0, "running": 0, "budget": 9}
     assert run.claim() is None
-    assert run.record.roots_to_go_on() == {1, 2, 3, 4, 6, 7, 8}
+    assert run.record.find_resumable_roots() == {1, 2, 3, 4, 6, 7, 8}
 
 
 def test_a_promoted_evaluation_that_has_lost_its_state_is_not_paused_where_it_was_promoted_from(tmp_path: Path) -> None:
@@ -401,15 +419,15 @@ def test_a_promoted_evaluation_that_has_lost_its_state_is_not_paused_where_it_wa
         assert better is not None
         run.record.report(better, 1, 0.05)
     run.record.report(promoted, 1, 0.1)
-    assert run.pausing.judge(run.record, promoted, 1).state == "going", "it has been further than here"
+    assert run.pausing.decide_pruning(run.record, promoted, 1).state == "going", "it has been further than here"
 
 
 def test_what_was_taken_over_reaches_no_rung() -> None:
-    evaluations = [*(one(trial, "complete", *[0.1] * 9, origin="trial 0 of runs/before") for trial in range(9))]
+    evaluations = [*(one(trial, "complete", *[0.1] * 9, imported_from="trial 0 of runs/before") for trial in range(9))]
     evaluations += [one(9, "paused", 0.5), one(10, "paused", 0.6)]
-    (rung,) = rungs_of(ASHA, evaluations)
+    (rung,) = compute_rungs(ASHA, evaluations)
     assert [root for _, root in rung.losses] == [9, 10]
-    assert [e.trial for e in promotable(ASHA, evaluations)] == [9]
+    assert [e.trial for e in find_promotable(ASHA, evaluations)] == [9]
 
 
 def test_who_may_have_killed_the_job_twice_waits_until_there_is_nothing_to_promote(tmp_path: Path) -> None:
@@ -420,11 +438,11 @@ def test_who_may_have_killed_the_job_twice_waits_until_there_is_nothing_to_promo
     for epoch, loss in ((1, 0.5), (2, 0.5)):
         run.record.report(other, epoch, loss)
     run.record.prune(other, 0.5, 1.0, {}, paused_after=1)
-    trial = run.record.trials()[suspect.number]
-    run.record.enqueue(trial.params, trial.distributions, repeats=suspect.number, deaths=2)
+    trial = run.record.read_trials()[suspect.number]
+    run.record.enqueue(trial.params, trial.distributions, retry_of=suspect.number, crash_count=2)
     run.record._storage.set_trial_user_attr(suspect.trial_id, "failure", "interrupted")
     run.record._storage.set_trial_state_values(suspect.trial_id, TrialState.FAIL)
-    claims = Claims(run.record, SPACE.distributions(), 2, halving=ASHA)
+    claims = Claims(run.record, SPACE.make_distributions(), 2, halving=ASHA)
     promoted = claims.claim_waiting(island=0, worker=0, generation=0)
     assert promoted is not None
     assert promoted.root == other.number
@@ -438,21 +456,21 @@ def test_who_may_have_killed_the_job_twice_waits_until_there_is_nothing_to_promo
 def test_what_others_have_written_into_a_study_is_no_pause_and_no_parent(tmp_path: Path) -> None:
     run = Halved(tmp_path, budget=9)
     for attributes in (
-        {"repeats": 99, "inherits": 99, "paused_after": "x"},
-        {"repeats": "a", "inherits": 1, "paused_after": 1},
-        {"repeats": 1, "inherits": [0], "paused_after": -1},
+        {"retry_of": 99, "inherits": 99, "paused_after": "x"},
+        {"retry_of": "a", "inherits": 1, "paused_after": 1},
+        {"retry_of": 1, "inherits": [0], "paused_after": -1},
     ):
         assignment = run.claim()
         assert assignment is not None
         for name, value in attributes.items():
             run.record._storage.set_trial_user_attr(assignment.trial_id, name, value)
         run.record._storage.set_trial_state_values(assignment.trial_id, TrialState.PRUNED, None)
-    evaluations = run.record.evaluations()
+    evaluations = run.record.read_evaluations()
     assert [e.inherits for e in evaluations] == [None, None, None]
-    assert [e.repeats for e in evaluations] == [None, None, 1]
-    assert rungs(evaluations, "asha") == []
+    assert [e.retry_of for e in evaluations] == [None, None, 1]
+    assert summarize_rungs(evaluations, "asha") == []
     assert run.claims.claim_waiting(island=0, worker=0, generation=0) is None
-    assert summarize(evaluations, manifest(budget=9, pruner="asha"), 3)["lineage"] == []
+    assert summarize(evaluations, make_manifest(budget=9, pruner="asha"), 3)["lineage"] == []
 
 
 def test_of_two_leaders_one_gets_what_is_promoted(tmp_path: Path) -> None:
@@ -463,14 +481,14 @@ def test_of_two_leaders_one_gets_what_is_promoted(tmp_path: Path) -> None:
     run.record.report(first, 1, 0.9)
     run.record.report(second, 1, 0.5)
     run.record.prune(second, 0.5, 1.0, {}, paused_after=1)
-    writer = writer_of(run.record, tmp_path / "run", 4, halving=ASHA)
-    leader, other = Recorder(Direct(writer)), Recorder(Direct(writer))
-    params = {**run.record.trials()[1].params, "lr": 0.25}
+    writer = make_writer(run.record, tmp_path / "run", 4, halving=ASHA)
+    leader, other = StudyClient(DirectConnection(writer)), StudyClient(DirectConnection(writer))
+    params = {**run.record.read_trials()[1].params, "lr": 0.25}
     promoted = leader.claim(params, island=0, worker=0, generation=1)
     assert promoted is not None
     assert promoted.root == 1
-    with pytest.raises(KnownError):
-        other.claim(run.record.trials()[0].params, island=0, worker=1, generation=0)
+    with pytest.raises(DuplicateError):
+        other.claim(run.record.read_trials()[0].params, island=0, worker=1, generation=0)
     another = other.claim({**promoted.params, "lr": 0.5}, island=0, worker=1, generation=0)
     assert another is not None
     assert another.root == another.number == 3
@@ -485,9 +503,9 @@ def test_a_promoted_evaluation_that_is_interrupted_waits_and_goes_on_from_the_sa
     promoted = run.claim()
     assert promoted is not None
     assert run.record.requeue_interrupted() == 1
-    assert [e.state for e in run.record.evaluations()] == ["promoted", "interrupted", "waiting"]
-    assert run.record.roots_to_go_on() == {0}
-    claims = Claims(run.record, SPACE.distributions(), 1, halving=ASHA)
+    assert [e.state for e in run.record.read_evaluations()] == ["promoted", "interrupted", "waiting"]
+    assert run.record.find_resumable_roots() == {0}
+    claims = Claims(run.record, SPACE.make_distributions(), 1, halving=ASHA)
     again = claims.claim_waiting(island=0, worker=0, generation=0)
     assert again is not None
     assert (again.number, again.root) == (2, 0)
@@ -502,10 +520,10 @@ def test_what_can_never_be_promoted_keeps_no_state(tmp_path: Path) -> None:
         assignment = run.claim()
         assert assignment is not None
         run.record.report(assignment, 1, loss)
-        judgement = run.pausing.judge(run.record, assignment, 1)
+        judgement = run.pausing.decide_pruning(run.record, assignment, 1)
         states.append(judgement.state)
-        keep.append(judgement.may_go_on)
-        out.append(list(judgement.fall_out))
+        keep.append(judgement.may_be_promoted)
+        out.append(list(judgement.eliminated))
         if judgement.state == "paused":
             run.record.prune(assignment, loss, 1.0, {}, paused_after=1)
     assert states == ["going", "paused", "paused", "paused", "paused"]

@@ -15,11 +15,11 @@ from pathlib import Path
 import optuna
 import pytest
 
-from hpo.cli.command_line import call
-from hpo.cli.search import search_app
+from hpo.cli.command_line import run_app
+from hpo.cli.search_options import make_search_app
 from hpo.errors import UsageError
 from hpo.run.options import Options
-from tests.support.chaos import Victim, ended
+from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import (
     ALONE,
     FASHION_MNIST,
@@ -27,21 +27,21 @@ from tests.support.launch import (
     ROOT,
     SEARCHES,
     Mpi,
-    available_mpis,
-    finish,
-    hpo_line,
+    list_available_mpis,
+    make_hpo_command,
     needs_fashion_mnist,
     run_hpo,
+    wait_for_job,
 )
-from tests.support.outcome import finished, lines_of, trials_of
-from tests.support.runs import QUICK, start
+from tests.support.run_output import find_complete_losses, load_trials, parse_lines
+from tests.support.runs import QUICK, start_session
 
 
 def test_hpo_search_is_the_same_command(mpi: Mpi, tmp_path: Path) -> None:
     hpo = ["-c", "from hpo.cli import main; main()", "search"]
     job = mpi.run(4, *hpo, SEARCHES / "tiny.py", "--evaluations", 3, "--run-dir", "run", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    assert len(trials_of(tmp_path / "run")) == 3
+    assert len(load_trials(tmp_path / "run")) == 3
     command = json.loads((tmp_path / "run" / "run.json").read_text())["command"]
     assert command == f"hpo search {SEARCHES / 'tiny.py'} --evaluations 3 --run-dir run"
     listed = run_hpo("--help").stdout
@@ -50,10 +50,10 @@ def test_hpo_search_is_the_same_command(mpi: Mpi, tmp_path: Path) -> None:
 
 def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--evaluations", 13, "--set", "epochs=2", "--seed", 3, "--top-n", 2]
-    with ended(Victim(mpi, 8, [PROGRAM, *options], tmp_path, tmp_path / "log")) as victim:
+    with kill_at_end(Victim(mpi, 8, [PROGRAM, *options], tmp_path, tmp_path / "log")) as victim:
         assert victim.wait_for(" 2/13 ")
-        ranks = victim.rank_processes()
-        assert (len(ranks), len(victim.templates())) == (8, 1)
+        ranks = victim.find_ranks()
+        assert (len(ranks), len(victim.find_templates())) == (8, 1)
         for number, rank in enumerate(ranks):
             memory = re.findall(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{rank}/status").read_text(), re.MULTILINE)
             assert int(memory[0]) < 120 * 1024, "ranks import no torch"
@@ -65,7 +65,7 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert run_dir.name.startswith("digits_cnn-")
 
-    lines = lines_of(printed)
+    lines = parse_lines(printed)
     assert [(line["done"], line["budget"]) for line in lines] == [(str(n), "13") for n in range(1, 14)]
     assert {line["worker"] for line in lines} == set("0123")
     assert all((line["island"] == "0") == (line["worker"] in "01") for line in lines)
@@ -74,7 +74,7 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     best = min(float(line["loss"]) for line in lines)
     assert [float(line["loss"]) for line in lines if line["best"]][-1] == best
 
-    trials = trials_of(run_dir)
+    trials = load_trials(run_dir)
     assert Counter(trial.state.name for trial in trials) == {"COMPLETE": 13}
     for trial in trials:
         assert list(trial.intermediate_values) == [1, 2]
@@ -86,7 +86,7 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
 
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["evaluations"] == {"complete": 13, "pruned": 0, "paused": 0, "failed": 0, "running": 0, "budget": 13}
-    assert summary["best"]["loss"] == min(finished(trials).values()) == pytest.approx(best, rel=1e-3)
+    assert summary["best"]["loss"] == min(find_complete_losses(trials).values()) == pytest.approx(best, rel=1e-3)
     assert [island["island"] for island in summary["islands"]] == [0, 1]
     assert all(len(island["top"]) == 2 for island in summary["islands"])
     assert 0.3 < summary["worker_busy_fraction"] <= 1
@@ -97,7 +97,7 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     assert (run["budget"], run["seed"], run["settings"]["epochs"], len(run["hosts"])) == (13, 3, 2, 1)
     assert run["space"]["conv_layers"] == "Int(1, 6)"
 
-    top = hpo_line("top", run_dir, "-n", 1)
+    top = make_hpo_command("top", run_dir, "-n", 1)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     as_json = subprocess.run([*top, "--json"], env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert json.loads(as_json.stdout)["top"] == [summary["best"]]
@@ -115,7 +115,7 @@ def test_nothing_is_evaluated_twice_whatever_the_islands_breed_by_and_on_resumin
     assert "; ga, tpe; seed 0" in job.stdout, "as it was"
     assert "5 complete, 1 failed, of 64" in job.stdout
     assert "The search space is exhausted: it has 6 individuals, and all were evaluated" in job.stdout
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert len({tuple(trial.params.values()) for trial in trials}) == len(trials) == 6
     assert {(t.user_attrs["island"], t.user_attrs["propagator"]) for t in trials} == {(0, "ga"), (1, "tpe")}
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -127,20 +127,20 @@ def test_nothing_is_evaluated_twice_whatever_the_islands_breed_by_and_on_resumin
 def test_a_run_starts_with_what_a_person_gives(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = [{"depth": 3, "act": "tanh"}, {"act": "relu"}, {"depth": 3, "act": "tanh"}]
     (tmp_path / "given.json").write_text(json.dumps(given))
-    arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--start-with", "given.json"]
+    arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--enqueue", "given.json"]
     for ranks, evaluations, options in ((4, 4, []), (1, 6, ["--resume", *ALONE])):
         job = mpi.run(ranks, *arguments, "--evaluations", evaluations, *options, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
-        trials = trials_of(tmp_path / "run")
+        trials = load_trials(tmp_path / "run")
         assert len({tuple(trial.params.values()) for trial in trials}) == len(trials) == evaluations
         assert (trials[0].params, trials[1].params["act"]) == (given[0], "relu")
-        assert [trial.user_attrs["propagator"] for trial in trials] == ["--start-with"] * 2 + ["ga"] * (evaluations - 2)
+        assert [trial.user_attrs["propagator"] for trial in trials] == ["--enqueue"] * 2 + ["ga"] * (evaluations - 2)
     monkeypatch.chdir(tmp_path)
     Path("given.json").write_text('[{"depth": 3}, {"depth": 4}]')
     with pytest.raises(
-        UsageError, match=r"^--start-with given\.json: entry 2: parameter 'depth': 4 is not in Int\(1, 3\)"
+        UsageError, match=r"^--enqueue given\.json: entry 2: parameter 'depth': 4 is not in Int\(1, 3\)"
     ):
-        start(Path("run"), SEARCHES / "tiny.py", resume=True, start_with=Path("given.json"))
+        start_session(Path("run"), SEARCHES / "tiny.py", resume=True, enqueue=Path("given.json"))
 
 
 def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Path) -> None:
@@ -156,12 +156,12 @@ def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Pa
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["evaluations"]["complete"] >= 1
     assert summary["evaluations"]["complete"] + summary["waiting"] == 2
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     assert all(len(trial.intermediate_values) == 1 for trial in complete)
     again = mpi.run(1, *arguments, *ALONE, "--resume", cwd=tmp_path, timeout=60)
     assert (again.returncode, again.stderr) == (0, "")
-    assert len(trials_of(tmp_path / "run")) == len(trials), "it is reached already"
+    assert len(load_trials(tmp_path / "run")) == len(trials), "it is reached already"
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_any_layout_spends_its_budget_and_no_more(
 ) -> None:
     job = mpi.run(ranks, PROGRAM, QUICK, *options, "--set", "seconds=0.02", "--run-dir", "here/run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "here" / "run")
+    trials = load_trials(tmp_path / "here" / "run")
     assert [trial.number for trial in trials] == list(range(budget))
-    assert len(finished(trials)) == budget == len(lines_of(job.stdout))
+    assert len(find_complete_losses(trials)) == budget == len(parse_lines(job.stdout))
     places: dict[int, set[int]] = {}
     for trial in trials:
         places.setdefault(trial.user_attrs["island"], set()).add(trial.user_attrs["worker"])
@@ -191,11 +191,11 @@ def test_any_layout_spends_its_budget_and_no_more(
 def test_two_runs_side_by_side_do_not_disturb_each_other(mpi: Mpi, tmp_path: Path) -> None:
     options = [*ALONE, "--evaluations", 8, "--set", "seconds=0.1"]
     jobs = [mpi.start(1, PROGRAM, QUICK, *options, cwd=tmp_path) for _ in range(2)]
-    for job in [finish(job) for job in jobs]:
+    for job in [wait_for_job(job) for job in jobs]:
         assert (job.returncode, job.stderr) == (0, "")
     run_dirs = list((tmp_path / "runs").iterdir())
     assert len(run_dirs) == 2
-    assert [len(finished(trials_of(run_dir))) for run_dir in run_dirs] == [8, 8]
+    assert [len(find_complete_losses(load_trials(run_dir))) for run_dir in run_dirs] == [8, 8]
 
 
 _UNPICKLED = "'TextIOWrapper' instances" if sys.version_info >= (3, 13) else "'_io.TextIOWrapper' object"
@@ -207,17 +207,17 @@ OPENED = (
 
 def running(run_dir: Path) -> list[optuna.trial.FrozenTrial]:
     """Return the trials that have begun and not ended."""
-    return [trial for trial in trials_of(run_dir) if trial.state == optuna.trial.TrialState.RUNNING]
+    return [trial for trial in load_trials(run_dir) if trial.state == optuna.trial.TrialState.RUNNING]
 
 
 def kill_after(job: subprocess.Popen[str], evaluations: int, log: Path) -> None:
     """Kill all processes of a job at once when it has reported some evaluations, and others have just begun."""
     deadline = time.monotonic() + 60
-    while len(lines_of(log.read_text())) < evaluations and time.monotonic() < deadline and job.poll() is None:
+    while len(parse_lines(log.read_text())) < evaluations and time.monotonic() < deadline and job.poll() is None:
         time.sleep(0.02)
-    ended = len(finished(trials_of(log.parent / "run")))
+    ended = len(find_complete_losses(load_trials(log.parent / "run")))
     # All workers may end at the same time: wait until they have begun again.
-    while len(finished(trials_of(log.parent / "run"))) == ended and time.monotonic() < deadline:
+    while len(find_complete_losses(load_trials(log.parent / "run"))) == ended and time.monotonic() < deadline:
         time.sleep(0.02)
     while not running(log.parent / "run") and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -231,7 +231,7 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     with log.open("w") as out:
         job = mpi.start(4, *options, "--evaluations", 14, cwd=tmp_path, stdout=out.fileno())
     kill_after(job, 5, log)
-    before = finished(trials_of(run_dir))
+    before = find_complete_losses(load_trials(run_dir))
     assert 5 <= len(before) < 14
     in_flight = running(run_dir)
     assert in_flight
@@ -240,13 +240,13 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     job_again = mpi.run(3, *options, "--evaluations", 20, *layout, cwd=tmp_path)
     assert (job_again.returncode, job_again.stderr) == (0, "")
     assert f"going on after {len(before)} evaluations; {len(in_flight)} that wait" in job_again.stdout
-    trials = trials_of(run_dir)
-    after = finished(trials)
+    trials = load_trials(run_dir)
+    after = find_complete_losses(trials)
     assert {number: after[number] for number in before} == before
     assert len(after) == 20
     interrupted = [t for t in trials if t.user_attrs.get("failure") == "interrupted"]
     assert [t.number for t in interrupted] == [t.number for t in in_flight]
-    repeats = {t.user_attrs["repeats"]: t for t in trials if "repeats" in t.user_attrs}
+    repeats = {t.user_attrs["retry_of"]: t for t in trials if "retry_of" in t.user_attrs}
     assert {n: repeats[n].params for n in repeats} == {t.number: t.params for t in in_flight}
     started = sorted((t for t in trials if t.number > in_flight[-1].number), key=lambda t: t.datetime_start or 0)
     # One of them may have killed the job: of two or three, one at a time is tried again.
@@ -254,7 +254,7 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     places = [(t.user_attrs["worker"], t.user_attrs["generation"]) for t in trials if t.number in after]
     assert len(set(places)) == len(places), "generations are counted on"
 
-    assert [line["done"] for line in lines_of(job_again.stdout)] == [str(n) for n in range(len(before) + 1, 21)]
+    assert [line["done"] for line in parse_lines(job_again.stdout)] == [str(n) for n in range(len(before) + 1, 21)]
     assert {t.user_attrs["island"] for t in trials[-6:]} == {0, 1, 2}
 
     moved = run_dir.rename(tmp_path / "moved")
@@ -268,8 +268,8 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     other = tmp_path / "other.py"
     other.write_text(QUICK.read_text().replace("depth=Int(1, 9)", "depth=Int(1, 8)"))
     with pytest.raises(UsageError, match=re.escape("'depth' was Int(1, 9), and is Int(1, 8)")):
-        start(run_dir, other, resume=True)
-    assert len(finished(trials_of(run_dir, "run"))) == 21
+        start_session(run_dir, other, resume=True)
+    assert len(find_complete_losses(load_trials(run_dir, "run"))) == 21
 
 
 @needs_fashion_mnist
@@ -281,8 +281,8 @@ def test_the_published_problem_on_fashion_mnist(mpi: Mpi, tmp_path: Path) -> Non
     job = mpi.run(2, *command, *options, "--islands", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     study = optuna.load_study(study_name="run", storage=storage)
-    assert len(finished(study.trials)) == 2
-    assert all(1.0 < loss < 3.0 for loss in finished(study.trials).values())
+    assert len(find_complete_losses(study.trials)) == 2
+    assert all(1.0 < loss < 3.0 for loss in find_complete_losses(study.trials).values())
     assert not (tmp_path / "run" / "study.log").exists()
 
 
@@ -350,7 +350,7 @@ def test_command_line_with_a_mistake_is_one_message(
     capsys: pytest.CaptureFixture[str], arguments: list[object], message: str
 ) -> None:
     chosen: list[Options] = []
-    assert call(search_app(None, chosen.append), "hpo search", list(map(str, arguments))) == 2
+    assert run_app(make_search_app(None, chosen.append), "hpo search", list(map(str, arguments))) == 2
     printed = capsys.readouterr()
     assert (printed.out, chosen) == ("", [])
     assert printed.err.startswith("error: ")
@@ -363,13 +363,13 @@ def test_resume_in_a_directory_with_a_foreign_study_is_refused(tmp_path: Path, m
     Path("used").mkdir()
     Path("used", "study.log").write_text("mine")
     with pytest.raises(UsageError, match=r"^used/study\.log is not the study of a run: name another --run-dir"):
-        start(Path("used"), resume=True)
+        start_session(Path("used"), resume=True)
     assert Path("used", "study.log").read_text() == "mine"
 
 
 @pytest.mark.mpi
 def test_ranks_that_a_launcher_of_another_mpi_has_started_make_no_runs_of_their_own(tmp_path: Path) -> None:
-    another = [mpi for mpi in available_mpis() if mpi.python != Mpi().python]
+    another = [mpi for mpi in list_available_mpis() if mpi.python != Mpi().python]
     if not another:
         pytest.skip("no second MPI: make open-mpi")
     job = Mpi(python=another[0].python).run(2, PROGRAM, QUICK, cwd=tmp_path)

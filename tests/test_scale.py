@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpo.views.scale import Scale, scale_of
+from hpo.views.loss_scale import LossScale, make_loss_scale
 
 LOSSES = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=60)
 
@@ -66,35 +66,35 @@ ORDINARY: dict[str, list[float]] = {
 @pytest.mark.parametrize("name", OUTLIERS)
 def test_outliers_are_beyond_the_scale_and_all_others_on_it(name: str) -> None:
     bulk, far = OUTLIERS[name]
-    scale = scale_of([*far, *bulk], [*bulk, *far])
-    assert scale == Scale(min(bulk), max(bulk)) == scale_of(bulk, bulk)
-    assert all(scale.beyond(loss) for loss in far)
+    scale = make_loss_scale([*far, *bulk], [*bulk, *far])
+    assert scale == LossScale(min(bulk), max(bulk)) == make_loss_scale(bulk, bulk)
+    assert all(scale.is_out_of_range(loss) for loss in far)
 
 
 @pytest.mark.parametrize("name", ORDINARY)
 def test_without_outliers_all_losses_are_on_the_scale(name: str) -> None:
     losses = ORDINARY[name]
-    assert scale_of(losses, losses) == scale_of(losses) == Scale(min(losses), max(losses))
+    assert make_loss_scale(losses, losses) == make_loss_scale(losses) == LossScale(min(losses), max(losses))
 
 
 def test_what_is_drawn_may_be_beyond_what_is_usual_in_the_run() -> None:
     first_epochs = [1e6 + loss for loss in BULK]
-    assert scale_of([*first_epochs, *BULK], BULK) == Scale(0.1, 2.0), "half of two epochs"
-    assert scale_of([1.5e5, 0.5], BULK) == Scale(0.5, 0.5), "the best so far"
-    assert scale_of([1e6, 0.7, 0.6], [0.6]) == Scale(0.6, 0.7), "the only evaluation"
-    assert scale_of([1e6, 2e6], BULK) == Scale(1e6, 2e6), "of failed evaluations"
-    assert scale_of([2.3, 2.2, 0.5, 0.4], [0.0] * 9) == Scale(0.4, 2.3), "where all ends are equal"
-    assert scale_of([], BULK) == scale_of([math.inf, math.nan], BULK) == Scale(0.0, 0.0)
-    assert scale_of([math.inf, *BULK], BULK) == Scale(0.1, 2.0)
+    assert make_loss_scale([*first_epochs, *BULK], BULK) == LossScale(0.1, 2.0), "half of two epochs"
+    assert make_loss_scale([1.5e5, 0.5], BULK) == LossScale(0.5, 0.5), "the best so far"
+    assert make_loss_scale([1e6, 0.7, 0.6], [0.6]) == LossScale(0.6, 0.7), "the only evaluation"
+    assert make_loss_scale([1e6, 2e6], BULK) == LossScale(1e6, 2e6), "of failed evaluations"
+    assert make_loss_scale([2.3, 2.2, 0.5, 0.4], [0.0] * 9) == LossScale(0.4, 2.3), "where all ends are equal"
+    assert make_loss_scale([], BULK) == make_loss_scale([math.inf, math.nan], BULK) == LossScale(0.0, 0.0)
+    assert make_loss_scale([math.inf, *BULK], BULK) == LossScale(0.1, 2.0)
 
 
 @given(LOSSES)
 def test_of_any_losses_the_best_and_nine_tenths_of_half_are_on_the_scale(losses: list[float]) -> None:
-    scale = scale_of(losses, losses)
+    scale = make_loss_scale(losses, losses)
     assert scale.lowest == min(losses)
     assert scale.highest in losses
-    assert sum(map(scale.beyond, losses)) <= 0.55 * len(losses)
-    assert scale_of(losses[::-1], losses) == scale
+    assert sum(map(scale.is_out_of_range, losses)) <= 0.55 * len(losses)
+    assert make_loss_scale(losses[::-1], losses) == scale
     if len(losses) < 3:
         assert scale.highest == max(losses)
 
@@ -104,16 +104,16 @@ def test_the_unit_of_losses_does_not_matter(name: str) -> None:
     bulk, far = OUTLIERS[name]
     for unit in (2.0**-10, 2.0**10):
         losses = [unit * min(loss, 1e300) for loss in (*bulk, *far)]
-        assert scale_of(losses, losses) == Scale(unit * min(bulk), unit * max(bulk))
+        assert make_loss_scale(losses, losses) == LossScale(unit * min(bulk), unit * max(bulk))
 
 
 def test_a_scale_is_logarithmic_where_what_is_on_it_is_far_apart() -> None:
-    assert not scale_of([*BULK, 1.5e5], BULK).logarithmic
-    wide = scale_of([*powers(-3, 1, 40), 1e9])
-    assert (wide.lowest, wide.highest, wide.logarithmic) == (1e-3, 10.0, True)
-    assert wide.share(0.1) == pytest.approx(0.5)
-    assert wide.at(0.25) == pytest.approx(1e-2)
-    below = Scale(-1.0, 3.0)
-    assert (below.share(0.0), below.at(1.25)) == (0.25, 4.0)
-    assert Scale(-1.7e308, 1.7e308).share(0.0) == 0.5
-    assert math.isfinite(Scale(1e-5, 1e305).at(1.5))
+    assert not make_loss_scale([*BULK, 1.5e5], BULK).is_logarithmic
+    wide = make_loss_scale([*powers(-3, 1, 40), 1e9])
+    assert (wide.lowest, wide.highest, wide.is_logarithmic) == (1e-3, 10.0, True)
+    assert wide.compute_fraction(0.1) == pytest.approx(0.5)
+    assert wide.compute_loss(0.25) == pytest.approx(1e-2)
+    below = LossScale(-1.0, 3.0)
+    assert (below.compute_fraction(0.0), below.compute_loss(1.25)) == (0.25, 4.0)
+    assert LossScale(-1.7e308, 1.7e308).compute_fraction(0.0) == 0.5
+    assert math.isfinite(LossScale(1e-5, 1e305).compute_loss(1.5))

@@ -16,13 +16,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hpo.evaluation.drafts import Drafts
-from hpo.store.states import read_about
+from hpo.evaluation.draft_store import DraftStore
+from hpo.store.checkpoints import read_checkpoint_info
 from hpo.store.weights import read_weights
-from hpo.trainer.checkpoint import read_state
-from tests.support.chaos import Victim, ended
+from hpo.trainer.checkpoint_file import read_checkpoint_file
+from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import ROOT, Mpi
-from tests.support.outcome import finished, trials_of
+from tests.support.run_output import find_complete_losses, load_trials
 
 SAVING = ROOT / "tests" / "scripts" / "saving.py"
 SEARCH = ["-c", "from hpo.cli import main; main()", "search", "--run-dir", "run", "--space", "x=Float(0.0, 0.9)"]
@@ -45,7 +45,7 @@ def wait_for_losses(run_dir: Path, number: int) -> None:
     while True:
         assert time.monotonic() < end
         with suppress(OSError, KeyError, ValueError):  # the study does not exist yet
-            if max(len(trial.intermediate_values) for trial in trials_of(run_dir)) >= number:
+            if max(len(trial.intermediate_values) for trial in load_trials(run_dir)) >= number:
                 return
         time.sleep(0.1)
 
@@ -55,22 +55,22 @@ def test_paused_script_continues_from_its_checkpoint(mpi: Mpi, tmp_path: Path, w
     # Worse and worse ones: those that are paused first are promoted later.
     given = [{"x": number / 20} for number in range(12)]
     (tmp_path / "given.json").write_text(json.dumps(given))
-    options = ["--pruner", "asha", "--start-with", "given.json", "--evaluations", len(given)]
+    options = ["--pruner", "asha", "--enqueue", "given.json", "--evaluations", len(given)]
     job = mpi.run(4, *SEARCH, *options, "--", SAVING, "--way", way, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert_losses_are_as_if_undisturbed(trials)
     paused = [trial for trial in trials if "paused_after" in trial.user_attrs]
-    continued = [trial for trial in trials if trial.user_attrs.get("went_on_after")]
+    continued = [trial for trial in trials if trial.user_attrs.get("resumed_from_step")]
     assert len(paused) >= 3
-    assert any(len(trial.intermediate_values) > trial.user_attrs["went_on_after"] for trial in continued)
+    assert any(len(trial.intermediate_values) > trial.user_attrs["resumed_from_step"] for trial in continued)
     assert not any("paused_after" not in trial.user_attrs for trial in trials if trial.state.name == "PRUNED")
     best = min(trials, key=lambda trial: trial.values[0] if trial.state.name == "COMPLETE" else float("inf"))
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert (weights.trial, weights.params, weights.state["progress"].tolist()) == (best.number, best.params, [2.0] * 4)
     assert best.user_attrs["metrics"] == {"epoch": 2.0}
-    assert not (tmp_path / "run" / "states").exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
@@ -80,26 +80,26 @@ def test_interrupted_script_continues_from_its_checkpoint(
     mpi: Mpi, tmp_path: Path, way: str, signal_: signal.Signals
 ) -> None:
     (tmp_path / "given.json").write_text('[{"x": 0.0}, {"x": 0.1}, {"x": 0.2}]')
-    options = ["--start-with", "given.json", "--resume", "--evaluations", 3]
-    options += ["--save-every", "1s"] if signal_ == signal.SIGKILL else []
+    options = ["--enqueue", "given.json", "--resume", "--evaluations", 3]
+    options += ["--checkpoint-every", "1s"] if signal_ == signal.SIGKILL else []
     command = ["--loss", r"val_loss=(\S+)", "--", SAVING, "--way", way, "--epochs", 40, "--seconds", 0.04]
-    with ended(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
+    with kill_at_end(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
         wait_for_losses(tmp_path / "run", 25)
         victim.job.send_signal(signal_)
         victim.wait(30)
     job = mpi.run(2, *SEARCH, *options, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert_losses_are_as_if_undisturbed(trials)
-    assert len(finished(trials)) == 3
-    continued = [trial for trial in trials if "went_on_after" in trial.user_attrs]
+    assert len(find_complete_losses(trials)) == 3
+    continued = [trial for trial in trials if "resumed_from_step" in trial.user_attrs]
     assert len(continued) == 2
-    assert all(trial.user_attrs["went_on_after"] > 5 for trial in continued)
+    assert all(trial.user_attrs["resumed_from_step"] > 5 for trial in continued)
     assert all(len(trial.intermediate_values) == 40 for trial in continued)
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.state["progress"].tolist() == [2.0] * 4
-    assert not (tmp_path / "run" / "states").exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_checkpoints_without_losses_of_their_rank_are_a_warning(mpi: Mpi, tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_checkpoints_without_losses_of_their_rank_are_a_warning(mpi: Mpi, tmp_pa
     job = mpi.run(4, *SEARCH, *options, "--", SAVING, "--way", "lines of rank 1", cwd=tmp_path)
     assert job.returncode == 0
     assert re.fullmatch(r"warning: trial \d: rank 0 saves checkpoints, and reports no losses: .*\n", job.stderr)
-    assert "PRUNED" in [trial.state.name for trial in trials_of(tmp_path / "run")]
-    assert_losses_are_as_if_undisturbed(trials_of(tmp_path / "run"))
+    assert "PRUNED" in [trial.state.name for trial in load_trials(tmp_path / "run")]
+    assert_losses_are_as_if_undisturbed(load_trials(tmp_path / "run"))
 
 
 def test_script_that_cannot_continue_begins_again(mpi: Mpi, tmp_path: Path) -> None:
@@ -122,18 +122,18 @@ def test_script_that_cannot_continue_begins_again(mpi: Mpi, tmp_path: Path) -> N
         "        time.sleep(0.1)\n"
     )
     options = ["--resume", "--evaluations", 1, "--", "train.py"]
-    with ended(Victim(mpi, 1, [*SEARCH, *options], tmp_path, tmp_path / "log")) as victim:
+    with kill_at_end(Victim(mpi, 1, [*SEARCH, *options], tmp_path, tmp_path / "log")) as victim:
         wait_for_losses(tmp_path / "run", 2)
         victim.job.send_signal(signal.SIGTERM)
         victim.wait(30)
-    assert (tmp_path / "run" / "states" / "0.safetensors").exists()
+    assert (tmp_path / "run" / "checkpoints" / "0.safetensors").exists()
     (tmp_path / "run" / "trials" / "0" / "go").touch()
     job = mpi.run(1, *SEARCH, *options, cwd=tmp_path)
     assert job.returncode == 0
     assert "warning: trial 1 begins again, since it cannot go on from its state: rank 0, train.py:5: " in job.stderr
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert losses_of(trials[1]) == [3.0, 2.0, 1.0]
-    assert "went_on_after" not in trials[1].user_attrs
+    assert "resumed_from_step" not in trials[1].user_attrs
 
 
 def test_functions_for_scripts_are_those_of_the_worker_in_an_objective(mpi: Mpi, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_functions_for_scripts_are_those_of_the_worker_in_an_objective(mpi: Mpi,
     search = ["-c", "from hpo.cli import main; main()", "search", "my_search.py", "--run-dir", "run"]
     job = mpi.run(2, *search, "--evaluations", 3, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    for trial in trials_of(tmp_path / "run"):
+    for trial in load_trials(tmp_path / "run"):
         assert losses_of(trial) == pytest.approx([trial.params["x"] + epoch for epoch in range(3)])
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
@@ -180,7 +180,7 @@ def test_wrong_value_fails_the_evaluation(mpi: Mpi, tmp_path: Path, call: str, r
     job = mpi.run(1, *SEARCH, "--evaluations", 1, "--", "train.py", cwd=tmp_path)
     assert job.returncode == 3
     expected = f"rank 0, train.py:3: TypeError: {re.escape(reason).replace(re.escape('.*'), '.*')}"
-    assert re.fullmatch(expected, trials_of(tmp_path / "run")[0].user_attrs["failure"])
+    assert re.fullmatch(expected, load_trials(tmp_path / "run")[0].user_attrs["failure"])
 
 
 def test_check_lets_a_script_continue_from_its_checkpoint(mpi: Mpi, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_drafts_belong_to_the_next_printed_loss(mpi: Mpi, tmp_path: Path) -> Non
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", "--x", "{x}", cwd=tmp_path)
     assert job.returncode == 0
     assert "warning" not in job.stderr
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     for trial in trials:
         losses = losses_of(trial)
         assert losses == pytest.approx([trial.params["x"] + abs(epoch - 20) for epoch in range(len(losses))])
@@ -215,7 +215,7 @@ def test_drafts_belong_to_the_next_printed_loss(mpi: Mpi, tmp_path: Path) -> Non
     assert weights is not None
     assert weights.state["epoch"].item() == 20
     assert min(len(trial.intermediate_values) for trial in trials) < 30, "some are paused"
-    printed = (tmp_path / "run" / "printed" / "0.txt").read_text()
+    printed = (tmp_path / "run" / "logs" / "0.txt").read_text()
     assert "hpo:" not in printed
 
 
@@ -235,17 +235,17 @@ def test_checkpoints_that_cannot_serve_are_a_warning(mpi: Mpi, tmp_path: Path, l
 
 
 def test_state_has_the_weights_of_its_own_lowest_loss(tmp_path: Path) -> None:
-    drafts = Drafts(tmp_path / ".0", {"x": 1.0})
+    drafts = DraftStore(tmp_path / ".0", {"x": 1.0})
     for number, content in enumerate(("a", "b")):
         save_file({"w": torch.tensor([number])}, tmp_path / f".0-weights-{content}.safetensors")
     save_file({"state/0": torch.ones(3)}, tmp_path / ".0-state.safetensors", {"tree": '{"tensor": "0"}'})
-    assert drafts.take_weights("weights-a")
-    assert drafts.take_checkpoint("state", {"losses": [1.0], "metrics": {}, "seconds": 0.1}, has_weights=True)
-    assert drafts.take_weights("weights-b")
-    assert not drafts.take_checkpoint("missing", {}, has_weights=True)
-    assert drafts.write_state(str(tmp_path / "0.safetensors"))["losses"] == 1
-    state = read_state(tmp_path / "0.safetensors")
-    assert read_about(tmp_path / "0.safetensors").losses == [1.0]
+    assert drafts.keep_weights("weights-a")
+    assert drafts.keep_checkpoint("state", {"losses": [1.0], "metrics": {}, "seconds": 0.1}, has_weights=True)
+    assert drafts.keep_weights("weights-b")
+    assert not drafts.keep_checkpoint("missing", {}, has_weights=True)
+    assert drafts.write_checkpoint(str(tmp_path / "0.safetensors"))["losses"] == 1
+    state = read_checkpoint_file(tmp_path / "0.safetensors")
+    assert read_checkpoint_info(tmp_path / "0.safetensors").losses == [1.0]
     assert state.weights is not None
     assert state.weights["w"].item() == 0
     assert drafts.write_weights(str(tmp_path / "best.safetensors"), {}) == ""

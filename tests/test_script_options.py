@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch import Mpi
-from tests.support.outcome import finished, trials_of
+from tests.support.run_output import find_complete_losses, load_trials
 
 SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
 LOSS = ["--loss", r"val_loss=(\S+)", "--run-dir", "run"]
@@ -27,7 +27,7 @@ def test_asha_without_resume_args_prunes(mpi: Mpi, tmp_path: Path, first: int, r
     options = ["--space", "x=Float(0.0, 1.0)", *LOSS, "--pruner", "asha", "--first-report", first, "--evaluations", 3]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", "--trial", "{trial}", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert [trial.state.name for trial in trials] == ["COMPLETE", "PRUNED", "PRUNED"]
     assert [len(trial.intermediate_values) for trial in trials] == [12, reports, reports]
     assert not any("paused_after" in trial.user_attrs for trial in trials)
@@ -37,12 +37,24 @@ def test_confirmations_of_a_program_have_other_seeds(mpi: Mpi, tmp_path: Path) -
     (tmp_path / "train.py").write_text(
         "import sys\nx, seed = sys.argv[2], sys.argv[4]\nprint(f'val_loss={float(x) + int(seed)}')\n"
     )
-    options = ["--space", "x=Float(0.0, 0.5)", *LOSS, "--evaluations", 2, "--confirm", 3, "--top-n", 1, "--seed", 7]
+    options = [
+        "--space",
+        "x=Float(0.0, 0.5)",
+        *LOSS,
+        "--evaluations",
+        2,
+        "--confirm-seeds",
+        3,
+        "--top-n",
+        1,
+        "--seed",
+        7,
+    ]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", "--x", "{x}", "--seed", "{seed}", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     assert [trial.values for trial in trials] == [[trial.params["x"] + 7] for trial in trials]
-    confirmations = trials_of(tmp_path / "run", "run-confirm")
+    confirmations = load_trials(tmp_path / "run", "run-confirm")
     seeds = [trial.user_attrs["seed"] for trial in confirmations]
     assert len({7, *seeds}) == 4
     assert [trial.values for trial in confirmations] == [
@@ -60,10 +72,10 @@ def test_silent_program_fails_after_evaluation_timeout(mpi: Mpi, tmp_path: Path)
     )
     (tmp_path / "given.json").write_text('[{"way": "silent"}, {"way": "swallowing"}, {"way": "loud"}]')
     options: list[object] = ["--space", "way=Categorical('silent', 'swallowing', 'loud')", *LOSS]
-    options += ["--start-with", "given.json", "--evaluations", 3, "--evaluation-timeout", "2s"]
+    options += ["--enqueue", "given.json", "--evaluations", 3, "--evaluation-timeout", "2s"]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    silent, swallowing, loud = trials_of(tmp_path / "run")
+    silent, swallowing, loud = load_trials(tmp_path / "run")
     assert "--evaluation-timeout" in silent.user_attrs["failure"]
     assert "--evaluation-timeout" in swallowing.user_attrs["failure"]
     assert loud.values == [0.5]
@@ -78,10 +90,10 @@ def test_printed_advice_confirms_a_script_with_other_seeds(mpi: Mpi, tmp_path: P
     options = ["--space", "x=Float(1.0, 1.01)", *LOSS, "--evaluations", 6]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path)
     assert "The script must take the seed, as --seed or by another option." in job.stdout
-    (command,) = [line for line in job.stdout.splitlines() if "--confirm 3" in line]
+    (command,) = [line for line in job.stdout.splitlines() if "--confirm-seeds 3" in line]
     job = mpi.run(2, *SEARCH, *shlex.split(command)[2:], cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    assert len(finished(trials_of(tmp_path / "run"))) == 6, "no other evaluations"
-    confirmations = finished(trials_of(tmp_path / "run", "run-confirm"))
+    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 6, "no other evaluations"
+    confirmations = find_complete_losses(load_trials(tmp_path / "run", "run-confirm"))
     assert len(confirmations) == 9
     assert len(set(confirmations.values())) > 3

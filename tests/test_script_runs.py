@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.support.launch import ROOT, Mpi
-from tests.support.outcome import trials_of
+from tests.support.run_output import load_trials
 
 SCRIPTS = ROOT / "tests" / "scripts"
 SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
@@ -51,10 +51,10 @@ def test_command_aborted_while_it_exits_is_complete(mpi: Mpi, tmp_path: Path) ->
     script.write_text(f'#!/bin/bash\n[ "$2" = exec ] && exec {python} "$@"\n{python} "$@"\n')
     script.chmod(0o755)
     (tmp_path / "given.json").write_text(json.dumps([{"way": way} for way in ABORTS]))
-    options = ["--space", f"way=Categorical({', '.join(map(repr, ABORTS))})", "--start-with", "given.json", *LOSS]
+    options = ["--space", f"way=Categorical({', '.join(map(repr, ABORTS))})", "--enqueue", "given.json", *LOSS]
     job = mpi.run(2, *SEARCH, *options, "--evaluations", len(ABORTS), "--", "./train.sh", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    trials = {trial.params["way"]: trial for trial in trials_of(tmp_path / "run")}
+    trials = {trial.params["way"]: trial for trial in load_trials(tmp_path / "run")}
     for way, failure in ABORTS.items():
         if failure:
             assert re.fullmatch(failure, trials[way].user_attrs["failure"]), way
@@ -76,4 +76,4 @@ def test_report_after_a_matching_line_is_warned_of_once(mpi: Mpi, tmp_path: Path
         "warning: trial 0: hpo.report is not read, since a line has matched --loss before; use one of them, or "
         "evaluations differ in that\n"
     )
-    assert [trial.values for trial in trials_of(tmp_path / "run")] == [[0.5], [0.5]]
+    assert [trial.values for trial in load_trials(tmp_path / "run")] == [[0.5], [0.5]]

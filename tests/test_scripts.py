@@ -16,14 +16,14 @@ import optuna
 import pytest
 
 from hpo import Categorical, Float
-from hpo.cli.script import make_script, parse_space, split_command
+from hpo.cli.program_options import make_script, parse_space, split_command
 from hpo.errors import UsageError
-from hpo.evaluation.reports import Agreement, Report, Reports
+from hpo.evaluation.program_reports import Report, ReportMerger, ReportReader
 from hpo.results.reader import RunReader
-from hpo.script import Script, propose_loss
-from tests.support.chaos import Victim, ended
+from hpo.script_objective import Script, propose_loss_pattern
+from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import ROOT, Hpo, Mpi
-from tests.support.outcome import finished, trials_of
+from tests.support.run_output import find_complete_losses, load_trials
 
 SCRIPTS = ROOT / "tests" / "scripts"
 SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
@@ -45,13 +45,13 @@ def test_script_for_torchrun_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path
     options = [*LR, "--space", "hidden=Int(4, 64, log=True)", "--loss", r"val_loss=(\S+)", "--run-dir", "run"]
     job = mpi.run(4, *SEARCH, *options, "--evaluations", 6, "--", "train.py", "--epochs", 2, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
-    assert len(finished(trials)) == 6
+    trials = load_trials(tmp_path / "run")
+    assert len(find_complete_losses(trials)) == 6
     assert all(sorted(trial.intermediate_values) == [1, 2] for trial in trials)
     expected = losses_of_torchrun(tmp_path, {"epochs": 2, **trials[3].params})
     assert list(trials[3].intermediate_values.values()) == expected
     assert trials[3].values == [min(expected)]
-    printed = (tmp_path / "run" / "printed" / "3.txt").read_text()
+    printed = (tmp_path / "run" / "logs" / "3.txt").read_text()
     assert printed.count("has seen 128 samples") == 2, "each rank has half of them"
     source = (tmp_path / "run" / "search_space-1.py").read_text()
     assert "lr=Float(0.001, 0.1, log=True),\n    hidden=Int(4, 64, log=True)," in source
@@ -84,10 +84,10 @@ def test_program_that_fails_costs_its_evaluation(mpi: Mpi, tmp_path: Path) -> No
         f"space = SearchSpace(way=Categorical({choices}), x=Float(0.0, 1.0))\n"
         f"objective = Script({str(SCRIPTS / 'failing.py')!r})\n"
     )
-    options = ["--start-with", "given.json", "--evaluations", len(given), "--collective-timeout", "4s"]
+    options = ["--enqueue", "given.json", "--evaluations", len(given), "--collective-timeout", "4s"]
     job = mpi.run(4, *SEARCH, "my_search.py", *options, "--run-dir", "run", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    trials = {trial.params["way"]: trial for trial in trials_of(tmp_path / "run")}
+    trials = {trial.params["way"]: trial for trial in load_trials(tmp_path / "run")}
     for way, pattern in FAILURES.items():
         assert re.fullmatch(pattern, trials[way].user_attrs["failure"]), way
         assert trials[f"well-{way}"].values == [pytest.approx(0.5 + 1 / 3)], way
@@ -104,13 +104,13 @@ def test_script_runs_as_python_runs_it(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "scripts" / "train.py").symlink_to(SCRIPTS / "ordinary.py")
     (tmp_path / "given.json").write_text(json.dumps([{"way": way} for way in ORDINARY]))
     options = ["--space", f"way=Categorical({', '.join(map(repr, ORDINARY))})", "--loss", r"val_loss=(\S+)"]
-    options += ["--start-with", "given.json", "--evaluations", str(len(ORDINARY)), "--run-dir", "run"]
+    options += ["--enqueue", "given.json", "--evaluations", str(len(ORDINARY)), "--run-dir", "run"]
     job = mpi.run(2, *SEARCH, *options, "--", "scripts/train.py", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = {trial.params["way"]: trial for trial in trials_of(tmp_path / "run")}
+    trials = {trial.params["way"]: trial for trial in load_trials(tmp_path / "run")}
     assert {way: trial.values for way, trial in trials.items()} == {way: [1.0] for way in ORDINARY}
     assert [(tmp_path / f"file-{rank}").read_text() for rank in range(2)] == ["written"] * 2
-    printed = (tmp_path / "run" / "printed" / f"{trials['seeds'].number}.txt").read_text()
+    printed = (tmp_path / "run" / "logs" / f"{trials['seeds'].number}.txt").read_text()
     assert len(set(re.findall(r"drawn (\S+)", printed))) == 2, "ranks that are not seeded draw other numbers"
 
 
@@ -126,14 +126,14 @@ def test_command_that_is_not_python_runs_on_each_rank(mpi: Mpi, tmp_path: Path) 
     options = ["--space", "k=Int(1, 3)", "--evaluations", 3, "--run-dir", "run"]
     job = mpi.run(2, *SEARCH, *options, "--", "./train.sh", "--k", "{k}", "--out", "{folder}", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    trials = {trial.params["k"]: trial for trial in trials_of(tmp_path / "run")}
+    trials = {trial.params["k"]: trial for trial in load_trials(tmp_path / "run")}
     assert [trials[k].values for k in (1, 2)] == [[0.1], [0.2]]
     assert trials[1].user_attrs["metrics"] == {"places": 1.0}
     assert trials[3].user_attrs["failure"].endswith("./train.sh ended with status 1")
     for k, trial in trials.items():
         folder = tmp_path / "run" / "trials" / str(trial.number)
         assert [path.name for path in folder.iterdir()] == ["here"]
-        printed = (tmp_path / "run" / "printed" / f"{trial.number}.txt").read_text()
+        printed = (tmp_path / "run" / "logs" / f"{trial.number}.txt").read_text()
         lines = {f"rank {rank} | rank {rank} of 2: --k {k} --out {folder}\n" for rank in range(2)}
         assert set(printed.splitlines(keepends=True)) == lines
 
@@ -147,18 +147,18 @@ def test_program_continues_from_its_own_checkpoint(mpi: Mpi, tmp_path: Path) -> 
     options = ["--space", "speed=Float(0.0, 0.5)", "--loss", r"validation loss: (\S+)", "--run-dir", "run", "--resume"]
     options += ["--resume-args", "--resume {folder}/last.json", "--pruner", "asha", "--evaluations", "10"]
     command = ["--", SCRIPTS / "continuing.py", "--out", "{folder}", "--epochs", "12"]
-    with ended(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
+    with kill_at_end(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
         assert victim.wait_for("\n 3/10 ")
-        while not any(map(has_checkpoint, trials_of(tmp_path / "run"))):  # the test has a limit
+        while not any(map(has_checkpoint, load_trials(tmp_path / "run"))):  # the test has a limit
             time.sleep(0.02)
         victim.job.send_signal(signal.SIGKILL)
         victim.wait(20)
     job = mpi.run(2, *SEARCH, *options, *command, cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    trials = trials_of(tmp_path / "run")
-    later = [trial for trial in trials if "went_on_after" in trial.user_attrs]
-    assert any(trials[trial.user_attrs["repeats"]].user_attrs.get("failure") == "interrupted" for trial in later)
-    assert any("paused_after" in trials[trial.user_attrs["repeats"]].user_attrs for trial in later)
+    trials = load_trials(tmp_path / "run")
+    later = [trial for trial in trials if "resumed_from_step" in trial.user_attrs]
+    assert any(trials[trial.user_attrs["retry_of"]].user_attrs.get("failure") == "interrupted" for trial in later)
+    assert any("paused_after" in trials[trial.user_attrs["retry_of"]].user_attrs for trial in later)
     for trial in trials:
         assert all(
             any(loss == pytest.approx(8 * (1 - trial.params["speed"]) ** epoch, abs=1e-5) for epoch in range(1, 13))
@@ -180,13 +180,13 @@ def test_run_without_a_loss_stops_and_proposes_a_pattern(mpi: Mpi, tmp_path: Pat
     )
     (remedy,) = re.findall(rf"{re.escape(stopped)}(.*)\n", job.stdout)
     assert remedy == r"--run-dir run --resume and --loss 'eval_loss\s+([^\s,;}]+)'"
-    assert [trial.state.name for trial in trials_of(tmp_path / "run")] == ["FAIL"]
-    look = RunReader(tmp_path / "run").follow().look()
+    assert [trial.state.name for trial in load_trials(tmp_path / "run")] == ["FAIL"]
+    look = RunReader(tmp_path / "run").make_follower().take_snapshot()
     assert look.remedy == r"--loss 'eval_loss\s+([^\s,;}]+)'"
     added = shlex.split(remedy.replace(" and ", " "))
     job = mpi.run(2, *SEARCH, *options, *added, "--", "python", "train.py", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    assert list(finished(trials_of(tmp_path / "run")).values()) == [0.31, 0.31]
+    assert list(find_complete_losses(load_trials(tmp_path / "run")).values()) == [0.31, 0.31]
 
 
 def test_module_and_ranks_that_a_script_starts_are_run(mpi: Mpi, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_module_and_ranks_that_a_script_starts_are_run(mpi: Mpi, tmp_path: Path)
     port = str(20000 + int(tmp_path.stat().st_ino) % 9000)
     job = mpi.run(1, *SEARCH, *options, "--", "-m", "spawning", "--x", "{x}", port, cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    for trial in trials_of(tmp_path / "run"):
+    for trial in load_trials(tmp_path / "run"):
         assert trial.values == [pytest.approx(2 * trial.params["x"])]
         assert trial.user_attrs["metrics"] == {"trial": trial.number}
 
@@ -224,13 +224,13 @@ def test_objective_has_a_folder_that_stays_when_it_continues(mpi: Mpi, tmp_path:
         "    return params['k']\n"
     )
     options = ["my_search.py", "--evaluations", 3, "--run-dir", "run", "--resume"]
-    with ended(Victim(mpi, 2, [*SEARCH, *options], tmp_path, tmp_path / "log")) as victim:
+    with kill_at_end(Victim(mpi, 2, [*SEARCH, *options], tmp_path, tmp_path / "log")) as victim:
         assert victim.wait_for("\n1/3 ")
         victim.job.send_signal(signal.SIGTERM)
         victim.wait(20)
     assert mpi.run(2, *SEARCH, *options, cwd=tmp_path).returncode == 0
-    trials = trials_of(tmp_path / "run")
-    assert [trial.user_attrs.get("repeats") for trial in trials] == [None, None, 1, None]
+    trials = load_trials(tmp_path / "run")
+    assert [trial.user_attrs.get("retry_of") for trial in trials] == [None, None, 1, None]
     folders = {path.name: (path / "rank0").read_text() for path in (tmp_path / "run" / "trials").iterdir()}
     for number, trial in ((0, trials[0]), (1, trials[1]), (3, trials[3])):
         line = f"{number} {trial.params['k']}\n"
@@ -264,8 +264,14 @@ MISTAKES = [
         "train.py: '{lrr}' has a place for 'lrr', and there are lr, trial, folder, seed; ",
     ),
     ([*LR, "--flag", "x", "--", "train.py"], "train.py: the flag 'x' is no hyperparameter; there are lr"),
-    ([*LR, "--grow", "--", "train.py"], "--grow: train.py is a program, which does not save what others go on from"),
-    ([*LR, "--confirm", "2", "--", "train.py"], "--confirm 2: train.py is to be trained with other seeds; give them "),
+    (
+        [*LR, "--elastic", "--", "train.py"],
+        "--elastic: train.py is a program, which does not save what others go on from",
+    ),
+    (
+        [*LR, "--confirm-seeds", "2", "--", "train.py"],
+        "--confirm-seeds 2: train.py is to be trained with other seeds; give them ",
+    ),
     (["--loss", "(x)", "train.py"], "--loss is for a program, which stands behind --"),
     ([*LR, "train.py", "--", "train.py"], "train.py and a program behind --: give one of them"),
 ]
@@ -314,7 +320,7 @@ def test_space_on_the_command_line_is_that_of_a_search_file(tmp_path: Path) -> N
     expected = {"metrics": {"acc": "acc (.*)"}, "flags": ["amp"], "resume": ["--from", "{folder}/a b"]}
     assert script == Script(path, loss="l=(.*)", first_report=2, **expected)  # type: ignore[arg-type]
     found: dict[str, Any] = {}
-    exec(script.source(parse_space(texts)), found)
+    exec(script.format_search_file(parse_space(texts)), found)
     assert (found["objective"], list(found["space"].parameters)) == (script, ["opt", "momentum", "k"])
     assert Script.from_data(json.loads(json.dumps(script.data))) == script
 
@@ -328,11 +334,11 @@ def test_hyperparameters_have_places_or_are_appended() -> None:
     known = {"trial": 7, "folder": "f", "seed": 3}
     params = {"lr": 0.1, "m": 0.9, "amp": True, "w": 3, "big": False}
     start = ["train.py", "--lr", "0.1", "c-7.yaml", '{"a": {"b": 1}}', "{lr}"]
-    assert script.arguments(params, known) == [*start, "--m", "0.9", "--amp", "--w", "3", "--big", "false"]
+    assert script.make_arguments(params, known) == [*start, "--m", "0.9", "--amp", "--w", "3", "--big", "false"]
     del params["m"]
-    assert script.arguments({**params, "amp": False}, known, ["m"]) == [*start, "--w", "3", "--big", "false"]
+    assert script.make_arguments({**params, "amp": False}, known, ["m"]) == [*start, "--w", "3", "--big", "false"]
     params = {"lr": -1e-4, "m": 0.9, "amp": False, "w": -2, "big": False}
-    assert script.arguments(params, known)[1:] == [
+    assert script.make_arguments(params, known)[1:] == [
         *("--lr=-0.0001", "c-7.yaml", '{"a": {"b": 1}}', "{lr}", "--m", "0.9", "--w=-2", "--big", "false")
     ]
     for wrong, message in (
@@ -369,63 +375,63 @@ def test_hyperparameters_have_places_or_are_appended() -> None:
     ],
 )
 def test_pattern_is_proposed_that_reads_a_loss(lines: list[str], loss: str | None) -> None:
-    pattern = propose_loss(lines)
+    pattern = propose_loss_pattern(lines)
     found = [match[1] for line in lines if (match := re.search(pattern, line))] if pattern else []
     assert found == ([loss] if loss is not None else [])
 
 
 def test_reports_come_from_lines_or_from_the_file() -> None:
     script = Script("train.py", loss=r"loss=(\S+)", metrics={"acc": r"acc=(\S+)"})
-    reports = Reports(script)
+    reports = ReportReader(script)
     for line in ("acc=0.5", "loss=value", "loss=2.0 acc=0.6", "acc=bad loss=1.0", "loss=nan"):
         reports.take_line(line)
-    taken = reports.take_new()
+    taken = reports.take_new_reports()
     assert taken[:2] == [Report(2.0, {"acc": 0.6}), Report(1.0, {})]
     assert taken[2].mistake == "the validation loss is nan"
     Path(reports.path).write_text('{"loss": 9}\n')
-    assert reports.take_new() == [], "lines came first"
+    assert reports.take_new_reports() == [], "lines came first"
     reports.close()
-    reports = Reports(Script("train.py", loss=r"(?:\w+\s?)*val_loss: (\S+)"))
+    reports = ReportReader(Script("train.py", loss=r"(?:\w+\s?)*val_loss: (\S+)"))
     reports.take_line(f"{'a' * 60} loss: 3")
-    (report,) = reports.take_new()
+    (report,) = reports.take_new_reports()
     assert report.mistake.startswith("to look for --loss or --metric takes more than 1 s in the line 'aaa")
     reports.close()
-    reports = Reports(script)
+    reports = ReportReader(script)
     with Path(reports.path).open("a") as file:
         file.write('{"loss": 3, "acc": 1}\n{"lo')
         file.flush()
-        assert reports.take_new() == [Report(3.0, {"acc": 1.0})]
+        assert reports.take_new_reports() == [Report(3.0, {"acc": 1.0})]
         file.write('ss": 2}\n[1]\n{"loss": true}\n')
-    rest = reports.take_new()
+    rest = reports.take_new_reports()
     assert rest[0] == Report(2.0, {})
     assert [one.mistake for one in rest[1:]] == [
         f"what was reported is not a loss with metrics: {text}" for text in ("[1]", '{"loss": true}')
     ]
     reports.take_line("loss=5")
-    assert reports.take_new() == []
+    assert reports.take_new_reports() == []
     reports.close()
 
 
 def test_reports_of_several_ranks_have_to_agree() -> None:
-    agreement = Agreement(2)
+    agreement = ReportMerger(2)
     one, other = [Report(1.0), Report(0.5)], [Report(1.0000001), Report(0.6)]
-    assert agreement.take(0, one[:1], 0) == [Report(1.0)]
-    assert agreement.take(1, other[:1], 0) == [], "the same loss"
-    assert agreement.take(1, other[1:], 1) == [], "the leader may report it, too"
-    loss, mistake = agreement.take(0, one, 0)
+    assert agreement.add_reports(0, one[:1], 0) == [Report(1.0)]
+    assert agreement.add_reports(1, other[:1], 0) == [], "the same loss"
+    assert agreement.add_reports(1, other[1:], 1) == [], "the leader may report it, too"
+    loss, mistake = agreement.add_reports(0, one, 0)
     assert loss == Report(0.5)
     assert mistake.mistake.startswith("ranks 0 and 1 reported different losses, 0.5 and 0.6, as loss 2: ")
-    assert agreement.take(0, one, 0) == []
+    assert agreement.add_reports(0, one, 0) == []
 
 
 def test_reports_count_if_the_leader_does_not_report() -> None:
-    agreement, reports = Agreement(3), [Report(1.0), Report(0.5), Report(0.2)]
-    assert agreement.take(1, reports[:1], 0) == []
-    assert agreement.take(2, reports[:1], 0) == []
-    assert agreement.take(0, [], 0) == []
-    assert agreement.take(1, reports[1:2], 1) == reports[:2], "rank 1 is a loss further"
-    assert agreement.take(2, reports, 0) == reports[2:]
-    assert agreement.take(1, reports, 0) == []
+    agreement, reports = ReportMerger(3), [Report(1.0), Report(0.5), Report(0.2)]
+    assert agreement.add_reports(1, reports[:1], 0) == []
+    assert agreement.add_reports(2, reports[:1], 0) == []
+    assert agreement.add_reports(0, [], 0) == []
+    assert agreement.add_reports(1, reports[1:2], 1) == reports[:2], "rank 1 is a loss further"
+    assert agreement.add_reports(2, reports, 0) == reports[2:]
+    assert agreement.add_reports(1, reports, 0) == []
 
 
 def test_report_outside_a_search_does_nothing() -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.problem import Description, Problem
+from hpo.problem import Problem, SearchDescription
 from hpo.trainer.search_file import load_search_file
-from tests.support.in_process import InProcess, describe, problem_of, through_json
+from tests.support.in_process_template import InProcessTemplate, describe_search_file, load_problem, send_through_json
 from tests.support.launch import ROOT
 
 GOOD = """
@@ -50,9 +50,9 @@ def write(folder: Path, text: str, name: str = "search.py") -> Path:
 
 def test_settings_are_read_as_their_types(tmp_path: Path) -> None:
     search = load_search_file(write(tmp_path, GOOD))
-    settings = search.settings(["epochs=5", "rate=1e-3", "fast=Yes", "name=a=b", "epochs=7"])
+    settings = search.make_settings(["epochs=5", "rate=1e-3", "fast=Yes", "name=a=b", "epochs=7"])
     assert (settings.epochs, settings.rate, settings.fast, settings.name) == (7, 0.001, True, "a=b")
-    assert search.settings([]).epochs == 3
+    assert search.make_settings([]).epochs == 3
 
 
 @pytest.mark.parametrize(
@@ -70,21 +70,21 @@ def test_settings_are_read_as_their_types(tmp_path: Path) -> None:
 def test_a_bad_setting_is_shown_with_what_would_work(tmp_path: Path, assignment: str, message: str) -> None:
     search = load_search_file(write(tmp_path, GOOD))
     with pytest.raises(UsageError) as raised:
-        search.settings([assignment])
+        search.make_settings([assignment])
     assert message in str(raised.value)
     with pytest.raises(UsageError) as of_rank:
-        describe(search.path).bound([assignment])
+        describe_search_file(search.path).bind_settings([assignment])
     assert str(of_rank.value) == str(raised.value)
 
 
 def test_a_file_without_settings_takes_none(tmp_path: Path) -> None:
     text = "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\ndef objective(params, worker): return 1.0\n"
     search = load_search_file(write(tmp_path, text))
-    assert search.settings([]) is None
-    assert search.bound([]).objective({}, None) == 1.0
-    assert describe(search.path).bound([]).values == {}
+    assert search.make_settings([]) is None
+    assert search.bind_settings([]).call_objective({}, None) == 1.0
+    assert describe_search_file(search.path).bind_settings([]).setting_values == {}
     with pytest.raises(UsageError, match="has no Settings"):
-        search.settings(["epochs=3"])
+        search.make_settings(["epochs=3"])
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_file_imports_its_neighbours(tmp_path: Path) -> None:
 def test_shipped_search_spaces_have_the_reference_hyperparameters(name: str) -> None:
     search = load_search_file(ROOT / "search_spaces" / f"{name}.py")
     assert list(search.space.parameters) == ["conv_layers", "activation", "lr", "gamma"]
-    settings: Any = search.settings(["epochs=3"])
+    settings: Any = search.make_settings(["epochs=3"])
     assert settings.epochs == 3
 
 
@@ -228,7 +228,7 @@ def test_a_file_is_found_by_its_name_where_no_module_has_it(tmp_path: Path) -> N
 def test_a_prepare_that_exits_is_one_message(tmp_path: Path, code: str, message: str) -> None:
     search = load_search_file(write(tmp_path, f"{GOOD}\ndef prepare(settings):\n    raise SystemExit({code})\n"))
     with pytest.raises(UsageError) as raised:
-        search.bound([]).prepared()
+        search.bind_settings([]).call_prepare()
     assert str(raised.value) == f"{search.path}: prepare called sys.exit({message})"
 
 
@@ -237,7 +237,7 @@ def test_description_has_all_that_a_rank_needs(tmp_path: Path, monkeypatch: pyte
     text += "def prepare(settings): ...\n# \N{PILE OF POO}\n"
     (tmp_path / "a\udcff.py").write_text(text, "utf-8")
     monkeypatch.chdir(tmp_path)
-    here = InProcess()
+    here = InProcessTemplate()
     file = here.load(Path("a\udcff.py"))
     assert (file.path, file.location) == (Path("a\udcff.py"), tmp_path / "a\udcff.py")
     assert (file.source, file.sha256) == (text.encode(), hashlib.sha256(text.encode()).hexdigest())
@@ -247,40 +247,40 @@ def test_description_has_all_that_a_rank_needs(tmp_path: Path, monkeypatch: pyte
     file.check_setting("epochs=5")
     with pytest.raises(UsageError, match="no setting 'epoch'"):
         file.check_setting("epoch=5")
-    problem = file.bound(["epochs=5", "fast=yes"])
-    assert problem.values == {"epochs": 5, "rate": 0.5, "fast": True, "name": "n", "sizes": "()"}
+    problem = file.bind_settings(["epochs=5", "fast=yes"])
+    assert problem.setting_values == {"epochs": 5, "rate": 0.5, "fast": True, "name": "n", "sizes": "()"}
     assert problem.assignments == ("epochs=5", "fast=yes")
     assert here.requests == ["load", "check_setting", "check_setting", "bind"]
 
 
 def test_description_and_problem_survive_their_data(tmp_path: Path) -> None:
-    file = describe(write(tmp_path, GOOD))
+    file = describe_search_file(write(tmp_path, GOOD))
     assert (file.objectives, file.has_settings, file.has_prepare, file.has_test) == (ONLY_LOSS, True, False, False)
-    again = Description.from_data(through_json(file.data))
+    again = SearchDescription.from_data(send_through_json(file.data))
     assert again.data == file.data
     assert again.space.describe() == file.space.describe()
     assert repr(again) == repr(file)
-    problem = file.bound(["rate=2"])
-    copied = Problem.from_data(through_json(problem.data))
+    problem = file.bind_settings(["rate=2"])
+    copied = Problem.from_data(send_through_json(problem.data))
     assert (copied.data, copied.space.describe()) == (problem.data, problem.space.describe())
-    assert (copied.values, copied.assignments) == (problem.values, ("rate=2",))
+    assert (copied.setting_values, copied.assignments) == (problem.setting_values, ("rate=2",))
 
 
 @pytest.mark.parametrize("name", ["digits_cnn", "mnist_cnn", "cifar10_resnet", "text_transformer"])
 def test_description_of_a_shipped_search_space_is_that_of_the_file(name: str) -> None:
     path = ROOT / "search_spaces" / f"{name}.py"
-    search, problem = load_search_file(path), problem_of(path)
+    search, problem = load_search_file(path), load_problem(path)
     assert problem.space.describe() == search.space.describe()
-    assert problem.space.fixed == search.space.fixed
-    assert problem.space.rules == search.space.rules
+    assert problem.space.immutable_names == search.space.immutable_names
+    assert problem.space.constraint_texts == search.space.constraint_texts
     assert problem.file.has_test == (search.test is not None)
-    assert problem.values == search.bound([]).values
+    assert problem.setting_values == search.bind_settings([]).values
 
 
 def test_load_if_the_file_fails_gives_the_rank_its_traceback(tmp_path: Path) -> None:
     path = write(tmp_path, "def broken():\n    return 1 / 0\n\nbroken()\n")
     with pytest.raises(UsageError, match="ZeroDivisionError: division by zero") as raised:
-        describe(path)
+        describe_search_file(path)
     assert str(raised.value).startswith(f"{path} could not be imported:\nTraceback (most recent call last):\n")
 
 

@@ -12,7 +12,7 @@ from hpo.errors import UsageError
 from hpo.trainer.search_file import load_search_file
 from tests.support.cifar import write_cifar10
 from tests.support.launch import PROGRAM, ROOT, Mpi
-from tests.support.outcome import finished, trials_of
+from tests.support.run_output import find_complete_losses, load_trials
 
 RESNET = ROOT / "search_spaces" / "cifar10_resnet.py"
 TRANSFORMER = ROOT / "search_spaces" / "text_transformer.py"
@@ -31,10 +31,10 @@ def searched(mpi: Mpi, folder: Path, search: Path, params: dict[str, Any], *sett
     """Evaluate one individual on two ranks; return its loss, and what test.json holds."""
     (folder / "start.json").write_text(json.dumps([params]), "utf-8")
     options = [word for setting in settings for word in ("--set", setting)]
-    command = [PROGRAM, search, "--start-with", "start.json", "--evaluations", 1, "--run-dir", "run", *options]
+    command = [PROGRAM, search, "--enqueue", "start.json", "--evaluations", 1, "--run-dir", "run", *options]
     job = mpi.run(2, *command, cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
-    (loss,) = finished(trials_of(folder / "run")).values()
+    (loss,) = find_complete_losses(load_trials(folder / "run")).values()
     return loss, json.loads((folder / "run" / "test.json").read_text("utf-8"))
 
 
@@ -90,7 +90,7 @@ def test_prepared_with_wrong_settings_names_the_setting(
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # no network, wherever this runs
     with pytest.raises(UsageError) as raised:
-        load_search_file(search).bound(settings).prepared()
+        load_search_file(search).bind_settings(settings).call_prepare()
     assert str(raised.value).removeprefix("the settings of ").startswith(f"{search}: ")
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)

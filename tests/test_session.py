@@ -21,36 +21,36 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from hpo.errors import UsageError
 from hpo.results.reader import RunReader
-from hpo.run.git import Commit, commit_of
+from hpo.run.git import Commit, find_commit
 from hpo.run.options import Options
 from hpo.run.session import Session
-from hpo.store.directions import make_study
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.storage import open_storage
-from hpo.store.url import without_password
+from hpo.store.storage_url import mask_password
+from hpo.store.study_objectives import make_study
 from hpo.trainer.search_file import load_search_file
-from tests.support.runs import QUICK, claim, complete, start
+from tests.support.runs import QUICK, claim_evaluation, complete_evaluations, start_session
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])
 def test_a_run_that_was_killed_while_it_began_can_begin(tmp_path: Path, url: str | None) -> None:
     run_dir, storage = tmp_path / "run", url and url.format(tmp_path)
-    start(run_dir, storage=storage)
+    start_session(run_dir, storage=storage)
     (run_dir / "run.json").unlink()
-    session = start(run_dir, resume=True, storage=storage)
+    session = start_session(run_dir, resume=True, storage=storage)
     record = session.open_record()
     space = load_search_file(QUICK).space
     params = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
-    assert claim(record, params, space.distributions(), session.manifest.budget) is not None
+    assert claim_evaluation(record, params, space.make_distributions(), session.manifest.budget) is not None
     (run_dir / "run.json").unlink()
     with pytest.raises(UsageError, match="already holds a study named 'run'"):
-        start(run_dir, resume=True, storage=storage)
+        start_session(run_dir, resume=True, storage=storage)
 
 
 def test_settings_are_those_that_were_set_last(tmp_path: Path) -> None:
     for settings, epochs in ((("epochs=3", "seconds=0.5"), 3), (("epochs=4",), 4), ((), 4)):
-        session = start(tmp_path / "run", resume=True, settings=settings)
+        session = start_session(tmp_path / "run", resume=True, settings=settings)
         content = json.loads((tmp_path / "run" / "run.json").read_text())
         assert content["set"] == {"epochs": str(epochs), "seconds": "0.5"}
         assert content["settings"] == {"epochs": epochs, "seconds": 0.5}
@@ -63,7 +63,7 @@ def test_resume_with_nan_setting_reports_no_difference(tmp_path: Path) -> None:
         QUICK.read_text().replace("    epochs: int", '    clip: float = float("nan")\n    epochs: int', 1)
     )
     for settings in (("seconds=inf",), (), ()):
-        session = start(tmp_path / "run", search, resume=True, settings=settings)
+        session = start_session(tmp_path / "run", search, resume=True, settings=settings)
         text = (tmp_path / "run" / "run.json").read_text()
         content = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
         assert (content["settings"]["clip"], content["settings"]["seconds"]) == ("nan", "inf")
@@ -76,23 +76,23 @@ def test_no_password_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
     monkeypatch.setattr("sys.argv", ["run_islands.py", "--storage", url])
     with pytest.raises(UsageError, match=r"the storage sqlite://me:\*\*\*@/") as raised:
-        start(tmp_path / "run", storage=url)
+        start_session(tmp_path / "run", storage=url)
     assert "secret" not in str(raised.value)
     assert not (tmp_path / "run").exists()
-    start(tmp_path / "other")
+    start_session(tmp_path / "other")
     run_json = tmp_path / "other" / "run.json"
     content = json.loads(run_json.read_text())
     run_json.write_text(json.dumps({**content, "storage": "postgresql://me:***@host/db"}))
     with pytest.raises(UsageError, match="give --storage URL again, with the password"):
-        start(tmp_path / "other", resume=True)
+        start_session(tmp_path / "other", resume=True)
 
 
 def test_looking_at_a_run_needs_its_study(tmp_path: Path) -> None:
-    session = start(tmp_path / "run")
-    assert RunReader(tmp_path / "run").summary(3)["evaluations"]["budget"] == session.manifest.budget
+    session = start_session(tmp_path / "run")
+    assert RunReader(tmp_path / "run").make_summary(3)["evaluations"]["budget"] == session.manifest.budget
     (tmp_path / "run" / "study.log").unlink()
     with pytest.raises(UsageError, match=r"study.log, the study of this run, is missing: restore it"):
-        RunReader(tmp_path / "run").summary(3)
+        RunReader(tmp_path / "run").make_summary(3)
     with pytest.raises(UsageError, match="holds no run"):
         RunReader(tmp_path / "nowhere")
 
@@ -102,10 +102,12 @@ PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
 
 def a_run(path: Path, evaluations: int = 3) -> Session:
     """Leave a run that was killed: some evaluations complete, and one running."""
-    session = start(path)
-    record, distributions = session.open_record(), load_search_file(QUICK).space.distributions()
+    session = start_session(path)
+    record, distributions = session.open_record(), load_search_file(QUICK).space.make_distributions()
     for number in range(evaluations + 1):
-        assignment = claim(record, {**PARAMS, "depth": number + 1}, distributions, 9, island=0, worker=0, generation=0)
+        assignment = claim_evaluation(
+            record, {**PARAMS, "depth": number + 1}, distributions, 9, island=0, worker=0, generation=0
+        )
         if number < evaluations:
             record.complete(assignment, 0.5, 1.0, {})
     return session
@@ -125,12 +127,12 @@ def test_a_study_cut_anywhere_goes_on_with_what_it_holds_or_is_refused_and_left_
         complete = sum(b'"state":1' in line for line in whole[:place].splitlines(keepends=True) if line[-1:] == b"\n")
         if whole[:place].count(b"\n") < 2:  # the lines that make the study and say what its space is
             with pytest.raises(UsageError, match=r"there is no study 'whole' in|is of another search space"):
-                start(run_dir, resume=True)
+                start_session(run_dir, resume=True)
             assert (run_dir / "study.log").read_bytes() == whole[:place]
             continue
-        session = start(run_dir, resume=True)
+        session = start_session(run_dir, resume=True)
         outcomes[complete] += 1
-        states = Counter(evaluation.state for evaluation in session.open_record().evaluations())
+        states = Counter(evaluation.state for evaluation in session.open_record().read_evaluations())
         assert states["complete"] == complete
         assert states["running"] == 0
         assert states["interrupted"] == states["waiting"]
@@ -169,12 +171,12 @@ def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
         Record.create(journal, name, parameters)
     before = {path: path.read_bytes() for path in sorted((tmp_path / "run").iterdir()) if path.name != "lock"}
     with pytest.raises(UsageError, match=message) as raised:
-        start(tmp_path / "run", resume=True)
+        start_session(tmp_path / "run", resume=True)
     assert "\n" not in str(raised.value)
     assert {path: path.read_bytes() for path in sorted((tmp_path / "run").iterdir()) if path.name != "lock"} == before
     if content != "space":
         with pytest.raises(UsageError, match=message):
-            RunReader(tmp_path / "run").summary(3)
+            RunReader(tmp_path / "run").make_summary(3)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,7 @@ def test_an_edited_run_json_is_one_message(tmp_path: Path, change: dict[str, obj
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     journal = (tmp_path / "run" / "study.log").read_bytes()
     with pytest.raises(UsageError, match=message):
-        start(tmp_path / "run", resume=True)
+        start_session(tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "study.log").read_bytes() == journal
 
 
@@ -237,7 +239,7 @@ def test_a_run_json_that_is_none_is_one_message_and_the_study_stays(
     if content is not None:
         path.write_text(content, "utf-8")
     with pytest.raises(UsageError, match=message):
-        start(tmp_path / "run", resume=True)
+        start_session(tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "study.log").read_bytes() == journal
 
 
@@ -248,8 +250,8 @@ def test_a_place_that_cannot_be_written_to_is_one_message(tmp_path: Path) -> Non
         pytest.skip("a read-only place needs root, and leave to mount it")
     try:
         with pytest.raises(UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Read-only"):
-            start(tmp_path / "run", resume=True)
-        assert RunReader(tmp_path / "run").summary(3)["evaluations"]["complete"] == 3, "it can be looked at"
+            start_session(tmp_path / "run", resume=True)
+        assert RunReader(tmp_path / "run").make_summary(3)["evaluations"]["complete"] == 3, "it can be looked at"
     finally:
         subprocess.run(["umount", str(tmp_path / "run")], check=True, timeout=20)
 
@@ -260,16 +262,19 @@ def test_the_study_of_a_relative_sqlite_url_is_found_from_everywhere(
     (tmp_path / "here").mkdir()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    record = start(tmp_path / "run", storage="sqlite:///study.db?timeout=9").open_record()
+    record = start_session(tmp_path / "run", storage="sqlite:///study.db?timeout=9").open_record()
     url = f"sqlite:///{tmp_path}/here/study.db?timeout=9"
     assert json.loads((tmp_path / "run" / "run.json").read_text())["storage"] == url
     monkeypatch.chdir(tmp_path / "elsewhere")
-    complete(start(tmp_path / "run", resume=True).open_record(), 1)
-    assert len(record.evaluations()) == len(RunReader(tmp_path / "run").evaluations()) == 1
+    complete_evaluations(start_session(tmp_path / "run", resume=True).open_record(), 1)
+    assert len(record.read_evaluations()) == len(RunReader(tmp_path / "run").read_evaluations()) == 1
     with pytest.raises(UsageError, match=r"study\.db, the study of this run, is missing: restore it"):
         RunReader(tmp_path / "run", "sqlite:///study.db")
     (tmp_path / "here" / "study.db").rename(tmp_path / "here" / "moved.db")
-    for step in (lambda: RunReader(tmp_path / "run"), lambda: start(tmp_path / "run", resume=True, confirm=1)):
+    for step in (
+        lambda: RunReader(tmp_path / "run"),
+        lambda: start_session(tmp_path / "run", resume=True, confirm_seeds=1),
+    ):
         with pytest.raises(
             UsageError, match=rf"{tmp_path}/here/study\.db, the study of this run, is missing: restore it"
         ):
@@ -278,44 +283,44 @@ def test_the_study_of_a_relative_sqlite_url_is_found_from_everywhere(
 
 
 def test_a_run_that_looks_whether_it_is_in_use_keeps_others_out(tmp_path: Path) -> None:
-    start(tmp_path / "run")
+    start_session(tmp_path / "run")
     run_dir = RunDir(tmp_path / "run")
     code = "import sys, pathlib, hpo.store.run_dir\nplace = hpo.store.run_dir.RunDir(pathlib.Path(sys.argv[1]))\n"
-    code += "print(place.in_use)\nwith place.hold():\n    print('held')\n"
+    code += "print(place.is_in_use)\nwith place.hold_lock():\n    print('held')\n"
     asked = [sys.executable, "-c", code, str(run_dir.path)]
-    with run_dir.hold():
-        assert run_dir.in_use
+    with run_dir.hold_lock():
+        assert run_dir.is_in_use
         other = subprocess.run(asked, capture_output=True, text=True, timeout=60)
         assert other.stdout == "True\n"
         assert f"is in use by process {os.getpid()} on " in other.stderr
-        assert run_dir.in_use
-    assert not run_dir.in_use
+        assert run_dir.is_in_use
+    assert not run_dir.is_in_use
     assert subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout == "False\nheld\n"
 
 
 @pytest.mark.parametrize("place", [0, 3, 13, 60, "line"])
 def test_a_session_that_was_killed_while_it_made_the_study_can_begin_again(tmp_path: Path, place: int | str) -> None:
-    start(tmp_path / "run")
+    start_session(tmp_path / "run")
     journal = tmp_path / "run" / "study.log"
     whole = journal.read_bytes()
     (tmp_path / "run" / "run.json").unlink()
     journal.write_bytes(whole[: place if isinstance(place, int) else whole.index(b"\n") + 1])
     (tmp_path / "run" / "study.log.lock").symlink_to(journal)
     began = time.monotonic()
-    session = start(tmp_path / "run", resume=True)
+    session = start_session(tmp_path / "run", resume=True)
     assert time.monotonic() - began < 20, "it did not wait for the lock"
-    assert session.open_record().about()["space"] == load_search_file(QUICK).space.describe()
+    assert session.open_record().read_attributes()["space"] == load_search_file(QUICK).space.describe()
 
 
 def test_a_study_of_confirmations_that_has_lost_its_space_is_gone_on_with(tmp_path: Path) -> None:
-    session, space = start(tmp_path / "run", confirm=1), load_search_file(QUICK).space
+    session, space = start_session(tmp_path / "run", confirm_seeds=1), load_search_file(QUICK).space
     storage = open_storage(session.storage)
-    study = make_study(storage, session.manifest.confirming_study, session.manifest.objectives)
+    study = make_study(storage, session.manifest.confirmation_study, session.manifest.objectives)
     storage.set_study_user_attr(study, "confirms", session.manifest.study)
     confirmations = session.open_confirmations()
-    confirmations.enqueue({"depth": 1, "act": "relu", "flag": True, "lr": 0.5}, space.distributions(), confirms=0)
+    confirmations.enqueue({"depth": 1, "act": "relu", "flag": True, "lr": 0.5}, space.make_distributions(), confirms=0)
     session.create_confirmations(space)
-    assert [one.state for one in session.open_confirmations().evaluations()] == ["waiting"]
+    assert [one.state for one in session.open_confirmations().read_evaluations()] == ["waiting"]
 
 
 @pytest.mark.parametrize(
@@ -331,9 +336,9 @@ def test_a_study_of_confirmations_that_has_lost_its_space_is_gone_on_with(tmp_pa
     ],
 )
 def test_secrets_in_a_storage_url_are_hidden(tmp_path: Path, url: str, shown: str) -> None:
-    assert without_password(url) == shown
+    assert mask_password(url) == shown
     with pytest.raises(UsageError) as raised:
-        start(tmp_path / "run", storage=url)
+        start_session(tmp_path / "run", storage=url)
     assert "secret" not in str(raised.value)
     with pytest.raises(UsageError) as raised:
         Options(QUICK, storage=url.split("://")[1])
@@ -351,17 +356,17 @@ def test_a_study_of_another_program_is_a_start_whatever_its_attributes(tmp_path:
     for depth, attributes in enumerate(some, start=1):
         study.enqueue_trial({"depth": depth, "act": "relu", "flag": True, "lr": 0.123456789012345 / depth}, attributes)
     study.optimize(objective_of_another_program, n_trials=4)
-    session = start(tmp_path / "run", start_from=f"{tmp_path}/mine.log#mine")
+    session = start_session(tmp_path / "run", warm_start=f"{tmp_path}/mine.log#mine")
     assert f"with 3 evaluations of {tmp_path}/mine.log#mine, the best 1\n" in session.headline
     assert "without 1 that is not of this search space, such as trial 3: parameter" in session.headline
-    evaluations = session.open_record().evaluations()
+    evaluations = session.open_record().read_evaluations()
     assert [(e.loss, e.metrics, e.params["lr"]) for e in evaluations] == [
         (1.0, {}, 0.123456789012),
         (2.0, {"c": 1.0}, 0.0617283945062),
         (3.0, {}, 0.0411522630041),
     ]
     assert all(0 < evaluation.seconds < 10 for evaluation in evaluations)
-    assert RunReader(tmp_path / "run").summary(3)["taken_over"] == 3
+    assert RunReader(tmp_path / "run").make_summary(3)["taken_over"] == 3
 
 
 def objective_of_another_program(trial: optuna.Trial) -> float:
@@ -399,8 +404,8 @@ def test_parameters_of_other_distributions_are_taken_for_what_they_mean(tmp_path
     for loss, params in enumerate(fitting + others):
         add(params, value=loss, intermediate_values={0: math.nan, 10: loss})
     add(fitting[0], state=optuna.trial.TrialState.PRUNED)  # before its first loss
-    session = start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/mine.db")
-    taken = session.open_record().evaluations()
+    session = start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/mine.db")
+    taken = session.open_record().read_evaluations()
     assert [evaluation.params for evaluation in taken] == [
         {"depth": 2, "act": "relu", "flag": True, "lr": 1.0},
         {"depth": 3, "act": "tanh", "flag": False, "lr": 0.5},
@@ -416,13 +421,13 @@ def test_what_was_taken_over_in_part_is_said(tmp_path: Path) -> None:
     study.enqueue_trial({"depth": 2, "act": "relu", "flag": True, "lr": 0.1})
     study.optimize(objective_of_another_program, n_trials=1)
     run_json = tmp_path / "run" / "run.json"
-    first = start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/mine.db")
+    first = start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/mine.db")
     assert "with 1 evaluation of sqlite:///" in first.headline
-    assert "taken over" not in start(tmp_path / "run", resume=True).headline
+    assert "taken over" not in start_session(tmp_path / "run", resume=True).headline
     content = json.loads(run_json.read_text())
-    run_json.write_text(json.dumps({**content, "start_from": "runs/other"}))  # as a run leaves it that is killed then
-    again = start(tmp_path / "run", resume=True)
-    assert "only a part of runs/other was taken over: give --start-from again for the rest" in again.headline
+    run_json.write_text(json.dumps({**content, "warm_start": "runs/other"}))  # as a run leaves it that is killed then
+    again = start_session(tmp_path / "run", resume=True)
+    assert "only a part of runs/other was taken over: give --warm-start again for the rest" in again.headline
 
 
 def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
@@ -433,23 +438,23 @@ def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("x")
     for name in ("other.db", "empty.db", "text.db"):
         before = (tmp_path / name).read_bytes()
-        with pytest.raises(UsageError, match=rf"--start-from sqlite:///.*{name} cannot be read as an Optuna storage: "):
-            start(tmp_path / "run", start_from=f"sqlite:///{tmp_path}/{name}")
+        with pytest.raises(UsageError, match=rf"--warm-start sqlite:///.*{name} cannot be read as an Optuna storage: "):
+            start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/{name}")
         assert (tmp_path / name).read_bytes() == before
-    start(tmp_path / "moved", storage=f"sqlite:///{tmp_path}/moved.db")
+    start_session(tmp_path / "moved", storage=f"sqlite:///{tmp_path}/moved.db")
     (tmp_path / "moved.db").unlink()
-    with pytest.raises(UsageError, match=r"--start-from .*moved: no such file: .*moved.db"):
-        start(tmp_path / "run", start_from=f"{tmp_path}/moved")
+    with pytest.raises(UsageError, match=r"--warm-start .*moved: no such file: .*moved.db"):
+        start_session(tmp_path / "run", warm_start=f"{tmp_path}/moved")
     assert not (tmp_path / "moved.db").exists()
 
 
 def test_a_study_that_is_missing_is_not_made_by_looking_for_what_confirms_it(tmp_path: Path) -> None:
-    start(tmp_path / "run")
+    start_session(tmp_path / "run")
     run_json = tmp_path / "run" / "run.json"
-    run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm": 2}))
+    run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm_seeds": 2}))
     (tmp_path / "run" / "study.log").unlink()
     with pytest.raises(UsageError, match="is missing: restore it"):
-        start(tmp_path / "run", resume=True)
+        start_session(tmp_path / "run", resume=True)
     assert not (tmp_path / "run" / "study.log").exists()
 
 
@@ -457,7 +462,7 @@ def saved_and_resumed(run_dir: Path, path: Path, text: str, **options: Any) -> l
     """Save a search space file and resume the run with it as another process does, and give the lines that it says."""
     path.write_text(text)
     load_search_file.cache_clear()
-    return start(run_dir, path, resume=True, **options).headline.splitlines()[2:]
+    return start_session(run_dir, path, resume=True, **options).headline.splitlines()[2:]
 
 
 def sessions_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -520,7 +525,7 @@ def test_a_change_that_is_not_seen_is_a_change(tmp_path: Path, ends: str) -> Non
     other = text.replace("\n", ends) if ends == "\r\n" else text[:-1] + ends
     path.write_bytes(other.encode())
     load_search_file.cache_clear()
-    session = start(tmp_path / "run", path, resume=True)
+    session = start_session(tmp_path / "run", path, resume=True)
     count = text.count("\n") if ends == "\r\n" else 0
     assert f"not what ran before: {count or '1 line'} " in session.headline.replace(" lines", "")
     assert (tmp_path / "run" / "search_space-2.py").read_bytes() == other.encode()
@@ -614,7 +619,7 @@ def test_git_is_asked_and_writes_nothing(repository: Path) -> None:
     model = repository / "model.py"
     os.utime(model, (1, 1))  # git finds that it is the same, and would note that in its index
     before = tree(repository)
-    assert commit_of(repository / "searches" / "mine.py") == Commit(git(repository, "rev-parse", "HEAD"), dirty=False)
+    assert find_commit(repository / "searches" / "mine.py") == Commit(git(repository, "rev-parse", "HEAD"), dirty=False)
     assert tree(repository) == before
     git(repository, "status")
     assert tree(repository) != before, "git by itself does"
@@ -634,7 +639,7 @@ def test_where_git_tells_no_commit_there_is_none(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     path, text = repository / "searches" / "mine.py", QUICK.read_text()
-    assert commit_of(path) is not None
+    assert find_commit(path) is not None
     programs = tmp_path / "programs"
     programs.mkdir()
     if why in ("no repository", "no commit"):
@@ -650,7 +655,7 @@ def test_where_git_tells_no_commit_there_is_none(
         monkeypatch.setenv("PATH", str(programs))
     if why == "fails":
         replace_git(programs, "echo '# branch.oid'; exit 1", monkeypatch)
-    assert commit_of(path) is None
+    assert find_commit(path) is None
     assert saved_and_resumed(tmp_path / "run", path, text) == []
     assert saved_and_resumed(tmp_path / "run", path, text) == []
     assert [(session["commit"], session["dirty"]) for session in sessions_of(tmp_path / "run")] == [(None, None)] * 2
@@ -662,7 +667,7 @@ def test_git_that_hangs_is_given_up_and_tells_no_commit(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = repository / "searches" / "mine.py"
-    assert commit_of(path) is not None
+    assert find_commit(path) is not None
     replace_git(tmp_path / "programs", f"sleep 999 & echo $! > {tmp_path}/sleeping; wait", monkeypatch)
     assert saved_and_resumed(tmp_path / "run", path, QUICK.read_text()) == []
     assert [(session["commit"], session["dirty"]) for session in sessions_of(tmp_path / "run")] == [(None, None)]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpo.trainer.data import SharedData, pack_data
+from hpo.trainer.shared_data import SharedData, pack_data
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 import optuna
 import pytest
 
-from tests.support.chaos import Victim, ended
+from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import ALONE, Mpi
-from tests.support.outcome import finished, trials_of
-from tests.support.sharing import SHARING, WAYS, notes_of, seconds_lost, sharing
+from tests.support.run_output import find_complete_losses, load_trials
+from tests.support.sharing import SHARING, WAYS, make_sharing_arguments, measure_seconds_lost, read_rank_notes
 
 # By way: the size of the worker, and which rank of it fails when. A failure ends all trainers of the worker, so the
 # moments differ between the ways, and all kinds are in one of them. A pipeline's middle stage reads no data.
@@ -27,7 +27,7 @@ RAISED = {"memory": "OutOfMemoryError", "interrupt": "KeyboardInterrupt"}  # Val
 def assert_nothing_grows(folder: Path, size: int) -> None:
     """Assert that a trainer has no more at the start of its last evaluation than in the first quarter."""
     for rank in range(size):
-        starts = [note for note in notes_of(folder, rank) if note["event"] == "starts"]
+        starts = [note for note in read_rank_notes(folder, rank) if note["event"] == "starts"]
         early, late = starts[len(starts) // 4], starts[-1]
         assert late["networks"] == 0, starts
         assert late["descriptors"] <= early["descriptors"] + 4, starts
@@ -44,9 +44,9 @@ def line_of(code: str) -> int:
 def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Return the losses after each epoch of the network that all evaluations train, as one rank trains it."""
     folder = tmp_path_factory.mktemp("alone")
-    job = Mpi().run(1, *sharing("replicate", "--evaluations", 1, *ALONE, epochs=3), cwd=folder)
+    job = Mpi().run(1, *make_sharing_arguments("replicate", "--evaluations", 1, *ALONE, epochs=3), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
-    (trial,) = trials_of(folder / "run")
+    (trial,) = load_trials(folder / "run")
     assert sorted(trial.intermediate_values) == [1, 2, 3]
     return trial.intermediate_values
 
@@ -64,9 +64,14 @@ def test_whatever_fails_in_a_shared_network_costs_an_evaluation(
     size, chosen = FAILURES[way]
     failures = {f"{what}:{rank}": rank for what, rank in chosen.items()}
     options = ["--ranks-per-worker", size, "--evaluations", 2 * len(failures), "--collective-timeout", PATIENCE]
-    job = mpi.run(size, *sharing(way, *options, fails=",".join(failures), folder=tmp_path), cwd=tmp_path, timeout=200)
+    job = mpi.run(
+        size,
+        *make_sharing_arguments(way, *options, fails=",".join(failures), folder=tmp_path),
+        cwd=tmp_path,
+        timeout=200,
+    )
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     for number, (what, rank) in enumerate(failures.items()):
         failure, (kind, place) = trials[2 * number].user_attrs["failure"], re.split(r"@|\d", what)[:2]
         if kind == "sleep":
@@ -81,7 +86,9 @@ def test_whatever_fails_in_a_shared_network_costs_an_evaluation(
     for trial in trials:
         assert_undisturbed(trial, losses, slope=-1)
     assert_nothing_grows(tmp_path, size)
-    assert max(seconds_lost(tmp_path, size, len(failures) - 1)) < PATIENCE - 2, "no rank has waited for a timeout"
+    assert max(measure_seconds_lost(tmp_path, size, len(failures) - 1)) < PATIENCE - 2, (
+        "no rank has waited for a timeout"
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -89,29 +96,33 @@ def test_evaluations_that_share_networks_leave_nothing_behind_pruned_or_not(
     mpi: Mpi, tmp_path: Path, losses: dict[int, float], way: str
 ) -> None:
     options = ["--evaluations", 12, "--pruner", "median"]
-    job = mpi.run(2, *sharing(way, *options, folder=tmp_path, epochs=3, slope=0.1), cwd=tmp_path, timeout=200)
+    job = mpi.run(
+        2, *make_sharing_arguments(way, *options, folder=tmp_path, epochs=3, slope=0.1), cwd=tmp_path, timeout=200
+    )
     assert (job.returncode, job.stderr) == (0, "")
-    trials = trials_of(tmp_path / "run")
+    trials = load_trials(tmp_path / "run")
     pruned = [trial for trial in trials if trial.state.name == "PRUNED"]
-    assert len(trials) - len(finished(trials)) == len(pruned)
+    assert len(trials) - len(find_complete_losses(trials)) == len(pruned)
     assert 3 < len(pruned) < 12
     assert min(len(trial.intermediate_values) for trial in pruned) < 3
     for trial in trials:
         assert_undisturbed(trial, losses, slope=0.1)
     assert_nothing_grows(tmp_path, 2)
-    processes = {note["process"] for rank in range(2) for note in notes_of(tmp_path, rank)}
+    processes = {note["process"] for rank in range(2) for note in read_rank_notes(tmp_path, rank)}
     # A pipeline makes a process group of its own; trainers in which one is left are replaced.
     assert len(processes) == (24 if way == "pipeline" else 2)
 
 
 def test_ranks_whose_trainers_crash_keep_no_files_of_them(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--evaluations", 24, "--ranks-per-worker", 2]
-    command = sharing("replicate", *options, fails="raise@forward0:1", every=1, epochs=1, folder=tmp_path)
-    with ended(Victim(mpi, 2, command, tmp_path, tmp_path / "log")) as victim:
+    command = make_sharing_arguments(
+        "replicate", *options, fails="raise@forward0:1", every=1, epochs=1, folder=tmp_path
+    )
+    with kill_at_end(Victim(mpi, 2, command, tmp_path, tmp_path / "log")) as victim:
         found: dict[int, list[int]] = {}
         for count in (6, 22):
             assert victim.wait_for(f"\n{count:2}/24 ")
-            for process in [*victim.rank_processes(), *victim.templates()]:
+            for process in [*victim.find_ranks(), *victim.find_templates()]:
                 found.setdefault(process, []).append(len(list(Path(f"/proc/{process}/fd").iterdir())))
         assert victim.wait(60) == (3, ""), "no evaluation succeeded"
     assert len(found) == 3, "two ranks and one template"

@@ -21,27 +21,27 @@ from rich.cells import cell_len
 
 from hpo import Categorical, Float, SearchSpace
 from hpo.results.reader import RunReader
-from hpo.store.evaluations import rank
+from hpo.store.evaluations import rank_evaluations
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.trainer.search_file import load_search_file
-from hpo.views.live.rows import failure_rows
-from hpo.views.live.standing import standing
-from hpo.views.live.watch import Listing
+from hpo.views.live.run_status import compute_run_status
+from hpo.views.live.run_watch import RunListing
+from hpo.views.live.table_rows import make_failure_rows
 from tests.support.endurance import FAULTY
-from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, hpo_line
+from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, make_hpo_command
 from tests.support.runs import (
-    BEGAN,
-    CONTENT,
     HOSTILE,
+    MANIFEST_CONTENT,
     QUICK,
-    add,
-    claim,
-    complete,
+    START_SECONDS,
+    add_evaluation,
+    claim_evaluation,
+    complete_evaluations,
     make_run,
-    run_of_everything,
-    start,
-    started,
+    make_run_of_everything,
+    start_evaluation,
+    start_session,
 )
 
 PLACED = "rank 1, my_search.py:33: ValueError: injected"
@@ -63,11 +63,11 @@ def facts_of(text: str) -> dict[str, str]:
 
 
 def fail(record: Record, failure: str = PLACED, **values: Any) -> None:
-    add(record, TrialState.FAIL, failure=failure, **{"traceback": TRACEBACK, **values})
+    add_evaluation(record, TrialState.FAIL, failure=failure, **{"traceback": TRACEBACK, **values})
 
 
 def test_every_state_is_told(tmp_path: Path, hpo: Hpo) -> None:
-    run_dir = run_of_everything(tmp_path)
+    run_dir = make_run_of_everything(tmp_path)
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     shown = {}
     for name in (*map(str, range(11)), "confirm-0", "confirm-1"):
@@ -79,13 +79,13 @@ def test_every_state_is_told(tmp_path: Path, hpo: Hpo) -> None:
     states = ["complete", "pruned", "complete", "pruned", "failed"]
     assert [shown[str(trial)]["state"] for trial in (0, 1, 5, 6, 7)] == states
     assert shown["8"]["state"] == "interrupted, and repeated as trial 10"
-    assert shown["10"]["repeats"] == "trial 8, which was interrupted"
+    assert shown["10"]["retry_of"] == "trial 8, which was interrupted"
     nothing = "no run is going on there; --resume evaluates it"
     assert [shown[name]["state"] for name in ("9", "10", "confirm-1")] == [
         f"not ended: {nothing}",
         *[f"waiting: {nothing}"] * 2,
     ]
-    assert shown["1"]["origin"] == f"taken over from trial 1 of {tmp_path}/before, to island 1, worker 1"
+    assert shown["1"]["imported_from"] == f"taken over from trial 1 of {tmp_path}/before, to island 1, worker 1"
     assert "seed" not in shown["1"], "another run had it"
     assert shown["4"]["bred"] == "island 1, worker 1, generation 5, propagator ga"
     assert shown["4"]["parameters"] == "depth = 5; act = tanh; flag = False; lr = 0.5"
@@ -94,7 +94,7 @@ def test_every_state_is_told(tmp_path: Path, hpo: Hpo) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+, after 0.7 s", shown["6"]["ended"])
     assert shown["0"]["confirmed by"] == "confirm-0: 1.25; confirm-1: waiting"
     assert shown["confirm-0"]["confirms"] == "trial 0, with another seed; on island 0, worker 0"
-    seeds = [evaluation.seed for evaluation in RunReader(run_dir).confirmations()]
+    seeds = [evaluation.seed for evaluation in RunReader(run_dir).read_confirmations()]
     assert [shown[f"confirm-{n}"]["seed"] for n in (0, 1)] == list(map(str, seeds))
     assert not {"bred", "started", "printed"} & shown["10"].keys()
     assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}, "it only reads"
@@ -102,10 +102,10 @@ def test_every_state_is_told(tmp_path: Path, hpo: Hpo) -> None:
 
 def test_what_is_paused_promoted_and_inherited_is_told(tmp_path: Path, hpo: Hpo) -> None:
     record, run_dir = make_run(tmp_path / "run", pruner="asha"), tmp_path / "run"
-    add(record, TrialState.PRUNED, curve={1: 0.9}, paused_after=1)
-    add(record, TrialState.PRUNED, curve={1: 0.8}, paused_after=1)
-    add(record, curve={1: 0.8, 2: 0.5}, repeats=1, went_on_after=1, seconds_before=0.5)
-    add(record, curve={1: 0.4}, inherits=2)
+    add_evaluation(record, TrialState.PRUNED, curve={1: 0.9}, paused_after=1)
+    add_evaluation(record, TrialState.PRUNED, curve={1: 0.8}, paused_after=1)
+    add_evaluation(record, curve={1: 0.8, 2: 0.5}, retry_of=1, resumed_from_step=1, seconds_before=0.5)
+    add_evaluation(record, curve={1: 0.4}, inherits=2)
     shown = []
     for trial in range(4):
         status, out, err = hpo("show", run_dir, trial)
@@ -113,11 +113,11 @@ def test_what_is_paused_promoted_and_inherited_is_told(tmp_path: Path, hpo: Hpo)
         shown.append({**facts_of(out), "state": out.splitlines()[0].partition(": ")[2]})
     assert shown[0]["state"] == "paused after 1 epoch"
     assert shown[1]["state"] == "paused after 1 epoch, and promoted: it goes on as trial 2"
-    assert shown[2]["repeats"] == "trial 1, which was promoted"
+    assert shown[2]["retry_of"] == "trial 1, which was promoted"
     assert shown[2]["went on"] == "where that had saved its state, after 1 epoch"
     assert shown[3]["inherits"] == "what trial 2 had learned when it ended"
     known = json.loads(hpo("show", run_dir, 1, "--json")[1])
-    assert (known["state"], known["paused_after"], known["repeated_by"]) == ("promoted", 1, 2)
+    assert (known["state"], known["paused_after"], known["retried_by"]) == ("promoted", 1, 2)
     rows = json.loads(hpo("export", run_dir, "--to", "json")[1])
     assert [(row["state"], row["inherits"]) for row in rows] == [
         ("paused", None),
@@ -133,28 +133,30 @@ def test_without_a_name_it_is_the_winner_or_what_failed_last(tmp_path: Path, hpo
     status, out, err = hpo("show", run_dir)
     nothing = "nothing has succeeded or failed; name a trial: there are"
     assert (status, out, err) == (2, "", f"error: {run_dir}: {nothing} none yet\n")
-    add(record, TrialState.RUNNING)
+    add_evaluation(record, TrialState.RUNNING)
     assert hpo("show", run_dir)[2] == f"error: {run_dir}: {nothing} 0\n"
     for seconds in (1.0, 9.0, 5.0):
         fail(record, seconds=seconds)
     first = f"trial 2 of {run_dir}: failed (the last that failed, as nothing has succeeded)"
     assert hpo("show", run_dir)[1].splitlines()[0] == first, "it ended last"
-    add(record, curve={1: 0.4})
-    add(record, curve={1: 0.3})
+    add_evaluation(record, curve={1: 0.4})
+    add_evaluation(record, curve={1: 0.3})
     first = f"trial 5 of {run_dir}: complete (the winner: the lowest loss)"
     assert hpo("show", run_dir)[1].splitlines()[0] == first
 
 
 def test_the_winner_is_the_one_that_was_confirmed(tmp_path: Path, hpo: Hpo) -> None:
-    session, space = start(tmp_path / "run", confirm=1, top_n=2), load_search_file(QUICK).space
+    session, space = start_session(tmp_path / "run", confirm_seeds=1, top_n=2), load_search_file(QUICK).space
     record = session.open_record()
-    complete(record, 1, 2)
+    complete_evaluations(record, 1, 2)
     session.create_confirmations(space)
     confirmations = session.open_confirmations()
-    total = session.plan.begin(confirmations, rank(record.evaluations(), 2), space)
+    total = session.confirmation_plan.enqueue_planned(
+        confirmations, rank_evaluations(record.read_evaluations(), 2), space
+    )
     for loss in (9.0, 8.0):
         assert hpo("show", tmp_path / "run")[1].splitlines()[0].endswith("complete (the winner: the lowest loss)")
-        assignment = claim(confirmations, None, {}, total, island=0, worker=0)
+        assignment = claim_evaluation(confirmations, None, {}, total, island=0, worker=0)
         confirmations.complete(assignment, loss, 1.0, {})
     first = hpo("show", tmp_path / "run")[1].splitlines()[0]
     assert first.endswith("run: complete (the winner: the lowest mean loss over other seeds)")
@@ -172,7 +174,7 @@ def test_the_winner_is_the_one_that_was_confirmed(tmp_path: Path, hpo: Hpo) -> N
     ],
 )
 def test_a_trial_that_does_not_exist_is_one_message(tmp_path: Path, hpo: Hpo, name: str, said: str) -> None:
-    run_dir = run_of_everything(tmp_path)
+    run_dir = make_run_of_everything(tmp_path)
     status, out, err = hpo("show", run_dir, name)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert said.format(run_dir) in err
@@ -180,11 +182,11 @@ def test_a_trial_that_does_not_exist_is_one_message(tmp_path: Path, hpo: Hpo, na
 
 @pytest.mark.slow
 def test_what_goes_on_is_told_as_such(tmp_path: Path, hpo: Hpo) -> None:
-    session = start(tmp_path / "run")
+    session = start_session(tmp_path / "run")
     record = session.open_record()
-    started(record, 3)
-    record.interrupt(started(record, 4))
-    with session.run_dir.hold():
+    start_evaluation(record, 3)
+    record.interrupt(start_evaluation(record, 4))
+    with session.run_dir.hold_lock():
         code = f"import sys; from hpo.cli import main; sys.argv = ['hpo', 'show', {str(tmp_path / 'run')!r}"
         running, waiting = (
             subprocess.run(
@@ -206,38 +208,38 @@ def test_what_goes_on_is_told_as_such(tmp_path: Path, hpo: Hpo) -> None:
 
 
 def test_deaths_and_repeats_are_told(tmp_path: Path, hpo: Hpo) -> None:
-    record = start(tmp_path / "run").open_record()
-    started(record, 3)
+    record = start_session(tmp_path / "run").open_record()
+    start_evaluation(record, 3)
     for _ in range(2):
         assert record.requeue_interrupted() == 1
-        assert claim(record, None, {}, 9, island=0, worker=0, generation=0)
+        assert claim_evaluation(record, None, {}, 9, island=0, worker=0, generation=0)
     facts = facts_of(hpo("show", tmp_path / "run", 2)[1])
-    assert facts["repeats"] == "trial 1, which was interrupted"
-    assert facts["deaths"] == "the job had died 2 times in a row on it before this"
+    assert facts["retry_of"] == "trial 1, which was interrupted"
+    assert facts["crash_count"] == "the job had died 2 times in a row on it before this"
     assert "went on" not in facts
 
 
 def test_where_an_evaluation_went_on_is_told(tmp_path: Path, hpo: Hpo) -> None:
-    record = start(tmp_path / "run").open_record()
-    record.saved(started(record, 1), 3)
+    record = start_session(tmp_path / "run").open_record()
+    record.record_checkpoint(start_evaluation(record, 1), 3)
     record.requeue_interrupted()
     assert facts_of(hpo("show", tmp_path / "run", 0)[1])["saved"] == "its state, after 3 epochs"
-    again = claim(record, None, {}, 9)
-    record.went_on(again, [0.5, 0.25, 0.75], 2.5)
+    again = claim_evaluation(record, None, {}, 9)
+    record.record_resume(again, [0.5, 0.25, 0.75], 2.5)
     record.complete(again, 0.25, 4.0, {})
     facts = facts_of(hpo("show", tmp_path / "run", 1)[1])
     assert facts["went on"] == "where that had saved its state, after 3 epochs"
     assert facts["ended"].endswith(", after 4.0 s, 2.5 s of it before it went on")
-    assert "deaths" not in facts
+    assert "crash_count" not in facts
     told = json.loads(hpo("show", tmp_path / "run", 1, "--json")[1])
-    assert (told["went_on_after"], told["losses"]) == (3, {"1": 0.5, "2": 0.25, "3": 0.75})
+    assert (told["resumed_from_step"], told["losses"]) == (3, {"1": 0.5, "2": 0.25, "3": 0.75})
 
 
 def test_a_thousand_epochs_stay_readable(tmp_path: Path, hpo: Hpo) -> None:
     record = make_run(tmp_path / "run")
     curve = {epoch: 1 + 1 / epoch for epoch in range(1, 1001)} | {777: 0.25}
-    add(record, curve=curve)
-    add(record, curve={epoch: 1 / epoch for epoch in range(1, 13)})
+    add_evaluation(record, curve=curve)
+    add_evaluation(record, curve={epoch: 1 / epoch for epoch in range(1, 13)})
     out = hpo("show", tmp_path / "run", 0)[1]
     heading = "1000 epochs, the lowest 0.25 after epoch 777; 52 are shown, --json has all"
     assert facts_of(out)["losses"] == heading
@@ -264,10 +266,10 @@ def test_nothing_that_was_recorded_moves_the_cursor(tmp_path: Path, hpo: Hpo) ->
     others = {"propagator": EVIL, "metrics": {EVIL: 0.5}, "immigrants": {EVIL: 2}}
     fail(record, f"{EVIL}\n{EVIL}", traceback=traceback, params={"x": EVIL, "y": 0.5}, space=space)
     fail(record, HOSTILE, params={"x": long, "y": 0.5}, space=space, **others)
-    add(record, params={"x": EVIL, "y": 0.5}, space=space, origin=f"\n{EVIL}", metrics={EVIL: 0.5})
+    add_evaluation(record, params={"x": EVIL, "y": 0.5}, space=space, imported_from=f"\n{EVIL}", metrics={EVIL: 0.5})
     (run_dir / "test.json").write_text(json.dumps({"trial": 2, "times": 1, "metrics": {EVIL: 1}, "predictions": []}))
-    (run_dir / "printed").mkdir()
-    (run_dir / "printed" / "0.txt").write_bytes(f"rank 0 | {EVIL}\nrank 1 | {EVIL}".encode(errors="surrogatepass"))
+    (run_dir / "logs").mkdir()
+    (run_dir / "logs" / "0.txt").write_bytes(f"rank 0 | {EVIL}\nrank 1 | {EVIL}".encode(errors="surrogatepass"))
     for arguments in (["show", run_dir, 0], ["show", run_dir, 1], ["show", run_dir, 2], ["top", run_dir, "--failed"]):
         status, out, err = hpo(*arguments)
         assert (status, err) == (0, "")
@@ -297,13 +299,15 @@ def test_who_is_in_a_run_directory_moves_no_cursor(tmp_path: Path, hpo: Hpo) -> 
         fcntl.lockf(file, fcntl.LOCK_EX)
         command_line = (
             "import sys; from pathlib import Path; from hpo.store.run_dir import RunDir\n"
-            "try: RunDir(Path(sys.argv[1])).hold().__enter__()\n"
+            "try: RunDir(Path(sys.argv[1])).hold_lock().__enter__()\n"
             "except ValueError as error: print(error)"
         )
         given = [sys.executable, "-c", command_line, str(tmp_path)]
         said = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
     assert said.startswith(rf"{tmp_path} is in use by process 1 on \x1b[31m\u202e since 2026: wait for it")
-    (tmp_path / "run.json").write_text(json.dumps({**CONTENT, "space": {"\x1b[31m": "x"}, "budget": "\x1b[31m"}))
+    (tmp_path / "run.json").write_text(
+        json.dumps({**MANIFEST_CONTENT, "space": {"\x1b[31m": "x"}, "budget": "\x1b[31m"})
+    )
     (tmp_path / "\x1b[31m").mkdir()
     for path in (tmp_path, tmp_path / "\x1b[31m"):
         assert r"\x1b[31m" in (said := hpo("top", path)[2])
@@ -312,21 +316,21 @@ def test_who_is_in_a_run_directory_moves_no_cursor(tmp_path: Path, hpo: Hpo) -> 
 
 @pytest.mark.slow
 def test_what_cannot_be_encoded_does_not_end_it(tmp_path: Path) -> None:
-    run_dir = run_of_everything(tmp_path)
+    run_dir = make_run_of_everything(tmp_path)
     for arguments in (["show", run_dir, 7], ["top", run_dir, "--failed"], ["top", run_dir]):
         environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-        done = subprocess.run(hpo_line(*arguments), cwd=ROOT, env=environment, capture_output=True, timeout=60)
+        done = subprocess.run(make_hpo_command(*arguments), cwd=ROOT, env=environment, capture_output=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, b"")
         assert b"[red]\\U0001f4a9\\udcffxxx" in done.stdout
         assert done.stdout.isascii()
 
 
 def test_what_it_printed_is_shown(tmp_path: Path, hpo: Hpo) -> None:
-    run_dir = run_of_everything(tmp_path)
+    run_dir = make_run_of_everything(tmp_path)
     assert facts_of(hpo("show", run_dir, 7)[1])["printed"] == "nothing that was kept"
     assert json.loads(hpo("show", run_dir, 7, "--json")[1])["printed"] is None
-    paths = [RunDir(run_dir).printed(7), RunDir(run_dir).printed(0, confirms=True)]
-    assert paths == [run_dir / "printed" / "7.txt", run_dir / "printed" / "confirm-0.txt"]
+    paths = [RunDir(run_dir).get_log_path(7), RunDir(run_dir).get_log_path(0, confirms=True)]
+    assert paths == [run_dir / "logs" / "7.txt", run_dir / "logs" / "confirm-0.txt"]
     paths[0].parent.mkdir()
 
     paths[1].write_text("rank 0 | epoch 1\nrank 1 | epo")
@@ -360,9 +364,9 @@ def test_what_it_printed_is_shown(tmp_path: Path, hpo: Hpo) -> None:
 
 def test_a_study_elsewhere_is_read_too(tmp_path: Path, hpo: Hpo) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
-    session = start(tmp_path / "run", storage=url)
+    session = start_session(tmp_path / "run", storage=url)
     record = session.open_record()
-    record.fail(started(record, 3), PLACED, TRACEBACK, 0.8)
+    record.fail(start_evaluation(record, 3), PLACED, TRACEBACK, 0.8)
     for more in ([], ["--storage", url]):
         status, out, err = hpo("show", tmp_path / "run", *more)
         assert (status, err) == (0, "")
@@ -380,10 +384,10 @@ def test_what_failed_is_a_table_with_the_latest_first(tmp_path: Path, hpo: Hpo) 
     run_dir = tmp_path / "my runs" / "it"
     assert hpo("top", run_dir, "--failed") == (0, "No evaluation failed.\n", "")
     assert hpo("top", run_dir, "--failed", "--json") == (0, "[]\n", "")
-    add(record)
-    fail(record, began=BEGAN + 9, island=1, worker=3, seconds=2.5, curve={1: 0.5, 2: 0.25})
-    fail(record, LATE, began=BEGAN + 5, curve={})
-    add(record, TrialState.FAIL, failure="interrupted")
+    add_evaluation(record)
+    fail(record, began=START_SECONDS + 9, island=1, worker=3, seconds=2.5, curve={1: 0.5, 2: 0.25})
+    fail(record, LATE, began=START_SECONDS + 5, curve={})
+    add_evaluation(record, TrialState.FAIL, failure="interrupted")
     more = f"hpo show '{run_dir}' 1 shows everything about trial 1\n"
     out = hpo("top", run_dir, "--failed")[1]
     columns = "trial island worker seconds epochs layers activation lr gamma failure"
@@ -394,7 +398,7 @@ def test_what_failed_is_a_table_with_the_latest_first(tmp_path: Path, hpo: Hpo) 
     ]
     assert out.endswith(f"\n\nall 2 that failed; {more}")
     for trial in range(10):
-        fail(record, f"rank 0: {trial}", began=BEGAN - 100 - trial)
+        fail(record, f"rank 0: {trial}", began=START_SECONDS - 100 - trial)
     out = hpo("top", run_dir, "--failed")[1]
     assert [row[0] for row in rows_of(out)] == ["1", "2", "4"]
     assert out.endswith(f"the latest 3 of 12 that failed; {more}")
@@ -409,18 +413,18 @@ def test_what_failed_is_a_table_with_the_latest_first(tmp_path: Path, hpo: Hpo) 
 
 
 def test_failures_of_confirmations_are_marked(tmp_path: Path, hpo: Hpo) -> None:
-    run_dir = run_of_everything(tmp_path)
-    session = start(run_dir, resume=True)
+    run_dir = make_run_of_everything(tmp_path)
+    session = start_session(run_dir, resume=True)
     confirmations = session.open_confirmations()
-    assignment = claim(confirmations, None, {}, 2, island=0, worker=1)
+    assignment = claim_evaluation(confirmations, None, {}, 2, island=0, worker=1)
     confirmations.fail(assignment, PLACED, TRACEBACK, 3.0)
     out = hpo("top", run_dir, "--failed")[1]
     assert [row[:4] for row in rows_of(out)] == [["confirm-1", "0", "1", "3.0"], ["7", "1", "1", "0.8"]]
     assert out.endswith(f"all 2 that failed; hpo show {run_dir} confirm-1 shows everything about trial confirm-1\n")
     failures = json.loads(hpo("top", run_dir, "--json")[1])["failures"]
     assert {(entry["trial"], entry["confirms"]) for entry in failures} == {(7, None), (1, 0)}
-    look = RunReader(run_dir).follow().look()
-    rows = failure_rows([*look.evaluations, *look.confirmations])
+    look = RunReader(run_dir).make_follower().take_snapshot()
+    rows = make_failure_rows([*look.evaluations, *look.confirmations])
     assert set(rows.keys) == {"confirm-1", "7"}
     place = rows.keys.index("confirm-1")
     assert rows.cells(place) == ("1", "confirm-1", "my_search.py:33: ValueError: injected")
@@ -431,7 +435,9 @@ def in_terminal(columns: int, *arguments: object) -> str:
     terminal, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    with subprocess.Popen(hpo_line(*arguments), cwd=ROOT, env=environment, stdout=slave, stderr=slave) as process:
+    with subprocess.Popen(
+        make_hpo_command(*arguments), cwd=ROOT, env=environment, stdout=slave, stderr=slave
+    ) as process:
         os.close(slave)
         written = b""
         with suppress(OSError):  # when nobody holds the other end any more
@@ -454,7 +460,12 @@ def test_failures_are_as_wide_as_the_terminal(tmp_path: Path) -> None:
     narrow = in_terminal(30, "top", tmp_path / "run", "--failed").split("\n\n")[0].splitlines()
     assert [cell_len(line[line.index("0.9   ") + 6 :]) for line in narrow[3:]] == [40, 40], "a readable part of it"
     piped = subprocess.run(
-        hpo_line("top", tmp_path / "run", "--failed"), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        make_hpo_command("top", tmp_path / "run", "--failed"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert piped.stdout.split("\n\n")[0].endswith("so on end"), "nothing is cut where there is no terminal"
 
@@ -462,10 +473,10 @@ def test_failures_are_as_wide_as_the_terminal(tmp_path: Path) -> None:
 def test_tables_count_a_place_once_and_lead_to_the_latest(tmp_path: Path, hpo: Hpo) -> None:
     run_dir = tmp_path / "run"
     record = make_run(run_dir)
-    fail(record, LATE, began=BEGAN + 50)
-    fail(record, PLACED, began=BEGAN + 20)
-    fail(record, PLACED.replace("rank 1", "rank 0"), began=BEGAN + 10)
-    fail(record, "rank 3: ValueError: injected", began=BEGAN + 30)
+    fail(record, LATE, began=START_SECONDS + 50)
+    fail(record, PLACED, began=START_SECONDS + 20)
+    fail(record, PLACED.replace("rank 1", "rank 0"), began=START_SECONDS + 10)
+    fail(record, "rank 3: ValueError: injected", began=START_SECONDS + 30)
     placed = "my_search.py:33: ValueError: injected"
     reasons = json.loads(hpo("top", run_dir, "--json")[1])["failures"]
     assert reasons == [
@@ -489,16 +500,16 @@ def test_tables_count_a_place_once_and_lead_to_the_latest(tmp_path: Path, hpo: H
 def test_watching_a_run_leads_to_what_failed(tmp_path: Path) -> None:
     path = tmp_path / "a run"
     record = make_run(path)
-    add(record, began=BEGAN + 100)
-    first = RunReader(path).follow().look()
-    listing = Listing(first, path)
-    fail(record, f"{PLACED}{' and so on' * 30}", began=BEGAN + 10)
-    fail(record, LATE, began=BEGAN + 20, traceback="")
-    look = RunReader(path).follow().look()
-    listed = list(listing.lines(look, standing(look)))[1:]
+    add_evaluation(record, began=START_SECONDS + 100)
+    first = RunReader(path).make_follower().take_snapshot()
+    listing = RunListing(first, path)
+    fail(record, f"{PLACED}{' and so on' * 30}", began=START_SECONDS + 10)
+    fail(record, LATE, began=START_SECONDS + 20, traceback="")
+    look = RunReader(path).make_follower().take_snapshot()
+    listed = list(listing.format_lines(look, compute_run_status(look)))[1:]
     assert [line.endswith(f"  (hpo show '{path}' {trial})") for line, trial in zip(listed, (1, 2), strict=True)]
     assert "  rank 1, my_search.py:33: ValueError: injected and so on" in listed[0]
-    assert list(listing.lines(look, standing(look))) == []
+    assert list(listing.format_lines(look, compute_run_status(look))) == []
 
 
 def test_a_real_failure_is_shown_with_its_traceback(mpi: Mpi, tmp_path: Path) -> None:
@@ -510,7 +521,7 @@ def test_a_real_failure_is_shown_with_its_traceback(mpi: Mpi, tmp_path: Path) ->
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def printed_by(line: str) -> str:
-        given = hpo_line(*line.split()[1:])
+        given = make_hpo_command(*line.split()[1:])
         done = subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout

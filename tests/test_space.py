@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
-from hpo.breeding.upstream import Individual
+from hpo.breeding.propulate_compat import Individual
 from hpo.parameters import Parameter
 from hpo.problem import dump_space, load_space
 
@@ -44,7 +44,7 @@ def floats(draw: st.DrawFn) -> Float:
         low, step = draw(st.sampled_from([-1.3, 0.0, 2.5, 1e5])), draw(st.sampled_from([0.05, 0.1, 1.7, 300]))
         return Float(low, float(Decimal(repr(low)) + draw(st.integers(1, 50)) * Decimal(repr(step))), step=step)
     parameter = Float(low, high, log=log)
-    return parameter if parameter.problem() is None else Float(0.1, 1.0, log=log)
+    return parameter if parameter.find_problem() is None else Float(0.1, 1.0, log=log)
 
 
 several = st.lists(choices, min_size=1, max_size=5, unique=True)
@@ -75,7 +75,7 @@ def test_hyperparameters_survive_their_encoding_exactly(data: st.DataObject) -> 
 def test_hyperparameters_survive_propulates_individual_and_its_pickle(data: st.DataObject) -> None:
     space = data.draw(spaces)
     params = space.decode({name: data.draw(genes_of(p)) for name, p in space.parameters.items()})
-    individual = Individual(dict(space.encode(params)), space.limits())
+    individual = Individual(dict(space.encode(params)), space.list_gene_limits())
     assert space.decode(pickle.loads(pickle.dumps(individual))) == params
 
 
@@ -83,7 +83,7 @@ def test_hyperparameters_survive_propulates_individual_and_its_pickle(data: st.D
 def test_hyperparameters_survive_optunas_distributions(data: st.DataObject) -> None:
     space = data.draw(spaces)
     params = space.decode({name: data.draw(genes_of(p)) for name, p in space.parameters.items()})
-    for name, distribution in space.distributions().items():
+    for name, distribution in space.make_distributions().items():
         internal = distribution.to_internal_repr(params[name])
         assert distribution._contains(internal)
         back = distribution.to_external_repr(internal)
@@ -91,15 +91,15 @@ def test_hyperparameters_survive_optunas_distributions(data: st.DataObject) -> N
 
 
 @given(spaces, st.booleans())
-def test_space_survives_its_data(space: SearchSpace, tunable: bool) -> None:
-    space = SearchSpace(**space.parameters, last=Float(0, 1, tunable=tunable))
+def test_space_survives_its_data(space: SearchSpace, mutable: bool) -> None:
+    space = SearchSpace(**space.parameters, last=Float(0, 1, mutable=mutable))
     data = dump_space(space)
     again = load_space(json.loads(json.dumps(data)))
     assert dump_space(again) == data
     assert again.parameters == space.parameters
     assert again.describe() == space.describe()
-    assert again.limits() == space.limits()
-    assert again.fixed == space.fixed
+    assert again.list_gene_limits() == space.list_gene_limits()
+    assert again.immutable_names == space.immutable_names
     assert again.draw(random.Random(0)) == space.draw(random.Random(0))
 
 
@@ -116,7 +116,7 @@ def test_a_categorical_after_other_traits_can_be_set() -> None:
         last=Int(1, 3),
     )
     before: dict[str, Any] = {**{f"x{i}": 0.5 for i in range(5)}, "activation": "relu", "last": 2}
-    individual = Individual(dict(space.encode(before)), space.limits())
+    individual = Individual(dict(space.encode(before)), space.list_gene_limits())
     for activation in ("tanh", "sigmoid", "relu"):
         individual["activation"] = space.encode({**before, "activation": activation})["activation"]
         assert space.decode(individual) == {**before, "activation": activation}
@@ -141,7 +141,7 @@ def test_logarithmic_integers_are_drawn_down_to_their_ends() -> None:
 
 def test_steps_are_exact() -> None:
     space = SearchSpace(dropout=Float(0, 0.5, step=0.05), width=Int(8, 64, step=8))
-    everything = space.everything or []
+    everything = space.all_individuals or []
     assert len(everything) == 11 * 8
     found = {(params["dropout"], params["width"]) for params in everything}
     assert found == {(float(f"{0.05 * i:.2g}"), 8 * j) for i in range(11) for j in range(1, 9)}
@@ -275,10 +275,10 @@ def test_choice_that_json_cannot_hold_gets_a_name_and_lookup(given: str, instead
 
 @pytest.mark.parametrize(("given", "instead"), [("'yes'", "True"), ("1", "True"), ("'off'", "False")])
 def test_tunable_stays_in_the_advice(given: str, instead: str) -> None:
-    with pytest.raises(ValueError, match="tunable must be True or False") as raised:
-        SearchSpace(width=eval(f"Float(0.0, 1.0, tunable={given})"))
-    assert f"but got Float(0.0, 1.0, tunable={given}): write Float(0.0, 1.0" in str(raised.value)
-    assert ("tunable=True" in str(raised.value).partition(": write ")[2]) == (instead == "True")
+    with pytest.raises(ValueError, match="mutable must be True or False") as raised:
+        SearchSpace(width=eval(f"Float(0.0, 1.0, mutable={given})"))
+    assert f"but got Float(0.0, 1.0, mutable={given}): write Float(0.0, 1.0" in str(raised.value)
+    assert ("mutable=True" in str(raised.value).partition(": write ")[2]) == (instead == "True")
 
 
 @pytest.mark.parametrize("name", ["learning rate", "2lr", "class", "_hidden", ""])

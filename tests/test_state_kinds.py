@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from hpo.store.states import About
-from hpo.trainer.checkpoint import State, read_state, write_state
-from hpo.trainer.state import copied, parts_of, put_together
+from hpo.store.checkpoints import CheckpointInfo
+from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file, write_checkpoint_file
+from hpo.trainer.state_tree import copy_parts, join_state, split_state
 
 _STEPS = 3  # before the state is saved, and after that
 
@@ -27,10 +27,10 @@ class Point(NamedTuple):
 
 def load_saved(saved: Any, path: Path) -> Any:
     """Return what is read from the file of a state."""
-    parts = copied(parts_of(saved))
-    write_state(path, State(About({}, [0.5], {}, 1.0, parts.tree), parts.leaves))
-    state = read_state(path)
-    return put_together(state.about.tree, state.tensors)
+    parts = copy_parts(split_state(saved))
+    write_checkpoint_file(path, Checkpoint(CheckpointInfo({}, [0.5], {}, 1.0, parts.tree), parts.leaves))
+    state = read_checkpoint_file(path)
+    return join_state(state.metadata.tree, state.tensors)
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_namedtuple_whose_class_is_gone_keeps_its_fields(tmp_path: Path) -> None
 
 def test_namedtuple_in_a_file_runs_no_other_class() -> None:
     tree = json.loads('{"namedtuple": ["subprocess", "Popen", ["args"], {"list": ["true"]}]}')
-    read = put_together(tree, {})
+    read = join_state(tree, {})
     assert (type(read).__name__, read.args, isinstance(read, tuple)) == ("Popen", "true", True)
 
 
 def test_defaultdict_with_a_function_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"got <function .*> at \['a'\]\. Save dict\(\.\.\.\) of it$"):
-        parts_of({"a": defaultdict(lambda: 1)})
+        split_state({"a": defaultdict(lambda: 1)})
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {

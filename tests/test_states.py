@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from hpo.process.channel import Message
+from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
 from hpo.store.evaluations import Assignment
-from hpo.store.states import About, States, read_about
-from hpo.trainer.checkpoint import State, read_state, write_state
-from hpo.trainer.keeper import Keeper
-from hpo.trainer.state import Parts, copied, is_function, parts_of, put_together
+from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file, write_checkpoint_file
+from hpo.trainer.snapshot_buffer import SnapshotBuffer
+from hpo.trainer.state_tree import StateParts, copy_parts, is_state_function, join_state, split_state
 
 PARAMS = {"lr": 0.1, "layers": 2, "activation": "relu"}
 
@@ -32,28 +32,28 @@ def assignment(number: int, root: int | None = None) -> Assignment:
     return Assignment(number, number, PARAMS, number if root is None else root)
 
 
-def state_of(saved: Any, weights: dict[str, torch.Tensor] | None = None) -> State:
-    parts = copied(parts_of(saved))
-    return State(About(PARAMS, [0.5, 0.25], {"accuracy": 0.5}, 12.5, parts.tree), parts.leaves, weights)
+def state_of(saved: Any, weights: dict[str, torch.Tensor] | None = None) -> Checkpoint:
+    parts = copy_parts(split_state(saved))
+    return Checkpoint(CheckpointInfo(PARAMS, [0.5, 0.25], {"accuracy": 0.5}, 12.5, parts.tree), parts.leaves, weights)
 
 
-def write(states: States, assignment: Assignment, state: State) -> None:
+def write(states: CheckpointStore, assignment: Assignment, state: Checkpoint) -> None:
     """Write a state as a trainer and its leader do."""
-    draft = states.draft(assignment)
+    draft = states.make_draft_path(assignment)
     try:
-        write_state(draft, state)
+        write_checkpoint_file(draft, state)
     except Exception:
-        states.drop_draft(assignment)
+        states.remove_draft(assignment)
         raise
-    states.place(assignment)
+    states.commit_draft(assignment)
 
 
-def through(states: States, saved: Any) -> Any:
+def through(states: CheckpointStore, saved: Any) -> Any:
     """Write what was saved, and return what is read."""
     write(states, assignment(0), state_of(saved))
-    read_about(states.path(0), PARAMS)
-    state = read_state(states.path(0))
-    return put_together(state.about.tree, state.tensors)
+    read_checkpoint_info(states.get_path(0), PARAMS)
+    state = read_checkpoint_file(states.get_path(0))
+    return join_state(state.metadata.tree, state.tensors)
 
 
 def trained() -> dict[str, Any]:
@@ -103,7 +103,7 @@ def assert_equal(one: Any, other: Any) -> None:
 
 def test_states_of_torch_come_back_as_they_were(tmp_path: Path) -> None:
     saved = trained()
-    read = through(States(tmp_path / "states"), saved)
+    read = through(CheckpointStore(tmp_path / "checkpoints"), saved)
     assert_equal(read, {**saved, "network": dict(saved["network"])})
     torch.set_rng_state(read["random"][0])
     np.random.set_state(read["random"][1])
@@ -127,20 +127,21 @@ def test_states_of_torch_come_back_as_they_were(tmp_path: Path) -> None:
     ],
 )
 def test_whatever_is_plain_comes_back_as_it_was(tmp_path: Path, saved: Any) -> None:
-    assert_equal(through(States(tmp_path / "states"), saved), saved)
+    assert_equal(through(CheckpointStore(tmp_path / "checkpoints"), saved), saved)
 
 
 @pytest.mark.parametrize("name", ["float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2", "uint16", "uint64", "float16"])
 def test_tensors_of_rare_types_come_back_bit_by_bit(tmp_path: Path, name: str) -> None:
     saved = torch.arange(6).reshape(2, 3).to(getattr(torch, name))
-    read = through(States(tmp_path / "states"), saved)
+    read = through(CheckpointStore(tmp_path / "checkpoints"), saved)
     assert read.dtype == saved.dtype
     assert torch.equal(read.view(torch.uint8), saved.view(torch.uint8))
 
 
 def test_numbers_of_numpy_and_parameters_become_plain(tmp_path: Path) -> None:
     read = through(
-        States(tmp_path / "states"), {"a": np.float64(0.5), "b": np.int32(3), "c": nn.Parameter(torch.ones(1))}
+        CheckpointStore(tmp_path / "checkpoints"),
+        {"a": np.float64(0.5), "b": np.int32(3), "c": nn.Parameter(torch.ones(1))},
     )
     assert_equal(read, {"a": 0.5, "b": 3, "c": torch.ones(1)})
     assert not read["c"].requires_grad
@@ -149,15 +150,15 @@ def test_numbers_of_numpy_and_parameters_become_plain(tmp_path: Path) -> None:
 def test_a_copy_is_a_copy_and_a_tensor_in_two_places_is_one() -> None:
     tensor, history = torch.zeros(3), [0.5]
     state = {"epoch": 1, "history": history}
-    parts = parts_of({"a": tensor, "b": [tensor], "state": state})
+    parts = split_state({"a": tensor, "b": [tensor], "state": state})
     history.append(0.25)
     state.clear()
-    kept = copied(parts)
+    kept = copy_parts(parts)
     tensor += 1
     assert len(kept.leaves) == 1
     expected = {"a": torch.zeros(3), "b": [torch.zeros(3)], "state": {"epoch": 1, "history": [0.5]}}
-    assert_equal(put_together(kept.tree, kept.leaves), expected)
-    assert copied(parts, is_kept=False) == Parts(parts.tree, {})
+    assert_equal(join_state(kept.tree, kept.leaves), expected)
+    assert copy_parts(parts, is_kept=False) == StateParts(parts.tree, {})
 
 
 def itself() -> list[Any]:
@@ -183,23 +184,27 @@ def itself() -> list[Any]:
 )
 def test_what_cannot_be_saved_is_named_with_its_place(saved: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        parts_of(saved)
+        split_state(saved)
 
 
 def test_functions_are_told_from_states() -> None:
-    assert is_function(dict)
-    assert is_function(trained)
-    assert not any(map(is_function, ({}, OrderedDict(), [], nn.Linear(1, 1), None)))
+    assert is_state_function(dict)
+    assert is_state_function(trained)
+    assert not any(map(is_state_function, ({}, OrderedDict(), [], nn.Linear(1, 1), None)))
 
 
 def test_what_is_known_of_an_evaluation_is_kept_with_its_state(tmp_path: Path) -> None:
-    states = States(tmp_path / "states")
-    assert states.find(assignment(5, root=2)) is None
+    states = CheckpointStore(tmp_path / "checkpoints")
+    assert states.find_checkpoint(assignment(5, root=2)) is None
     write(states, assignment(5, root=2), state_of({"epoch": 2}, {"bias": torch.ones(2)}))
-    assert states.find(assignment(6, root=2)) == states.path(2)
-    state = read_state(states.path(2))
-    assert read_about(states.path(2), PARAMS) == read_about(states.path(2), is_checked=False) == state.about
-    assert vars(state.about) == {
+    assert states.find_checkpoint(assignment(6, root=2)) == states.get_path(2)
+    state = read_checkpoint_file(states.get_path(2))
+    assert (
+        read_checkpoint_info(states.get_path(2), PARAMS)
+        == read_checkpoint_info(states.get_path(2), is_checked=False)
+        == state.metadata
+    )
+    assert vars(state.metadata) == {
         "params": PARAMS,
         "losses": [0.5, 0.25],
         "metrics": {"accuracy": 0.5},
@@ -211,9 +216,9 @@ def test_what_is_known_of_an_evaluation_is_kept_with_its_state(tmp_path: Path) -
     assert torch.equal(state.weights["bias"], torch.ones(2))
     assert not state.tensors
     with pytest.raises(ValueError, match="is of other hyperparameters"):
-        read_about(states.path(2), {**PARAMS, "lr": 0.2})
+        read_checkpoint_info(states.get_path(2), {**PARAMS, "lr": 0.2})
     with pytest.raises(ValueError, match="is of other hyperparameters"):
-        read_about(states.path(2), {**PARAMS, "lr": 0.2}, is_checked=False)
+        read_checkpoint_info(states.get_path(2), {**PARAMS, "lr": 0.2}, is_checked=False)
 
 
 class Executed:
@@ -233,20 +238,22 @@ def changed(content: bytes, place: int) -> bytes:
 @pytest.mark.parametrize("damage", [lambda c, at: c[:at], changed, lambda c, at: c[:at] + b"\0" + c[at:]])
 def test_no_damage_goes_unnoticed(tmp_path: Path, damage: Callable[[bytes, int], bytes]) -> None:
     path = tmp_path / "0.safetensors"
-    write(States(tmp_path), assignment(0), state_of({"a": torch.arange(4), "b": [1, "x"]}, {"w": torch.ones(2)}))
+    write(
+        CheckpointStore(tmp_path), assignment(0), state_of({"a": torch.arange(4), "b": [1, "x"]}, {"w": torch.ones(2)})
+    )
     content = path.read_bytes()
-    whole = read_state(path)
+    whole = read_checkpoint_file(path)
     unnoticed = 0
     for place in range(len(content)):
         path.write_bytes(damage(content, place))
         try:
-            about = read_about(path, PARAMS)
+            about = read_checkpoint_info(path, PARAMS)
         except ValueError:
             continue
         # Spaces that fill up the header, and the like.
-        assert about == whole.about
+        assert about == whole.metadata
         try:
-            state = read_state(path)  # a trainer, which fails the evaluation: it begins again
+            state = read_checkpoint_file(path)  # a trainer, which fails the evaluation: it begins again
         except ValueError:
             continue
         unnoticed += 1
@@ -257,27 +264,27 @@ def test_no_damage_goes_unnoticed(tmp_path: Path, damage: Callable[[bytes, int],
 
 def test_read_about_of_a_file_cut_off_unchecked_fails(tmp_path: Path) -> None:
     path = tmp_path / "0.safetensors"
-    write(States(tmp_path), assignment(0), state_of({"a": torch.arange(4)}, {"w": torch.ones(2)}))
+    write(CheckpointStore(tmp_path), assignment(0), state_of({"a": torch.arange(4)}, {"w": torch.ones(2)}))
     content = path.read_bytes()
     for place in range(len(content)):
         path.write_bytes(content[:place])
         with pytest.raises(ValueError, match=r"0\.safetensors cannot be read: "):
-            read_about(path, PARAMS, is_checked=False)
+            read_checkpoint_info(path, PARAMS, is_checked=False)
 
 
 @pytest.mark.parametrize("number", ["9" * 23, "9223372036854775807", "1e308", "-5", "1.5", "NaN", "null", "[]", '""'])
 def test_read_about_with_any_wrong_number_fails(tmp_path: Path, number: str) -> None:
     path = tmp_path / "0.safetensors"
-    write(States(tmp_path), assignment(0), state_of({"a": torch.arange(4)}, {"w": torch.ones(2)}))
+    write(CheckpointStore(tmp_path), assignment(0), state_of({"a": torch.arange(4)}, {"w": torch.ones(2)}))
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     for match in re.finditer(rb"(?<=[\[,])\d+(?=[\],])", content[:end]):
         header = content[8 : match.start()] + number.encode() + content[match.end() : end]
         path.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
         with suppress(ValueError):  # shapes are read by trainers alone
-            read_about(path, PARAMS, is_checked=False)
+            read_checkpoint_info(path, PARAMS, is_checked=False)
         with suppress(ValueError):
-            assert read_about(path, PARAMS).params == PARAMS
+            assert read_checkpoint_info(path, PARAMS).params == PARAMS
 
 
 def test_states_are_never_unpickled(tmp_path: Path) -> None:
@@ -287,12 +294,12 @@ def test_states_are_never_unpickled(tmp_path: Path) -> None:
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         path.write_bytes(pickle.dumps(Executed(code), protocol))
         with pytest.raises(ValueError, match="cannot be read: "):
-            read_about(path)
+            read_checkpoint_info(path)
         with pytest.raises(ValueError, match="cannot be read: "):
-            read_state(path)
+            read_checkpoint_file(path)
     torch.save({"a": torch.ones(2)}, path)
     with pytest.raises(ValueError, match="cannot be read: "):
-        read_about(path)
+        read_checkpoint_info(path)
     assert [file.name for file in tmp_path.iterdir()] == ["0.safetensors"]
 
 
@@ -314,19 +321,19 @@ def test_what_no_evaluation_has_written_is_refused(tmp_path: Path, about: Any) -
 
     save_file({}, tmp_path / "0.safetensors", {"about": json.dumps(about), "checksum": "0"})
     with pytest.raises(ValueError, match=r"0\.safetensors cannot be read: "):
-        read_about(tmp_path / "0.safetensors", PARAMS, is_checked=False)
+        read_checkpoint_info(tmp_path / "0.safetensors", PARAMS, is_checked=False)
     with pytest.raises(ValueError, match=r"0\.safetensors cannot be read: "):
-        read_state(tmp_path / "0.safetensors")
+        read_checkpoint_file(tmp_path / "0.safetensors")
 
 
 def test_the_state_before_stays_where_the_disk_is_full_or_writing_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states = States(tmp_path)
+    states = CheckpointStore(tmp_path)
     write(states, assignment(0), state_of({"a": torch.zeros(3)}))
     before = (tmp_path / "0.safetensors").read_bytes()
     with pytest.raises(TypeError):
-        write(states, assignment(0), State(About(PARAMS, [], {}, 0.0, object()), {}))
+        write(states, assignment(0), Checkpoint(CheckpointInfo(PARAMS, [], {}, 0.0, object()), {}))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60e6))
     with pytest.raises(OSError, match="it takes 0 MB, and of the 60 MB that are free, 67 MB are kept for the record"):
         write(states, assignment(0), state_of({"a": torch.ones(3)}))
@@ -335,29 +342,32 @@ def test_the_state_before_stays_where_the_disk_is_full_or_writing_fails(
 
 
 def test_states_of_what_has_ended_are_removed_and_no_others(tmp_path: Path) -> None:
-    states, confirming = States(tmp_path / "states"), States(tmp_path / "states", "confirm-")
+    states, confirming = (
+        CheckpointStore(tmp_path / "checkpoints"),
+        CheckpointStore(tmp_path / "checkpoints", "confirm-"),
+    )
     for number in (0, 1, 12):
         write(states, assignment(number), state_of({}))
         write(confirming, assignment(number), state_of({}))
-    (tmp_path / "states" / ".3.safetensors").write_bytes(b"draft")
-    (tmp_path / "states" / "mine.txt").write_bytes(b"mine")
-    states.sweep({1})
-    confirming.sweep({12})
-    confirming.discard(assignment(40, root=12))
-    assert sorted(path.name for path in (tmp_path / "states").iterdir()) == ["1.safetensors", "mine.txt"]
-    states.leave()
-    assert (tmp_path / "states").exists()
+    (tmp_path / "checkpoints" / ".3.safetensors").write_bytes(b"draft")
+    (tmp_path / "checkpoints" / "mine.txt").write_bytes(b"mine")
+    states.remove_all_except({1})
+    confirming.remove_all_except({12})
+    confirming.remove_ended(assignment(40, root=12))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1.safetensors", "mine.txt"]
+    states.remove_empty_folder()
+    assert (tmp_path / "checkpoints").exists()
 
 
 def test_a_small_disk_is_said_before_a_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = States(tmp_path / "states")
+    states = CheckpointStore(tmp_path / "checkpoints")
 
     def shortage(free: float) -> str:
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-        return states.shortage(most=20)
+        return states.describe_shortage(most=20)
 
     assert shortage(2e9) == ""
-    some = "are free for what evaluations go on from (--save-every):"
+    some = "are free for what evaluations go on from (--checkpoint-every):"
     assert shortage(0.5e9) == f"0.5 GB {some} that may be too little"
     monkeypatch.undo()
     write(states, assignment(0), state_of({"a": torch.zeros(10_000_000)}))
@@ -365,44 +375,46 @@ def test_a_small_disk_is_said_before_a_run_starts(tmp_path: Path, monkeypatch: p
     assert shortage(0.5e9) == f"0.5 GB {some} at least 0.8 GB are needed"
 
 
-def settled(keeper: Keeper, **verdict: Any) -> dict[str, Any] | None:
+def settled(keeper: SnapshotBuffer, **verdict: Any) -> dict[str, Any] | None:
     """Return what a keeper reports after a loss, about which its supervisor has decided."""
     about = {"losses": [0.5], "metrics": {}, "seconds": 1.5}
     told = {"has_loss": True, "is_best": True, "keep": False, "save": False, "about": about, "draft": "", **verdict}
-    kept = keeper.settle(Message("verdict", told))
-    keeper.let_go()
+    kept = keeper.copy_requested(Message("verdict", told))
+    keeper.clear_offers()
     return kept
 
 
 def test_keeper_writes_the_state_of_its_last_loss(tmp_path: Path) -> None:
-    keeper, tensor = Keeper(PARAMS, True, None, None), torch.zeros(3)
-    assert keeper.write_state(str(tmp_path / "draft")) == {"losses": 0, "seconds": 0.0}
+    keeper, tensor = SnapshotBuffer(PARAMS, True, None, None), torch.zeros(3)
+    assert keeper.write_checkpoint(str(tmp_path / "draft")) == {"losses": 0, "seconds": 0.0}
     for step in (1.0, 2.0):
-        keeper.offer({"w": tensor})
-        keeper.save({"a": tensor})
+        keeper.offer_weights({"w": tensor})
+        keeper.save_checkpoint({"a": tensor})
         assert settled(keeper, keep=True, save=True) == {"warnings": [], "has_weights": True, "has_state": True}
         tensor += step
-    written = keeper.write_state(str(tmp_path / "draft"))
+    written = keeper.write_checkpoint(str(tmp_path / "draft"))
     assert (written["losses"], "error" in written) == (1, False)
-    state = read_state(tmp_path / "draft")
-    assert state.about == About(PARAMS, [0.5], {}, 1.5, {"dict": [["a", {"tensor": "0"}]]}, has_weights=True)
+    state = read_checkpoint_file(tmp_path / "draft")
+    assert state.metadata == CheckpointInfo(
+        PARAMS, [0.5], {}, 1.5, {"dict": [["a", {"tensor": "0"}]]}, has_weights=True
+    )
     assert_equal(dict(state.tensors), {"0": torch.ones(3)})
     assert_equal(state.weights, {"w": torch.ones(3)})
 
 
 def test_keeper_of_no_leader_or_without_a_wish_copies_nothing(tmp_path: Path) -> None:
     for is_leader, wanted in ((False, True), (True, False)):
-        keeper = Keeper(PARAMS, is_leader, None, None)
-        keeper.offer({"w": torch.zeros(3)})
-        keeper.save({"a": torch.zeros(3)})
+        keeper = SnapshotBuffer(PARAMS, is_leader, None, None)
+        keeper.offer_weights({"w": torch.zeros(3)})
+        keeper.save_checkpoint({"a": torch.zeros(3)})
         assert settled(keeper, keep=wanted, save=wanted, draft=str(tmp_path / "draft")) is None
-        assert keeper.write_state(str(tmp_path / "draft"))["losses"] == 0
+        assert keeper.write_checkpoint(str(tmp_path / "draft"))["losses"] == 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_keeper_that_cannot_write_reports_the_error(tmp_path: Path) -> None:
-    keeper = Keeper(PARAMS, True, None, None)
-    keeper.save({"a": torch.zeros(3)})
+    keeper = SnapshotBuffer(PARAMS, True, None, None)
+    keeper.save_checkpoint({"a": torch.zeros(3)})
     kept = settled(keeper, save=True, draft=str(tmp_path / "none" / "draft"))
     assert kept is not None
     assert kept["has_state"]
@@ -412,14 +424,14 @@ def test_keeper_that_cannot_write_reports_the_error(tmp_path: Path) -> None:
 
 def test_keeper_restores_until_the_next_loss(tmp_path: Path) -> None:
     state = state_of({"epoch": 2}, {"w": torch.ones(2)})
-    keeper = Keeper(PARAMS, True, state, None)
-    assert keeper.flags()["went_on"] is False
-    assert keeper.restore(has_loss=False) == keeper.restore(has_loss=True) == ({"epoch": 2}, 2)
-    assert keeper.flags()["went_on"] is True
+    keeper = SnapshotBuffer(PARAMS, True, state, None)
+    assert keeper.make_flags()["went_on"] is False
+    assert keeper.load_checkpoint(has_loss=False) == keeper.load_checkpoint(has_loss=True) == ({"epoch": 2}, 2)
+    assert keeper.make_flags()["went_on"] is True
     assert keeper.write_weights(str(tmp_path / "weights"), {}) == {"error": ""}, "those of its lowest loss"
     settled(keeper, is_best=False)
-    assert keeper.restore(has_loss=True) == (None, 0)
-    with pytest.raises(RuntimeError, match=r"worker\.inherited is asked for before the first loss"):
-        keeper.inherit(has_loss=True)
-    with pytest.raises(RuntimeError, match=r"worker\.restored is asked for before the first loss"):
-        Keeper(PARAMS, True, state, None).restore(has_loss=True)
+    assert keeper.load_checkpoint(has_loss=True) == (None, 0)
+    with pytest.raises(RuntimeError, match=r"worker\.parent_checkpoint is asked for before the first loss"):
+        keeper.load_parent_checkpoint(has_loss=True)
+    with pytest.raises(RuntimeError, match=r"worker\.checkpoint is asked for before the first loss"):
+        SnapshotBuffer(PARAMS, True, state, None).load_checkpoint(has_loss=True)

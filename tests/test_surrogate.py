@@ -12,26 +12,26 @@ from scipy import integrate, stats
 
 import hpo.breeding.surrogate
 from hpo import Float, SearchSpace
-from hpo.breeding import merits
-from hpo.breeding.gaussian import GaussianProcess
-from hpo.breeding.merits import Gain, log_expected_gain
-from hpo.breeding.past import Past
-from hpo.breeding.propagators import New, make
-from hpo.breeding.rows import Vector
-from hpo.breeding.scores import learned_from, normal_scores, power_transformed
+from hpo.breeding import acquisition
+from hpo.breeding.acquisition import HypervolumeImprovement, log_expected_improvement
+from hpo.breeding.evaluation_history import EvaluationHistory
+from hpo.breeding.gaussian_process import GaussianProcess
+from hpo.breeding.loss_transforms import apply_power_transform, compute_normal_scores, select_learned
+from hpo.breeding.propagators import Deduplicate, make_propagator
+from hpo.breeding.propulate_compat import Individual
 from hpo.breeding.surrogate import Surrogate
-from hpo.breeding.upstream import Individual
-from hpo.dominance import hypervolume
+from hpo.breeding.surrogate_data import Vector
+from hpo.dominance import compute_hypervolume
 from hpo.parameters import Value
 from hpo.store.evaluations import Evaluation
-from tests.support.evaluations import one
+from tests.support.evaluations import make_evaluation
 
 FIVE = SearchSpace(**{f"x{place}": Float(-1.0, 1.0) for place in range(5)})
 
 
 def test_power_transformed_losses_are_normal_in_their_order() -> None:
     losses = np.random.default_rng(0).lognormal(0, 1, 200)
-    transformed = power_transformed(losses)
+    transformed = apply_power_transform(losses)
     assert stats.skew(losses) > 1.5
     assert abs(stats.skew(transformed)) < 0.2
     assert (np.argsort(transformed) == np.argsort(losses)).all()
@@ -43,29 +43,29 @@ def test_the_most_likely_power_is_found() -> None:
     losses = np.random.default_rng(1).gamma(2.0, size=100)
     centered = losses - np.median(losses)
     theirs, _ = stats.yeojohnson(centered / np.median(np.abs(centered)))
-    ours = power_transformed(losses)
+    ours = apply_power_transform(losses)
     assert ours == pytest.approx((theirs - theirs.mean()) / theirs.std(), abs=1e-3)
 
 
 @pytest.mark.parametrize("outlier", [1e9, 1e300, 1.7e308, -1.7e308, math.inf])
 def test_an_outlier_leaves_the_others_apart(outlier: float) -> None:
     losses = np.append(np.linspace(1.0, 2.0, 20), [outlier, outlier])
-    transformed = power_transformed(losses)
+    transformed = apply_power_transform(losses)
     assert np.isfinite(transformed).all()
     assert transformed[19] - transformed[0] > 0.5, "of a standard deviation"
     assert np.diff(transformed[:20]).min() > 0
     assert (transformed[20:] == (transformed.max() if outlier > 0 else transformed.min())).all()
-    assert np.isfinite(normal_scores(losses)).all()
+    assert np.isfinite(compute_normal_scores(losses)).all()
 
 
 def test_losses_that_are_all_the_same_say_nothing() -> None:
     for losses in (np.full(5, 3.0), np.full(5, math.inf)):
-        assert (normal_scores(losses) == 0).all()
-        assert (power_transformed(losses) == 0).all()
+        assert (compute_normal_scores(losses) == 0).all()
+        assert (apply_power_transform(losses) == 0).all()
 
 
 def test_equal_losses_share_their_place() -> None:
-    scores = normal_scores(np.array([5.0, 1.0, math.inf, 1.0]))
+    scores = compute_normal_scores(np.array([5.0, 1.0, math.inf, 1.0]))
     assert scores == pytest.approx(stats.norm.ppf([5 / 8, 1 / 4, 7 / 8, 1 / 4]))
 
 
@@ -73,8 +73,8 @@ def test_the_gain_that_is_expected() -> None:
     for standardized in (-3.0, -1.1, -0.9, 0.0, 2.5):
         draws = np.linspace(-12, 12, 100_001)
         gain = integrate.trapezoid(np.maximum(standardized - draws, 0) * stats.norm.pdf(draws), draws)
-        assert log_expected_gain(np.array([standardized]))[0] == pytest.approx(math.log(gain), abs=1e-6)
-    far = log_expected_gain(-np.logspace(0, 6, 200))
+        assert log_expected_improvement(np.array([standardized]))[0] == pytest.approx(math.log(gain), abs=1e-6)
+    far = log_expected_improvement(-np.logspace(0, 6, 200))
     assert np.isfinite(far).all()
     assert (np.diff(far) < 0).all(), "the farther, the less"
 
@@ -86,13 +86,13 @@ def _bred(space: SearchSpace, count: int) -> dict[str, Value]:
     for trial in range(count):
         params = space.draw(draws)
         distance = sum((float(value) - 0.25) ** 2 for value in params.values())
-        known.append(one(trial, loss=distance, params=params))
-    population = [Individual(dict(space.encode(evaluation.params)), space.limits()) for evaluation in known]
+        known.append(make_evaluation(trial, loss=distance, params=params))
+    population = [Individual(dict(space.encode(evaluation.params)), space.list_gene_limits()) for evaluation in known]
     for individual, evaluation in zip(population, known, strict=True):
         individual.loss = evaluation.loss
-    past = Past(space, lambda: [known.pop(0) for _ in range(len(known))])
+    past = EvaluationHistory(space, lambda: [known.pop(0) for _ in range(len(known))])
     rng = random.Random(1)
-    breed = New(make("ga", past, rng, 2, 0), past, rng)
+    breed = Deduplicate(make_propagator("ga", past, rng, 2, 0), past, rng)
     return space.decode(breed(population))
 
 
@@ -102,22 +102,24 @@ def test_what_is_promising_is_bred_on() -> None:
 
 
 def _learned(*known: Evaluation) -> Callable[..., Vector]:
-    past = Past(FIVE, lambda: known)
+    past = EvaluationHistory(FIVE, lambda: known)
     past.update()
-    return Surrogate(past, np.random.default_rng(0)).learn(past.founders())
+    return Surrogate(past, np.random.default_rng(0)).learn(past.make_founder_sample())
 
 
 def _drawn(count: int) -> list[Evaluation]:
     """Return evaluations that are drawn at random, whose losses are squares of their distances to 0."""
     draws = random.Random(0)
     drawn = [FIVE.draw(draws) for _ in range(count)]
-    return [one(trial, loss=sum(float(x) ** 2 for x in p.values()), params=p) for trial, p in enumerate(drawn)]
+    return [
+        make_evaluation(trial, loss=sum(float(x) ** 2 for x in p.values()), params=p) for trial, p in enumerate(drawn)
+    ]
 
 
 @pytest.mark.parametrize("daring", [0.0, 1.0])
 def test_what_is_in_flight_counts_as_evaluated(daring: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hpo.breeding.surrogate, "_DARING", daring)
-    running = one(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
+    monkeypatch.setattr(hpo.breeding.surrogate, "_EXPLORATION_SHARE", daring)
+    running = make_evaluation(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
     beside = np.array([[0.1, 0.0, 0.0, 0.0, 0.0]])
     before, after = _learned(*_drawn(40)), _learned(*_drawn(40), running)
     assert after(beside) < before(beside)
@@ -125,9 +127,9 @@ def test_what_is_in_flight_counts_as_evaluated(daring: float, monkeypatch: pytes
 
 @pytest.mark.parametrize("daring", [0.0, 1.0])
 def test_what_is_next_to_something_known_is_not_asked_for(daring: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hpo.breeding.surrogate, "_DARING", daring)
+    monkeypatch.setattr(hpo.breeding.surrogate, "_EXPLORATION_SHARE", daring)
     known = _drawn(40)
-    running = one(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
+    running = make_evaluation(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
     merits_of = _learned(*known, running)
     for evaluation in (known[7], running):
         genes = np.array(list(FIVE.encode(evaluation.params).values()))
@@ -141,12 +143,12 @@ def test_what_is_gained_is_the_hypervolume_that_is_added(objectives: int, monkey
     draws = np.random.default_rng(0)
     known, candidates = draws.random((objectives, 30)), 0.5 * draws.random((objectives, 200))
     reference = known.max(axis=1)
-    monkeypatch.setattr(merits, "_RAYS", 5000)
-    monkeypatch.setattr(merits, "_SMOOTH", 1e-4)
-    monkeypatch.setattr(merits, "reference_of", lambda *_: reference)
-    before = hypervolume(known.T, reference)
-    added = np.array([hypervolume(np.vstack([known.T, own]), reference) - before for own in candidates.T])
-    gained = np.exp(Gain(known, draws)(candidates[None]))
+    monkeypatch.setattr(acquisition, "_RAYS", 5000)
+    monkeypatch.setattr(acquisition, "_SMOOTHING", 1e-4)
+    monkeypatch.setattr(acquisition, "compute_reference_point", lambda *_: reference)
+    before = compute_hypervolume(known.T, reference)
+    added = np.array([compute_hypervolume(np.vstack([known.T, own]), reference) - before for own in candidates.T])
+    gained = np.exp(HypervolumeImprovement(known, draws)(candidates[None]))
     some = added > 0.01
     assert 10 < some.sum() < 200
     assert gained[some] / gained[some].sum() == pytest.approx(added[some] / added[some].sum(), rel=0.15)
@@ -156,26 +158,26 @@ def test_what_is_gained_is_the_hypervolume_that_is_added(objectives: int, monkey
 def test_who_is_nearer_to_the_front_is_better_where_nobody_is_ahead_of_it() -> None:
     known = np.array([[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]])
     behind = np.array([[0.6, 0.8, 2.0, 1e3, 1e150], [0.6, 0.8, 2.0, 1e3, 1e150]])
-    gained = Gain(known, np.random.default_rng(0))(behind[None])
+    gained = HypervolumeImprovement(known, np.random.default_rng(0))(behind[None])
     assert np.isfinite(gained).all()
     assert (np.diff(gained) < 0).all()
-    alone = Gain(np.array([[1.0], [2.0]]), np.random.default_rng(0))
+    alone = HypervolumeImprovement(np.array([[1.0], [2.0]]), np.random.default_rng(0))
     ahead = alone(np.array([[0.5, 1.0, 1.5], [1.0, 2.0, 3.0]])[None])
     assert (np.diff(ahead) < 0).all(), "also of a front that is a point"
 
 
 def test_of_many_the_best_and_the_last_are_learned_from() -> None:
     losses = np.random.default_rng(0).random((1000, 1))
-    chosen = learned_from(losses)
+    chosen = select_learned(losses)
     assert len(chosen) == 256
     assert set(range(872, 1000)) <= set(chosen)
     assert set(np.argsort(losses[:872, 0])[:128]) <= set(chosen)
-    assert learned_from(losses[:9]).tolist() == list(range(9))
+    assert select_learned(losses[:9]).tolist() == list(range(9))
 
 
 def test_of_equal_ones_the_first_are_the_best() -> None:
     losses = np.tile([[2.0], [1.0]], (300, 1))
-    assert learned_from(losses)[:128].tolist() == list(range(1, 256, 2))
+    assert select_learned(losses)[:128].tolist() == list(range(1, 256, 2))
 
 
 def test_what_is_learned_bit_by_bit_is_learned_as_well_as_at_once() -> None:
@@ -183,7 +185,7 @@ def test_what_is_learned_bit_by_bit_is_learned_as_well_as_at_once() -> None:
     points, values, others = draws.random((150, 5)), draws.standard_normal(150), draws.random((20, 5))
     bit_by_bit, at_once = (GaussianProcess(np.array([0, 1, 2, 2, 2])) for _ in range(2))
     bit_by_bit.fit(points[:140], values[:140], known=140)
-    bit_by_bit.assume(others[:3])
+    bit_by_bit.assume_predictions(others[:3])
     bit_by_bit.fit(points, values, known=145)
     at_once.fit(points[:140], values[:140], known=140)
     at_once.fit(points[::-1], values[::-1], known=145)
@@ -198,22 +200,25 @@ def test_what_is_assumed_changes_deviations_alone() -> None:
     model = GaussianProcess(np.arange(4))
     model.fit(points, np.sin(5 * points[:, 0]) - 2 * points[:, 1] ** 2, known=60)
     (mean, deviation), lowest = model.predict(others), model.means.min()
-    model.assume(others[:5])
+    model.assume_predictions(others[:5])
     there, sure = model.predict(others)
     assert there == pytest.approx(mean, abs=1e-4)
     assert (sure[:5] < deviation[:5]).all()
     assert model.means[60:] == pytest.approx(mean[:5], abs=1e-4)
-    assert model.lowest == pytest.approx(min(lowest, mean[:5].min()), abs=1e-4)
+    assert model.lowest_mean == pytest.approx(min(lowest, mean[:5].min()), abs=1e-4)
 
 
 def test_the_misfit_falls_as_its_gradient_says() -> None:
     draws = np.random.default_rng(0)
     points, values = draws.random((40, 4)), draws.standard_normal(40)
     model = GaussianProcess(np.array([0, 1, 2, 2]))
-    logs, squares = np.array([-0.5, 0.1, -1.0, -4.0]), model._halves(points)
-    _, gradient = model._misfit(logs, squares, values)
+    logs, squares = np.array([-0.5, 0.1, -1.0, -4.0]), model._compute_half_squares(points)
+    _, gradient = model._compute_misfit(logs, squares, values)
     for place, step in enumerate(1e-5 * np.eye(4)):
-        rise = model._misfit(logs + step, squares, values)[0] - model._misfit(logs - step, squares, values)[0]
+        rise = (
+            model._compute_misfit(logs + step, squares, values)[0]
+            - model._compute_misfit(logs - step, squares, values)[0]
+        )
         assert gradient[place] == pytest.approx(rise / 2e-5, rel=1e-5)
 
 

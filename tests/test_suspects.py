@@ -49,11 +49,13 @@ class Job:
         return True
 
     def _start(self, record: Record) -> Assignment | None:
-        new = max((evaluation.params["k"] for evaluation in record.evaluations()), default=-1) + 1
-        return Claims(record, SPACE.distributions(), self._budget).claim({"k": new}, island=0, worker=0, generation=0)
+        new = max((evaluation.params["k"] for evaluation in record.read_evaluations()), default=-1) + 1
+        return Claims(record, SPACE.make_distributions(), self._budget).claim(
+            {"k": new}, island=0, worker=0, generation=0
+        )
 
     def ended(self) -> list[Evaluation]:
-        return [evaluation for evaluation in self.opened().evaluations() if evaluation.finished]
+        return [evaluation for evaluation in self.opened().read_evaluations() if evaluation.is_finished]
 
 
 @pytest.mark.parametrize(("workers", "guilty"), [(1, {0}), (2, {3}), (6, {0, 5, 17}), (24, {0, 1})])
@@ -86,7 +88,7 @@ def test_who_was_in_flight_when_a_run_was_stopped_is_not_suspected(tmp_path: Pat
     job = Job(tmp_path, 1, 3, set(), seed=0)
     for _ in range(4):
         record = job.opened()
-        record.requeue_interrupted(died=False)
+        record.requeue_interrupted(crashed=False)
         assert job._start(record) is not None
     assert not job.session()
     assert [evaluation.state for evaluation in job.ended()] == ["complete"] * 3
@@ -99,19 +101,19 @@ def test_what_saves_a_later_state_each_time_is_not_suspected_and_what_does_not_i
         record.requeue_interrupted()
         assignment = job._start(record)
         assert assignment is not None
-        record.went_on(assignment, [1.0] * (saved - 2), 2.0)
-        record.saved(assignment, saved)
+        record.record_resume(assignment, [1.0] * (saved - 2), 2.0)
+        record.record_checkpoint(assignment, saved)
     for deaths in (0, 1, 2):
         record = job.opened()
         record.requeue_interrupted()
-        assert record.evaluations()[-1].deaths == deaths
+        assert record.read_evaluations()[-1].crash_count == deaths
         assignment = job._start(record)
         assert assignment is not None
         assert assignment.root == 0
-        record.went_on(assignment, [1.0] * 9, 2.0)
-        record.saved(assignment, 9)  # as at a stop
+        record.record_resume(assignment, [1.0] * 9, 2.0)
+        record.record_checkpoint(assignment, 9)  # as at a stop
     job.opened().requeue_interrupted()
     (failed,) = job.ended()
     assert failed.state == "failed"
-    assert failed.went_on_after == 9
-    assert job.opened().roots_to_go_on() == set()
+    assert failed.resumed_from_step == 9
+    assert job.opened().find_resumable_roots() == set()

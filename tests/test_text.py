@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from hpo.results.reader import Look
+from hpo.results.reader import RunSnapshot
 from hpo.results.summary import summarize
 from hpo.store.evaluations import Evaluation
-from hpo.text import number, numbers
-from hpo.views.live.head import head_lines
-from hpo.views.live.standing import standing
-from hpo.views.progress import Lines
-from hpo.views.tables import print_tables
-from tests.support.evaluations import one
-from tests.support.runs import manifest
+from hpo.text_format import format_number, format_numbers
+from hpo.views.live.run_header import format_header
+from hpo.views.live.run_status import compute_run_status
+from hpo.views.progress import ProgressLines
+from hpo.views.summary_tables import print_tables
+from tests.support.evaluations import make_evaluation
+from tests.support.runs import make_manifest
 
 
 @pytest.mark.parametrize(
@@ -43,28 +43,28 @@ from tests.support.runs import manifest
     ],
 )
 def test_whole_numbers_have_all_their_digits(given: float, text: str) -> None:
-    assert number(given) == text
+    assert format_number(given) == text
 
 
 def ended(trial: int, loss: float, parameters: float) -> Evaluation:
-    return one(trial, loss=loss, metrics={"parameters": parameters, "accuracy": 0.5})
+    return make_evaluation(trial, loss=loss, metrics={"parameters": parameters, "accuracy": 0.5})
 
 
 def test_the_parameters_of_a_network_are_counted_in_lines_tables_and_the_live_view(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     evaluations = [ended(0, 0.25, 110300.0), ended(1, 0.5, 2.0**53 - 1), ended(2, 0.75, 8.0)]
-    lines = Lines([], 3)
-    texts = [lines.line(evaluation) for evaluation in evaluations]
+    lines = ProgressLines([], 3)
+    texts = [lines.format_line(evaluation) for evaluation in evaluations]
     assert "  parameters=110300  accuracy=0.5" in texts[0]
     assert texts[1].index("accuracy") == texts[2].index("accuracy"), "columns are as wide as the widest so far"
-    print_tables(summarize(evaluations, manifest(budget=3), 3), Path("run"))
+    print_tables(summarize(evaluations, make_manifest(budget=3), 3), Path("run"))
     table = capsys.readouterr().out.split("All islands")[1].splitlines()
     assert table[3].split()[:4] == ["1", "0.25", "0.5", "110300"]
     end = table[1].index("parameters") + len("parameters")
     assert [line[:end].split()[-1] for line in table[3:6]] == ["110300", "9007199254740991", "8"]
-    run = standing(Look(9.0, manifest(budget=3), evaluations, [], in_use=False))
-    shown = [line.plain for line in head_lines(run, Path("run"))]
+    run = compute_run_status(RunSnapshot(9.0, make_manifest(budget=3), evaluations, [], is_in_use=False))
+    shown = [line.plain for line in format_header(run, Path("run"))]
     assert "lr=0.1  parameters=110300  accuracy=0.5" in shown
 
 
@@ -81,11 +81,11 @@ def test_the_parameters_of_a_network_are_counted_in_lines_tables_and_the_live_vi
     ],
 )
 def test_numbers_have_enough_digits_to_differ(values: list[float | None], texts: list[str]) -> None:
-    assert numbers(values) == texts
+    assert format_numbers(values) == texts
 
 
 def test_table_shows_which_loss_is_lower(capsys: pytest.CaptureFixture[str]) -> None:
     evaluations = [ended(trial, loss, 8.0) for trial, loss in enumerate([1.000007, 1.000003, 1.2])]
-    print_tables(summarize(evaluations, manifest(budget=3), 3), Path("run"))
+    print_tables(summarize(evaluations, make_manifest(budget=3), 3), Path("run"))
     table = capsys.readouterr().out.split("All islands")[1].splitlines()
     assert [line.split()[1] for line in table[3:6]] == ["1.000003", "1.000007", "1.2"]

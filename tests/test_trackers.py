@@ -22,18 +22,18 @@ from hpo.run.session import Session
 from hpo.store.evaluations import INTERRUPTED, Assignment
 from hpo.store.record import Record
 from hpo.trackers import TRACKERS
-from hpo.trackers.individual import Individuals
-from hpo.trackers.tracker import without_secrets
-from hpo.trackers.tracking import Tracking, track
-from hpo.trackers.written import Written
+from hpo.trackers.individual_trials import Individuals
+from hpo.trackers.shown_evaluations import ShownEvaluations
+from hpo.trackers.tracker import remove_secrets
+from hpo.trackers.tracker_processes import TrackerProcesses, track_run
 from hpo.trainer.search_file import load_search_file
-from tests.support.chaos import command_lines
-from tests.support.evaluations import one
+from tests.support.chaos import read_command_lines
+from tests.support.evaluations import make_evaluation
 from tests.support.launch import ROOT, Mpi
-from tests.support.outcome import trials_of
-from tests.support.runs import QUICK, claim
-from tests.support.runs import start as session_of
-from tests.support.shown import READERS, Shown, search_in_mlflow
+from tests.support.run_output import load_trials
+from tests.support.runs import QUICK, claim_evaluation
+from tests.support.runs import start_session as session_of
+from tests.support.tracker_readers import READERS, TrackedEvaluation, read_mlflow_status
 
 PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
 HOSTILE = "injected: [bold]\x1b[31m\x00 <script>\n\udcff" + "x" * 10_000
@@ -54,15 +54,15 @@ def begin_run(run_dir: Path, resume: bool = False, evaluations: int = 6) -> Sess
 
 
 def start(record: Record, depth: int) -> Assignment:
-    distributions = load_search_file(QUICK).space.distributions()
+    distributions = load_search_file(QUICK).space.make_distributions()
     made = {"island": 1, "worker": 2, "generation": 3, "propagator": "ga"}
-    return claim(record, {**PARAMS, "depth": depth}, distributions, 99, **made)
+    return claim_evaluation(record, {**PARAMS, "depth": depth}, distributions, 99, **made)
 
 
-def follow(session: Session, *names: str) -> tuple[Tracking, list[str]]:
+def follow(session: Session, *names: str) -> tuple[TrackerProcesses, list[str]]:
     said: list[str] = []
-    tracking = Tracking(names, session.run_dir.path, tell=said.append)
-    tracking.follow(session.storage, session.manifest.study)
+    tracking = TrackerProcesses(names, session.run_dir.path, notify=said.append)
+    tracking.add_study(session.storage, session.manifest.study)
     return tracking, said
 
 
@@ -73,7 +73,7 @@ def wait_until(there: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def assert_same(shown: dict[str, Shown], expected: dict[str, Shown]) -> None:
+def assert_same(shown: dict[str, TrackedEvaluation], expected: dict[str, TrackedEvaluation]) -> None:
     assert shown.keys() == expected.keys()
     for name, evaluation in expected.items():
         found = shown[name]
@@ -93,7 +93,7 @@ def ended(run_dir: Path, name: str) -> set[int]:
 
 def process_of(run_dir: Path, name: str) -> int:
     wanted = f"-m hpo.trackers {name} {run_dir}"
-    (pid,) = [pid for pid, command in command_lines().items() if wanted in command.replace("\0", " ")]
+    (pid,) = [pid for pid, command in read_command_lines().items() if wanted in command.replace("\0", " ")]
     return pid
 
 
@@ -124,48 +124,54 @@ def test_a_tracker_shows_what_is_recorded_while_it_is_recorded_and_once(name: st
 
     cut = "injected: [bold]\\x1b[31m\\x00 <script>\n\\udcff"
     expected = {
-        "trial-0000": Shown(PARAMS, {1: 3.0}, math.inf, {}, "badly", INTERRUPTED),
-        "trial-0001": Shown({**PARAMS, "depth": 2}, {1: 4.0}, math.inf, {}, "" if name == "tensorboard" else "badly"),
-        "trial-0002": Shown(
+        "trial-0000": TrackedEvaluation(PARAMS, {1: 3.0}, math.inf, {}, "badly", INTERRUPTED),
+        "trial-0001": TrackedEvaluation(
+            {**PARAMS, "depth": 2}, {1: 4.0}, math.inf, {}, "" if name == "tensorboard" else "badly"
+        ),
+        "trial-0002": TrackedEvaluation(
             {**PARAMS, "depth": 3},
             {1: 0.5, 2: 0.25, 3: 0.75},
             0.25,
             {"accuracy": 0.75, "metric_loss": 9.0, "metric_seconds": 8.0, "odd___name": -1.0},
             "well",
         ),
-        "trial-0003": Shown({**PARAMS, "depth": 4}, {1: 2.0}, 2.0, {}, "well"),
-        "trial-0004": Shown({**PARAMS, "depth": 5}, {}, math.inf, {}, "badly", cut + "x" * (497 - len(cut)) + "..."),
+        "trial-0003": TrackedEvaluation({**PARAMS, "depth": 4}, {1: 2.0}, 2.0, {}, "well"),
+        "trial-0004": TrackedEvaluation(
+            {**PARAMS, "depth": 5}, {}, math.inf, {}, "badly", cut + "x" * (497 - len(cut)) + "..."
+        ),
     }
     assert_same(READERS[name](run_dir), expected)
     if name == "mlflow":
-        assert search_in_mlflow(run_dir) == "KILLED"
+        assert read_mlflow_status(run_dir) == "KILLED"
 
     # The next session evaluates again what was going on, as the same individuals, and one more.
     record = begin_run(run_dir, resume=True).open_record()
     for depth in (1, 2, 6):
         record.complete(start(record, depth), depth + 0.5, 1.0, {})
     for _ in range(2):
-        assert track(run_dir, [name], None)
+        assert track_run(run_dir, [name], None)
         for trial, depth, curve in ((0, 1, {1: 3.0}), (1, 2, {1: 4.0}), (7, 6, {})):
-            expected[f"trial-{trial:04d}"] = Shown({**PARAMS, "depth": depth}, curve, depth + 0.5, {}, "well")
+            expected[f"trial-{trial:04d}"] = TrackedEvaluation(
+                {**PARAMS, "depth": depth}, curve, depth + 0.5, {}, "well"
+            )
         assert_same(READERS[name](run_dir), expected)
     if name == "mlflow":
-        assert search_in_mlflow(run_dir) == "FINISHED"
+        assert read_mlflow_status(run_dir) == "FINISHED"
 
 
 def test_what_another_run_has_evaluated_is_that_runs_to_show(tmp_path: Path) -> None:
     session = begin_run(tmp_path / "run")
     record = session.open_record()
     record.complete(start(record, 1), 0.5, 1.0, {})
-    theirs = replace(record.evaluations()[0], params={**PARAMS, "depth": 7})
-    distributions = load_search_file(QUICK).space.distributions()
-    assert record.take_over([theirs], distributions, lambda *_: {"origin": "theirs trial 0"}) == 1
-    assert track(tmp_path / "run", ["tensorboard"], None)
+    theirs = replace(record.read_evaluations()[0], params={**PARAMS, "depth": 7})
+    distributions = load_search_file(QUICK).space.make_distributions()
+    assert record.import_evaluations([theirs], distributions, lambda *_: {"imported_from": "theirs trial 0"}) == 1
+    assert track_run(tmp_path / "run", ["tensorboard"], None)
     assert READERS["tensorboard"](tmp_path / "run").keys() == {"trial-0000"}
 
 
 def promote(record: Record, paused: int) -> Assignment:
-    return record.promote(record.evaluations()[paused], {"island": 0, "worker": 5, "generation": 9})
+    return record.promote(record.read_evaluations()[paused], {"island": 0, "worker": 5, "generation": 9})
 
 
 @pytest.mark.parametrize("name", TRACKERS)
@@ -182,7 +188,7 @@ def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None
     wait_until(lambda: ended(run_dir, name) == {0, 1, 2, 3, 4})
     promoted = [promote(record, trial) for trial in range(4)]
     for assignment in promoted:
-        record.went_on(assignment, [4.0], 1.0)
+        record.record_resume(assignment, [4.0], 1.0)
         record.report(assignment, 2, 3.0)
     record.complete(promoted[0], 3.0, 2.0, {"accuracy": 0.5})
     wait_until(lambda: 5 in ended(run_dir, name))
@@ -195,11 +201,11 @@ def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None
     left = "" if name == "tensorboard" else "badly"
     paused = "badly" if name == "mlflow" else "well"
     expected = {
-        "trial-0000": Shown(PARAMS, {1: 4.0, 2: 3.0}, 3.0, {"accuracy": 0.5}, "well"),
-        "trial-0001": Shown({**PARAMS, "depth": 2}, {1: 4.0, 2: 3.0, 3: 2.0}, 2.0, {}, paused),
-        "trial-0002": Shown({**PARAMS, "depth": 3}, {1: 4.0, 2: 3.0}, math.inf, {}, "badly", INTERRUPTED),
-        "trial-0003": Shown({**PARAMS, "depth": 4}, {1: 4.0, 2: 3.0}, math.inf, {}, left),
-        "trial-0004": Shown({**PARAMS, "depth": 5}, {1: 4.0}, 4.0, {}, paused),
+        "trial-0000": TrackedEvaluation(PARAMS, {1: 4.0, 2: 3.0}, 3.0, {"accuracy": 0.5}, "well"),
+        "trial-0001": TrackedEvaluation({**PARAMS, "depth": 2}, {1: 4.0, 2: 3.0, 3: 2.0}, 2.0, {}, paused),
+        "trial-0002": TrackedEvaluation({**PARAMS, "depth": 3}, {1: 4.0, 2: 3.0}, math.inf, {}, "badly", INTERRUPTED),
+        "trial-0003": TrackedEvaluation({**PARAMS, "depth": 4}, {1: 4.0, 2: 3.0}, math.inf, {}, left),
+        "trial-0004": TrackedEvaluation({**PARAMS, "depth": 5}, {1: 4.0}, 4.0, {}, paused),
     }
     assert_same(READERS[name](run_dir), expected)
 
@@ -207,12 +213,12 @@ def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None
     session = begin_run(run_dir, resume=True)
     record = session.open_record()
     tracking, _ = follow(session, name)
-    again = [claim(record, None, {}, 99), claim(record, None, {}, 99), promote(record, 6)]
+    again = [claim_evaluation(record, None, {}, 99), claim_evaluation(record, None, {}, 99), promote(record, 6)]
     roots = {assignment.root: assignment for assignment in again}
     assert roots.keys() == {1, 2, 3}
     record.report(roots[3], 1, 3.5)
     for root, curve in ((1, [4.0, 3.0, 2.0]), (2, [4.0, 3.0])):
-        record.went_on(roots[root], curve, 1.0)
+        record.record_resume(roots[root], curve, 1.0)
     record.complete(roots[3], 3.5, 1.0, {})
     wait_until(lambda: roots[3].number in ended(run_dir, name))
     os.kill(process_of(run_dir, name), signal.SIGKILL)
@@ -221,20 +227,20 @@ def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None
 
     record = begin_run(run_dir, resume=True).open_record()
     for _ in range(2):
-        assignment = claim(record, None, {}, 99)
+        assignment = claim_evaluation(record, None, {}, 99)
         curve = [4.0, 3.0, 2.0] if assignment.root == 1 else [4.0, 3.0]
-        record.went_on(assignment, curve, 1.0)
+        record.record_resume(assignment, curve, 1.0)
         record.report(assignment, len(curve) + 1, 1.0)
         record.complete(assignment, 1.0, 1.0, {})
     expected |= {
-        "trial-0001": Shown({**PARAMS, "depth": 2}, {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0}, 1.0, {}, "well"),
-        "trial-0002": Shown({**PARAMS, "depth": 3}, {1: 4.0, 2: 3.0, 3: 1.0}, 1.0, {}, "well"),
-        "trial-0003": Shown({**PARAMS, "depth": 4}, {1: 3.5}, 3.5, {}, "well"),
+        "trial-0001": TrackedEvaluation({**PARAMS, "depth": 2}, {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0}, 1.0, {}, "well"),
+        "trial-0002": TrackedEvaluation({**PARAMS, "depth": 3}, {1: 4.0, 2: 3.0, 3: 1.0}, 1.0, {}, "well"),
+        "trial-0003": TrackedEvaluation({**PARAMS, "depth": 4}, {1: 3.5}, 3.5, {}, "well"),
     }
-    assert track(run_dir, [name], None)
+    assert track_run(run_dir, [name], None)
     assert_same(READERS[name](run_dir), expected)
     shutil.rmtree(run_dir / name)  # as if it had never been shown
-    assert track(run_dir, [name], None)
+    assert track_run(run_dir, [name], None)
     assert_same(READERS[name](run_dir), expected)
 
 
@@ -248,8 +254,8 @@ def test_individuals_in_flight_at_a_tracker_kill_are_shown_once(tmp_path: Path) 
     start(record, 1)
     record.complete(start(record, 2), 0.5, 1.0, {})
     curve = {epoch: 1 / epoch for epoch in range(1, 1500)}  # more than a server takes at once
-    long = replace(record.evaluations()[1], params={**PARAMS, "depth": 3}, curve=curve)
-    assert record.take_over([long], load_search_file(QUICK).space.distributions(), lambda *_: {}) == 1
+    long = replace(record.read_evaluations()[1], params={**PARAMS, "depth": 3}, curve=curve)
+    assert record.import_evaluations([long], load_search_file(QUICK).space.make_distributions(), lambda *_: {}) == 1
     late = start(record, 4)
     record.report(late, 1, 3.0)
     wait_until(lambda: ended(run_dir, "mlflow") == {1, 2})
@@ -260,12 +266,12 @@ def test_individuals_in_flight_at_a_tracker_kill_are_shown_once(tmp_path: Path) 
     record.report(late, 2, 2.0)
     record.complete(late, 2.0, 1.5, {"accuracy": 0.75})
     begin_run(run_dir, resume=True)
-    assert track(run_dir, ["mlflow"], None)
+    assert track_run(run_dir, ["mlflow"], None)
     expected = {
-        "trial-0000": Shown(PARAMS, {}, math.inf, {}, "badly", INTERRUPTED),
-        "trial-0001": Shown({**PARAMS, "depth": 2}, {}, 0.5, {}, "well"),
-        "trial-0002": Shown({**PARAMS, "depth": 3}, curve, 0.5, {}, "well"),
-        "trial-0003": Shown({**PARAMS, "depth": 4}, {1: 3.0, 2: 2.0}, 2.0, {"accuracy": 0.75}, "well"),
+        "trial-0000": TrackedEvaluation(PARAMS, {}, math.inf, {}, "badly", INTERRUPTED),
+        "trial-0001": TrackedEvaluation({**PARAMS, "depth": 2}, {}, 0.5, {}, "well"),
+        "trial-0002": TrackedEvaluation({**PARAMS, "depth": 3}, curve, 0.5, {}, "well"),
+        "trial-0003": TrackedEvaluation({**PARAMS, "depth": 4}, {1: 3.0, 2: 2.0}, 2.0, {"accuracy": 0.75}, "well"),
     }
     assert_same(READERS["mlflow"](run_dir), expected)  # which has each of them once
 
@@ -282,16 +288,16 @@ def test_mlflow_killed_while_it_makes_its_store_recovers(tmp_path: Path) -> None
     tracking.finish()
     assert not tracking.wait(60)
     assert not (run_dir / "mlflow" / "mlflow.db").exists(), "MLflow could never open it"
-    assert track(run_dir, ["mlflow"], None)
-    assert_same(READERS["mlflow"](run_dir), {"trial-0000": Shown(PARAMS, {}, 0.5, {}, "well")})
+    assert track_run(run_dir, ["mlflow"], None)
+    assert_same(READERS["mlflow"](run_dir), {"trial-0000": TrackedEvaluation(PARAMS, {}, 0.5, {}, "well")})
 
 
 def test_what_is_no_record_of_what_has_been_shown_counts_as_none(tmp_path: Path) -> None:
     path = tmp_path / "written.jsonl"
     path.write_bytes(b'\xff\xfe\n{"place": [], "study": {}, "trial": 0}\n"id"\n3\n' + b"[" * 100_000)
-    with Written(path) as written:
+    with ShownEvaluations(path) as written:
         assert written.id
-    with Written(path) as again:
+    with ShownEvaluations(path) as again:
         assert again.id == written.id
 
 
@@ -299,23 +305,23 @@ def test_what_has_been_shown_survives_any_cut(tmp_path: Path) -> None:
     record = begin_run(tmp_path / "run").open_record()
     for depth in range(1, 6):
         record.complete(start(record, depth), 0.5, 1.0, {})
-    evaluations = record.evaluations()
+    evaluations = record.read_evaluations()
     path = tmp_path / "written.jsonl"
-    with Written(path) as whole:
+    with ShownEvaluations(path) as whole:
         for evaluation in evaluations[:4]:
             whole.add("here", "study", evaluation)
     content = path.read_bytes()
     for place in range(len(content) + 1):
         path.write_bytes(content[:place])
-        with Written(path) as cut:
-            held = [cut.has("here", "study", evaluation) for evaluation in evaluations]
+        with ShownEvaluations(path) as cut:
+            held = [cut.contains("here", "study", evaluation) for evaluation in evaluations]
             cut.add("here", "study", evaluations[4])
         complete = content[:place].count(b"}") - 1
         assert held == [number < complete for number in range(5)]
         assert (cut.id == whole.id) == (complete >= 0)
-        with Written(path) as again:
+        with ShownEvaluations(path) as again:
             assert again.id == cut.id
-            assert [again.has("here", "study", evaluation) for evaluation in evaluations] == [*held[:4], True]
+            assert [again.contains("here", "study", evaluation) for evaluation in evaluations] == [*held[:4], True]
 
 
 class Server(ThreadingHTTPServer):
@@ -425,7 +431,7 @@ def test_a_tracker_that_fails_warns_once_and_is_left_alone(
     ],
 )
 def test_no_secret_of_a_url_is_shown(message: str, shown: str) -> None:
-    assert without_secrets(message) == shown
+    assert remove_secrets(message) == shown
 
 
 @pytest.mark.slow
@@ -476,8 +482,10 @@ def test_a_tracker_does_not_outlive_its_job(tmp_path: Path, monkeypatch: pytest.
     session = begin_run(tmp_path / "run")
     start(session.open_record(), 1)
     job = (
-        "import json, sys, time; from pathlib import Path; from hpo.trackers.tracking import Tracking\n"
-        "tracking = Tracking(['mlflow'], Path(sys.argv[1])); tracking.follow(*sys.argv[2:]); time.sleep(3600)"
+        "import json, sys, time; from pathlib import Path; from hpo.trackers.tracker_processes import "
+        "TrackerProcesses\n"
+        "tracking = TrackerProcesses(['mlflow'], Path(sys.argv[1])); tracking.add_study(*sys.argv[2:]); "
+        "time.sleep(3600)"
     )
     with Server("runs/create", 2, hangs=True) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
@@ -489,31 +497,31 @@ def test_a_tracker_does_not_outlive_its_job(tmp_path: Path, monkeypatch: pytest.
         wait_until(lambda: not Path(f"/proc/{tracker}").exists())
 
 
-def recorded(run_dir: Path) -> dict[str, Shown]:
+def recorded(run_dir: Path) -> dict[str, TrackedEvaluation]:
     """Return what a run without failures should be shown as, by its studies."""
     shown = {}
     for kind, study in (("trial-{0:04d}", ""), ("confirms-{1:04d}-{0:04d}", f"{run_dir.name}-confirm")):
-        for trial in trials_of(run_dir, study):
+        for trial in load_trials(run_dir, study):
             assert trial.values is not None
             name = kind.format(trial.number, trial.user_attrs.get("confirms", 0))
-            shown[name] = Shown(trial.params, trial.intermediate_values, trial.values[0], {}, "well")
+            shown[name] = TrackedEvaluation(trial.params, trial.intermediate_values, trial.values[0], {}, "well")
     return shown
 
 
 def test_all_trackers_at_once_show_a_run_and_its_confirmations(mpi: Mpi, tmp_path: Path) -> None:
-    options = ["--evaluations", 6, "--top-n", 2, "--confirm", 1, "--run-dir", "run"]
+    options = ["--evaluations", 6, "--top-n", 2, "--confirm-seeds", 1, "--run-dir", "run"]
     trackers = [word for name in TRACKERS for word in ("--tracker", name)]
     done = mpi.run(2, ROOT / "run_islands.py", QUICK, "--ranks-per-worker", 1, *options, *trackers, cwd=tmp_path)
     assert done.returncode == 0
     assert "--tracker wandb: no account is known here, so it is offline: wandb sync run/wandb/off" in done.stderr
     late = [line for line in done.stderr.splitlines() if "it did not come to an end" in line]  # where cores are taken
     assert len(done.stderr.splitlines()) == len(late) + 1
-    assert track(tmp_path / "run", TRACKERS, None)
+    assert track_run(tmp_path / "run", TRACKERS, None)
     expected = recorded(tmp_path / "run")
     assert len(expected) == 8
     for name in TRACKERS:
         assert_same(READERS[name](tmp_path / "run"), expected)
-    assert search_in_mlflow(tmp_path / "run") == "FINISHED"
+    assert read_mlflow_status(tmp_path / "run") == "FINISHED"
 
 
 def test_a_run_ends_though_a_tracker_hangs(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -569,9 +577,9 @@ def test_a_tracker_has_to_be_known_and_installed(tmp_path: Path) -> None:
 
 def test_confirmation_that_was_withdrawn_is_not_shown() -> None:
     individuals = Individuals()
-    (root,) = individuals.learn([one(3, "waiting", started=math.nan)])
-    assert individuals.latest(root) is None
-    individuals.learn([one(3, "interrupted", started=math.nan)])
-    assert individuals.latest(root) is None
-    individuals.learn([one(4, "running", repeats=3)])
-    assert individuals.merged(root).state == "running"
+    (root,) = individuals.add_trials([make_evaluation(3, "waiting", started=math.nan)])
+    assert individuals.find_latest(root) is None
+    individuals.add_trials([make_evaluation(3, "interrupted", started=math.nan)])
+    assert individuals.find_latest(root) is None
+    individuals.add_trials([make_evaluation(4, "running", retry_of=3)])
+    assert individuals.merge_trials(root).state == "running"

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from hpo.process.launcher import is_first_on_host, plain_environment
-from hpo.process.template_start import template_environment
+from hpo.process.launcher import is_first_on_host, make_plain_environment
+from hpo.process.template_start import make_template_environment
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
-from tests.support.outcome import finished, trials_of
+from tests.support.run_output import find_complete_losses, load_trials
 
 TORCHRUN = SEARCHES / "torchrun.py"
 LEAVING = SEARCHES / "leaving.py"
@@ -71,7 +71,7 @@ def test_objective_for_torchrun_runs_unchanged(each_mpi: Mpi, tmp_path: Path, si
 def test_trainer_is_replaced_if_something_is_left_in_it(mpi: Mpi, tmp_path: Path) -> None:
     given = [{"k": k} for k in (0, 4, 1, 2, 3, 5)]
     (tmp_path / "given.json").write_text(json.dumps([*given]))
-    options = ["--ranks-per-worker", 1, "--islands", 1, "--evaluations", 6, "--start-with", "given.json"]
+    options = ["--ranks-per-worker", 1, "--islands", 1, "--evaluations", 6, "--enqueue", "given.json"]
     job = mpi.run(1, PROGRAM, LEAVING, *options, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr.replace("worker 0 rank 0 | 99%\n", "")) == (0, "")
     found = re.findall(r"^worker 0 rank 0 \| way (\w+) process (\d+) folder (.*)$", job.stdout, re.MULTILINE)
@@ -81,7 +81,7 @@ def test_trainer_is_replaced_if_something_is_left_in_it(mpi: Mpi, tmp_path: Path
     assert len(set(processes[2:])) == 4, "each of these leaves something"
     assert {folder for _, _, folder in found} == {str(tmp_path)}
     for trial in range(6):
-        kept = (tmp_path / "run" / "printed" / f"{trial}.txt").read_text()
+        kept = (tmp_path / "run" / "logs" / f"{trial}.txt").read_text()
         assert kept.count("rank 0 | native code\n") == kept.count("rank 0 | a child\n") == 1
         assert "rank 0 | 99%\n" in kept
         assert "10%" not in kept
@@ -116,17 +116,17 @@ def test_logging_of_a_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) ->
         labelled = [line for line in stream.splitlines() if line.startswith("worker 0 rank 0 | ")]
         assert labelled == [f"worker 0 rank 0 | {line}" for line in lines] * 2, name
         for trial in range(2):
-            kept = (tmp_path / f"run-{name}" / "printed" / f"{trial}.txt").read_text().splitlines()
+            kept = (tmp_path / f"run-{name}" / "logs" / f"{trial}.txt").read_text().splitlines()
             assert kept[-len(lines) :] == [f"rank 0 | {line}" for line in lines]
 
 
 def test_compiler_and_functional_collectives_work_in_each_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     """After a failure, after one rank's trainer was replaced, and after more compilations than torch allows."""
     (tmp_path / "given.json").write_text(json.dumps([{"k": k} for k in (50, 2, 51, 3)]))
-    options = ["--ranks-per-worker", 2, "--evaluations", 16, "--start-with", "given.json", "--run-dir", "run"]
+    options = ["--ranks-per-worker", 2, "--evaluations", 16, "--enqueue", "given.json", "--run-dir", "run"]
     job = mpi.run(2, PROGRAM, SEARCHES / "lasting.py", *options, cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    failures = [trial.user_attrs.get("failure") for trial in trials_of(tmp_path / "run")]
+    failures = [trial.user_attrs.get("failure") for trial in load_trials(tmp_path / "run")]
     assert len(failures) == 16
     (failure,) = [one for one in failures if one]
     assert re.fullmatch(r"rank [01], lasting.py:22: ValueError: no", failure)
@@ -138,11 +138,11 @@ def test_changes_of_a_process_reach_neither_the_search_nor_other_ranks(mpi: Mpi,
     given = [{"x": 1e-300, "y": 0.0}, {"x": 1e-300, "y": 1.0}]
     (tmp_path / "given.json").write_text(json.dumps(given))
     (tmp_path / "changing.py").write_text((SEARCHES / "changing.py").read_text())
-    options = ["--ranks-per-worker", 2, "--propagators", "tpe", "--start-with", "given.json", "--run-dir", "run"]
+    options = ["--ranks-per-worker", 2, "--propagators", "tpe", "--enqueue", "given.json", "--run-dir", "run"]
     job = mpi.run(4, PROGRAM, "changing.py", *options, "--evaluations", 18, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.startswith("bytes at import\nwrapped at import\n")
-    assert {trial.state.name for trial in trials_of(tmp_path / "run")} == {"COMPLETE"}
+    assert {trial.state.name for trial in load_trials(tmp_path / "run")} == {"COMPLETE"}
     mask = os.umask(0o022)
     os.umask(mask)
     seen = re.findall(r"^worker \d rank \d \| seen (.*)$", job.stdout, re.MULTILINE)
@@ -170,7 +170,7 @@ def test_search_file_that_is_not_safe_to_fork_is_imported_by_trainers(mpi: Mpi, 
     job = mpi.run(2, PROGRAM, "my_search.py", *options, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.count("my_search.py: when it is imported, it starts 1 thread: each trainer imports it\n") == 1
-    losses = sorted(finished(trials_of(tmp_path / "run")).values())
+    losses = sorted(find_complete_losses(load_trials(tmp_path / "run")).values())
     assert losses == [0, 1, 2, 4, 5, 6, 7, 8, 9], "all that the rule allows"
     assert (tmp_path / "run" / "search_space-1.py").read_text() == before, "what was read first is what runs"
 
@@ -203,7 +203,7 @@ def test_prepare_that_crashes_is_a_mistake(mpi: Mpi, tmp_path: Path) -> None:
 
 def test_test_that_crashes_costs_only_its_metrics(mpi: Mpi, tmp_path: Path) -> None:
     text = "import os\nimport torch\nfrom hpo import Int, SearchSpace\n" + START.replace(
-        "    return", "    worker.offer({'weight': torch.ones(1)})\n    return"
+        "    return", "    worker.offer_weights({'weight': torch.ones(1)})\n    return"
     )
     text += "\n\ndef test(params, weights):\n    os.abort()\n"
     (tmp_path / "my_search.py").write_text(text)
@@ -221,7 +221,7 @@ def test_environment_of_trainers_has_no_launchers_variables(monkeypatch: pytest.
         monkeypatch.delenv(name)
     for name, value in {**kept, **dict.fromkeys(gone, "1")}.items():
         monkeypatch.setenv(name, value)
-    assert plain_environment() == {**kept, "PYTHONHASHSEED": "0"}
+    assert make_plain_environment() == {**kept, "PYTHONHASHSEED": "0"}
 
 
 @pytest.mark.parametrize(("given", "seed"), [(None, "0"), ("random", "0"), ("7", "7")])
@@ -229,9 +229,9 @@ def test_templates_have_the_same_hashes(monkeypatch: pytest.MonkeyPatch, given: 
     """Each host has a template of its own."""
     if given is not None:
         monkeypatch.setenv("PYTHONHASHSEED", given)
-    assert plain_environment()["PYTHONHASHSEED"] == template_environment()["PYTHONHASHSEED"] == seed
+    assert make_plain_environment()["PYTHONHASHSEED"] == make_template_environment()["PYTHONHASHSEED"] == seed
     code = [sys.executable, "-c", "print(list({'a', 'b', 'c', 'd', 'e', 'f'}))"]
-    orders = {subprocess.check_output(code, env=template_environment()) for _ in range(3)}
+    orders = {subprocess.check_output(code, env=make_template_environment()) for _ in range(3)}
     assert len(orders) == 1
 
 

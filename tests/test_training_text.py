@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpo.training.text import Pieces, Text, TextOnDevice, load_test_text, load_text
+from hpo.training.text_data import Pieces, TextDataset, TextOnDevice, load_test_text, load_text
 
 CONTEXT = 64
 
@@ -23,7 +23,7 @@ Walked = Iterator[tuple[str, list[str], list[str]]]
 
 
 @pytest.fixture(scope="module")
-def text() -> Text:
+def text() -> TextDataset:
     return load_text(CONTEXT)
 
 
@@ -56,13 +56,13 @@ def unshuffled(pieces: Pieces) -> Pieces:
     return whole
 
 
-def names_in(pieces: Pieces, text: Text) -> set[str]:
+def names_in(pieces: Pieces, text: TextDataset) -> set[str]:
     """Return the names of the files in pieces that are in their order."""
     whole = "".join(text.decode(piece[:-1]) for piece in pieces) + text.decode(pieces[-1][-1:])
     return {line.removeprefix("# ") for line in whole.splitlines()}
 
 
-def test_the_standard_library_is_there_in_three_parts(text: Text) -> None:
+def test_the_standard_library_is_there_in_three_parts(text: TextDataset) -> None:
     test = load_test_text(CONTEXT)
     assert text.context == CONTEXT
     for pieces in (text.train, text.validation, test):
@@ -70,7 +70,7 @@ def test_the_standard_library_is_there_in_three_parts(text: Text) -> None:
         assert pieces.shape[1] == CONTEXT + 1
         assert pieces.flags.c_contiguous
         assert pieces.flags.writeable
-        assert pieces.max() < text.vocabulary == 97
+        assert pieces.max() < text.vocabulary_size == 97
     sizes = [len(pieces) for pieces in (text.train, text.validation, test)]
     assert sizes[0] * CONTEXT > 4_000_000, "some MB on every Python that this runs on"
     assert min(sizes[1:]) > 0.05 * sum(sizes)
@@ -128,7 +128,7 @@ def test_what_is_no_source_of_the_library_is_left_out(tmp_path: Path, monkeypatc
     assert load_text(1).train.tobytes() != before.train.tobytes()
 
 
-def test_the_first_samples_of_the_same_shuffle_are_taken(text: Text) -> None:
+def test_the_first_samples_of_the_same_shuffle_are_taken(text: TextDataset) -> None:
     part = load_text(CONTEXT, train_samples=50, validation_samples=7)
     np.testing.assert_array_equal(part.train, text.train[:50])
     np.testing.assert_array_equal(part.validation, text.validation[:7])
@@ -149,14 +149,16 @@ def test_the_first_samples_of_the_same_shuffle_are_taken(text: Text) -> None:
         ("", ""),
     ],
 )
-def test_what_is_encoded_is_decoded_or_is_one_symbol_for_all_that_is_rare(text: Text, written: str, read: str) -> None:
+def test_what_is_encoded_is_decoded_or_is_one_symbol_for_all_that_is_rare(
+    text: TextDataset, written: str, read: str
+) -> None:
     symbols = text.encode(written)
     assert symbols.dtype == np.uint8
     assert text.decode(symbols) == read
     np.testing.assert_array_equal(text.encode(read), symbols)
 
 
-def test_what_is_no_symbol_is_said(text: Text) -> None:
+def test_what_is_no_symbol_is_said(text: TextDataset) -> None:
     with pytest.raises(ValueError, match="symbols go from 0 to 96, and these from 3 to 97"):
         text.decode([3, 97])
 
@@ -181,10 +183,10 @@ def test_a_library_without_source_is_named(tmp_path: Path, monkeypatch: pytest.M
         load_test_text(CONTEXT)
 
 
-def test_a_batch_on_a_device_is_what_is_read_and_what_comes_next(text: Text) -> None:
-    train, validation = load_text(CONTEXT, train_samples=100, validation_samples=30).on(torch.device("cpu"))
+def test_a_batch_on_a_device_is_what_is_read_and_what_comes_next(text: TextDataset) -> None:
+    train, validation = load_text(CONTEXT, train_samples=100, validation_samples=30).splits(torch.device("cpu"))
     assert (len(train), len(validation)) == (100, 30)
-    inputs, targets = train.batch(torch.tensor([7, 3, 7]))
+    inputs, targets = train.get_batch(torch.tensor([7, 3, 7]))
     assert inputs.dtype == targets.dtype == torch.int64
     assert inputs.shape == targets.shape == (3, CONTEXT)
     assert inputs.is_contiguous()
@@ -194,7 +196,7 @@ def test_a_batch_on_a_device_is_what_is_read_and_what_comes_next(text: Text) -> 
     assert torch.equal(targets[:, :-1], inputs[:, 1:])
 
 
-def test_the_ranks_of_a_host_share_the_arrays(text: Text) -> None:
+def test_the_ranks_of_a_host_share_the_arrays(text: TextDataset) -> None:
     buffers: list[pickle.PickleBuffer] = []
     rest = pickle.dumps(text, protocol=5, buffer_callback=buffers.append)
     assert len(rest) < 1000, "the symbols themselves are not copied"

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hpo.training.text import Text, load_text
-from hpo.training.transformer import Block, transformer, write
+from hpo.training.text_data import TextDataset, load_text
+from hpo.training.transformer import TransformerBlock, generate, make_transformer
 
 CONTEXT = 32
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def text() -> Text:
+def text() -> TextDataset:
     return load_text(CONTEXT, train_samples=2000, validation_samples=200)
 
 
 def small(dropout: float = 0.0, **changes: int) -> nn.Sequential:
     torch.manual_seed(0)
     sizes = {"vocabulary": 97, "context": CONTEXT, "depth": 2, "width": 32, "heads": 4, **changes}
-    return transformer(**sizes, dropout=dropout)
+    return make_transformer(**sizes, dropout=dropout)
 
 
 def test_it_is_a_flat_sequence_of_an_embedding_blocks_and_a_head() -> None:
@@ -61,7 +61,7 @@ def test_its_weights_are_drawn_as_those_of_gpt_2_are_and_follow_from_the_seed() 
     network = small(depth=8, width=64)
     again = small(depth=8, width=64)
     assert all(torch.equal(one, other) for one, other in zip(network.parameters(), again.parameters(), strict=True))
-    blocks = [module for module in network if isinstance(module, Block)]
+    blocks = [module for module in network if isinstance(module, TransformerBlock)]
     assert len(blocks) == 8
     for block in blocks:
         for weight in (block.attention.inputs.weight, block.mlp.inputs.weight):
@@ -84,20 +84,20 @@ def test_dropout_is_where_it_should_be_and_ends_with_training() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns_the_standard_library(text: Text) -> None:
+def test_it_learns_the_standard_library(text: TextDataset) -> None:
     network = small(depth=1)
-    train, validation = text.on(torch.device("cpu"))
+    train, validation = text.splits(torch.device("cpu"))
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
 
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(network(inputs).flatten(0, 1), targets.flatten())
 
-    validate = validation.batch(torch.arange(len(validation)))
+    validate = validation.get_batch(torch.arange(len(validation)))
     untrained = loss(*validate).item()
     assert untrained == pytest.approx(math.log(97), abs=0.1), "a guess"
     for batch in torch.arange(len(train)).split(20):  # type: ignore[no-untyped-call]
         optimizer.zero_grad()
-        loss(*train.batch(batch)).backward()  # type: ignore[no-untyped-call]
+        loss(*train.get_batch(batch)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     # The characters' frequencies alone give 3.2.
     assert loss(*validate).item() < 2.9
@@ -116,25 +116,25 @@ class Knows(nn.Module):
         return self.sharpness * F.one_hot((symbols + 1) % 97, 97)
 
 
-def test_it_goes_on_from_the_prompt_and_reads_as_much_as_its_context(text: Text) -> None:
+def test_it_goes_on_from_the_prompt_and_reads_as_much_as_its_context(text: TextDataset) -> None:
     network = Knows()
-    assert write(network, text, "0123", 40) == "".join(map(chr, range(ord("4"), ord("4") + 40)))
+    assert generate(network, text, "0123", 40) == "".join(map(chr, range(ord("4"), ord("4") + 40)))
     lengths = [len(shown) for shown in network.shown]
     assert lengths == [*range(4, CONTEXT), *[CONTEXT] * (40 - CONTEXT + 4)]
     assert text.decode(network.shown[-1])[-1] == chr(ord("4") + 38)
-    assert write(network, text, "", 2) == " !", "as if on a new line"
-    assert write(network, text, "a" * 1000, 1) == "b"
-    assert write(network, text, "a", 0) == ""
+    assert generate(network, text, "", 2) == " !", "as if on a new line"
+    assert generate(network, text, "a" * 1000, 1) == "b"
+    assert generate(network, text, "a", 0) == ""
 
 
-def test_what_it_writes_follows_from_the_seed_and_temperature_makes_it_bolder(text: Text) -> None:
+def test_what_it_writes_follows_from_the_seed_and_temperature_makes_it_bolder(text: TextDataset) -> None:
     network = small(dropout=0.5)
-    first = write(network, text, "def ", 60, seed=1)
+    first = generate(network, text, "def ", 60, seed=1)
     assert len(first) == 60
     torch.manual_seed(7)
-    assert write(network, text, "def ", 60, seed=1) == first, "without dropout, and whatever torch's seed"
-    assert write(network, text, "def ", 60, seed=2) != first
-    cold = [write(network, text, "def ", 30, temperature=1e-6, seed=seed) for seed in (1, 2)]
+    assert generate(network, text, "def ", 60, seed=1) == first, "without dropout, and whatever torch's seed"
+    assert generate(network, text, "def ", 60, seed=2) != first
+    cold = [generate(network, text, "def ", 30, temperature=1e-6, seed=seed) for seed in (1, 2)]
     assert cold[0] == cold[1], "nothing but the likeliest"
 
 
@@ -154,11 +154,11 @@ def test_what_it_cannot_be_is_said(changes: dict[str, int], message: str) -> Non
         small(**changes)
 
 
-def test_what_it_cannot_read_or_write_is_said(text: Text) -> None:
+def test_what_it_cannot_read_or_write_is_said(text: TextDataset) -> None:
     with pytest.raises(ValueError, match="the network reads 32 symbols, and was given 33"):
         small()(torch.zeros(1, 33, dtype=torch.int64))
     for temperature in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=f"temperature must be a number above 0, not {temperature}"):
-            write(small(), text, "", 1, temperature)
+            generate(small(), text, "", 1, temperature)
     with pytest.raises(ValueError, match="length must be at least 0, not -1"):
-        write(small(), text, "", -1)
+        generate(small(), text, "", -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpo.evaluation.verdict import Step, Verdict, judge
+from hpo.evaluation.step_verdict import Step, Verdict, judge_steps
 
 
 def fails(rank: int, text: str, at: float, **more: object) -> Step:
@@ -12,9 +12,11 @@ def fails(rank: int, text: str, at: float, **more: object) -> Step:
 
 
 def test_equal_losses_go_on_and_a_common_end_is_complete() -> None:
-    assert judge([Step(0, 0.5, {"accuracy": 0.9}), Step(1, 0.5 + 1e-7)]) == Verdict("going", 0.5, {"accuracy": 0.9})
-    assert judge([Step(0, 0.0), Step(1, 0.0)]).state == "going"
-    assert judge([Step(0), Step(1), Step(2)]) == Verdict("complete")
+    assert judge_steps([Step(0, 0.5, {"accuracy": 0.9}), Step(1, 0.5 + 1e-7)]) == Verdict(
+        "going", 0.5, {"accuracy": 0.9}
+    )
+    assert judge_steps([Step(0, 0.0), Step(1, 0.0)]).state == "going"
+    assert judge_steps([Step(0), Step(1), Step(2)]) == Verdict("complete")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_equal_losses_go_on_and_a_common_end_is_complete() -> None:
     ],
 )
 def test_a_failure_names_its_cause(steps: list[Step], reason: str) -> None:
-    verdict = judge(steps)
+    verdict = judge_steps(steps)
     assert (verdict.state, verdict.failure) == ("failed", reason)
 
 
@@ -96,7 +98,7 @@ def test_a_failure_names_its_cause(steps: list[Step], reason: str) -> None:
     ],
 )
 def test_a_failure_has_the_tracebacks_of_those_whom_it_names(steps: list[Step], traceback: str) -> None:
-    assert judge(steps).traceback == traceback
+    assert judge_steps(steps).traceback == traceback
 
 
 @pytest.mark.parametrize(
@@ -110,32 +112,32 @@ def test_a_failure_has_the_tracebacks_of_those_whom_it_names(steps: list[Step], 
     ],
 )
 def test_judge_without_a_cause_in_the_objective_repeats(steps: list[Step]) -> None:
-    assert judge(steps).state == "again"
+    assert judge_steps(steps).state == "again"
 
 
 def test_judge_after_a_suspension_repeats() -> None:
     waited = fails(0, "waited", 1.0, timeout=True, suspended=True)
-    assert judge([waited, fails(1, "a peer waited", 2.0, own=False)]).state == "suspended"
-    assert judge([waited, fails(1, "cause", 0.5)]).failure == "rank 1: cause"
+    assert judge_steps([waited, fails(1, "a peer waited", 2.0, own=False)]).state == "suspended"
+    assert judge_steps([waited, fails(1, "cause", 0.5)]).failure == "rank 1: cause"
 
 
 def test_judge_of_a_last_loss_says_so_if_all_ranks_ended() -> None:
     ended = [Step(rank, 0.5, ended=True) for rank in range(2)]
-    assert judge(ended) == Verdict("going", 0.5, is_last=True)
-    assert not judge([ended[0], Step(1, 0.5)]).is_last
+    assert judge_steps(ended) == Verdict("going", 0.5, is_last=True)
+    assert not judge_steps([ended[0], Step(1, 0.5)]).is_last
 
 
 def test_judge_with_one_rank_that_has_inherited_says_so() -> None:
-    assert judge([Step(0, 0.5), Step(1, 0.5, inherited=True)]).inherited
-    assert judge([Step(0, 0.5), fails(1, "cause", 1.0, inherited=True)]).inherited
+    assert judge_steps([Step(0, 0.5), Step(1, 0.5, inherited=True)]).inherited
+    assert judge_steps([Step(0, 0.5), fails(1, "cause", 1.0, inherited=True)]).inherited
 
 
 def test_judge_of_a_loss_that_is_not_finite_says_diverged() -> None:
-    verdict = judge([fails(0, "ValueError: the validation loss is nan", 1.0, diverged=True), Step(1, 0.5)])
+    verdict = judge_steps([fails(0, "ValueError: the validation loss is nan", 1.0, diverged=True), Step(1, 0.5)])
     assert (verdict.state, verdict.diverged) == ("failed", True)
 
 
 def test_a_run_that_stops_fails_nothing() -> None:
     stops = fails(1, "the run stops", 2.0, own=False, stopped=True)
-    assert judge([fails(0, "echo", 1.0), stops]).state == "stopped"
-    assert judge([fails(0, "SIGKILL", 1.0, orphaned=True), stops]).state == "stopped"
+    assert judge_steps([fails(0, "echo", 1.0), stops]).state == "stopped"
+    assert judge_steps([fails(0, "SIGKILL", 1.0, orphaned=True), stops]).state == "stopped"

@@ -10,20 +10,29 @@ from typing import Any
 
 import pytest
 
-from hpo.results.confirmation import plan_of
+from hpo.results.confirmation import make_plan
 from hpo.results.reader import RunReader
 from hpo.store.run_dir import RunDir
-from hpo.text import clock
+from hpo.text_format import format_clock
 from hpo.trainer.search_file import load_search_file
-from hpo.views.live.head import head_lines
-from hpo.views.live.rows import rung_rows
-from hpo.views.live.standing import standing
+from hpo.views.live.run_header import format_header
+from hpo.views.live.run_status import compute_run_status
+from hpo.views.live.table_rows import make_rung_rows
 from hpo.views.working_time import WorkingTime
-from tests.support.evaluations import one
-from tests.support.launch import PROGRAM, Mpi, finish
-from tests.support.outcome import lines_of
-from tests.support.runs import QUICK, claim, start
-from tests.support.watching import PARAMS, environment, evaluate, held, hpo, in_terminal, make_finished_run, make_look
+from tests.support.evaluations import make_evaluation
+from tests.support.launch import PROGRAM, Mpi, wait_for_job
+from tests.support.run_output import parse_lines
+from tests.support.runs import QUICK, claim_evaluation, start_session
+from tests.support.watching import (
+    PARAMS,
+    hold_run_dir,
+    make_environment,
+    make_finished_run,
+    make_light_command,
+    make_look,
+    record_evaluation,
+    run_in_terminal,
+)
 
 DAY = 86400.0
 
@@ -34,104 +43,145 @@ def written(seconds: float) -> str:
 
 
 def test_the_time_left_is_that_of_this_session_without_the_pause_before_it() -> None:
-    before = [one(n, started=float(n), ended=n + 1.0) for n in range(50)]
-    now = [one(50 + n, started=DAY + 30 * n, ended=DAY + 30 * n + 30) for n in range(4)]
-    going = one(54, "running", started=DAY + 120)
-    run = standing(make_look([*before, *now, going], DAY + 160, about={"started": written(DAY)}))
+    before = [make_evaluation(n, started=float(n), ended=n + 1.0) for n in range(50)]
+    now = [make_evaluation(50 + n, started=DAY + 30 * n, ended=DAY + 30 * n + 30) for n in range(4)]
+    going = make_evaluation(54, "running", started=DAY + 120)
+    run = compute_run_status(make_look([*before, *now, going], DAY + 160, about={"started": written(DAY)}))
     assert (run.done, run.total) == (54, 100)
     assert run.pace.per_minute == pytest.approx(60 * 4 / 160), "the 40 s since the last one count"
-    assert run.pace.left == pytest.approx(45 * 160 / 5), "the one that runs for longer than the others is nearly done"
-    over = standing(make_look([*before, *now], DAY + 9999, about={"started": written(DAY)}, in_use=False))
-    assert (over.phase, over.pace.left) == ("stopped", None)
+    assert run.pace.seconds_left == pytest.approx(45 * 160 / 5), (
+        "the one that runs for longer than the others is nearly done"
+    )
+    over = compute_run_status(make_look([*before, *now], DAY + 9999, about={"started": written(DAY)}, in_use=False))
+    assert (over.phase, over.pace.seconds_left) == ("stopped", None)
     assert over.pace.per_minute == pytest.approx(60 * 4 / 120), "nothing goes on, so that time does not count"
-    new = standing(make_look(before, DAY + 5, about={"started": written(DAY)}))
-    assert (new.pace.per_minute, new.pace.left) == (None, None)
+    new = compute_run_status(make_look(before, DAY + 5, about={"started": written(DAY)}))
+    assert (new.pace.per_minute, new.pace.seconds_left) == (None, None)
 
 
 def test_the_pace_is_that_of_the_last_evaluations() -> None:
-    fast = [one(n, started=n * 1.0, ended=n + 1.0) for n in range(60)]
-    slow = [one(60 + n, started=60 + 10.0 * n, ended=70 + 10.0 * n) for n in range(20)]
-    run = standing(make_look(fast + slow, 260))
+    fast = [make_evaluation(n, started=n * 1.0, ended=n + 1.0) for n in range(60)]
+    slow = [make_evaluation(60 + n, started=60 + 10.0 * n, ended=70 + 10.0 * n) for n in range(20)]
+    run = compute_run_status(make_look(fast + slow, 260))
     assert run.pace.per_minute == pytest.approx(6)
-    assert run.pace.left == pytest.approx(200)
-    taken_over = [one(80 + n, origin="trial 1 of other", started=0.0, ended=1.0) for n in range(500)]
-    assert standing(make_look(fast + slow + taken_over, 260)).pace == run.pace
+    assert run.pace.seconds_left == pytest.approx(200)
+    taken_over = [make_evaluation(80 + n, imported_from="trial 1 of other", started=0.0, ended=1.0) for n in range(500)]
+    assert compute_run_status(make_look(fast + slow + taken_over, 260)).pace == run.pace
 
 
 def test_the_first_of_many_workers_to_end_does_not_speak_for_all() -> None:
-    running = [one(n, "running", worker=n, started=0.0) for n in range(1, 100)]
-    run = standing(make_look([one(0, ended=3600.0), *running], 3600, about={"budget": 1000}))
+    running = [make_evaluation(n, "running", worker=n, started=0.0) for n in range(1, 100)]
+    run = compute_run_status(make_look([make_evaluation(0, ended=3600.0), *running], 3600, about={"budget": 1000}))
     assert run.pace.per_minute == pytest.approx(1 / 60)
-    assert run.pace.left == pytest.approx((999 - 99) * 36)
-    hanging = standing(make_look([one(0, ended=3600.0), *running], 36000, about={"budget": 1000}))
-    assert hanging.pace.left == pytest.approx((999 - 99) * 360)
+    assert run.pace.seconds_left == pytest.approx((999 - 99) * 36)
+    hanging = compute_run_status(make_look([make_evaluation(0, ended=3600.0), *running], 36000, about={"budget": 1000}))
+    assert hanging.pace.seconds_left == pytest.approx((999 - 99) * 360)
 
 
 @pytest.mark.parametrize("started", ["", "yesterday", "2026-01-01T00:00:00"])
 def test_a_session_whose_beginning_is_not_known_is_the_whole_run(started: str) -> None:
-    run = standing(make_look([one(0), one(10), one(20)], 30, about={"started": started}))
+    run = compute_run_status(
+        make_look([make_evaluation(0), make_evaluation(10), make_evaluation(20)], 30, about={"started": started})
+    )
     assert run.pace.per_minute == pytest.approx(6)
 
 
 def test_pauses_are_no_working_time() -> None:
-    done = [one(0), one(5), one(7, started=7.0, ended=9.0), one(100), one(110)]
-    time_of = WorkingTime([*done, one(3, "interrupted", started=3.0, ended=99.0), one(120, "running")], 125.0)
-    assert [time_of.at(moment) for moment in (0, 9, 15, 100, 105, 120, 125)] == [0, 9, 15, 15, 20, 35, 40]
+    done = [
+        make_evaluation(0),
+        make_evaluation(5),
+        make_evaluation(7, started=7.0, ended=9.0),
+        make_evaluation(100),
+        make_evaluation(110),
+    ]
+    time_of = WorkingTime(
+        [*done, make_evaluation(3, "interrupted", started=3.0, ended=99.0), make_evaluation(120, "running")], 125.0
+    )
+    assert [time_of.compute_seconds(moment) for moment in (0, 9, 15, 100, 105, 120, 125)] == [0, 9, 15, 15, 20, 35, 40]
     assert time_of.total == 40
-    assert WorkingTime([one(120, "running")], None).total == 0
+    assert WorkingTime([make_evaluation(120, "running")], None).total == 0
 
 
 def test_the_best_so_far_begins_with_what_was_taken_over_and_counts_only_what_is_complete() -> None:
     evaluations = [
-        one(0, loss=5.0, origin="trial 3 of other", started=-1000.0, ended=-900.0),
-        one(1, loss=6.0),
-        one(2, "pruned", loss=0.1),
-        one(3, loss=4.0, ended=40.0),
-        one(4, loss=3.0, ended=30.0),
-        one(5, "failed"),
+        make_evaluation(0, loss=5.0, imported_from="trial 3 of other", started=-1000.0, ended=-900.0),
+        make_evaluation(1, loss=6.0),
+        make_evaluation(2, "pruned", loss=0.1),
+        make_evaluation(3, loss=4.0, ended=40.0),
+        make_evaluation(4, loss=3.0, ended=30.0),
+        make_evaluation(5, "failed"),
     ]
-    run = standing(make_look(evaluations))
+    run = compute_run_status(make_look(evaluations))
     assert run.best == evaluations[4]
     assert run.improvements == [(0.0, 5.0), (29.0, 3.0)]
     assert run.counts == {"taken over": 1, "complete": 3, "pruned": 1, "failed": 1}
     assert run.done == 5
 
 
-WAITING = one(0, "waiting", confirms=0, seed=1)
-CONFIRMING = one(0, "running", confirms=0, seed=1)
+WAITING = make_evaluation(0, "waiting", confirms=0, seed=1)
+CONFIRMING = make_evaluation(0, "running", confirms=0, seed=1)
 NOT_HERE = "no run is going on here"
 GO_ON = "To go on: the same command with --run-dir runs/name --resume"
 NOT_SEEN = "process 1 on there since 2026 may still go on; its lock cannot be seen from this host"
 PHASES: list[tuple[dict[str, Any], str, str]] = [
     ({"evaluations": []}, "searching", ""),
-    ({"evaluations": [one(0, "running")]}, "searching", ""),
-    ({"evaluations": [one(0)]}, "ending", ""),
-    ({"evaluations": [one(0)], "about": {"confirm": 1}}, "searching", ""),
-    ({"evaluations": [one(0)], "confirmations": [WAITING], "about": {"confirm": 1}}, "confirming", ""),
+    ({"evaluations": [make_evaluation(0, "running")]}, "searching", ""),
+    ({"evaluations": [make_evaluation(0)]}, "ending", ""),
+    ({"evaluations": [make_evaluation(0)], "about": {"confirm_seeds": 1}}, "searching", ""),
     (
-        {"evaluations": [one(0), one(1, "running")], "confirmations": [WAITING], "about": {"confirm": 1}},
+        {"evaluations": [make_evaluation(0)], "confirmations": [WAITING], "about": {"confirm_seeds": 1}},
+        "confirming",
+        "",
+    ),
+    (
+        {
+            "evaluations": [make_evaluation(0), make_evaluation(1, "running")],
+            "confirmations": [WAITING],
+            "about": {"confirm_seeds": 1},
+        },
         "searching",
         "",
     ),
-    ({"evaluations": [one(0)], "confirmations": [WAITING], "about": {"confirm": 1, "budget": 2}}, "searching", ""),
-    ({"evaluations": [one(0)], "confirmations": [CONFIRMING], "about": {"confirm": 1, "budget": 2}}, "confirming", ""),
-    ({"evaluations": [one(0)], "in_use": False, "holder": "process 1 on here since 2026"}, "finished", ""),
-    ({"evaluations": [one(0)], "in_use": None, "holder": "process 1 on there since 2026"}, "finished", ""),
-    ({"evaluations": [one(0, "failed")], "in_use": False, "about": {"confirm": 1}}, "finished", ""),
-    ({"evaluations": [one(0)], "in_use": False, "about": {"confirm": 1}}, "stopped", f"{NOT_HERE}. {GO_ON}"),
     (
-        {"evaluations": [one(0)], "confirmations": [WAITING], "in_use": False, "about": {"confirm": 1}},
+        {"evaluations": [make_evaluation(0)], "confirmations": [WAITING], "about": {"confirm_seeds": 1, "budget": 2}},
+        "searching",
+        "",
+    ),
+    (
+        {
+            "evaluations": [make_evaluation(0)],
+            "confirmations": [CONFIRMING],
+            "about": {"confirm_seeds": 1, "budget": 2},
+        },
+        "confirming",
+        "",
+    ),
+    ({"evaluations": [make_evaluation(0)], "in_use": False, "holder": "process 1 on here since 2026"}, "finished", ""),
+    ({"evaluations": [make_evaluation(0)], "in_use": None, "holder": "process 1 on there since 2026"}, "finished", ""),
+    ({"evaluations": [make_evaluation(0, "failed")], "in_use": False, "about": {"confirm_seeds": 1}}, "finished", ""),
+    (
+        {"evaluations": [make_evaluation(0)], "in_use": False, "about": {"confirm_seeds": 1}},
+        "stopped",
+        f"{NOT_HERE}. {GO_ON}",
+    ),
+    (
+        {
+            "evaluations": [make_evaluation(0)],
+            "confirmations": [WAITING],
+            "in_use": False,
+            "about": {"confirm_seeds": 1},
+        },
         "stopped",
         f"{NOT_HERE}. {GO_ON}",
     ),
     ({"evaluations": [], "in_use": False, "stopped": "SIGTERM"}, "stopped", f"SIGTERM. {GO_ON}"),
     (
-        {"evaluations": [one(0, "running")], "in_use": False, "holder": "process 1 on here since 2026"},
+        {"evaluations": [make_evaluation(0, "running")], "in_use": False, "holder": "process 1 on here since 2026"},
         "died",
         f"{NOT_HERE}: process 1 on here has died. {GO_ON}",
     ),
     (
-        {"evaluations": [one(0, "running")], "in_use": None, "holder": "process 1 on there since 2026"},
+        {"evaluations": [make_evaluation(0, "running")], "in_use": None, "holder": "process 1 on there since 2026"},
         "unknown",
         NOT_SEEN,
     ),
@@ -140,9 +190,9 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("values", "phase", "why"), PHASES)
 def test_the_phase_of_a_run(values: dict[str, Any], phase: str, why: str) -> None:
-    run = standing(make_look(**{**values, "about": {"budget": 1, **values.get("about", {})}}))
+    run = compute_run_status(make_look(**{**values, "about": {"budget": 1, **values.get("about", {})}}))
     assert run.phase == phase
-    title, *lines = (line.plain for line in head_lines(run, Path("runs/name")))
+    title, *lines = (line.plain for line in format_header(run, Path("runs/name")))
     shown = {"confirming": "confirming the best", "unknown": "running or not?"}.get(phase, phase)
     assert title.startswith(f"{shown}  {run.done}/{run.total} ")
     assert title.endswith("  runs/name")
@@ -152,38 +202,38 @@ def test_the_phase_of_a_run(values: dict[str, Any], phase: str, why: str) -> Non
 def test_rungs_are_watched() -> None:
     curve = {epoch: 1 / epoch for epoch in range(1, 10)}
     evaluations = [
-        one(0, curve=curve),
-        one(1, "promoted", loss=1.5, curve={1: 1.5}, paused_after=1),
-        one(2, "running", curve={1: 1.5, 2: 1.2}, repeats=1),
-        *(one(trial, "paused", loss=trial, curve={1: float(trial)}, paused_after=1) for trial in (3, 4)),
+        make_evaluation(0, curve=curve),
+        make_evaluation(1, "promoted", loss=1.5, curve={1: 1.5}, paused_after=1),
+        make_evaluation(2, "running", curve={1: 1.5, 2: 1.2}, retry_of=1),
+        *(make_evaluation(trial, "paused", loss=trial, curve={1: float(trial)}, paused_after=1) for trial in (3, 4)),
     ]
-    run = standing(make_look(evaluations, about={"pruner": "asha"}))
+    run = compute_run_status(make_look(evaluations, about={"pruner": "asha"}))
     assert (run.done, run.phase) == (4, "searching"), "the promoted one has ended before"
     assert run.counts == {"complete": 1, "promoted": 1, "running": 1, "paused": 2}
-    rows = rung_rows(run)
+    rows = make_rung_rows(run)
     assert rows.headings == ["rung", "reached", "went on", "paused", "best", "next to go on"]
     assert rows.cells(0) == ("1", "4", "2", "2", "1", "trial 3, 3: if 9 reach it")
     assert rows.cells(1) == ("3", "1", "1", "0", "0.3333", "")
     assert rows.keys == ["3", ""]
     spent = make_look(evaluations[:1] + evaluations[3:], about={"pruner": "asha", "budget": 3})
-    assert standing(spent).phase == "ending"
-    better = [one(0, "failed"), *evaluations[3:]]
-    assert standing(make_look(better, about={"pruner": "asha", "budget": 3})).phase == "searching", (
+    assert compute_run_status(spent).phase == "ending"
+    better = [make_evaluation(0, "failed"), *evaluations[3:]]
+    assert compute_run_status(make_look(better, about={"pruner": "asha", "budget": 3})).phase == "searching", (
         "trial 3 is promoted"
     )
 
 
 def test_islands_that_are_gone_are_dealt_to_those_that_are_left() -> None:
     evaluations = [
-        one(0, island=0, loss=3.0),
-        one(1, island=1, loss=2.0),
-        one(2, island=2, loss=1.0),
-        one(3, "failed", island=3),
-        one(4, "running", island=1),
-        one(5, "waiting", island=0),
-        one(6, "interrupted", island=0),
+        make_evaluation(0, island=0, loss=3.0),
+        make_evaluation(1, island=1, loss=2.0),
+        make_evaluation(2, island=2, loss=1.0),
+        make_evaluation(3, "failed", island=3),
+        make_evaluation(4, "running", island=1),
+        make_evaluation(5, "waiting", island=0),
+        make_evaluation(6, "interrupted", island=0),
     ]
-    run = standing(make_look(evaluations))
+    run = compute_run_status(make_look(evaluations))
     shown = [
         (island.index, island.population, island.best and island.best.trial, island.failed) for island in run.islands
     ]
@@ -191,17 +241,17 @@ def test_islands_that_are_gone_are_dealt_to_those_that_are_left() -> None:
 
 
 def test_each_worker_does_one_thing_and_the_oldest_comes_first() -> None:
-    dead = one(1, "running", worker=0, started=10.0)
+    dead = make_evaluation(1, "running", worker=0, started=10.0)
     evaluations = [
         dead,
-        one(2, worker=3, started=20.0),
-        one(3, "running", worker=0, started=130.0),
-        one(4, "running", worker=2, started=120.0),
-        one(5, worker=1, started=110.0, ended=140.0),
+        make_evaluation(2, worker=3, started=20.0),
+        make_evaluation(3, "running", worker=0, started=130.0),
+        make_evaluation(4, "running", worker=2, started=120.0),
+        make_evaluation(5, worker=1, started=110.0, ended=140.0),
     ]
-    run = standing(make_look(evaluations, about={"started": written(100)}))
+    run = compute_run_status(make_look(evaluations, about={"started": written(100)}))
     assert [evaluation.trial for evaluation in run.running] == [4, 3]
-    assert run.idle == [1], "worker 3 is of an earlier session"
+    assert run.idle_workers == [1], "worker 3 is of an earlier session"
 
 
 @pytest.mark.parametrize(
@@ -209,57 +259,63 @@ def test_each_worker_does_one_thing_and_the_oldest_comes_first() -> None:
     [(-5, "0:00"), (59.9, "0:59"), (61, "1:01"), (3600, "1:00:00"), (90000, "1 d 01 h"), (math.nan, "?")],
 )
 def test_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
+    assert format_clock(seconds) == text
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])
 def test_looks_follow_the_record(tmp_path: Path, url: str | None) -> None:
-    session = start(tmp_path / "run", storage=url and url.format(tmp_path))
+    session = start_session(tmp_path / "run", storage=url and url.format(tmp_path))
     run_json = tmp_path / "run" / "run.json"
-    run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm": 1}))
-    follower = RunReader(tmp_path / "run").follow()
-    assert follower.look().evaluations == []
-    evaluate(session, 1, losses=2)
+    run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm_seeds": 1}))
+    follower = RunReader(tmp_path / "run").make_follower()
+    assert follower.take_snapshot().evaluations == []
+    record_evaluation(session, 1, losses=2)
     record, space = session.open_record(), load_search_file(QUICK).space
-    assignment = claim(record, {**PARAMS, "depth": 2}, space.distributions(), 9, island=1, worker=1, generation=0)
+    assignment = claim_evaluation(
+        record, {**PARAMS, "depth": 2}, space.make_distributions(), 9, island=1, worker=1, generation=0
+    )
     for epochs in range(3):
-        look = follower.look()
+        look = follower.take_snapshot()
         assert [evaluation.state for evaluation in look.evaluations] == ["complete", "running"]
         assert len(look.evaluations[1].curve) == epochs
         record.report(assignment, epochs + 1, 0.25)
     record.interrupt(assignment)
-    assert [evaluation.state for evaluation in follower.look().evaluations] == ["complete", "interrupted", "waiting"]
-    assert follower.look().confirmations == []
+    assert [evaluation.state for evaluation in follower.take_snapshot().evaluations] == [
+        "complete",
+        "interrupted",
+        "waiting",
+    ]
+    assert follower.take_snapshot().confirmations == []
     session.create_confirmations(space)
-    plan = plan_of(RunReader(tmp_path / "run").manifest)
-    plan.begin(session.open_confirmations(), look.evaluations[:1], space)
-    assert [evaluation.state for evaluation in follower.look().confirmations] == ["waiting"]
+    plan = make_plan(RunReader(tmp_path / "run").manifest)
+    plan.enqueue_planned(session.open_confirmations(), look.evaluations[:1], space)
+    assert [evaluation.state for evaluation in follower.take_snapshot().confirmations] == ["waiting"]
     run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "budget": 77}))
-    assert follower.look().manifest.budget == 77
-    again = RunReader(tmp_path / "run").evaluations()
-    assert list(map(repr, follower.look().evaluations)) == list(map(repr, again)), "NaN does not equal itself"
+    assert follower.take_snapshot().manifest.budget == 77
+    again = RunReader(tmp_path / "run").read_evaluations()
+    assert list(map(repr, follower.take_snapshot().evaluations)) == list(map(repr, again)), "NaN does not equal itself"
 
 
 def test_whether_a_run_goes_on_is_told_where_it_can_be(tmp_path: Path) -> None:
-    run_dir = RunDir(start(tmp_path / "run").run_dir.path)
-    assert run_dir.in_use is False
-    with held(run_dir.path) as process:
-        assert run_dir.in_use is True
-        assert run_dir.in_use is True, "asking takes no lock"
-    assert (run_dir.in_use, run_dir.holder) == (False, "")
-    with held(run_dir.path) as process:
+    run_dir = RunDir(start_session(tmp_path / "run").run_dir.path)
+    assert run_dir.is_in_use is False
+    with hold_run_dir(run_dir.path) as process:
+        assert run_dir.is_in_use is True
+        assert run_dir.is_in_use is True, "asking takes no lock"
+    assert (run_dir.is_in_use, run_dir.holder) == (False, "")
+    with hold_run_dir(run_dir.path) as process:
         process.kill()
         process.wait(timeout=20)
-    assert (run_dir.in_use, run_dir.holder.split(" on ")[0]) == (False, f"process {process.pid}")
+    assert (run_dir.is_in_use, run_dir.holder.split(" on ")[0]) == (False, f"process {process.pid}")
     run_dir.lock.write_text("process 1 on node17 since 2026-01-01 00:00:00\n")
-    assert run_dir.in_use is None
+    assert run_dir.is_in_use is None
     run_dir.lock.unlink()
-    assert run_dir.in_use is False
+    assert run_dir.is_in_use is False
 
 
 def piped(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = hpo("watch", *arguments)
-    return subprocess.run(command, env=environment(**variables), capture_output=True, text=True, timeout=60)
+    command = make_light_command("watch", *arguments)
+    return subprocess.run(command, env=make_environment(**variables), capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.slow
@@ -296,18 +352,18 @@ def test_a_run_that_is_not_there_is_one_message(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_that_stopped_says_why(tmp_path: Path, summary: object, said: str) -> None:
-    evaluate(start(tmp_path / "run"), 1)
+    record_evaluation(start_session(tmp_path / "run"), 1)
     if summary is not None:
         (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
-    look = RunReader(tmp_path / "run").follow().look()
-    lines = [line.plain for line in head_lines(standing(look), Path("runs/name"))]
+    look = RunReader(tmp_path / "run").make_follower().take_snapshot()
+    lines = [line.plain for line in format_header(compute_run_status(look), Path("runs/name"))]
     assert said in lines
     assert "1 not ended" in lines
 
 
 def test_a_real_run_is_watched_left_alone_and_listed(mpi: Mpi, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = [PROGRAM, QUICK, "--run-dir", run_dir, "--evaluations", 30, "--confirm", 1, "--top-n", 2]
+    arguments = [PROGRAM, QUICK, "--run-dir", run_dir, "--evaluations", 30, "--confirm-seeds", 1, "--top-n", 2]
     job = mpi.start(2, *arguments, "--ranks-per-worker", 1, "--set", "seconds=0.25", cwd=tmp_path)
     end = time.monotonic() + 60
     while not (run_dir / "run.json").exists():
@@ -315,23 +371,27 @@ def test_a_real_run_is_watched_left_alone_and_listed(mpi: Mpi, tmp_path: Path) -
         assert job.poll() is None, job.communicate()
         time.sleep(0.05)
     listing = subprocess.Popen(
-        hpo("watch", run_dir), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        make_light_command("watch", run_dir),
+        env=make_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    with in_terminal("watch", run_dir) as screen:
+    with run_in_terminal("watch", run_dir) as screen:
         screen.wait_for("a minute")
         screen.wait_for("best loss over time")
         screen.press(b"q")
-        assert screen.end() == 0
+        assert screen.wait_for_end() == 0
         title, *found = screen.left_behind.splitlines()
-        assert re.search(r" [1-9]\d?/30 evaluations, [\d.]+ a minute, about .* left, then --confirm", title)
+        assert re.search(r" [1-9]\d?/30 evaluations, [\d.]+ a minute, about .* left, then --confirm-seeds", title)
         best = re.compile(r"best \d\S*  trial \d+, found 0:\d\d ago on island [01] by worker [01]")
         assert any(map(best.match, (re.sub(r"\x1b\[[\d;]*m", "", line) for line in found)))
     assert job.poll() is None
-    finish(job)
+    wait_for_job(job)
     assert job.returncode == 0
-    listed = finish(listing)
+    listed = wait_for_job(listing)
     assert (listed.returncode, listed.stderr) == (0, "")
-    ended = lines_of(listed.stdout)
+    ended = parse_lines(listed.stdout)
     search = [line for line in ended if line["budget"] == "30"]
     assert [int(line["done"]) for line in search] == list(range(31 - len(search), 31))
     assert len(search) > 5

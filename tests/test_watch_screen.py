@@ -20,32 +20,40 @@ from rich.text import Text
 from textual.pilot import Pilot
 
 from hpo.errors import UsageError
-from hpo.results.reader import Look
+from hpo.results.reader import RunSnapshot
 from hpo.store.evaluations import Evaluation
-from hpo.views.live.app import Looked, Watch
+from hpo.views.live.app import RunUpdated, WatchApp
 from hpo.views.live.plot import plot_steps
-from hpo.views.live.rows import Choice, make_columns
-from hpo.views.live.standing import Standing, standing
-from hpo.views.live.table import Table
-from tests.support.evaluations import one
-from tests.support.runs import manifest, start
-from tests.support.watching import Terminal, environment, evaluate, held, in_terminal, make_look, set_budget
+from hpo.views.live.run_status import RunStatus, compute_run_status
+from hpo.views.live.table_rows import RowOrder, make_columns
+from hpo.views.live.table_widget import Table
+from tests.support.evaluations import make_evaluation
+from tests.support.runs import make_manifest, start_session
+from tests.support.watching import (
+    Terminal,
+    hold_run_dir,
+    make_environment,
+    make_look,
+    record_evaluation,
+    run_in_terminal,
+    set_budget,
+)
 
 SCREENS = Path(__file__).parent / "screens"
 HOSTILE = ["[bold]x[/bold]", "a\nb\x1b[2J\x07\r", "\u202egnp.exe", "\udcff\U0001f3d6", "w" * 10_000, "\u4e2d" * 99, ""]
 
-Act = Callable[[Watch, "Pilot[int]"], Awaitable[None]]
-Looks = Iterator[tuple[Look, Standing, float]]
+Act = Callable[[WatchApp, "Pilot[int]"], Awaitable[None]]
+Looks = Iterator[tuple[RunSnapshot, RunStatus, float]]
 
 
-def make_looks(*looks: Look) -> Looks:
+def make_looks(*looks: RunSnapshot) -> Looks:
     """Return looks at a run as the reader does, without pauses."""
-    return ((look, standing(look), 0.0) for look in looks)
+    return ((look, compute_run_status(look), 0.0) for look in looks)
 
 
-def watch(looks: Looks, act: Act, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")) -> Watch:
+def watch(looks: Looks, act: Act, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")) -> WatchApp:
     """Show a run on a screen, and do what `act` does; the app is returned after it."""
-    app = Watch(path, looks)
+    app = WatchApp(path, looks)
 
     async def run() -> None:
         async with app.run_test(size=size, notifications=True) as pilot:
@@ -56,22 +64,22 @@ def watch(looks: Looks, act: Act, size: tuple[int, int] = (100, 30), path: Path 
     return app
 
 
-async def settle(app: Watch, pilot: Pilot[int]) -> None:
+async def settle(app: WatchApp, pilot: Pilot[int]) -> None:
     """Wait until the first look is shown, and for all that reads in a thread."""
-    while app.standing is None and app.is_running:
+    while app.run_status is None and app.is_running:
         await pilot.pause(0.01)
     await app.workers.wait_for_complete()
     for _ in range(3):  # without a delay, it would wait until the process is idle, up to a second on a busy machine
         await pilot.pause(0.01)
 
 
-def text_of(app: Watch) -> str:
+def text_of(app: WatchApp) -> str:
     """Return the screen as text."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
 
 
-async def wait_for(app: Watch, pilot: Pilot[int], text: str) -> None:
+async def wait_for(app: WatchApp, pilot: Pilot[int], text: str) -> None:
     """Wait until a text is on the screen."""
     until = time.monotonic() + 20
     while text not in text_of(app):
@@ -82,18 +90,20 @@ async def wait_for(app: Watch, pilot: Pilot[int], text: str) -> None:
 def press(*keys: str) -> Act:
     """Return what presses keys."""
 
-    async def act(app: Watch, pilot: Pilot[int]) -> None:
+    async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         await pilot.press(*keys)
         await settle(app, pilot)
 
     return act
 
 
-def screen_after(look: Look, *keys: str, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")) -> str:
+def screen_after(
+    look: RunSnapshot, *keys: str, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")
+) -> str:
     """Return the screen as text after some keys."""
     screens: list[str] = []
 
-    async def act(app: Watch, pilot: Pilot[int]) -> None:
+    async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         await press(*keys)(app, pilot)
         screens.append(text_of(app))
 
@@ -120,7 +130,7 @@ def make_evaluations() -> list[Evaluation]:
             values["traceback"] = "Traceback (most recent call last):\n  train.py\nValueError: too bad"
         elif state != "running":
             values.update(loss=loss, metrics={"accuracy": 1 - loss / 4}, seconds=9.5)
-        made.append(one(trial, state, curve=curve, **values))
+        made.append(make_evaluation(trial, state, curve=curve, **values))
     return made
 
 
@@ -154,7 +164,7 @@ def _at_a_known_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_screen_looks_as_it_did(
-    name: str, look: Look, keys: tuple[str, ...], size: tuple[int, int], tmp_path: Path
+    name: str, look: RunSnapshot, keys: tuple[str, ...], size: tuple[int, int], tmp_path: Path
 ) -> None:
     path, seen = SCREENS / f"{name}.txt", tmp_path / f"{name}.txt"
     seen.write_text(screen_after(look, *keys, size=size))
@@ -163,11 +173,11 @@ def test_screen_looks_as_it_did(
 
 
 def test_choice_filters_by_state_trial_hyperparameter_and_reason() -> None:
-    evaluations = [*make_evaluations(), one(0, "waiting", confirms=4, seed=1)]
-    columns = make_columns(evaluations, manifest().objectives, 100.0)
+    evaluations = [*make_evaluations(), make_evaluation(0, "waiting", confirms=4, seed=1)]
+    columns = make_columns(evaluations, make_manifest().objectives, 100.0)
 
     def chosen(words: str) -> list[str]:
-        return list(Choice("trial", reverse=False, words=words).rows(evaluations, columns).keys)
+        return list(RowOrder("trial", reverse=False, filter_words=words).make_rows(evaluations, columns).keys)
 
     assert chosen("failed") == ["3", "7", "10"]
     assert chosen("7") == ["7"]
@@ -180,21 +190,21 @@ def test_choice_filters_by_state_trial_hyperparameter_and_reason() -> None:
 
 def test_choice_sorts_numbers_and_leaves_gaps_last() -> None:
     evaluations = [
-        one(0, loss=10.0, params={"a": "x"}),
-        one(1, "failed", params={"a": 3}),
-        one(2, loss=9.0, params={"b": True}),
-        one(3, loss=-1.5, params={"a": 20}),
-        one(4, loss=math.nan, params={"a": "[b]"}),
+        make_evaluation(0, loss=10.0, params={"a": "x"}),
+        make_evaluation(1, "failed", params={"a": 3}),
+        make_evaluation(2, loss=9.0, params={"b": True}),
+        make_evaluation(3, loss=-1.5, params={"a": 20}),
+        make_evaluation(4, loss=math.nan, params={"a": "[b]"}),
     ]
-    columns = make_columns(evaluations, manifest().objectives, 100.0)
+    columns = make_columns(evaluations, make_manifest().objectives, 100.0)
 
     def ranked(heading: str, reverse: bool = False) -> list[str]:
-        return list(Choice(heading, reverse).rows(evaluations, columns).keys)
+        return list(RowOrder(heading, reverse).make_rows(evaluations, columns).keys)
 
     assert ranked("loss") == ["3", "2", "0", "1", "4"]
     assert ranked("loss", reverse=True) == ["0", "2", "3", "1", "4"]
     assert ranked("a") == ["1", "3", "4", "0", "2"], "numbers, then texts, then none"
-    choice = Choice("loss", reverse=False)
+    choice = RowOrder("loss", reverse=False)
     choice.sort_by("loss")
     assert choice.reverse
     choice.sort_by("a")
@@ -202,10 +212,10 @@ def test_choice_sorts_numbers_and_leaves_gaps_last() -> None:
 
 
 def test_table_makes_only_rows_in_sight() -> None:
-    many = [one(trial, params={"lr": trial / 7}, worker=trial % 64) for trial in range(10_000)]
+    many = [make_evaluation(trial, params={"lr": trial / 7}, worker=trial % 64) for trial in range(10_000)]
     made: set[int] = set()
 
-    async def act(app: Watch, pilot: Pilot[int]) -> None:
+    async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         await press("2")(app, pilot)
         table = app.query_one("#evaluations Table", Table)
         rows = table._rows
@@ -234,9 +244,9 @@ def test_table_makes_only_rows_in_sight() -> None:
 
 def test_cursor_stays_on_its_evaluation_as_others_come() -> None:
     before = make_evaluations()
-    after = [*before, one(14, "running")]
+    after = [*before, make_evaluation(14, "running")]
 
-    async def act(app: Watch, pilot: Pilot[int]) -> None:
+    async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         table = app.query_one("#evaluations Table", Table)
         await press("2")(app, pilot)
         assert table.key == "13"
@@ -245,7 +255,7 @@ def test_cursor_stays_on_its_evaluation_as_others_come() -> None:
         assert table.key == "14", "in the first row, it stays there"
         await press("down", "down")(app, pilot)
         assert table.key == "12"
-        show(app, [*after, one(15, "running")])
+        show(app, [*after, make_evaluation(15, "running")])
         await settle(app, pilot)
         assert table.key == "12"
         assert text_of(app).splitlines()[5].split()[0] == "15"
@@ -253,14 +263,14 @@ def test_cursor_stays_on_its_evaluation_as_others_come() -> None:
     watch(make_looks(make_look(before)), act)
 
 
-def show(app: Watch, evaluations: list[Evaluation], **values: object) -> None:
+def show(app: WatchApp, evaluations: list[Evaluation], **values: object) -> None:
     """Let an app show another look at its run."""
     look = make_look(evaluations, 300.0, **values)
-    app.post_message(Looked(look, standing(look)))
+    app.post_message(RunUpdated(look, compute_run_status(look)))
 
 
 def test_click_on_heading_sorts_and_on_row_opens() -> None:
-    async def act(app: Watch, pilot: Pilot[int]) -> None:
+    async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         await press("2")(app, pilot)
         heading = text_of(app).splitlines()[4]
         for arrow in "\u25b2\u25bc":
@@ -278,7 +288,7 @@ def test_click_on_heading_sorts_and_on_row_opens() -> None:
 
 
 def test_copy_puts_hyperparameters_on_clipboard() -> None:
-    async def act(app: Watch, pilot: Pilot[int]) -> None:
+    async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         await press("2", "end", "c")(app, pilot)
         assert json.loads(app.clipboard) == RUNNING.evaluations[0].params
         await wait_for(app, pilot, "copied the hyperparameters of trial 0")
@@ -296,20 +306,20 @@ def test_copy_puts_hyperparameters_on_clipboard() -> None:
 def test_evaluation_that_runs_is_kept_up_to_date(tmp_path: Path) -> None:
     curve = {1: 0.75}
 
-    async def act(app: Watch, pilot: Pilot[int]) -> None:
+    async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         await press("2", "enter")(app, pilot)
         assert "trial 0 of" in text_of(app)
         assert "loss by epoch" not in text_of(app), "one loss is no plot"
-        (tmp_path / "printed").mkdir()
-        (tmp_path / "printed" / "0.txt").write_text("rank 0 | [red]hello[/red]\x1b[2J\n")
-        show(app, [one(0, "running", curve={**curve, 2: 0.25})])
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / "0.txt").write_text("rank 0 | [red]hello[/red]\x1b[2J\n")
+        show(app, [make_evaluation(0, "running", curve={**curve, 2: 0.25})])
         await settle(app, pilot)
         text = text_of(app)
         assert "loss by epoch" in text
         assert "0.25" in text
         assert r"rank 0 | [red]hello[/red]\x1b[2J" in text
 
-    watch(make_looks(make_look([one(0, "running", curve=curve)])), act, path=tmp_path)
+    watch(make_looks(make_look([make_evaluation(0, "running", curve=curve)])), act, path=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -329,9 +339,9 @@ def test_evaluation_that_runs_is_kept_up_to_date(tmp_path: Path) -> None:
     ],
 )
 def test_screen_stays_when_run_ends(values: dict[str, object], title: str, line: str) -> None:
-    async def act(app: Watch, pilot: Pilot[int]) -> None:
+    async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         assert "searching  12/20 evaluations" in text_of(app)
-        show(app, [one(trial) for trial in range(14)], **values)
+        show(app, [make_evaluation(trial) for trial in range(14)], **values)
         await settle(app, pilot)
         assert title in text_of(app)
         assert line in text_of(app)
@@ -346,34 +356,41 @@ def test_record_that_cannot_be_read_ends_the_app() -> None:
         yield from make_looks(RUNNING)
         raise UsageError("runs/name: gone")
 
-    async def act(app: Watch, pilot: Pilot[int]) -> None:
+    async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         while app.is_running:
             await pilot.pause(0.01)
 
     assert str(watch(looks(), act).error) == "runs/name: gone"
 
 
-def make_large_run() -> Look:
+def make_large_run() -> RunSnapshot:
     evaluations = [
-        one(n, ("failed" if n % 7 == 0 else "complete"), island=n % 128 // 4, worker=n % 128, loss=1000.0 / (n + 1))
+        make_evaluation(
+            n, ("failed" if n % 7 == 0 else "complete"), island=n % 128 // 4, worker=n % 128, loss=1000.0 / (n + 1)
+        )
         for n in range(1000)
     ]
-    evaluations += [one(1000 + n, "running", worker=n, island=n // 4, curve={1: 0.5, 2: 0.25}) for n in range(120)]
+    evaluations += [
+        make_evaluation(1000 + n, "running", worker=n, island=n // 4, curve={1: 0.5, 2: 0.25}) for n in range(120)
+    ]
     layout = {"ranks": 128, "ranks_per_worker": 1, "islands": 32}
     return make_look(evaluations, 1300, about={"budget": 5000, "layout": layout})
 
 
 FOREIGN = make_look(
-    [one(0, loss=math.inf, ended=math.nan, curve={1: math.nan}), one(1, "running", started=math.nan, params={})]
+    [
+        make_evaluation(0, loss=math.inf, ended=math.nan, curve={1: math.nan}),
+        make_evaluation(1, "running", started=math.nan, params={}),
+    ]
 )
-HUGE = make_look([one(n, loss=n * -1e308, curve={1: 1e308, 2: -1e308}) for n in range(2)], in_use=False)
+HUGE = make_look([make_evaluation(n, loss=n * -1e308, curve={1: 1e308, 2: -1e308}) for n in range(2)], in_use=False)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (40, 10), (200, 60)])
 def test_terminal_may_have_any_size(size: tuple[int, int]) -> None:
-    async def act(app: Watch, pilot: Pilot[int]) -> None:
+    async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         for look in (make_look([]), FOREIGN, HUGE, make_large_run()):
-            app.post_message(Looked(look, standing(look)))
+            app.post_message(RunUpdated(look, compute_run_status(look)))
             for tab in ("overview", "failures", "islands", "workers", "evaluations"):
                 await app.run_action(f"go('{tab}')")
                 await settle(app, pilot)
@@ -389,9 +406,9 @@ def test_terminal_may_have_any_size(size: tuple[int, int]) -> None:
 
 def test_nothing_in_a_run_is_markup_or_moves_the_cursor() -> None:
     params = {name: name for name in HOSTILE}
-    evaluations = [one(n, params=params, metrics={name: 0.5}, loss=n) for n, name in enumerate(HOSTILE)]
-    evaluations += [one(10 + n, "failed", failure=text, traceback=text) for n, text in enumerate(HOSTILE)]
-    evaluations += [one(20 + n, "running", params=params, worker=n) for n in range(3)]
+    evaluations = [make_evaluation(n, params=params, metrics={name: 0.5}, loss=n) for n, name in enumerate(HOSTILE)]
+    evaluations += [make_evaluation(10 + n, "failed", failure=text, traceback=text) for n, text in enumerate(HOSTILE)]
+    evaluations += [make_evaluation(20 + n, "running", params=params, worker=n) for n in range(3)]
     look = make_look(evaluations, in_use=None, holder="\x1b[31m\nhere")
     for keys in ((), ("2",), ("3",), ("2", "end", "enter"), ("3", "enter")):
         text = screen_after(look, *keys, size=(300, 60), path=Path("runs") / HOSTILE[1])
@@ -417,7 +434,7 @@ def test_plot_goes_down_where_the_loss_does() -> None:
 
 @pytest.mark.slow
 def test_other_commands_do_not_import_textual(tmp_path: Path) -> None:
-    evaluate(start(tmp_path / "run"), 1, losses=2)
+    record_evaluation(start_session(tmp_path / "run"), 1, losses=2)
     code = "import sys\nfrom hpo.cli import main\ntry: main()\nfinally: assert 'textual' not in sys.modules"
     for arguments in (
         ["--help"],
@@ -426,7 +443,7 @@ def test_other_commands_do_not_import_textual(tmp_path: Path) -> None:
         ["top", tmp_path / "run", "--failed"],
     ):
         command = [sys.executable, "-c", code, *map(str, arguments)]
-        assert subprocess.run(command, env=environment(), capture_output=True, timeout=60).returncode == 0
+        assert subprocess.run(command, env=make_environment(), capture_output=True, timeout=60).returncode == 0
 
 
 def _send(number: signal.Signals) -> Callable[[Terminal, Path], object]:
@@ -448,8 +465,8 @@ def _send(number: signal.Signals) -> Callable[[Terminal, Path], object]:
 def test_terminal_is_restored_however_one_leaves(
     tmp_path: Path, leave: Callable[[Terminal, Path], object], status: int
 ) -> None:
-    evaluate(start(tmp_path / "run"), 1)
-    with held(tmp_path / "run") as run, in_terminal("watch", tmp_path / "run") as screen:
+    record_evaluation(start_session(tmp_path / "run"), 1)
+    with hold_run_dir(tmp_path / "run") as run, run_in_terminal("watch", tmp_path / "run") as screen:
         screen.wait_for("searching")
         assert screen.takes_keys
         before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
@@ -457,15 +474,15 @@ def test_terminal_is_restored_however_one_leaves(
         screen.wait_for("trial")
         assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
         leave(screen, tmp_path / "run")
-        assert screen.end() == status
+        assert screen.wait_for_end() == status
         assert ("holds no run" if status == 2 else "searching") in screen.left_behind
         assert run.poll() is None
 
 
 @pytest.mark.slow
 def test_screen_can_be_suspended(tmp_path: Path) -> None:
-    evaluate(start(tmp_path / "run"), 1)
-    with in_terminal("watch", tmp_path / "run") as screen:
+    record_evaluation(start_session(tmp_path / "run"), 1)
+    with run_in_terminal("watch", tmp_path / "run") as screen:
         screen.wait_for("stopped")
         screen.press(b"\x1a")
         screen.wait_for("\x1b[?1049l")
@@ -477,30 +494,30 @@ def test_screen_can_be_suspended(tmp_path: Path) -> None:
         screen.wait_for("stopped")
         assert screen.takes_keys
         screen.press(b"q")
-        assert screen.end() == 0
+        assert screen.wait_for_end() == 0
 
 
 @pytest.mark.slow
 def test_run_that_dies_is_watched_until_it_is_resumed_and_ends(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    session = start(path)
-    evaluate(session, 1, losses=2)
-    with held(path) as first, in_terminal("watch", path, NO_COLOR="1") as screen:
+    session = start_session(path)
+    record_evaluation(session, 1, losses=2)
+    with hold_run_dir(path) as first, run_in_terminal("watch", path, NO_COLOR="1") as screen:
         screen.wait_for("1 complete")
-        evaluate(session, 2)
+        record_evaluation(session, 2)
         screen.wait_for("1 running")
         first.kill()
         screen.wait_for(f"process {first.pid} on")
-        with held(path):
+        with hold_run_dir(path):
             assert session.open_record().requeue_interrupted() == 1
             screen.wait_for("1 waiting")
             for number in range(3, 10):
-                evaluate(session, number, losses=2)
+                record_evaluation(session, number, losses=2)
             set_budget(path, 8)
             screen.wait_for("ending")
         screen.wait_for("finished")
         screen.press(b"q")
-        assert screen.end() == 0
+        assert screen.wait_for_end() == 0
         assert screen.left_behind.startswith("\x1b[") or "8/8 evaluations" in screen.left_behind
         assert "8/8 evaluations" in screen.left_behind
 
@@ -508,8 +525,8 @@ def test_run_that_dies_is_watched_until_it_is_resumed_and_ends(tmp_path: Path) -
 @pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": ""}, {"PYTHONIOENCODING": "latin-1"}])
 @pytest.mark.slow
 def test_terminal_that_can_do_no_more_gets_lines(tmp_path: Path, variables: dict[str, str]) -> None:
-    evaluate(start(tmp_path / "run"), 1, losses=2)
-    with in_terminal("watch", tmp_path / "run", **variables) as screen:
-        assert screen.end() == 0
+    record_evaluation(start_session(tmp_path / "run"), 1, losses=2)
+    with run_in_terminal("watch", tmp_path / "run", **variables) as screen:
+        assert screen.wait_for_end() == 0
         assert "stopped" in screen.written
         assert "\x1b[?1049h" not in screen.written

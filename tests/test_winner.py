@@ -16,40 +16,40 @@ from optuna.trial import TrialState
 from hpo import Prediction, TextSample
 from hpo.errors import UsageError
 from hpo.results.reader import RunReader
-from hpo.results.winner import FailedTestError, RunTest, examine, examined, winner_of
-from hpo.run.handover import hand_over
-from hpo.store.evaluations import Assignment, rank
+from hpo.results.recommendation import FailedTestError, RunTest, find_winner, read_winner_test, run_winner_test
+from hpo.run.finalize import finalize_run
+from hpo.store.evaluations import Assignment, rank_evaluations
 from hpo.store.record import Record
 from hpo.store.weights import read_weights
 from hpo.trainer.search_file import load_search_file
-from hpo.training import Net, load_data, load_test, test_net
-from tests.support.in_process import problem_of, run_test_of
+from hpo.training import Net, evaluate_net, load_data, load_test_data
+from tests.support.in_process_template import load_problem, make_run_test
 from tests.support.launch import PROGRAM, SEARCHES, Mpi, run_hpo
-from tests.support.runs import add, make_run
-from tests.support.writing import Leading, holding, writer_of
+from tests.support.runs import add_evaluation, make_run
+from tests.support.writer_stubs import LeaderStub, make_trainer_stub, make_writer
 
 WEIGHING = SEARCHES / "weighing.py"
 
 
-def begin(leader: Leading, lr: float) -> Assignment:
+def begin(leader: LeaderStub, lr: float) -> Assignment:
     return leader.begin({"layers": 1, "activation": "relu", "lr": lr, "gamma": 0.9})
 
 
-def leaders_of(folder: Path, count: int) -> list[Leading]:
+def leaders_of(folder: Path, count: int) -> list[LeaderStub]:
     """Make what each leader of a run has; one writer keeps the weights of all of them."""
-    writer = writer_of(Record(folder / "study.log", folder.name), folder)
-    return [Leading(writer, settings={"epochs": 4}) for _ in range(count)]
+    writer = make_writer(Record(folder / "study.log", folder.name), folder)
+    return [LeaderStub(writer, settings={"epochs": 4}) for _ in range(count)]
 
 
-def leader_of(folder: Path) -> Leading:
+def leader_of(folder: Path) -> LeaderStub:
     (leader,) = leaders_of(folder, 1)
     return leader
 
 
 def run_by(test: Callable[..., Any]) -> RunTest:
     """Return what tests a network as a trainer does, by this function instead of the search file's."""
-    search = load_search_file(WEIGHING).bound([])
-    return run_test_of(replace(search, file=replace(search.file, test=test)))
+    search = load_search_file(WEIGHING).bind_settings([])
+    return make_run_test(replace(search, file=replace(search.file, test=test)))
 
 
 def kept(folder: Path) -> tuple[int, float]:
@@ -72,13 +72,13 @@ def test_only_the_weights_of_the_best_of_all_leaders_are_kept(tmp_path: Path) ->
     one.complete(assignments[2], 0.5, {"w": torch.tensor([1.0])})
     assert kept(folder) == (2, 1.0)
     # Both are better than what there is; another one completes between the copy of the first and its end.
-    assert one.wants(assignments[0], 0.4)
-    better = holding({"w": torch.tensor([3.0])})
+    assert one.is_wanted(assignments[0], 0.4)
+    better = make_trainer_stub({"w": torch.tensor([3.0])})
     other.complete(assignments[1], 0.3, {"w": torch.tensor([4.0])})
     one.recorder.complete(assignments[0], 0.4, 1.0, {})
-    one.keeper.keep(assignments[0], better)
+    one.keeper.save_weights(assignments[0], better)
     assert kept(folder) == (1, 4.0)
-    assert not one.wants(assignments[3], 0.3), "it is no better"
+    assert not one.is_wanted(assignments[3], 0.3), "it is no better"
     assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "run.json", "study.log"]
 
 
@@ -90,12 +90,12 @@ def test_of_equal_losses_the_weights_are_of_the_trial_that_is_the_best(tmp_path:
     leader.complete(second, 0.5, {"w": torch.tensor([2.0])})
     leader.complete(first, 0.5, {"w": torch.tensor([1.0])})
     assert kept(folder) == (0, 1.0)
-    assert rank(RunReader(folder).evaluations(), 1)[0].trial == 0
+    assert rank_evaluations(RunReader(folder).read_evaluations(), 1)[0].trial == 0
 
 
 def test_what_is_copied_are_the_weights_of_that_moment(tmp_path: Path) -> None:
     weights = torch.ones(2, 3).t()
-    trainer = holding({"w": weights})
+    trainer = make_trainer_stub({"w": weights})
     weights += 1  # the network trains on
     about = {"trial": "0", "params": "{}", "settings": "{}"}
     path = tmp_path / "best.safetensors"
@@ -123,7 +123,7 @@ def test_weights_that_cannot_be_kept_cost_a_warning(tmp_path: Path, capfd: pytes
     leader = leader_of(folder)
     leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1, dtype=torch.complex128)})
     assert "warning: the weights of the best so far cannot be kept" in capfd.readouterr().err
-    (evaluation,) = RunReader(folder).evaluations()
+    (evaluation,) = RunReader(folder).read_evaluations()
     assert (evaluation.loss, evaluation.state) == (0.5, "complete"), "it is recorded all the same"
     assert sorted(path.name for path in folder.iterdir()) == ["run.json", "study.log"]
     (folder / "best.safetensors").write_bytes(b"\x00" * 9)
@@ -132,11 +132,11 @@ def test_weights_that_cannot_be_kept_cost_a_warning(tmp_path: Path, capfd: pytes
 
 
 def test_a_run_keeps_the_weights_of_its_best_epoch_and_tests_them_once(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, WEIGHING, "--run-dir", "run", "--evaluations", 12, "--confirm", 1, "--top-n", 1]
+    arguments = [PROGRAM, WEIGHING, "--run-dir", "run", "--evaluations", 12, "--confirm-seeds", 1, "--top-n", 1]
     job = mpi.run(4, *arguments, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     run = RunReader(tmp_path / "run")
-    (best,) = rank(run.evaluations(), 1)
+    (best,) = rank_evaluations(run.read_evaluations(), 1)
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.trial == best.trial
@@ -181,18 +181,20 @@ def test_what_an_objective_offers_wrong_costs_it_its_evaluation_and_a_test_that_
 def test_the_winner_is_the_one_that_was_confirmed_once_all_have_been(tmp_path: Path) -> None:
     record, confirming = make_run(tmp_path / "run"), make_run(tmp_path / "confirming")
     for loss in (0.3, 0.1, 0.2):
-        add(record, curve={1: loss}, params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9})
-    evaluations = record.evaluations()
-    assert winner_of([], []) is None
-    assert winner_of(evaluations, []) == evaluations[1]
-    add(confirming, curve={1: 0.2}, confirms=2, seed=1)
-    add(confirming, curve={1: 0.4}, confirms=1, seed=2)
-    confirmations = confirming.evaluations()
-    assert winner_of(evaluations, confirmations) == evaluations[2]
-    add(confirming, TrialState.RUNNING, curve={}, confirms=1, seed=3)
-    assert winner_of(evaluations, confirming.evaluations()) == evaluations[1], "the means are not of all seeds yet"
+        add_evaluation(record, curve={1: loss}, params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9})
+    evaluations = record.read_evaluations()
+    assert find_winner([], []) is None
+    assert find_winner(evaluations, []) == evaluations[1]
+    add_evaluation(confirming, curve={1: 0.2}, confirms=2, seed=1)
+    add_evaluation(confirming, curve={1: 0.4}, confirms=1, seed=2)
+    confirmations = confirming.read_evaluations()
+    assert find_winner(evaluations, confirmations) == evaluations[2]
+    add_evaluation(confirming, TrialState.RUNNING, curve={}, confirms=1, seed=3)
+    assert find_winner(evaluations, confirming.read_evaluations()) == evaluations[1], (
+        "the means are not of all seeds yet"
+    )
     failed = [replace(one, state="failed") for one in confirmations]
-    assert winner_of(evaluations, failed) == evaluations[1]
+    assert find_winner(evaluations, failed) == evaluations[1]
 
 
 @pytest.mark.parametrize(
@@ -213,32 +215,34 @@ def test_the_winner_is_the_one_that_was_confirmed_once_all_have_been(tmp_path: P
 )
 def test_results_that_somebody_has_edited_are_as_if_there_were_none(tmp_path: Path, text: str) -> None:
     record = make_run(tmp_path / "run")
-    add(record)
+    add_evaluation(record)
     run = RunReader(tmp_path / "run")
     run.run_dir.test_json.write_text(text)
-    assert examined(run.run_dir, run.evaluations()[0]) is None
+    assert read_winner_test(run.run_dir, run.read_evaluations()[0]) is None
 
 
 def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trained_with(tmp_path: Path) -> None:
     params = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
     make_run(tmp_path / "run")
-    leader, problem = leader_of(tmp_path / "run"), problem_of(WEIGHING)
+    leader, problem = leader_of(tmp_path / "run"), load_problem(WEIGHING)
     leader.complete(begin(leader, 0.1), 0.5, {"epoch": torch.tensor([3.0])})
     run = RunReader(tmp_path / "run")
-    (winner,) = run.evaluations()
+    (winner,) = run.read_evaluations()
     assert winner.params == params
     run_test = run_by(lambda _, weights, __: {"epoch": weights["epoch"].item()})
     run_json = json.loads(run.run_dir.run_json.read_text())
     run.run_dir.run_json.write_text(json.dumps({**run_json, "settings": {"epochs": 5}}))
-    assert examine(run.run_dir, problem, winner, run_test) is None, "it was trained with other settings"
+    assert run_winner_test(run.run_dir, problem, winner, run_test) is None, "it was trained with other settings"
     run.run_dir.run_json.write_text(json.dumps(run_json))
-    assert examine(run.run_dir, problem, replace(winner, trial=7), run_test) is None, "these weights are another's"
+    assert run_winner_test(run.run_dir, problem, replace(winner, trial=7), run_test) is None, (
+        "these weights are another's"
+    )
     tested = content_of_test_json({"epoch": 3.0})
-    assert examine(run.run_dir, problem, winner, run_test) == examined(run.run_dir, winner) == tested
-    assert examine(run.run_dir, problem, winner, run_test) is None, "once"
+    assert run_winner_test(run.run_dir, problem, winner, run_test) == read_winner_test(run.run_dir, winner) == tested
+    assert run_winner_test(run.run_dir, problem, winner, run_test) is None, "once"
     leader.complete(begin(leader, 0.2), 0.4, {"epoch": torch.tensor([4.0])})
-    better = rank(run.evaluations(), 1)[0]
-    again = examine(run.run_dir, problem, better, run_test)
+    better = rank_evaluations(run.read_evaluations(), 1)[0]
+    again = run_winner_test(run.run_dir, problem, better, run_test)
     assert again is not None
     assert (again["trial"], again["times"]) == (1, 2)
 
@@ -253,11 +257,11 @@ def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trai
 )
 def test_a_test_must_give_numbers_and_predictions(tmp_path: Path, result: Any, message: str) -> None:
     make_run(tmp_path / "run")
-    leader, problem = leader_of(tmp_path / "run"), problem_of(WEIGHING)
+    leader, problem = leader_of(tmp_path / "run"), load_problem(WEIGHING)
     leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
     with pytest.raises(FailedTestError, match=message):
-        examine(run.run_dir, problem, run.evaluations()[0], run_by(lambda *_: result))
+        run_winner_test(run.run_dir, problem, run.read_evaluations()[0], run_by(lambda *_: result))
 
 
 @pytest.mark.parametrize(
@@ -273,8 +277,8 @@ def test_hand_over_if_test_fails_warns_with_its_line(
     make_run(tmp_path / "run")
     leader = leader_of(tmp_path / "run")
     leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
-    run_test = run_test_of(load_search_file(WEIGHING).bound([assignment]))
-    hand_over(tmp_path / "run", None, problem_of(WEIGHING, assignment), run_test)
+    run_test = make_run_test(load_search_file(WEIGHING).bind_settings([assignment]))
+    finalize_run(tmp_path / "run", None, load_problem(WEIGHING, assignment), run_test)
     printed = capsys.readouterr()
     assert printed.err == f"warning: the best network could not be tested ({reason})\n"
     assert "The report is " in printed.out
@@ -317,11 +321,11 @@ def test_examine_if_test_fails_keeps_metrics_that_it_has(
     leader = leader_of(tmp_path / "run")
     leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
-    (winner,) = run.evaluations()
+    (winner,) = run.read_evaluations()
     with pytest.raises(FailedTestError, match=message):
-        examine(run.run_dir, problem_of(WEIGHING), winner, run_test)
+        run_winner_test(run.run_dir, load_problem(WEIGHING), winner, run_test)
     tested = content_of_test_json({"loss": 0.25})
-    assert examined(run.run_dir, winner) == (tested if is_tested else None)
+    assert read_winner_test(run.run_dir, winner) == (tested if is_tested else None)
 
 
 def test_examine_if_weights_are_missing_or_damaged(tmp_path: Path) -> None:
@@ -329,27 +333,27 @@ def test_examine_if_weights_are_missing_or_damaged(tmp_path: Path) -> None:
     leader, run_test = leader_of(tmp_path / "run"), run_by(lambda *_: {})
     leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
-    (winner,) = run.evaluations()
-    assert examine(run.run_dir, problem_of(SEARCHES / "quick.py"), winner, run_test) is None, "it has no test"
+    (winner,) = run.read_evaluations()
+    assert run_winner_test(run.run_dir, load_problem(SEARCHES / "quick.py"), winner, run_test) is None, "it has no test"
     (missing,) = run_test({}, tmp_path / "missing.safetensors")
     assert missing == {
         "kind": "failure",
         "text": f"FileNotFoundError: the weights {tmp_path}/missing.safetensors are missing",
     }
-    run.run_dir.weights.write_bytes(b"\x00" * 9)
-    (damaged,) = run_test({}, run.run_dir.weights)
-    assert damaged["text"].startswith(f"UsageError: {run.run_dir.weights} cannot be read: ")
-    assert examine(run.run_dir, problem_of(WEIGHING), winner, run_test) is None
+    run.run_dir.best_weights.write_bytes(b"\x00" * 9)
+    (damaged,) = run_test({}, run.run_dir.best_weights)
+    assert damaged["text"].startswith(f"UsageError: {run.run_dir.best_weights} cannot be read: ")
+    assert run_winner_test(run.run_dir, load_problem(WEIGHING), winner, run_test) is None
 
 
 def test_of_many_samples_the_first_of_each_kind_are_kept_and_of_long_texts_what_is_around_the_prompts_end(
     tmp_path: Path,
 ) -> None:
     make_run(tmp_path / "run")
-    leader, problem = leader_of(tmp_path / "run"), problem_of(WEIGHING)
+    leader, problem = leader_of(tmp_path / "run"), load_problem(WEIGHING)
     leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run, image = RunReader(tmp_path / "run"), np.zeros((4, 4), np.uint8)
-    (winner,) = run.evaluations()
+    (winner,) = run.read_evaluations()
     hostile = "\0\u202e\udcff</pre>"
     samples = [
         *(Prediction(image, str(number), "b", 0.5) for number in range(100)),
@@ -357,9 +361,9 @@ def test_of_many_samples_the_first_of_each_kind_are_kept_and_of_long_texts_what_
         TextSample("p" * 1_000_000 + "!", "t" * 1_000_000),
         *(TextSample("", str(number)) for number in range(100)),
     ]
-    made = examine(run.run_dir, problem, winner, run_by(lambda *_: ({}, samples)))
+    made = run_winner_test(run.run_dir, problem, winner, run_by(lambda *_: ({}, samples)))
     assert made is not None
-    assert made == examined(run.run_dir, winner)
+    assert made == read_winner_test(run.run_dir, winner)
     assert [one["label"] for one in made["predictions"]] == [str(number) for number in range(60)]
     assert made["texts"][0] == {"prompt": hostile, "text": hostile}
     assert made["texts"][1] == {"prompt": "..." + "p" * 9_999 + "!", "text": "t" * 10_000 + "..."}
@@ -369,7 +373,7 @@ def test_of_many_samples_the_first_of_each_kind_are_kept_and_of_long_texts_what_
 
 def test_the_test_of_a_run_of_before_there_were_texts_is_read(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
-    add(record)
+    add_evaluation(record)
     run = RunReader(tmp_path / "run")
     run.run_dir.test_json.write_text('{"trial": 0, "times": 1, "metrics": {"loss": 2}, "predictions": []}')
     before: dict[str, Any] = {
@@ -380,7 +384,7 @@ def test_the_test_of_a_run_of_before_there_were_texts_is_read(tmp_path: Path) ->
         "predictions": [],
         "texts": [],
     }
-    assert examined(run.run_dir, run.evaluations()[0]) == before
+    assert read_winner_test(run.run_dir, run.read_evaluations()[0]) == before
 
 
 @pytest.mark.parametrize(("prompt", "text", "wrong"), [(3, "a", "prompt"), ("a", None, "text"), ("a", b"b", "text")])
@@ -393,9 +397,9 @@ def test_what_is_said_of_a_test_is_one_line_whatever_its_metrics_are_called(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path / "run")
-    leader, problem = leader_of(tmp_path / "run"), problem_of(WEIGHING)
+    leader, problem = leader_of(tmp_path / "run"), load_problem(WEIGHING)
     leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
-    hand_over(tmp_path / "run", None, problem, run_by(lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25}))
+    finalize_run(tmp_path / "run", None, problem, run_by(lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25}))
     said = capsys.readouterr().out.splitlines()[0]
     assert said.endswith(r"the network of trial 0 has \x1b[31m loss 3, loss 0.25")
 
@@ -407,16 +411,16 @@ def test_a_picture_is_of_bytes_and_two_or_three_dimensions(image: Any) -> None:
 
 
 def test_a_network_is_judged_by_images_that_no_search_has_seen() -> None:
-    data, images = load_data("digits"), load_test("digits")
+    data, images = load_data("digits"), load_test_data("digits")
     torch.manual_seed(0)
-    network = Net(data.image_shape, data.classes, 1, "relu")
-    metrics, predictions = test_net({"conv_layers": 1, "activation": "relu"}, network.state_dict(), data, images)
+    network = Net(data.image_shape, data.num_classes, 1, "relu")
+    metrics, predictions = evaluate_net({"conv_layers": 1, "activation": "relu"}, network.state_dict(), data, images)
     with torch.no_grad():
         inputs = (torch.from_numpy(images.images).float() - torch.tensor(data.mean)) / torch.tensor(data.std)
         output, labels = network(inputs), torch.from_numpy(images.labels)
     assert metrics["loss"] == pytest.approx(torch.nn.functional.nll_loss(output, labels).item(), rel=1e-5)
     assert metrics["accuracy"] == pytest.approx((output.argmax(1) == labels).float().mean().item())
-    wrong = [one for one in predictions if not one.is_right]
+    wrong = [one for one in predictions if not one.is_correct]
     assert len(wrong) == len(predictions) - len(wrong) == 20
     assert [one.confidence for one in wrong] == sorted((one.confidence for one in wrong), reverse=True)
     sure = output.exp().max(1)
@@ -426,7 +430,7 @@ def test_a_network_is_judged_by_images_that_no_search_has_seen() -> None:
 
 def test_there_is_no_winner_before_anything_has_succeeded(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
-    add(record, TrialState.FAIL, failure="no")
+    add_evaluation(record, TrialState.FAIL, failure="no")
     handed = run_hpo("best", tmp_path / "run")
     assert (handed.returncode, handed.stdout) == (2, "")
     assert handed.stderr == f"error: {tmp_path / 'run'}: no evaluation has succeeded\n"

@@ -25,18 +25,18 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
 
-from hpo.errors import KnownError, RunError
+from hpo.errors import DuplicateError, RunError
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.store.evaluations import TOLD, Assignment, Evaluation
+from hpo.store.evaluations import SHARED_FIELDS, Assignment, Evaluation
 from hpo.store.journal import Journal
 from hpo.store.record import Record
-from hpo.store.recorder import Direct, Recorder
-from hpo.store.rungs import HALVINGS, Halving
+from hpo.store.study_client import DirectConnection, StudyClient
+from hpo.store.study_writer import StudyWriter
+from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule
 from hpo.store.weights import read_weights
-from hpo.store.writer import Writer
 from tests.support.launch import ROOT
 from tests.support.runs import SPACE, make_run
-from tests.support.writing import Leading, Posted, holding, mirrored, writer_of
+from tests.support.writer_stubs import DelayedLine, LeaderStub, make_trainer_stub, make_writer, open_mirrored
 
 TWO = Objectives(("loss", "parameters"))
 PLACE = {"island": 0, "worker": 0, "generation": 0}
@@ -50,7 +50,7 @@ def params(number: int) -> dict[str, Any]:
 class Written:
     """A run with one writer, in this thread."""
 
-    def __init__(self, folder: Path, storage: str = "journal", halving: Halving | None = None) -> None:
+    def __init__(self, folder: Path, storage: str = "journal", halving: HalvingSchedule | None = None) -> None:
         self.folder = folder / "run"
         make_run(self.folder)
         self.journal = self.folder / "study.log"
@@ -58,11 +58,11 @@ class Written:
         self.storage = str(self.journal) if storage == "journal" else f"sqlite:///{folder}/study.db"
         if storage != "journal":
             Record.create(self.storage, "run", SPACE.describe())
-        self.record, self.mirror = mirrored(self.storage)
-        self.writer: Writer = writer_of(self.record, self.folder, mirror=self.mirror, halving=halving)
+        self.record, self.mirror = open_mirrored(self.storage)
+        self.writer: StudyWriter = make_writer(self.record, self.folder, mirror=self.mirror, halving=halving)
 
-    def leader(self) -> Recorder:
-        return Recorder(Posted(self.writer))
+    def leader(self) -> StudyClient:
+        return StudyClient(DelayedLine(self.writer))
 
     def plainly(self) -> optuna.Study:
         """Open the study anew, as a program does that knows Optuna alone."""
@@ -79,7 +79,7 @@ class Written:
         self.writer.commit()
 
 
-def claimed(leader: Recorder, number: int) -> Assignment:
+def claimed(leader: StudyClient, number: int) -> Assignment:
     assignment = leader.claim(params(number), **PLACE)
     assert assignment is not None
     return assignment
@@ -110,27 +110,29 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def test_what_is_told_is_settled_and_in_the_file_once_it_is_committed_and_not_before(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader = run.leader()
-    assert run.writer.settled() == []
-    with run.writer.writing():
+    assert run.writer.take_committed() == []
+    with run.writer.batch_writes():
         first, second = claimed(leader, 1), claimed(leader, 2)
-        assert told(run.writer.settled()) == [(0, "running"), (1, "running")], "what is claimed is durable at once"
+        assert told(run.writer.take_committed()) == [(0, "running"), (1, "running")], (
+            "what is claimed is durable at once"
+        )
         assert [trial.state for trial in run.plainly().trials] == [TrialState.RUNNING] * 2
         leader.report(first, 1, 0.5)
         leader.complete(first, 0.5, 1.0, {"accuracy": 0.25})
-        assert told(leader.news())[2:] == [(0, "complete")], "leaders know it at once"
-        assert run.writer.settled() == []
+        assert told(leader.read_changes())[2:] == [(0, "complete")], "leaders know it at once"
+        assert run.writer.take_committed() == []
         assert run.plainly().trials[0].state == TrialState.RUNNING
-        leader.settle()
-        assert told(run.writer.settled()) == [(0, "complete")]
+        leader.flush()
+        assert told(run.writer.take_committed()) == [(0, "complete")]
         trial, running = run.plainly().trials
         assert (trial.value, trial.intermediate_values, trial.params) == (0.5, {1: 0.5}, params(1))
         assert (trial.user_attrs["metrics"], running.state) == ({"accuracy": 0.25}, TrialState.RUNNING)
-        assert run.writer.settled() == []
+        assert run.writer.take_committed() == []
         leader.fail(second, "rank 0: ValueError: no", "", 1.0)
-        assert told(leader.news()) == [(1, "failed")]
-        assert run.writer.settled() == []
+        assert told(leader.read_changes()) == [(1, "failed")]
+        assert run.writer.take_committed() == []
         assert run.plainly().trials[1].state == TrialState.RUNNING
-    assert told(run.writer.settled()) == [(1, "failed")], "all is committed in the end"
+    assert told(run.writer.take_committed()) == [(1, "failed")], "all is committed in the end"
     assert run.plainly().trials[1].state == TrialState.FAIL
 
 
@@ -138,55 +140,55 @@ def test_what_is_told_is_settled_and_in_the_file_once_it_is_committed_and_not_be
 def test_in_a_database_all_but_losses_is_durable_at_once_and_settled_when_it_is_committed(tmp_path: Path) -> None:
     run = Written(tmp_path, "sqlite")
     leader = run.leader()
-    with run.writer.writing():
+    with run.writer.batch_writes():
         assignment = claimed(leader, 1)
         leader.report(assignment, 1, 0.5)
-        assert told(leader.news()) == [(0, "running")]
+        assert told(leader.read_changes()) == [(0, "running")]
         (trial,) = run.plainly().trials
         assert (trial.state, trial.intermediate_values) == (TrialState.RUNNING, {})
-        assert told(run.writer.settled()) == [(0, "running")]
-        leader.settle()
+        assert told(run.writer.take_committed()) == [(0, "running")]
+        leader.flush()
         assert run.plainly().trials[0].intermediate_values == {1: 0.5}
         leader.report(assignment, 2, 0.25)
         leader.complete(assignment, 0.25, 1.0, {})
-        leader.news()
+        leader.read_changes()
         (trial,) = run.plainly().trials
         assert (trial.value, trial.intermediate_values) == (0.25, {1: 0.5, 2: 0.25}), "losses come before the end"
-        assert run.writer.settled() == []
-    assert told(run.writer.settled()) == [(0, "complete")]
+        assert run.writer.take_committed() == []
+    assert told(run.writer.take_committed()) == [(0, "complete")]
 
 
 def test_what_many_leaders_have_told_is_written_with_one_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Written(tmp_path)
     leaders = [run.leader() for _ in range(12)]
-    with run.writer.writing():
+    with run.writer.batch_writes():
         assignments = [claimed(leader, number) for number, leader in enumerate(leaders)]
         with counted(monkeypatch) as flushed:
             for number, (leader, assignment) in enumerate(zip(leaders, assignments, strict=True)):
                 for epoch in (1, 2, 3):
                     leader.report(assignment, epoch, number / epoch)
                 leader.complete(assignment, number / 3, 1.0, {})
-                leader.printed(assignment.number, "hello\n")
-                leader.news()
+                leader.log_output(assignment.number, "hello\n")
+                leader.read_changes()
             assert flushed == []
             run.writer.commit()
             assert len(flushed) == 1
             run.writer.commit()
             assert len(flushed) == 1, "there was nothing more"
         assert [trial.value for trial in run.plainly().trials] == [number / 3 for number in range(12)]
-        assert (run.folder / "printed" / "11.txt").read_text() == "hello\n"
+        assert (run.folder / "logs" / "11.txt").read_text() == "hello\n"
 
 
 def test_whoever_tells_a_writer_in_the_same_thread_finds_it_durable_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = make_run(tmp_path / "run")
-    leader = Recorder(Direct(writer_of(record, tmp_path / "run")))
+    leader = StudyClient(DirectConnection(make_writer(record, tmp_path / "run")))
     assignment = claimed(leader, 1)
     with counted(monkeypatch) as flushed:
         for epoch in (1, 2, 3):
             leader.report(assignment, epoch, 1 / epoch)
-            assert len(Record(tmp_path / "run" / "study.log", "run").evaluations()[0].curve) == epoch
+            assert len(Record(tmp_path / "run" / "study.log", "run").read_evaluations()[0].curve) == epoch
     assert len(flushed) == 3
 
 
@@ -199,16 +201,16 @@ def test_what_is_told_after_a_commit_waits_for_the_next_one_and_longer_after_a_s
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
     monkeypatch.setattr(os, "fsync", lambda file: (now.__setitem__(0, now[0] + flushing), flush(file))[1])
     leader = run.leader()
-    with run.writer.writing():
+    with run.writer.batch_writes():
         assignment = claimed(leader, 1)
-        run.writer.settle()
-        assert told(run.writer.settled()) == [(0, "running")]
+        run.writer.commit_if_due()
+        assert told(run.writer.take_committed()) == [(0, "running")]
         leader.complete(assignment, 0.5, 1.0, {})
-        leader.news()
+        leader.read_changes()
         for waited, is_settled in ((0.0, False), (0.9 * pause, False), (0.2 * pause, True)):
             now[0] += waited
-            run.writer.settle()
-            assert bool(run.writer.settled()) is is_settled
+            run.writer.commit_if_due()
+            assert bool(run.writer.take_committed()) is is_settled
             assert (run.plainly().trials[0].state == TrialState.COMPLETE) is is_settled
 
 
@@ -218,13 +220,13 @@ def test_what_cannot_be_written_whole_is_not_written_at_all(tmp_path: Path) -> N
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def go_on_with_a_full_disk() -> None:
-        with run.writer.writing():
+        with run.writer.batch_writes():
             assignment = claimed(leader, 1)
             run.writer.commit()
             written.append(run.journal.read_bytes())
             resource.setrlimit(resource.RLIMIT_FSIZE, (len(written[0]) + 100, limits[1]))
             leader.complete(assignment, 0.5, 1.0, {})
-            leader.settle()
+            leader.flush()
 
     written: list[bytes] = []
     try:
@@ -233,22 +235,22 @@ def test_what_cannot_be_written_whole_is_not_written_at_all(tmp_path: Path) -> N
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert run.journal.read_bytes() == written[0]
-    assert told(run.writer.settled()) == [(0, "running")], "nobody has been told more"
+    assert told(run.writer.take_committed()) == [(0, "running")], "nobody has been told more"
 
 
 def test_what_a_writer_that_was_killed_has_left_of_a_line_is_cut_off(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader = run.leader()
     torn = b'{"op_code": 6, "tri'
-    with run.writer.writing():
+    with run.writer.batch_writes():
         for number in (1, 2):
             with run.journal.open("ab") as file:
                 file.write(torn)
             leader.complete(claimed(leader, number), 0.5, 1.0, {})
-            leader.settle()
+            leader.flush()
             run.rest()
     assert torn not in run.journal.read_bytes()
-    assert told(run.reopened().evaluations()) == [(0, "complete"), (1, "complete")]
+    assert told(run.reopened().read_evaluations()) == [(0, "complete"), (1, "complete")]
 
 
 # What the mirror shows
@@ -260,7 +262,7 @@ class Anything:
     def __init__(self, run: Written, seed: int) -> None:
         self.chance = random.Random(seed)
         self.leaders = [run.leader() for _ in range(3)]
-        self.going: list[tuple[Recorder, Assignment]] = []
+        self.going: list[tuple[StudyClient, Assignment]] = []
         self.reported: dict[int, int] = {}
 
     def step(self) -> None:
@@ -273,7 +275,7 @@ class Anything:
     def claim(self) -> None:
         leader, chosen = self.chance.choice(self.leaders), params(self.chance.randrange(60))
         is_new = self.chance.random() < 0.7
-        with suppress(KnownError):
+        with suppress(DuplicateError):
             if assignment := leader.claim(chosen, **PLACE) if is_new else leader.claim_waiting(**PLACE):
                 self.going.append((leader, assignment))
 
@@ -288,10 +290,10 @@ class Anything:
     def note(self) -> None:
         (leader, assignment), losses = self.chance.choice(self.going), self.chance.randrange(9)
         ways: list[Callable[[], None]] = [
-            lambda: leader.saved(assignment, losses),
-            lambda: leader.grew(assignment, losses, [0, losses]),
-            lambda: leader.disinherit(assignment),
-            lambda: leader.went_on(assignment, [self.loss() for _ in range(losses)], 1.5),
+            lambda: leader.record_checkpoint(assignment, losses),
+            lambda: leader.record_worker_group(assignment, losses, [0, losses]),
+            lambda: leader.clear_inheritance(assignment),
+            lambda: leader.record_resume(assignment, [self.loss() for _ in range(losses)], 1.5),
         ]
         self.chance.choice(ways)()
 
@@ -310,7 +312,7 @@ class Anything:
 
     def commit(self) -> None:
         for leader in self.leaders:
-            leader.settle()
+            leader.flush()
 
 
 def shown(trial: FrozenTrial) -> str:
@@ -341,27 +343,27 @@ def assert_alike(shows: list[FrozenTrial], there: list[FrozenTrial]) -> None:
 def test_what_a_mirror_shows_is_what_plain_optuna_reads_after_each_commit(
     tmp_path: Path, storage: str, seed: int
 ) -> None:
-    run = Written(tmp_path, storage, HALVINGS["asha"])
+    run = Written(tmp_path, storage, HALVING_SCHEDULES["asha"])
     anything, states = Anything(run, seed), set[str]()
-    with run.writer.writing():
+    with run.writer.batch_writes():
         for step in range(1, 401):
             anything.step()
             if step % 20 == 0:
                 anything.commit()
-                states.update(evaluation.state for evaluation in run.record.evaluations())
+                states.update(evaluation.state for evaluation in run.record.read_evaluations())
             if step % (100 if storage == "sqlite" else 20) == 0:  # Optuna takes a second to open a database
-                assert_alike(list(run.record.trials()), run.plainly().trials)
+                assert_alike(list(run.record.read_trials()), run.plainly().trials)
     assert {"running", "waiting", "complete", "pruned", "paused", "promoted", "failed", "interrupted"} == states
-    assert_alike(list(run.record.trials()), run.plainly().trials)
+    assert_alike(list(run.record.read_trials()), run.plainly().trials)
     unlike = {"started": 0.0, "ended": 0.0}  # two clocks
-    here, there = ([vars(one) | unlike for one in record.evaluations()] for record in (run.record, run.reopened()))
+    here, there = ([vars(one) | unlike for one in record.read_evaluations()] for record in (run.record, run.reopened()))
     assert [json.dumps(one, sort_keys=True) for one in here] == [json.dumps(one, sort_keys=True) for one in there]
 
 
 def test_nothing_that_was_told_after_a_commit_is_in_the_file_before_the_next(tmp_path: Path) -> None:
-    run = Written(tmp_path, halving=HALVINGS["asha"])
+    run = Written(tmp_path, halving=HALVING_SCHEDULES["asha"])
     anything, ahead = Anything(run, seed=6), 0
-    with run.writer.writing():
+    with run.writer.batch_writes():
         for step in range(200):
             going = len(anything.going)
             anything.step()
@@ -370,7 +372,7 @@ def test_nothing_that_was_told_after_a_commit_is_in_the_file_before_the_next(tmp
             if step % 20 == 0 or len(anything.going) > going:  # a claim is a commit, too
                 committed, lines = run.plainly().trials, run.journal.read_bytes()
             assert run.journal.read_bytes() == lines
-            ahead += list(map(shown, run.record.trials())) != list(map(shown, committed))
+            ahead += list(map(shown, run.record.read_trials())) != list(map(shown, committed))
         assert ahead > 20
         assert list(map(shown, run.plainly().trials)) == list(map(shown, committed))
 
@@ -380,7 +382,7 @@ def test_nothing_that_was_told_after_a_commit_is_in_the_file_before_the_next(tmp
 
 def add_waiting(study: optuna.Study, number: int) -> None:
     """Let an evaluation wait, as another program may."""
-    distributions = SPACE.distributions()
+    distributions = SPACE.make_distributions()
     study.add_trial(optuna.create_trial(state=TrialState.WAITING, params=params(number), distributions=distributions))
 
 
@@ -388,7 +390,7 @@ def add_waiting(study: optuna.Study, number: int) -> None:
 def test_a_trial_that_another_program_adds_keeps_its_number_and_is_claimed_later(tmp_path: Path, storage: str) -> None:
     run = Written(tmp_path, storage)
     leader, other = run.leader(), run.plainly()
-    with run.writer.writing():
+    with run.writer.batch_writes():
         first = claimed(leader, 1)
         run.writer.commit()
         run.rest()
@@ -402,28 +404,28 @@ def test_a_trial_that_another_program_adds_keeps_its_number_and_is_claimed_later
         assert [(one.number, one.params) for one in (third, fourth)] == [(1, params(77)), (2, params(78))]
         for assignment in (second, third, fourth, first):
             leader.complete(assignment, assignment.number / 8, 1.0, {})
-        leader.settle()
-        assert dict(told(leader.news())) == dict.fromkeys(range(4), "complete")
-        assert_alike(list(run.record.trials()), run.plainly().trials)
+        leader.flush()
+        assert dict(told(leader.read_changes())) == dict.fromkeys(range(4), "complete")
+        assert_alike(list(run.record.read_trials()), run.plainly().trials)
         run.rest()
         other.set_user_attr("note", "look at 2")
         claimed(leader, 5)
     assert run.plainly().user_attrs["note"] == "look at 2"
     assert [trial.value for trial in run.plainly().trials] == [0.0, 0.125, 0.25, 0.375, None]
-    assert run.record.about()["note"] == run.reopened().about()["note"] == "look at 2"
+    assert run.record.read_attributes()["note"] == run.reopened().read_attributes()["note"] == "look at 2"
 
 
 def test_a_journal_is_whole_and_vouched_for_where_two_programs_have_written_it_by_turns(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader, other = run.leader(), run.plainly()
-    with run.writer.writing():
+    with run.writer.batch_writes():
         for turn in range(3):
             leader.complete(claimed(leader, turn), 0.5, 1.0, {})
-            leader.settle()
+            leader.flush()
             run.rest()
             other.set_user_attr("note", f"look at {turn}")
     record = run.reopened()
-    record.complete(record.start(params(9), SPACE.distributions(), PLACE), 0.5, 1.0, {})
+    record.complete(record.start_trial(params(9), SPACE.make_distributions(), PLACE), 0.5, 1.0, {})
     lines = run.journal.read_bytes().splitlines(keepends=True)
     assert [b"look at" in line for line in lines] == [b'"crc":' not in line for line in lines]
     assert sum(b"look at" in line for line in lines) == 3
@@ -440,13 +442,13 @@ def test_other_programs_wait_until_the_writer_rests(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader, other = run.leader(), run.plainly()
     others = threading.Thread(target=other.set_user_attr, args=("note", "look at 1"), daemon=True)
-    with run.writer.writing():
+    with run.writer.batch_writes():
         assignment = claimed(leader, 1)
         assert run.lock.is_symlink(), "from the first entry on"
         others.start()
         for epoch in range(1, 11):
             leader.report(assignment, epoch, 1 / epoch)
-            leader.settle()
+            leader.flush()
             time.sleep(0.05)
             assert run.lock.is_symlink()
         assert others.is_alive()
@@ -459,7 +461,7 @@ def test_other_programs_wait_until_the_writer_rests(tmp_path: Path) -> None:
         assert run.plainly().user_attrs["note"] == "look at 1"
         leader.complete(assignment, 0.1, 1.0, {})
     assert not run.lock.is_symlink()
-    assert len(run.reopened().evaluations()[0].curve) == 10
+    assert len(run.reopened().read_evaluations()[0].curve) == 10
 
 
 def test_the_writer_keeps_others_out_while_entries_follow_each_other_closely(
@@ -468,7 +470,7 @@ def test_the_writer_keeps_others_out_while_entries_follow_each_other_closely(
     run, now = Written(tmp_path), [1000.0]
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
     leader = run.leader()
-    with run.writer.writing():
+    with run.writer.batch_writes():
         assert not run.lock.is_symlink()
         for number in range(2):
             claimed(leader, number)
@@ -487,12 +489,12 @@ def test_a_writer_that_is_never_at_rest_lets_other_programs_have_their_turn(
     run, now = Written(tmp_path), [1000.0]
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
     leader, free = run.leader(), 0
-    with run.writer.writing():
+    with run.writer.batch_writes():
         assignment = claimed(leader, 1)
         for step in range(120):
             now[0] += 0.1
             leader.report(assignment, step, 0.5)
-            leader.settle()
+            leader.flush()
             free += not run.lock.is_symlink()
     assert free == 2, "in 12 s"
     assert len(run.plainly().trials[0].intermediate_values) == 120
@@ -504,9 +506,9 @@ def test_the_writer_waits_for_another_program_that_writes(tmp_path: Path) -> Non
     ended: list[list[tuple[int, str]]] = []
 
     def write() -> None:
-        with run.writer.writing():
+        with run.writer.batch_writes():
             claimed(leader, 1)
-        ended.append(told(run.writer.settled()))
+        ended.append(told(run.writer.take_committed()))
 
     run.lock.symlink_to(run.journal)
     writing = threading.Thread(target=write, daemon=True)
@@ -560,7 +562,7 @@ def error_of(run: Written, way: str, rests: bool) -> str:
 
     def write() -> None:
         nonlocal left
-        with run.writer.writing():
+        with run.writer.batch_writes():
             claimed(leader, 1)
             claimed(leader, 2)
             run.writer.commit()
@@ -581,7 +583,7 @@ def error_of(run: Written, way: str, rests: bool) -> str:
 def test_a_journal_that_is_changed_behind_the_writers_back_ends_the_run(tmp_path: Path, way: str, rests: bool) -> None:
     run = Written(tmp_path)
     assert error_of(run, way, rests).startswith(str(run.journal))
-    assert told(run.writer.settled()) == [(0, "running"), (1, "running")]
+    assert told(run.writer.take_committed()) == [(0, "running"), (1, "running")]
 
 
 @pytest.mark.parametrize(("way", "rests"), BEHIND)
@@ -593,17 +595,17 @@ def test_it_is_said_what_has_happened_to_a_journal(tmp_path: Path, way: str, res
 
 
 def test_a_leader_hears_each_change_once_and_in_order_however_late_it_asks(tmp_path: Path) -> None:
-    run = Written(tmp_path, halving=HALVINGS["asha"])
+    run = Written(tmp_path, halving=HALVING_SCHEDULES["asha"])
     early, late = run.leader(), run.leader()
     heard: list[Evaluation] = []
     by_listener: list[Evaluation] = []
     late.listeners.append(by_listener.append)
 
     def news() -> list[tuple[int, str]]:
-        heard.extend(found := early.news())
+        heard.extend(found := early.read_changes())
         return told(found)
 
-    with run.writer.writing():
+    with run.writer.batch_writes():
         begun = [claimed(early, number) for number in range(3)]
         assert news() == [(0, "running"), (1, "running"), (2, "running")]
         assert news() == []
@@ -620,17 +622,17 @@ def test_a_leader_hears_each_change_once_and_in_order_however_late_it_asks(tmp_p
         interrupted = claimed(early, 4)
         early.interrupt(interrupted)
         assert news() == [(3, "complete"), (4, "running"), (4, "interrupted"), (5, "waiting")]
-        assert told(late.news()) == told(heard)
+        assert told(late.read_changes()) == told(heard)
         late.complete(claimed(late, 4), 0.25, 1.0, {})
-        assert told(late.news()) == news() == [(5, "running"), (5, "complete")]
-        assert late.news() == []
+        assert told(late.read_changes()) == news() == [(5, "running"), (5, "complete")]
+        assert late.read_changes() == []
     assert told(by_listener) == told(heard)
 
 
 def test_leaders_hear_what_breeding_needs_and_no_more(tmp_path: Path) -> None:
     make_run(tmp_path / "run", objectives=TWO)
-    record, mirror = mirrored(tmp_path / "run" / "study.log")
-    leader = Recorder(Posted(writer_of(record, tmp_path / "run", mirror=mirror)), TWO)
+    record, mirror = open_mirrored(tmp_path / "run" / "study.log")
+    leader = StudyClient(DelayedLine(make_writer(record, tmp_path / "run", mirror=mirror)), TWO)
     attributes = {"island": 1, "worker": 3, "generation": 7, "propagator": "ga", "immigrants": {"0": 2}}
     first, second = (leader.claim(params(number), **attributes) for number in (1, 2))
     assert first is not None
@@ -638,38 +640,38 @@ def test_leaders_hear_what_breeding_needs_and_no_more(tmp_path: Path) -> None:
     leader.report(first, 1, 0.5)
     leader.complete(first, 0.5, 1.5, {"parameters": 9.0, "accuracy": 0.75})
     leader.interrupt(second)
-    heard = leader.news()[2:]
+    heard = leader.read_changes()[2:]
     assert told(heard) == [(0, "complete"), (1, "interrupted"), (2, "waiting")]
-    for one, there in zip(heard, record.evaluations(), strict=True):
-        for name in TOLD:
+    for one, there in zip(heard, record.read_evaluations(), strict=True):
+        for name in SHARED_FIELDS:
             assert str(getattr(one, name)) == str(getattr(there, name)), "NaN, too"
-        nothing = Evaluation(**{name: getattr(one, name) for name in TOLD})
-        rest = {field.name for field in fields(Evaluation)} - set(TOLD)
+        nothing = Evaluation(**{name: getattr(one, name) for name in SHARED_FIELDS})
+        rest = {field.name for field in fields(Evaluation)} - set(SHARED_FIELDS)
         assert {name: str(getattr(one, name)) for name in rest} == {name: str(getattr(nothing, name)) for name in rest}
-    assert (heard[0].values, heard[0].worker, heard[0].seconds, heard[2].repeats) == ((0.5, 9.0), 3, 1.5, 1)
+    assert (heard[0].values, heard[0].worker, heard[0].seconds, heard[2].retry_of) == ((0.5, 9.0), 3, 1.5, 1)
     assert (heard[0].metrics, heard[0].curve) == ({}, {}), "of which the record has more"
-    assert record.evaluations()[0].curve == {1: 0.5}
+    assert record.read_evaluations()[0].curve == {1: 0.5}
 
 
 def test_whoever_goes_on_with_a_run_hears_and_shows_what_it_was_at_first(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader = run.leader()
-    with run.writer.writing():
+    with run.writer.batch_writes():
         leader.complete(claimed(leader, 1), 0.5, 1.0, {})
         claimed(leader, 2)
-    record, mirror = mirrored(run.storage)
+    record, mirror = open_mirrored(run.storage)
     record.requeue_interrupted()
-    writer = writer_of(record, run.folder, mirror=mirror)
+    writer = make_writer(record, run.folder, mirror=mirror)
     states = [(0, "complete"), (1, "interrupted"), (2, "waiting")]
-    assert told(writer.settled()) == told(Recorder(Posted(writer)).news()) == states
-    assert writer.settled() == []
+    assert told(writer.take_committed()) == told(StudyClient(DelayedLine(writer)).read_changes()) == states
+    assert writer.take_committed() == []
 
 
 def test_nothing_is_claimed_once_a_run_is_stopping(tmp_path: Path) -> None:
     run = Written(tmp_path)
     stopping = [False]
-    leader = Recorder(Posted(run.writer), ONLY_LOSS, lambda: stopping[0])
-    with run.writer.writing():
+    leader = StudyClient(DelayedLine(run.writer), ONLY_LOSS, lambda: stopping[0])
+    with run.writer.batch_writes():
         leader.interrupt(claimed(leader, 1))
         stopping[0] = True
         assert leader.claim(params(2), **PLACE) is None
@@ -690,19 +692,19 @@ def test_losses_are_told_to_a_database_in_one_transaction(tmp_path: Path) -> Non
     for what in ("commit", "rollback"):
         event.listen(database, what, lambda _, what=what: happened.append(what))
     losses = {1: 0.5, 2: math.nan, 3: math.inf, 4: -math.inf, 5: 1e-300}
-    with run.writer.writing():
+    with run.writer.batch_writes():
         for leader, assignment in zip(leaders, assignments, strict=True):
             leader.report(assignment, 5, 0.125)
             for step, loss in losses.items():
                 leader.report(assignment, step, loss)
-            leader.news()
+            leader.read_changes()
         assert happened == []
         run.writer.commit()
         assert happened == ["commit"]
         run.writer.commit()
         assert happened == ["commit"], "there was nothing more"
         leaders[0].report(assignments[0], 6, 0.25)
-        leaders[0].settle()
+        leaders[0].flush()
         assert happened == ["commit"] * 2
     found = [trial.intermediate_values for trial in run.plainly().trials]
     assert str([dict(sorted(values.items())) for values in found]) == str([{**losses, 6: 0.25}, losses, losses, losses])
@@ -714,8 +716,8 @@ def test_losses_are_told_to_a_database_in_one_transaction(tmp_path: Path) -> Non
 HUNGRY = """
 import os, resource, sys
 from pathlib import Path
-from hpo.store.log import Log
-from tests.support.writing import Posted, Recorder, mirrored, writer_of
+from hpo.store.output_log import OutputLog
+from tests.support.writer_stubs import DelayedLine, StudyClient, make_writer, open_mirrored
 
 folder = Path(sys.argv[1])
 
@@ -735,31 +737,31 @@ def give_back(held):
 """
 
 PRINTS = """
-log = Log(lambda trial: folder / "printed" / f"{trial}.txt")
+log = OutputLog(lambda trial: folder / "logs" / f"{trial}.txt")
 log.add(0, "before\\n")
 log.write()
-size = (folder / "printed" / "0.txt").stat().st_size
+size = (folder / "logs" / "0.txt").stat().st_size
 held = take_all()
 for number in (1, 2):
     log.add(0, f"meanwhile {number}\\n")
     log.add(1, "by another\\n")
     log.write()
-assert size == (folder / "printed" / "0.txt").stat().st_size
+assert size == (folder / "logs" / "0.txt").stat().st_size
 give_back(held)
 log.write()
 """
 
 CLAIMS = """
 import time
-record, mirror = mirrored(folder / "study.log", "run")
-writer = writer_of(record, folder, mirror=mirror)
-leader = Recorder(Posted(writer))
-with writer.writing():
+record, mirror = open_mirrored(folder / "study.log", "run")
+writer = make_writer(record, folder, mirror=mirror)
+leader = StudyClient(DelayedLine(writer))
+with writer.batch_writes():
     held = take_all()
     for number in (1, 2):
         params = {"layers": number, "activation": "relu", "lr": 0.5, "gamma": 0.75}
         leader.complete(leader.claim(params, island=0, worker=0, generation=0), 0.5, 1.0, {})
-        leader.settle()
+        leader.flush()
         time.sleep(0.25)
         writer.commit()
     give_back(held)
@@ -776,8 +778,8 @@ def run_hungry(folder: Path, program: str) -> None:
 @pytest.mark.slow
 def test_what_is_printed_while_no_file_can_be_opened_is_written_later(tmp_path: Path) -> None:
     run_hungry(tmp_path, PRINTS)
-    assert (tmp_path / "printed" / "0.txt").read_text() == "before\nmeanwhile 1\nmeanwhile 2\n"
-    assert (tmp_path / "printed" / "1.txt").read_text() == "by another\n" * 2
+    assert (tmp_path / "logs" / "0.txt").read_text() == "before\nmeanwhile 1\nmeanwhile 2\n"
+    assert (tmp_path / "logs" / "1.txt").read_text() == "by another\n" * 2
 
 
 @pytest.mark.slow
@@ -786,7 +788,7 @@ def test_an_objective_that_has_used_up_all_descriptors_does_not_keep_others_eval
 ) -> None:
     make_run(tmp_path / "run")
     run_hungry(tmp_path / "run", CLAIMS)
-    evaluations = Record(tmp_path / "run" / "study.log", "run").evaluations()
+    evaluations = Record(tmp_path / "run" / "study.log", "run").read_evaluations()
     assert told(evaluations) == [(0, "complete"), (1, "complete")]
 
 
@@ -799,38 +801,38 @@ def test_of_two_leaders_that_end_at_the_same_time_the_better_ones_weights_are_ke
     tmp_path: Path, objectives: Objectives, better_first: bool
 ) -> None:
     record = make_run(tmp_path / "run", objectives=objectives)
-    writer = writer_of(record, tmp_path / "run")
-    lines = [Posted(writer), Posted(writer)]
-    worse, better = (Leading(writer, line) for line in lines)
+    writer = make_writer(record, tmp_path / "run")
+    lines = [DelayedLine(writer), DelayedLine(writer)]
+    worse, better = (LeaderStub(writer, line) for line in lines)
     begun = [worse.begin(params(1)), better.begin(params(2))]
     best = tmp_path / "run" / "best.safetensors"
     assert worse.complete(begun[0], 0.4, {"w": torch.tensor([4.0])}, {"parameters": 9.0})
     assert better.complete(begun[1], 0.3, {"w": torch.tensor([3.0])}, {"parameters": 8.0})
     drafts = {path.name for path in (tmp_path / "run").rglob(".*")}
-    of_front = {".0.safetensors.0", ".1.safetensors.1"} if objectives.are_several else set()
+    of_front = {".0.safetensors.0", ".1.safetensors.1"} if objectives.is_multi_objective else set()
     assert drafts == {".best.safetensors.0", ".best.safetensors.1", *of_front}, "both have written theirs"
     assert not best.exists()
     for line in reversed(lines) if better_first else lines:
-        line.arrive()
+        line.deliver()
     weights = read_weights(best)
     assert weights is not None
     assert (weights.trial, weights.state["w"].item()) == (1, 3.0)
     assert not list((tmp_path / "run").rglob(".*")), "no drafts"
     front = {path.name for path in (tmp_path / "run").glob("front/*")}
-    assert front == ({"1.safetensors"} if objectives.are_several else set())
+    assert front == ({"1.safetensors"} if objectives.is_multi_objective else set())
 
 
 def test_a_leader_that_has_not_heard_of_a_better_one_writes_no_weights(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
-    writer = writer_of(record, tmp_path / "run")
-    late, early = Leading(writer), Leading(writer)
+    writer = make_writer(record, tmp_path / "run")
+    late, early = LeaderStub(writer), LeaderStub(writer)
     begun = [late.begin(params(1)), early.begin(params(2))]
     early.complete(begun[1], 0.3, {"w": torch.tensor([3.0])})
     best = tmp_path / "run" / "best.safetensors"
     before = best.stat()
-    assert late.keeper.wants(begun[0], 0.4, {}), "as far as it knows"
+    assert late.keeper.is_wanted(begun[0], 0.4, {}), "as far as it knows"
     late.recorder.complete(begun[0], 0.4, 1.0, {})
-    late.keeper.keep(begun[0], holding({"w": torch.tensor([4.0])}))
+    late.keeper.save_weights(begun[0], make_trainer_stub({"w": torch.tensor([4.0])}))
     assert (best.stat().st_ino, best.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert not list((tmp_path / "run").rglob(".*"))
-    assert not late.wants(begun[0], 0.4)
+    assert not late.is_wanted(begun[0], 0.4)

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpo.breeding.upstream import Individual, Propagator
-from hpo.dominance import Costs, best_first, non_dominated
+from hpo.breeding.propulate_compat import Individual, Propagator
+from hpo.dominance import Costs, find_non_dominated, sort_best_first
 
 
-def costs_of(population: Sequence[Individual]) -> Costs:
+def collect_costs(population: Sequence[Individual]) -> Costs:
     """Return the costs of individuals, shape (individuals, objectives)."""
     return np.array([individual.costs for individual in population], float)
 
 
-class Emigrants(Propagator):  # type: ignore[misc]
+class EmigrantSelection(Propagator):  # type: ignore[misc]
     """Sends individuals of the island's front, drawn at random: the best by dominance and crowding are its ends."""
 
     def __init__(self, offspring: int, rng: random.Random) -> None:
@@ -28,14 +28,14 @@ class Emigrants(Propagator):  # type: ignore[misc]
 
     def __call__(self, population: list[Individual]) -> list[Individual]:
         """Return the emigrants."""
-        is_best = non_dominated(costs_of(population))
+        is_best = find_non_dominated(collect_costs(population))
         best = [individual for individual, is_one in zip(population, is_best, strict=True) if is_one]
         chosen: list[Individual] = self.rng.sample(best, min(self.offspring, len(best)))
         rest = [individual for individual in population if not any(individual is one for one in chosen)]
         return [*chosen, *self.rng.sample(rest, self.offspring - len(chosen))]
 
 
-class Replaced(Propagator):  # type: ignore[misc]
+class ReplacementSelection(Propagator):  # type: ignore[misc]
     """Replaces the last by dominance, and of these the most crowded ones."""
 
     def __init__(self, offspring: int) -> None:
@@ -43,5 +43,5 @@ class Replaced(Propagator):  # type: ignore[misc]
 
     def __call__(self, population: list[Individual]) -> list[Individual]:
         """Return those to be replaced."""
-        order = best_first(costs_of(population))
+        order = sort_best_first(collect_costs(population))
         return [population[place] for place in order[len(order) - self.offspring :]]

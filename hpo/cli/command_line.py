@@ -12,34 +12,34 @@ from typing import Any
 
 import typer
 
-from hpo.errors import Exit, RunError, UsageError
-from hpo.text import printable_text
+from hpo.errors import ExitStatus, RunError, UsageError
+from hpo.text_format import make_printable_lines
 
 # typer brings its own copy of click since 0.20, and used the real one before: this is its base class in both.
-_Mistake: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+_ClickError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 # Files have messages of their own: see write_whole.
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
-def new_app(**options: Any) -> typer.Typer:
+def make_app(**options: Any) -> typer.Typer:
     """Make an empty typer app."""
     return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options)
 
 
-def parser(kind: Callable[[str], Any], name: str) -> Callable[[str], Any]:
+def make_parser(convert: Callable[[str], Any], description: str) -> Callable[[str], Any]:
     """Return a parser for values of a kind; its message shows a wrong value, which typer's own does not."""
 
     def parse(text: str) -> Any:
         try:
-            return kind(text)
+            return convert(text)
         except ValueError:
-            raise typer.BadParameter(f"{text!r} is not {name}") from None
+            raise typer.BadParameter(f"{text!r} is not {description}") from None
 
     return parse
 
 
-def _seconds(given: str | float) -> float:
+def _parse_seconds(given: str | float) -> float:
     """Return the seconds of a duration: a number, numbers with units, or H:M:S as schedulers write it."""
     text = str(given)  # typer parses defaults too
     if re.fullmatch(r"\d+(:\d\d){1,2}", text):
@@ -51,14 +51,16 @@ def _seconds(given: str | float) -> float:
     return sum(float(number) * units[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd]?)", text))
 
 
-duration = parser(_seconds, "a duration, such as 90, 90s, 10m, 1h30m, 2d or 1:30:00")
-duration_or_off = parser(lambda given: math.inf if given == "off" else _seconds(given), "a duration, or off")
-whole = parser(int, "a whole number")
-number = parser(float, "a number")
-number_or_off = parser(lambda given: -math.inf if given == "off" else float(given), "a number, or off")
+parse_duration = make_parser(_parse_seconds, "a duration, such as 90, 90s, 10m, 1h30m, 2d or 1:30:00")
+parse_duration_or_off = make_parser(
+    lambda given: math.inf if given == "off" else _parse_seconds(given), "a duration, or off"
+)
+parse_whole_number = make_parser(int, "a whole number")
+parse_number = make_parser(float, "a number")
+parse_number_or_off = make_parser(lambda given: -math.inf if given == "off" else float(given), "a number, or off")
 
 
-def call(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
+def run_app(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
     """Run a typer app on the arguments of a command line and return its exit status; a mistake is one line on stderr.
 
     A standard output that cannot be written is a mistake too, unless it is a pipe that its reader has closed.
@@ -68,30 +70,30 @@ def call(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
-    except (_Mistake, UsageError) as error:
-        message = error.format_message() if isinstance(error, _Mistake) else str(error)
+    except (_ClickError, UsageError) as error:
+        message = error.format_message() if isinstance(error, _ClickError) else str(error)
         print(
-            f"error: {printable_text(message).rstrip('.')}",
+            f"error: {make_printable_lines(message).rstrip('.')}",
             *([] if isinstance(error, UsageError) else [f"(see {program} --help)"]),
             file=sys.stderr,
         )
-        return Exit.MISTAKE
+        return ExitStatus.USAGE_ERROR
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
-        return Exit.CRASHED
+        return ExitStatus.CRASHED
     except typer.Abort:  # Ctrl-C
-        return Exit.CUT_SHORT
+        return ExitStatus.INTERRUPTED
     except BrokenPipeError:
-        _write_no_more()
-        return Exit.CRASHED
+        _discard_stdout()
+        return ExitStatus.CRASHED
     except OSError as error:
-        if error.filename is not None or error.errno not in _UNWRITABLE:
+        if error.filename is not None or error.errno not in _WRITE_ERRORS:
             raise
-        _write_no_more()
+        _discard_stdout()
         print(f"error: the standard output cannot be written: {error.strerror}", file=sys.stderr)
-        return Exit.MISTAKE
+        return ExitStatus.USAGE_ERROR
 
 
-def _write_no_more() -> None:
+def _discard_stdout() -> None:
     """Keep Python from trying again, when it ends, to write what could not be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from hpo.cli.check import check_command
-from hpo.cli.command_line import new_app, whole
-from hpo.cli.groups import GroupedCommand
-from hpo.cli.output import check_output, write_output
-from hpo.cli.search import search_command
+from hpo.cli.check_options import make_check_command
+from hpo.cli.command_line import make_app, parse_whole_number
+from hpo.cli.option_groups import GroupedCommand
+from hpo.cli.output_file import check_output, write_output
+from hpo.cli.search_options import make_search_command
 from hpo.cli.version import print_versions
 from hpo.errors import RunError, UsageError
-from hpo.text import printable
+from hpo.text_format import make_printable
 from hpo.trackers import TRACKERS, check_trackers
 
 if TYPE_CHECKING:
     from hpo.results.reader import RunReader
 
-app = new_app()
+app = make_app()
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, running or finished.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")]
@@ -31,8 +31,8 @@ Storage = Annotated[Optional[str], typer.Option(metavar="URL", help="The study's
 
 
 # Only so that the list of commands has them: hpo.cli.entry itself runs them, on each rank of an MPI job.
-app.command(cls=GroupedCommand)(search_command(None, lambda _: None))
-app.command(cls=GroupedCommand)(check_command(lambda _: None))
+app.command(cls=GroupedCommand)(make_search_command(None, lambda _: None))
+app.command(cls=GroupedCommand)(make_check_command(lambda _: None))
 
 
 @app.callback(invoke_without_command=True)
@@ -61,7 +61,7 @@ def init(
 @app.command()
 def top(
     run_dir: RunDirectory,
-    n: Annotated[int, typer.Option("-n", metavar="N", parser=whole, help="Individuals per table.")] = 3,
+    n: Annotated[int, typer.Option("-n", metavar="N", parser=parse_whole_number, help="Individuals per table.")] = 3,
     failed: Annotated[bool, typer.Option("--failed", help="What failed instead, the latest first.")] = False,
     storage: Storage = None,
     as_json: Annotated[
@@ -78,12 +78,12 @@ def top(
     if failed:
         _print_failed(run, n, as_json)
     elif as_json:
-        print(json.dumps(run.summary(n), indent=2))
+        print(json.dumps(run.make_summary(n), indent=2))
     else:
-        from hpo.views.tables import print_advice, print_tables
+        from hpo.views.summary_tables import print_advice, print_tables
 
-        print_tables(run.summary(n), run_dir, run.manifest.objectives)
-        print_advice(run.advice())
+        print_tables(run.make_summary(n), run_dir, run.manifest.objectives)
+        print_advice(run.find_advice())
 
 
 @app.command()
@@ -105,17 +105,17 @@ def show(
     Its hyperparameters, losses, logs and traceback.
     """
     from hpo.results.reader import RunReader
-    from hpo.views.details import as_json as content
-    from hpo.views.evaluation import evaluation_lines
-    from hpo.views.lookup import Lookup
+    from hpo.views.evaluation_details import make_json_content as content
+    from hpo.views.evaluation_lookup import EvaluationLookup
+    from hpo.views.evaluation_text import format_evaluation
 
-    lookup = Lookup.read(RunReader(run_dir, storage))
-    evaluation, why = (lookup.named(trial), "") if trial is not None else lookup.chosen()
-    details = lookup.details(evaluation)
+    lookup = EvaluationLookup.read(RunReader(run_dir, storage))
+    evaluation, why = (lookup.find_evaluation(trial), "") if trial is not None else lookup.choose_evaluation()
+    details = lookup.collect_details(evaluation)
     if as_json:
         print(json.dumps(content(details), indent=2, allow_nan=False))
     else:
-        print(*evaluation_lines(details, run_dir, why, time.time()), sep="\n")
+        print(*format_evaluation(details, run_dir, why, time.time()), sep="\n")
 
 
 @app.command()
@@ -135,10 +135,10 @@ def best(
     How good they are, and the path of the weights, is on stderr.
     """
     from hpo.results.reader import RunReader
-    from hpo.views.winner import print_winner
+    from hpo.views.winner_text import print_winner
 
     run = RunReader(run_dir, storage)
-    chosen = run.winner() if by is None else run.best_by(by)
+    chosen = run.find_winner() if by is None else run.find_best_by(by)
     if chosen is None:
         raise UsageError(f"{run_dir}: no evaluation has succeeded")
     print(repr(chosen.params) if python else json.dumps(chosen.params, indent=2))
@@ -148,7 +148,9 @@ def best(
 @app.command()
 def report(
     run_dir: RunDirectory,
-    n: Annotated[int, typer.Option("-n", metavar="N", parser=whole, help="Individuals in the table of the best.")] = 10,
+    n: Annotated[
+        int, typer.Option("-n", metavar="N", parser=parse_whole_number, help="Individuals in the table of the best.")
+    ] = 10,
     output: Annotated[
         Optional[Path],
         typer.Option("-o", "--output", metavar="FILE", help="Where to write it.  [default: RUN_DIR/report.html]"),
@@ -161,7 +163,7 @@ def report(
     One HTML file, which needs no network.
     """
     from hpo.results.reader import RunReader
-    from hpo.views.page.write import report_of
+    from hpo.views.page.html_report import make_report
 
     if n < 1:
         raise UsageError(f"-n must be at least 1, not {n}")
@@ -169,7 +171,7 @@ def report(
     run = RunReader(run_dir, storage)
     path = output or run.run_dir.report_html
     try:
-        write_output(path, report_of(run, n))
+        write_output(path, make_report(run, n))
     except RunError as error:
         raise UsageError(str(error)) from error
     print(path)
@@ -188,13 +190,13 @@ def export(
 ) -> None:
     """Write a table of all evaluations."""
     from hpo.results.reader import RunReader
-    from hpo.views.export import table_of, writer
+    from hpo.views.export import find_writer, make_evaluation_table
 
-    written = writer(to)
+    written = find_writer(to)
     if output is None and to == "parquet":
         raise UsageError("--to parquet needs a file: add -o FILE")
     check_output(output, overwrite)
-    content = written(table_of(RunReader(run_dir, storage)))
+    content = written(make_evaluation_table(RunReader(run_dir, storage)))
     try:
         if output is not None:
             write_output(output, content)
@@ -210,10 +212,10 @@ def watch(
     run_dir: RunDirectory,
     storage: Storage = None,
 ) -> None:
-    """Browse a run, running or finished: evaluations, failures, workers. ? shows the keys, q quits."""
-    from hpo.views.live.watch import watch
+    """Browse a running or finished run in the terminal. ? shows the keys, q quits."""
+    from hpo.views.live.run_watch import watch_run
 
-    context.exit(watch(run_dir, storage))
+    context.exit(watch_run(run_dir, storage))
 
 
 @app.command()
@@ -227,40 +229,43 @@ def track(
 
     Evaluations that they have already are left out.
     """
-    from hpo.trackers.tracking import track
+    from hpo.trackers.tracker_processes import track_run
 
     check_trackers(trackers)
-    context.exit(0 if track(run_dir, tuple(dict.fromkeys(trackers)), storage) else 1)
+    context.exit(0 if track_run(run_dir, tuple(dict.fromkeys(trackers)), storage) else 1)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
-def run(
+def supervise(
     context: typer.Context,
     command: Annotated[
         list[str],
         typer.Argument(metavar="COMMAND...", help="mpirun -n 8 python run_islands.py --run-dir runs/NAME"),
     ],
-    restarts: Annotated[
-        int, typer.Option(metavar="N", parser=whole, help="How often in a row to start again without progress.")
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            metavar="N", parser=parse_whole_number, help="Restarts in a row without progress before it gives up."
+        ),
     ] = 3,
 ) -> None:
     """Restart a job with --resume if it crashes."""
     from hpo.run.supervisor import Supervisor
 
     def say(text: str) -> None:
-        print(printable(f"hpo run: {text}"), flush=True)
+        print(make_printable(f"hpo supervise: {text}"), flush=True)
 
-    context.exit(Supervisor(command, restarts, say).run())
+    context.exit(Supervisor(command, max_restarts, say).run())
 
 
 def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
-    from hpo.views.details import as_json as content
-    from hpo.views.failed import failed_lines
-    from hpo.views.lookup import Lookup
+    from hpo.views.evaluation_details import make_json_content as content
+    from hpo.views.evaluation_lookup import EvaluationLookup
+    from hpo.views.failure_table import format_failed
 
-    lookup = Lookup.read(run)
-    failed = lookup.failed()
+    lookup = EvaluationLookup.read(run)
+    failed = lookup.list_failed()
     if as_json:
-        print(json.dumps([content(lookup.details(one)) for one in failed[:n]], indent=2, allow_nan=False))
+        print(json.dumps([content(lookup.collect_details(one)) for one in failed[:n]], indent=2, allow_nan=False))
     else:
-        print(*failed_lines(failed, n, run.run_dir.path), sep="\n")
+        print(*format_failed(failed, n, run.run_dir.path), sep="\n")

@@ -13,18 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Optional
 
-from hpo.errors import AgreedError, Exit, UsageError
+from hpo.errors import CollectiveUsageError, ExitStatus, UsageError
 from hpo.layout import Layout, check_launch
-from hpo.run.options import Options, last_options
-from hpo.store.run_dir import RUNS, RunDir
+from hpo.run.options import Options, read_last_options
+from hpo.store.run_dir import RUNS_DIR, RunDir
 
 if TYPE_CHECKING:
     import typer
 
-    from hpo.evaluation.template import TemplateProcess
+    from hpo.evaluation.template_client import TemplateProcess
     from hpo.ranks.job import Job
 
-_Parsed = tuple[Optional[Options], Optional[Layout], Optional[int]]
+_ParsedCommand = tuple[Optional[Options], Optional[Layout], Optional[int]]
 
 
 def main() -> None:
@@ -34,9 +34,9 @@ def main() -> None:
         search("hpo search", sys.argv[2:])
     if sys.argv[1:2] == ["check"]:
         check("hpo check", sys.argv[2:])
-    from hpo.cli.command_line import call
+    from hpo.cli.command_line import run_app
     from hpo.cli.commands import app
-    from hpo.process.printed import fill_closed_streams
+    from hpo.process.standard_streams import fill_closed_streams
 
     fill_closed_streams()
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - lost output must be an error
@@ -44,90 +44,92 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # hyperparameters and failures may hold what a terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(call(app, "hpo", sys.argv[1:]))
+    sys.exit(run_app(app, "hpo", sys.argv[1:]))
 
 
 def search(program: str, arguments: Sequence[str], default: Path | None = None) -> NoReturn:
     """Run run_islands.py, or hpo search, on a rank of an MPI job, and exit; `default` is the default search space."""
-    from hpo.cli.script import split_command
+    from hpo.cli.program_options import split_command
 
     arguments, command = split_command(arguments)
 
-    def app(chosen: Callable[[Options], None]) -> typer.Typer:
-        from hpo.cli.search import search_app
+    def make_app(chosen: Callable[[Options], None]) -> typer.Typer:
+        from hpo.cli.search_options import make_search_app
 
-        return search_app(default, chosen, command)
+        return make_search_app(default, chosen, command)
 
-    def layout(options: Options, ranks: int) -> Layout:
+    def choose_layout(options: Options, ranks: int) -> Layout:
         found = find_layout(options, ranks)
-        RunDir(options.run_dir or RUNS / options.search_space.stem).check(options.resume)
+        RunDir(options.run_dir or RUNS_DIR / options.search_space.stem).check_usable(options.resume)
         return found
 
     def run(options: Options, layout: Layout, job: Job) -> int:
-        from hpo.run.start import run
+        from hpo.run.run_search import run_search
 
-        return run(options, layout, job)
+        return run_search(options, layout, job)
 
-    _enter(program, partial(_parse, app, layout, program, arguments), run)
+    _run_and_exit(program, partial(_parse_command, make_app, choose_layout, program, arguments), run)
 
 
 def check(program: str, arguments: Sequence[str]) -> NoReturn:
     """Run hpo check on a rank of an MPI job, and exit."""
-    from hpo.cli.script import split_command
+    from hpo.cli.program_options import split_command
 
     arguments, command = split_command(arguments)
 
-    def app(chosen: Callable[[Options], None]) -> typer.Typer:
-        from hpo.cli.check import check_app
+    def make_app(chosen: Callable[[Options], None]) -> typer.Typer:
+        from hpo.cli.check_options import make_check_app
 
-        return check_app(chosen, command)
+        return make_check_app(chosen, command)
 
-    def layout(_: Options, ranks: int) -> Layout:
+    def choose_layout(_: Options, ranks: int) -> Layout:
         return Layout(ranks, ranks, 1)  # one worker of all ranks
 
     def run(options: Options, layout: Layout, job: Job) -> int:
-        from hpo.check.start import check
+        from hpo.check.run_check import run_check
 
-        return check(options, layout, job)
+        return run_check(options, layout, job)
 
-    _enter(program, partial(_parse, app, layout, program, arguments), run)
+    _run_and_exit(program, partial(_parse_command, make_app, choose_layout, program, arguments), run)
 
 
-def _enter(program: str, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> NoReturn:
+def _run_and_exit(
+    program: str, parse: Callable[[int], _ParsedCommand], run: Callable[[Options, Layout, Job], int]
+) -> NoReturn:
     """Run something on a rank of an MPI job, and exit; `parse` reads its options, given the number of ranks."""
-    from hpo.process.printed import fill_closed_streams
+    from hpo.process.standard_streams import fill_closed_streams
 
     fill_closed_streams()
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - a run goes on without it
-    template = _begin(program)
-    from hpo.process.leaving import leave
-    from hpo.ranks.communicator import finalize, world
-    from hpo.ranks.job import Job, die_of
-    from hpo.ranks.watch import Watch
+    template = _start_mpi(program)
+    from hpo.process.exit import exit_process
+    from hpo.ranks.communicator import finalize_mpi, get_world
+    from hpo.ranks.job import Job, abort_for_error
+    from hpo.ranks.rank_watch import RankWatch
 
     gc.disable()  # imports make many objects that stay; it is switched on again once everything is ready
     for stream in (sys.stdout, sys.stderr):  # objectives may say what a terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    comm = world()
+    comm = get_world()
     first = comm.rank == 0
     try:
-        with Watch(comm) as watch:
-            status = _run(Job(comm, watch, template), parse, run)
-    except AgreedError as error:
+        with RankWatch(comm) as watch:
+            status = _run_on_rank(Job(comm, watch, template), parse, run)
+    except CollectiveUsageError as error:
         if first:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        status = Exit.MISTAKE
+        status = ExitStatus.USAGE_ERROR
     except BaseException as error:
-        die_of(watch, error)  # other ranks wait for this one, so the whole job has to end
+        abort_for_error(watch, error)  # other ranks wait for this one, so the whole job has to end
     if template is not None:
-        template.end()
+        template.kill()
     gc.freeze()  # Python collects garbage once more when it ends
-    finalize()
-    leave(status)
+    finalize_mpi()
+    exit_process(status)
 
 
-def _begin(program: str) -> TemplateProcess | None:
+def _start_mpi(program: str) -> TemplateProcess | None:
     """Start the template, if this rank starts one, and MPI; exit if what they need is not installed."""
     from hpo.cli.installation import check_packages, import_mpi
     from hpo.process.launcher import is_first_rank
@@ -135,7 +137,7 @@ def _begin(program: str) -> TemplateProcess | None:
     template = None
     try:
         check_packages(program)
-        from hpo.evaluation.template import start_template
+        from hpo.evaluation.template_client import start_template
 
         # Before MPI begins: a process of MPI had better start no others. The template imports torch at the same time.
         template = start_template()
@@ -144,15 +146,15 @@ def _begin(program: str) -> TemplateProcess | None:
         if is_first_rank(os.environ):
             print(f"error: {error}", file=sys.stderr, flush=True)
         if template is not None:
-            template.end()
-        sys.exit(Exit.MISTAKE)
+            template.kill()
+        sys.exit(ExitStatus.USAGE_ERROR)
     return template
 
 
-def _run(job: Job, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> int:
-    from hpo.ranks.communicator import leave_no_segments, same_host
+def _run_on_rank(job: Job, parse: Callable[[int], _ParsedCommand], run: Callable[[Options, Layout, Job], int]) -> int:
+    from hpo.ranks.communicator import split_by_host, unlink_shared_memory
 
-    leave_no_segments(same_host(job.world))  # before anything else: a job that is killed now leaves no file
+    unlink_shared_memory(split_by_host(job.world))  # before anything else: a job that is killed now leaves no file
     options, layout, status = job.world.bcast(parse(job.world.size) if job.is_first else None)
     if status is not None:
         return int(status)
@@ -160,30 +162,30 @@ def _run(job: Job, parse: Callable[[int], _Parsed], run: Callable[[Options, Layo
     return run(options, layout, job)
 
 
-def _parse(
-    app: Callable[[Callable[[Options], None]], typer.Typer],
-    layout: Callable[[Options, int], Layout],
+def _parse_command(
+    make_app: Callable[[Callable[[Options], None]], typer.Typer],
+    choose_layout: Callable[[Options, int], Layout],
     program: str,
     arguments: Sequence[str],
     ranks: int,
-) -> _Parsed:
+) -> _ParsedCommand:
     """Read and check a command line on one rank; return options and layout, or the exit status to end with."""
-    from hpo.cli.command_line import call
+    from hpo.cli.command_line import run_app
 
     chosen: list[tuple[Options, Layout]] = []
 
-    def take(options: Options) -> None:
+    def accept_options(options: Options) -> None:
         check_launch(ranks, os.environ)
-        chosen.append((options, layout(options, ranks)))
+        chosen.append((options, choose_layout(options, ranks)))
 
-    status = call(app(take), program, arguments)
+    status = run_app(make_app(accept_options), program, arguments)
     return (*chosen[0], None) if chosen else (None, None, status)
 
 
 def find_layout(options: Options, ranks: int) -> Layout:
     """Return the layout of a run; a resumed run keeps its islands, as far as there are workers for them."""
-    found = Layout.fitting(ranks, options.ranks_per_worker, options.islands, options.propagators)
-    last = last_options(options.run_dir, options.resume)
+    found = Layout.choose(ranks, options.ranks_per_worker, options.islands, options.propagators)
+    last = read_last_options(options.run_dir, options.resume)
     if options.islands is not None or not last:
         return found
     propagators = options.propagators or last.get("propagators", ())

@@ -7,20 +7,20 @@ from importlib.util import find_spec
 
 from hpo.errors import UsageError
 
-_NEEDED = ("mpi4py", "propulate", "torch")
-PROPULATE = "propulate>=1.2.2,<1.3"  # as in pyproject.toml
+_REQUIRED_PACKAGES = ("mpi4py", "propulate", "torch")
+PROPULATE_REQUIREMENT = "propulate>=1.2.2,<1.3"  # as in pyproject.toml
 
 
 def check_packages(program: str) -> None:
     """Raise a UsageError with the command that installs what a search needs, if it is missing."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in _REQUIRED_PACKAGES if find_spec(name) is None]
     if not missing:
         return
     commands = ["pip install 'hpo-islands[search]'"] if missing != ["propulate"] else []
     if "propulate" in missing and sys.version_info >= (3, 13):
         # GPy, which Propulate's metadata asks for, has no wheels for Python 3.13 (GPy 1.13.2), and is not used here.
-        commands.append(f"pip install --no-deps '{PROPULATE}'")
-    commands = commands or [f"pip install '{PROPULATE}'"]
+        commands.append(f"pip install --no-deps '{PROPULATE_REQUIREMENT}'")
+    commands = commands or [f"pip install '{PROPULATE_REQUIREMENT}'"]
     raise UsageError(f"{program} needs {', '.join(missing)}, not installed here: {' && '.join(commands)}")
 
 

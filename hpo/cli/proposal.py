@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.script import propose_loss
+from hpo.script_objective import propose_loss_pattern
 
-_LOG_NAMES = re.compile(r"(^|_)(lr|learning_rate|wd|weight_decay|l2|eps|epsilon)($|_)", re.IGNORECASE)
-_LOSS = re.compile("loss", re.IGNORECASE)
+_LOG_NAME_PATTERN = re.compile(r"(^|_)(lr|learning_rate|wd|weight_decay|l2|eps|epsilon)($|_)", re.IGNORECASE)
+_LOSS_PATTERN = re.compile("loss", re.IGNORECASE)
 _DECADE = 10
 
 
@@ -58,12 +58,12 @@ def propose_search(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not a Python script: {error}") from error
-    options = list({option.name: option for option in _options_of(tree)}.values())
+    options = list({option.name: option for option in _find_options(tree)}.values())
     if not options:
         raise UsageError(
             f"{path} has no options of argparse that could be searched, such as add_argument('--lr', type=float)"
         )
-    codes = {option.name: (option, *_code_of(option)) for option in options}
+    codes = {option.name: (option, *_make_parameter_code(option)) for option in options}
     lines = [
         f"    {'' if is_chosen else '# '}{name}={code},{'' if is_chosen else option.hint}"
         for name, (option, code, is_chosen) in codes.items()
@@ -73,7 +73,7 @@ def propose_search(path: Path) -> str:
     placed = [part for option in chosen if option.has_other_name for part in (option.flag, f"{{{option.name}}}")]
     switches = [one.name for one in options if one.is_switch]
     parts = [repr(str(path)), *map(repr, placed)]
-    loss = propose_loss(list(_printed_in(tree)))
+    loss = propose_loss_pattern(list(_find_printed_losses(tree)))
     parts.append(f"loss=r{loss!r}".replace("\\\\", "\\") if loss else "loss=None")
     remark = "" if loss else "  # give a pattern with one group, or call hpo.report(loss) in the script"
     flags = f"# Add flags={switches} if one of them is searched.\n" if switches else ""
@@ -85,24 +85,24 @@ def propose_search(path: Path) -> str:
     )
 
 
-def _options_of(tree: ast.AST) -> Iterator[_Option]:
+def _find_options(tree: ast.AST) -> Iterator[_Option]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            flags = [value for argument in node.args if isinstance(value := _plain(argument), str)]
+            flags = [value for argument in node.args if isinstance(value := _evaluate_literal(argument), str)]
             long = [flag for flag in flags if flag.startswith("--")]
             given = {one.arg: one.value for one in node.keywords if one.arg}
             if not long:
                 continue
-            default, choices = _plain(given.get("default")), _plain(given.get("choices"))
+            default, choices = _evaluate_literal(given.get("default")), _evaluate_literal(given.get("choices"))
             stated = given.get("type")
             kind = stated.id if isinstance(stated, ast.Name) else type(default).__name__
-            is_switch = _plain(given.get("action")) in ("store_true", "store_false")
+            is_switch = _evaluate_literal(given.get("action")) in ("store_true", "store_false")
             yield _Option(
                 long[0], kind, default, list(choices) if isinstance(choices, (list, tuple)) else [], is_switch
             )
 
 
-def _code_of(option: _Option) -> tuple[str, bool]:
+def _make_parameter_code(option: _Option) -> tuple[str, bool]:
     """Return the code of a parameter, and whether it is proposed and not only a comment; "" without a range."""
     default = option.default
     if option.is_switch:
@@ -110,33 +110,35 @@ def _code_of(option: _Option) -> tuple[str, bool]:
     if len(option.choices) > 1:
         return f"Categorical({', '.join(map(repr, option.choices))})", True
     is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
-    if option.kind == "float" and _LOG_NAMES.search(option.name):
+    if option.kind == "float" and _LOG_NAME_PATTERN.search(option.name):
         middle = float(default) if is_number and default > 0 else 1e-3
-        return f"Float({_round(middle / _DECADE)}, {_round(middle * _DECADE)}, log=True)", True
+        return f"Float({_round_digits(middle / _DECADE)}, {_round_digits(middle * _DECADE)}, log=True)", True
     if option.kind == "float" and is_number and 0 <= default < 1:
         return f"Float(0.0, {0.9 if default < 0.9 else 0.999})", False
     if option.kind in ("float", "int") and is_number and default > 0:
-        kind, low = ("Int", max(1, int(default) // 4)) if option.kind == "int" else ("Float", _round(default / 4))
+        kind, low = (
+            ("Int", max(1, int(default) // 4)) if option.kind == "int" else ("Float", _round_digits(default / 4))
+        )
         return f"{kind}({low}, {4 * default}, log=True)", False
     return "", False
 
 
-def _round(value: float) -> float:
+def _round_digits(value: float) -> float:
     return float(f"{value:.2g}") if math.isfinite(value) else value
 
 
-def _plain(node: ast.expr | None) -> Any:
+def _evaluate_literal(node: ast.expr | None) -> Any:
     try:
         return None if node is None else ast.literal_eval(node)
     except ValueError:
         return None
 
 
-def _printed_in(tree: ast.AST) -> Iterator[str]:
+def _find_printed_losses(tree: ast.AST) -> Iterator[str]:
     """Yield the texts in a script that name a loss before a value, with a number for each value."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "1.0" for part in node.values]
             text = "".join(map(str, parts))
-            if _LOSS.search(text):
+            if _LOSS_PATTERN.search(text):
                 yield text

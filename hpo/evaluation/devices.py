@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
 class Gpus:
     """The GPUs of one rank, by what identifies them, and their numbers among those that the rank sees."""
 
-    seen: tuple[str, ...] = ()
-    numbers: tuple[int, ...] = ()
+    visible: tuple[str, ...] = ()
+    own_numbers: tuple[int, ...] = ()
 
     @property
-    def own(self) -> tuple[str, ...]:
+    def own_ids(self) -> tuple[str, ...]:
         """What identifies this rank's own GPUs."""
-        return tuple(self.seen[number] for number in self.numbers)
+        return tuple(self.visible[number] for number in self.own_numbers)
 
 
-def share_of(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
+def assign_gpus(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
     """Return which of the GPUs that it sees a rank of a host takes, from the identities of those that each rank sees.
 
     Ranks that see the same GPUs divide them: evenly if there are enough, otherwise some ranks share one. A rank that
@@ -33,13 +33,15 @@ def share_of(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
     return range(place * each, (place + 1) * each) if each else range(place % len(gpus), place % len(gpus) + 1)
 
 
-def backend_of(gpus: Sequence[Gpus]) -> str:
+def choose_backend(gpus: Sequence[Gpus]) -> str:
     """Return nccl if each rank of a worker has a GPU of its own, as it needs, else gloo, which takes CUDA tensors."""
-    firsts = [one.own[0] if one.own else None for one in gpus]
+    firsts = [one.own_ids[0] if one.own_ids else None for one in gpus]
     return "nccl" if None not in firsts and len(set(firsts)) == len(firsts) else "gloo"
 
 
-def visible_to(peers: Sequence[Gpus], rank: int, environment: Mapping[str, str]) -> tuple[dict[str, str], list[int]]:
+def make_gpu_variables(
+    peers: Sequence[Gpus], rank: int, environment: Mapping[str, str]
+) -> tuple[dict[str, str], list[int]]:
     """Return variables that show a trainer the GPUs of its worker's ranks on this host, and its own GPUs' numbers.
 
     They are in the order of the ranks, so that `cuda:LOCAL_RANK` is a rank's own, as scripts for torchrun expect it.
@@ -47,11 +49,13 @@ def visible_to(peers: Sequence[Gpus], rank: int, environment: Mapping[str, str])
     those that it sees.
     """
     own = peers[rank]
-    if not own.numbers:
+    if not own.own_numbers:
         return {}, []
-    if any(peer.seen != own.seen for peer in peers):
-        return {}, list(own.numbers)
-    named = [name.strip() for name in environment.get(_VISIBLE, "").split(",") if name.strip()]
-    names = named or [str(number) for number in range(len(own.seen))]
-    order = list(dict.fromkeys(number for peer in peers for number in peer.numbers))
-    return {_VISIBLE: ",".join(names[number] for number in order)}, [order.index(number) for number in own.numbers]
+    if any(peer.visible != own.visible for peer in peers):
+        return {}, list(own.own_numbers)
+    named = [name.strip() for name in environment.get(_VISIBLE_DEVICES, "").split(",") if name.strip()]
+    names = named or [str(number) for number in range(len(own.visible))]
+    order = list(dict.fromkeys(number for peer in peers for number in peer.own_numbers))
+    return {_VISIBLE_DEVICES: ",".join(names[number] for number in order)}, [
+        order.index(number) for number in own.own_numbers
+    ]

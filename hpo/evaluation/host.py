@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from hpo.errors import RunError
-from hpo.evaluation.devices import Gpus, share_of
-from hpo.evaluation.trainer import Ended, TrainerSlot
-from hpo.layout import usable_cores
+from hpo.evaluation.devices import Gpus, assign_gpus
+from hpo.evaluation.trainer_client import TrainerEnd, TrainerSlot
+from hpo.layout import list_usable_cores
 from hpo.ranks.communicator import SleepingComm
 
 
@@ -25,23 +25,23 @@ class Host:
 
     def find_gpus(self, slot: TrainerSlot) -> None:
         """Let a trainer find the GPUs that this rank sees, and take this rank's share; collective over the host."""
-        trainer = slot.fork()
+        trainer = slot.fork_other()
         found = trainer.ask("devices", "devices")
-        if isinstance(found, Ended):
+        if isinstance(found, TrainerEnd):
             raise RunError(f"the GPUs cannot be looked up: {found.text}")
         trainer.kill()  # it has a CUDA context
         trainer.close()
         seen = tuple(found["gpus"])
         of_ranks: list[tuple[str, ...]] = self._comm.allgather(seen)
-        self.gpus = Gpus(seen, tuple(share_of(of_ranks, self._comm.rank)) if seen else ())
+        self.gpus = Gpus(seen, tuple(assign_gpus(of_ranks, self._comm.rank)) if seen else ())
 
 
-def threads_here(comm: SleepingComm) -> int:
+def share_threads(comm: SleepingComm) -> int:
     """Return how many threads this rank's trainers may have; collective over the ranks of a host."""
-    return threads_of(comm.allgather(usable_cores()), comm.rank)
+    return compute_thread_share(comm.allgather(list_usable_cores()), comm.rank)
 
 
-def threads_of(cores_of_ranks: list[list[int]], rank: int) -> int:
+def compute_thread_share(cores_of_ranks: list[list[int]], rank: int) -> int:
     """Return how many threads a rank may have, from the cores that each rank on the host may use.
 
     Ranks share a core evenly. Where mpirun or SLURM binds ranks to cores, a core belongs to one rank.

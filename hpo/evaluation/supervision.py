@@ -11,23 +11,23 @@ from traceback import FrameSummary
 from typing import Any
 
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.group import Group
+from hpo.evaluation.hang_detector import HangDetector
 from hpo.evaluation.leader import Leader
-from hpo.evaluation.meeting import Meeting, waited_in_vain
-from hpo.evaluation.trainer import Ended, Trainer
-from hpo.evaluation.verdict import Step, Verdict
-from hpo.evaluation.waiting import Waiting
+from hpo.evaluation.rank_group import RankGroup
+from hpo.evaluation.step_sync import StepSync, describe_timeout
+from hpo.evaluation.step_verdict import Step, Verdict
+from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
 from hpo.process import clock
 from hpo.process.channel import Message
-from hpo.process.failure import stack_of
-from hpo.process.place import Places
-from hpo.ranks.watch import STOPPED
-from hpo.ranks.watched import Watched
+from hpo.process.failure import format_stack
+from hpo.process.user_frames import UserFrames
+from hpo.ranks.rank_watch import RUN_STOPS
+from hpo.ranks.watched_evaluation import WatchedEvaluation
 
 _SECONDS_TO_ACKNOWLEDGE = 1.0  # a cancellation, which native code does not
 _SECONDS_TO_CLEAN_UP = 5.0  # `finally` blocks of an objective that was cancelled
-SECONDS_BETWEEN_LOOKS = 0.5
-_FIELDS = tuple(Step.__dataclass_fields__)
+POLL_SECONDS = 0.5
+_STEP_FIELDS = tuple(Step.__dataclass_fields__)
 
 
 class Supervision:
@@ -36,37 +36,37 @@ class Supervision:
     The ranks are of several workers if they are a team: an evaluation that fails there continues on its own worker.
     """
 
-    _interval = SECONDS_BETWEEN_LOOKS
+    _poll_seconds = POLL_SECONDS
 
     def __init__(  # noqa: PLR0913 - all of it is bound once, before an evaluation starts
         self,
-        group: Group,
-        watched: Watched,
-        meeting: Meeting,
+        group: RankGroup,
+        watched: WatchedEvaluation,
+        step_sync: StepSync,
         attempt: Attempt,
         leader: Leader | None,
-        places: Places,
+        user_frames: UserFrames,
         overdue_after: float,
-        is_team: bool = False,
+        spans_workers: bool = False,
     ) -> None:
         self._group = group
         self._watched = watched
-        self._meeting = meeting
+        self._step_sync = step_sync
         self._attempt = attempt
         self._leader = leader
-        self._places = places
+        self._user_frames = user_frames
         self._overdue_after = overdue_after
-        self._is_team = is_team
-        self._trainer: Trainer = group.trainer
+        self._spans_workers = spans_workers
+        self._trainer: TrainerClient = group.trainer
         self._frames: Sequence[FrameSummary] = ()  # of a trainer that was cancelled
         self._cancelled_at = self._interrupt_at = math.inf
         self._kill_at = math.inf
         self.is_clean = False
         self._has_joined = self._has_ended = False
-        self._lost = clock.lost()
-        self.seen: dict[str, Any] = {}
+        self._lost_seconds = clock.measure_lost()
+        self.trace: dict[str, Any] = {}
 
-    def begin(self, ticket: dict[str, Any] | None, seed: int, folder: Path, is_watched: bool) -> None:
+    def start_objective(self, ticket: dict[str, Any] | None, seed: int, folder: Path, is_watched: bool) -> None:
         """Let the trainer begin; the objective may make the evaluation's folder."""
         attempt, path = self._attempt, str(self._attempt.path) if self._attempt.path else None
         self._has_joined = ticket is None
@@ -77,109 +77,109 @@ class Supervision:
             trial=attempt.assignment.root,
             folder=str(folder),
             ticket=ticket,
-            restored=path if attempt.restored is not None else None,
-            inherited=path if attempt.inherited is not None else None,
+            restored=path if attempt.checkpoint_info is not None else None,
+            inherited=path if attempt.parent_info is not None else None,
             is_watched=is_watched,
-            is_compared=self._group.is_compared,
+            is_compared=self._group.compares_collectives,
         )
 
     def step(self) -> None:
         """Wait for the objective's next loss, or its end, and settle with the other ranks what follows."""
-        step = self._next_step("step")
-        self._attempt.take_step(step)
-        verdict, since = self._meeting.verdict(step), clock.now()
+        step = self._receive_step("step")
+        self._attempt.record_step(step)
+        verdict, since = self._step_sync.agree_on_verdict(step), clock.now()
         gathers = (verdict.keep and step.gathers) or (verdict.save and step.saves)
         if gathers:
-            self._tell(verdict, gathers=True)
-            gathered = self._meeting.verdict(self._next_step("gathered"))
+            self._send_verdict(verdict, gathers=True)
+            gathered = self._step_sync.agree_on_verdict(self._receive_step("gathered"))
             if gathered.state != "complete":
                 verdict = replace(gathered, loss=verdict.loss)
         is_best = verdict.loss is not None and verdict.loss < self._attempt.loss
-        self._attempt.take(verdict)
-        self._tell(verdict, gathers=False, is_best=is_best)
+        self._attempt.record_verdict(verdict)
+        self._send_verdict(verdict, gathers=False, is_best=is_best)
         if self._leader is not None and (verdict.keep or verdict.save):
-            self._keep(verdict, since)
-        if self._attempt.goes_on and verdict.is_last:  # that nothing comes behind it, nobody has to be asked
-            self._attempt.take(Verdict("complete", inherited=verdict.inherited))
+            self._await_copies(verdict, since)
+        if self._attempt.has_next_step and verdict.is_last:  # that nothing comes behind it, nobody has to be asked
+            self._attempt.record_verdict(Verdict("complete", inherited=verdict.inherited))
 
     def end(self) -> None:
         """Wait until the objective has ended; kill the trainer if the evaluation was broken off.
 
         The last state of an evaluation that is to continue elsewhere is written first.
         """
-        broken = self._attempt.was_broken_off
+        broken = self._attempt.is_aborted
         if not self._has_ended:
             self._kill_at = clock.now() + (_SECONDS_TO_CLEAN_UP if broken else self._group.patience)
             self._wait_for_end()
         if broken:
             if self._leader is not None and self._attempt.verdict.state in ("stopped", "suspended"):
-                self._leader.write_state(self._attempt)
-            self._group.slot.discard()
+                self._leader.write_checkpoint(self._attempt)
+            self._group.slot.discard_trainer()
 
     # Waiting for the trainer
 
-    def _next_step(self, kind: str) -> Step:
+    def _receive_step(self, kind: str) -> Step:
         """Return what the trainer says of its objective's next step, or what became of it."""
-        found = self._receive(kind)
-        step = self._step_of_end(found) if isinstance(found, Ended) else self._step_of(found.content)
+        found = self._receive_message(kind)
+        step = self._make_end_step(found) if isinstance(found, TrainerEnd) else self._make_step(found.content)
         self._trainer.read_output()
         if step.failure is not None:
             if self._watched.cause is None:
-                self._watched.call_off(f"a peer failed: {step.failure}")
-            self._leave_failed(step)
+                self._watched.cancel_on_all(f"a peer failed: {step.failure}")
+            self._end_failed_objective(step)
         return step
 
-    def _receive(self, kind: str) -> Message | Ended:
+    def _receive_message(self, kind: str) -> Message | TrainerEnd:
         """Wait for a message of the trainer, or its end; cancel the evaluation if it is called off or overdue."""
-        waiting = Waiting(self._group.patience + _SECONDS_TO_ACKNOWLEDGE)
+        waiting = HangDetector(self._group.patience + _SECONDS_TO_ACKNOWLEDGE)
         while True:
-            self._limit()
-            self._look()
+            self._enforce_limits()
+            self._poll()
             now = clock.now()
-            if self._watched.cause is None and waiting.is_in_vain(self._trainer, now):
-                return self._give_up(waiting.frames)
-            until = min(self._kill_at, self._overdue_at, waiting.next_look) - now
-            seconds = min(max(until, 0.01), self._interval)
-            found = self._trainer.wait(seconds, self._watched, *self._group.listeners)
-            self._group.serve_visitors()
-            if isinstance(found, Ended):
+            if self._watched.cause is None and waiting.is_hanging(self._trainer, now):
+                return self._make_timeout_message(waiting.frames)
+            until = min(self._kill_at, self._overdue_at, waiting.next_check) - now
+            seconds = min(max(until, 0.01), self._poll_seconds)
+            found = self._trainer.wait(seconds, self._watched, *self._group.store_listeners)
+            self._group.serve_store()
+            if isinstance(found, TrainerEnd):
                 self._has_ended = True
                 return found
             if found is not None and found.kind == kind:
                 return found
             if found is not None:
-                self._take_note(found)
+                self._handle_message(found)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Do what is to be done now and then while the trainer is waited for."""
 
     @property
     def _overdue_at(self) -> float:
-        return self._attempt.began + self._overdue_after
+        return self._attempt.began_at + self._overdue_after
 
-    def _limit(self) -> None:
+    def _enforce_limits(self) -> None:
         """Cancel the objective if the evaluation is called off or overdue, and kill a trainer that has had its time."""
         if clock.now() > self._overdue_at and self._watched.cause is None:
-            self._watched.call_off("timeout: no loss came at which to stop it (--evaluation-timeout)")
+            self._watched.cancel_on_all("timeout: no loss came at which to stop it (--evaluation-timeout)")
         if self._watched.cause is not None and self._cancelled_at == math.inf:
-            self._watched.clear()
-            self._cancel()
+            self._watched.clear_event()
+            self._cancel_objective()
         if clock.now() > self._kill_at:
             self._trainer.kill()
         elif clock.now() >= self._interrupt_at:
-            self._interrupt_at = clock.now() + SECONDS_BETWEEN_LOOKS
+            self._interrupt_at = clock.now() + POLL_SECONDS
             self._trainer.interrupt()
 
-    def _take_note(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         if message.kind == "interrupted":
             self._kill_at, self._interrupt_at = self._cancelled_at + _SECONDS_TO_CLEAN_UP, math.inf
         elif message.kind == "seen":
-            self.seen = dict(message.content)
+            self.trace = dict(message.content)
         elif message.kind == "joined":
             self._has_joined = True
-            self._attempt.began = clock.now()  # to fork trainers and to connect them is not the evaluation's time
+            self._attempt.began_at = clock.now()  # to fork trainers and to connect them is not the evaluation's time
 
-    def _cancel(self) -> None:
+    def _cancel_objective(self) -> None:
         """Ask where the objective is, and let it be ended by an exception; native code is given little time.
 
         The signal is repeated: a trainer may not have begun the evaluation. Before it has joined the process group, no
@@ -188,29 +188,29 @@ class Supervision:
         self._frames = self._trainer.find_stack()
         self._cancelled_at = self._interrupt_at = self._kill_at = clock.now()
         if self._has_joined:
-            stops = self._watched.cause == STOPPED
+            stops = self._watched.cause == RUN_STOPS
             self._kill_at += _SECONDS_TO_CLEAN_UP if stops else _SECONDS_TO_ACKNOWLEDGE
 
-    def _give_up(self, frames: Sequence[FrameSummary]) -> Message:
+    def _make_timeout_message(self, frames: Sequence[FrameSummary]) -> Message:
         """Return the step of a rank that has waited in a process group of the objective's own for as long as it may."""
         self._cancelled_at = clock.now()  # it is cancelled once its peers are gone, which ends its wait
         self._trainer.interrupt()
         content = {
-            "failure": waited_in_vain(self._group.patience),
+            "failure": describe_timeout(self._group.patience),
             "gave_up": True,
             "seconds": self._group.patience,
             "at": time.time(),
-            "place": self._places.of(frames),
-            "traceback": stack_of(frames),
+            "place": self._user_frames.find_position(frames),
+            "traceback": format_stack(frames),
         }
         return Message("step", content)
 
-    def _step_of(self, content: Any) -> Step:
+    def _make_step(self, content: Any) -> Step:
         if "is_clean" in content:  # the objective has returned with this step
             self._has_ended, self.is_clean = True, bool(content["is_clean"])
-        known = {name: value for name, value in content.items() if name in _FIELDS}
+        known = {name: value for name, value in content.items() if name in _STEP_FIELDS}
         if content.get("is_status"):
-            known["failure"] += self._trainer.last_error()
+            known["failure"] += self._trainer.describe_last_error()
         step = Step(**{**known, "rank": self._group.rank})
         if step.failure is None:
             return step
@@ -220,16 +220,16 @@ class Supervision:
         if is_cancelled:
             step = replace(step, failure=cause)
         elif timeout:
-            step = replace(step, failure=waited_in_vain(self._group.patience))
+            step = replace(step, failure=describe_timeout(self._group.patience))
         return replace(
             step,
             own=not is_cancelled,
             timeout=timeout,
-            suspended=gave_up and clock.lost() > self._lost,
-            stopped=cause == STOPPED,
+            suspended=gave_up and clock.measure_lost() > self._lost_seconds,
+            stopped=cause == RUN_STOPS,
         )
 
-    def _step_of_end(self, ended: Ended) -> Step:
+    def _make_end_step(self, ended: TrainerEnd) -> Step:
         """Return the failure of a trainer that has ended: by itself, or since it was cancelled and did not answer."""
         cause, is_own = self._watched.cause, not self._trainer.is_killed
         frames = () if is_own else self._frames
@@ -238,38 +238,40 @@ class Supervision:
             self._group.rank,
             failure=ended.text if is_own or cause is None else cause,
             own=is_own,
-            stopped=cause == STOPPED,
+            stopped=cause == RUN_STOPS,
             orphaned=self._trainer.has_lost_template,
             at=time.time(),
-            place=self._places.of(frames),
-            traceback=stack_of(frames),
+            place=self._user_frames.find_position(frames),
+            traceback=format_stack(frames),
         )
 
-    def _leave_failed(self, step: Step) -> None:
+    def _end_failed_objective(self, step: Step) -> None:
         """Let an objective that has failed end, and kill its trainer: peers that wait for it notice that at once."""
         if not self._has_ended:
             self._kill_at = min(self._cancelled_at, clock.now()) + _SECONDS_TO_CLEAN_UP
             self._wait_for_end()
-        if self._leader is not None and (step.stopped or self._is_team or clock.lost() > self._lost):
-            self._leader.write_state(self._attempt)  # it may continue from there
-        self._group.slot.discard()
+        if self._leader is not None and (
+            step.stopped or self._spans_workers or clock.measure_lost() > self._lost_seconds
+        ):
+            self._leader.write_checkpoint(self._attempt)  # it may continue from there
+        self._group.slot.discard_trainer()
 
     def _wait_for_end(self) -> None:
         """Wait until the objective has ended, and kill a trainer that takes too long."""
         while not self._has_ended:
             if clock.now() > self._kill_at:
                 self._trainer.kill()
-            found = self._trainer.wait(min(max(self._kill_at - clock.now(), 0.01), SECONDS_BETWEEN_LOOKS))
-            if isinstance(found, Ended):
+            found = self._trainer.wait(min(max(self._kill_at - clock.now(), 0.01), POLL_SECONDS))
+            if isinstance(found, TrainerEnd):
                 self._has_ended = True
             elif found is not None and found.kind == "ended":
                 self._has_ended, self.is_clean = True, bool(found["is_clean"])
             elif found is not None:
-                self._take_note(found)
+                self._handle_message(found)
 
     # Messages to the trainer
 
-    def _tell(self, verdict: Verdict, gathers: bool, is_best: bool = False) -> None:
+    def _send_verdict(self, verdict: Verdict, gathers: bool, is_best: bool = False) -> None:
         """Send a verdict, unless the objective has ended, and nothing of its last loss is kept."""
         if self._has_ended and (self._leader is None or not (verdict.keep or verdict.save)):
             return
@@ -285,16 +287,16 @@ class Supervision:
             gathers=gathers,
             keep=verdict.keep,
             save=verdict.save if gathers else saves,
-            about=leader.about(attempt) if saves and leader else None,
-            draft=leader.draft(attempt) if saves and leader else "",
+            about=leader.describe_checkpoint(attempt) if saves and leader else None,
+            draft=leader.make_draft_path(attempt) if saves and leader else "",
         )
 
-    def _keep(self, verdict: Verdict, since: float) -> None:
+    def _await_copies(self, verdict: Verdict, since: float) -> None:
         """Learn what the leader's trainer has kept of a loss."""
-        found = self._receive("kept")
+        found = self._receive_message("kept")
         if self._leader is None:
             return
         if isinstance(found, Message):
-            self._leader.take_kept(self._attempt, verdict, found.content, since)
+            self._leader.record_copies(self._attempt, verdict, found.content, since)
         else:
-            self._leader.lose_kept(self._attempt, verdict, found.text)
+            self._leader.record_lost_copies(self._attempt, verdict, found.text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def torchrun_variables(rank: int, hosts: Sequence[int], address: tuple[str, int]) -> dict[str, str]:
+def make_torchrun_variables(rank: int, hosts: Sequence[int], address: tuple[str, int]) -> dict[str, str]:
     """Return the variables of a rank, given the host of each rank of its worker, and the address of torch's store."""
     nodes = list(dict.fromkeys(hosts))
     here = hosts[rank]

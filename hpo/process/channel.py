@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _HEADER = struct.Struct("=IB")  # length of the JSON in bytes, number of file descriptors
-_MOST_BYTES = 1 << 28
-_MOST_DESCRIPTORS = 8
-_CHUNK = 1 << 16
+_MAX_BYTES = 1 << 28
+_MAX_DESCRIPTORS = 8
+_CHUNK_BYTES = 1 << 16
 _SECONDS_TO_SEND = 10.0
 
 
@@ -66,7 +66,7 @@ class Channel:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         give_up_at = time.monotonic() + _SECONDS_TO_SEND
         try:
-            self._check_own()
+            self._check_socket()
             while data:
                 with suppress(BlockingIOError):
                     data = data[self._socket.sendmsg([data], rights, socket.MSG_NOSIGNAL) :]
@@ -85,12 +85,12 @@ class Channel:
         """
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
-            message = self._take()
+            message = self._take_message()
             if message is not None:
                 return message
             try:
-                self._check_own()
-                if self._read():
+                self._check_socket()
+                if self._read_socket():
                     continue
                 left = None if give_up_at is None else give_up_at - time.monotonic()
                 if (left is not None and left <= 0) or not select.select([self._socket], [], [], left)[0]:
@@ -105,16 +105,16 @@ class Channel:
         while self._descriptors:
             os.close(self._descriptors.popleft())
 
-    def _check_own(self) -> None:
+    def _check_socket(self) -> None:
         """Raise OSError if code of the user has closed the socket; its descriptor may belong to another file now."""
         if os.fstat(self._socket.fileno()).st_ino != self._inode:
             raise OSError("the descriptor of the connection was closed")
 
-    def _read(self) -> bool:
+    def _read_socket(self) -> bool:
         """Take in what has come, without waiting, and tell whether anything has."""
-        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+        space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
         try:
-            data, rights, flags, _ = self._socket.recvmsg(_CHUNK, space, socket.MSG_CMSG_CLOEXEC)
+            data, rights, flags, _ = self._socket.recvmsg(_CHUNK_BYTES, space, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return False
         for level, kind, content in rights:
@@ -129,11 +129,11 @@ class Channel:
         self._buffer += data
         return True
 
-    def _take(self) -> Message | None:
+    def _take_message(self) -> Message | None:
         if len(self._buffer) < _HEADER.size:
             return None
         length, descriptors = _HEADER.unpack_from(self._buffer)
-        if length > _MOST_BYTES or descriptors > _MOST_DESCRIPTORS:
+        if length > _MAX_BYTES or descriptors > _MAX_DESCRIPTORS:
             raise ChannelClosed("what has come is not a message")
         if len(self._buffer) < _HEADER.size + length or len(self._descriptors) < descriptors:
             return None
@@ -146,7 +146,7 @@ class Channel:
             raise ChannelClosed(f"what has come is not a message: {error}") from error
 
 
-def channel_pair() -> tuple[Channel, socket.socket]:
+def make_channel_pair() -> tuple[Channel, socket.socket]:
     """Return one end of a new connection, and the socket of the other end, to be given to another process."""
     own, other = socket.socketpair()
     return Channel(own), other

@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 import time
 
-_GAP = 2.0  # seconds in which no thread looked at the clock; the watch's thread does ten times a second
-_BUSY = 0.2  # of a gap: native code that holds Python's lock uses CPU time in it, and a stopped process does not
+_MIN_GAP = 2.0  # seconds in which no thread looked at the clock; the watch's thread does ten times a second
+_BUSY_RATIO = 0.2  # of a gap: native code that holds Python's lock uses CPU time in it, and a stopped process does not
 
 
 class Clock:
@@ -20,25 +20,25 @@ class Clock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._looked_at, self._used = time.monotonic(), time.process_time()
-        self._lost = 0.0
+        self._read_at, self._cpu_seconds = time.monotonic(), time.process_time()
+        self._lost_seconds = 0.0
 
     def now(self) -> float:
         """Return the seconds since some moment in the past, without those in which this process was stopped."""
         with self._lock:
             now, used = time.monotonic(), time.process_time()
-            gap = now - self._looked_at
-            if gap > _GAP and used - self._used < _BUSY * gap:
-                self._lost += gap
-            self._looked_at, self._used = now, used
-            return now - self._lost
+            gap = now - self._read_at
+            if gap > _MIN_GAP and used - self._cpu_seconds < _BUSY_RATIO * gap:
+                self._lost_seconds += gap
+            self._read_at, self._cpu_seconds = now, used
+            return now - self._lost_seconds
 
-    def lost(self) -> float:
+    def measure_lost(self) -> float:
         """Return the seconds in which this process was stopped."""
         self.now()
-        return self._lost
+        return self._lost_seconds
 
 
 _clock = Clock()
 now = _clock.now
-lost = _clock.lost
+measure_lost = _clock.measure_lost

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpo.process.place import without_program
-from hpo.text import message, printable, short, showable
+from hpo.process.user_frames import remove_program_frames
+from hpo.text_format import cut_text, escape_unencodable, format_error, make_printable
 
 # Variables of torchrun that scripts read. An objective has them, and `test` does not.
-_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _HINTS = {
     "is not initialized in the world group": "a process group ends with the evaluation that made it: make it in each",
     "not compiled with CUDA": "worker.device is where this rank computes: use .to(worker.device)",
@@ -27,26 +27,26 @@ _HINTS = {
 }
 
 
-def with_hint(error: BaseException) -> str:
+def format_with_hint(error: BaseException) -> str:
     """Return an exception's message and, where it is one of the usual mistakes in an objective, what would work."""
-    text, hint = message(error), find_hint(error)
-    return f"{short(text, 90)} ({hint})" if hint else text
+    text, hint = format_error(error), find_hint(error)
+    return f"{cut_text(text, 90)} ({hint})" if hint else text
 
 
 def find_hint(error: BaseException) -> str:
     """Return what would work in place of one of the usual mistakes; empty for other exceptions."""
-    text = message(error)
+    text = format_error(error)
     hint = next((hint for part, hint in _HINTS.items() if part in text), "")
-    if isinstance(error, KeyError) and text.strip("'") in _OF_TORCHRUN:
+    if isinstance(error, KeyError) and text.strip("'") in _TORCHRUN_VARIABLES:
         hint = "variables of torchrun are set for the objective alone"
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)):
         with suppress(OSError):  # there is no such directory any more
             relative = not Path(error.filename).is_absolute()
-            hint = f"a relative path, looked for in {printable(str(Path.cwd()))}" if relative else hint
+            hint = f"a relative path, looked for in {make_printable(str(Path.cwd()))}" if relative else hint
     return hint
 
 
-def traceback_of(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+def format_traceback(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
     """Return the traceback of an exception that has come out of an objective, from the objective's own frame on.
 
     An exception about a value that the objective yielded has no such frame; `frames`, where it was yielded, are shown.
@@ -57,18 +57,18 @@ def traceback_of(error: BaseException, frames: Sequence[traceback.FrameSummary])
     def shorten(one: traceback.TracebackException | None) -> None:
         if one is not None and id(one) not in seen:
             seen.add(id(one))
-            one.stack = traceback.StackSummary.from_list(without_program(one.stack))
+            one.stack = traceback.StackSummary.from_list(remove_program_frames(one.stack))
             shorten(one.__cause__)
             shorten(one.__context__)
 
     shorten(told)
     told.stack = told.stack or traceback.StackSummary.from_list(frames)
-    return showable("".join(told.format()))
+    return escape_unencodable("".join(told.format()))
 
 
-def stack_of(frames: Sequence[traceback.FrameSummary]) -> str:
+def format_stack(frames: Sequence[traceback.FrameSummary]) -> str:
     """Return frames as text, as a traceback shows them."""
-    return showable("".join(traceback.format_list(list(frames)))).rstrip()
+    return escape_unencodable("".join(traceback.format_list(list(frames)))).rstrip()
 
 
 def describe_status(status: int | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 # What launchers tell a rank of an MPI job. Code that is written for torchrun takes it for its own: Accelerate reads
 # PMI_SIZE, DeepSpeed OMPI_COMM_WORLD_SIZE, Lightning SLURM_NTASKS.
-_LAUNCHERS = (
+_LAUNCHER_PREFIXES = (
     "PMI_",
     "PMIX_",
     "OMPI_",
@@ -20,26 +20,43 @@ _LAUNCHERS = (
     "PALS_",
     "PMIX",
 )
-_TASKS = ("PROCID", "LOCALID", "NODEID", "TASK_PID", "GTIDS", "NTASKS", "NPROCS", "NTASKS_PER_NODE", "TASKS_PER_NODE")
+_TASK_VARIABLES = (
+    "PROCID",
+    "LOCALID",
+    "NODEID",
+    "TASK_PID",
+    "GTIDS",
+    "NTASKS",
+    "NPROCS",
+    "NTASKS_PER_NODE",
+    "TASKS_PER_NODE",
+)
 
 # Those of SLURM come last: a job script has them too, and mpirun in it sets the others.
-_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_PROCID")
-_LOCAL_RANKS = (
+_RANK_VARIABLES = (
+    "PMI_RANK",
+    "PMIX_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "PALS_RANKID",
+    "SLURM_PROCID",
+)
+_LOCAL_RANK_VARIABLES = (
     *("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID"),
     "SLURM_LOCALID",
 )
 
 
-def plain_environment() -> dict[str, str]:
+def make_plain_environment() -> dict[str, str]:
     """Return this rank's environment without the variables that describe it as a task of a launcher.
 
     Hashes of texts are the same on all ranks, so that sets have one order. Python reads the seed when it starts.
     """
-    tasks = {f"SLURM_{name}" for name in _TASKS}
+    tasks = {f"SLURM_{name}" for name in _TASK_VARIABLES}
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith((*_LAUNCHERS, "SLURM_STEP_")) and name not in tasks
+        if not name.startswith((*_LAUNCHER_PREFIXES, "SLURM_STEP_")) and name not in tasks
     }
     seed = kept.get("PYTHONHASHSEED", "")
     return {**kept, "PYTHONHASHSEED": seed if seed.isdecimal() else "0"}
@@ -47,12 +64,12 @@ def plain_environment() -> dict[str, str]:
 
 def is_first_on_host(environment: Mapping[str, str]) -> bool:
     """Tell whether a launcher says that this rank is its host's first, or does not say anything."""
-    return _is_zero(_LOCAL_RANKS, environment)
+    return _is_zero(_LOCAL_RANK_VARIABLES, environment)
 
 
 def is_first_rank(environment: Mapping[str, str]) -> bool:
     """Tell whether a launcher says that this rank is the first of all, or does not say anything."""
-    return _is_zero(_RANKS, environment)
+    return _is_zero(_RANK_VARIABLES, environment)
 
 
 def _is_zero(names: Sequence[str], environment: Mapping[str, str]) -> bool:

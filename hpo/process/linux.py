@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def die_with_parent(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Let this process be killed when the thread that has made it ends; end it now if its parent has gone already.
 
     Raises OSError if the system refuses.
@@ -33,7 +33,7 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def children_of(process: int) -> list[int]:
+def find_children(process: int) -> list[int]:
     """Return the children of a process."""
     found: list[int] = []
     with suppress(OSError, ValueError):
@@ -56,7 +56,7 @@ def count_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def prefer_to_kill() -> None:
+def raise_oom_score() -> None:
     """Let the kernel kill this process first when memory is short."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -77,7 +77,7 @@ def count_memory_kills() -> int:
     return count
 
 
-def identify_processes() -> str:
+def identify_pid_namespace() -> str:
     """Return a text that is the same for processes that see each other in /proc."""
     space = "?"
     with suppress(OSError):

@@ -7,22 +7,22 @@ import signal
 from collections.abc import Sequence
 from traceback import FrameSummary
 
-from hpo.process.place import in_objective
+from hpo.process.user_frames import select_objective_frames
 
 # Go's runtime interrupts its threads with this signal for the same reasons: it does nothing to a process that does not
 # expect it, and neither libraries nor debuggers care about it (golang.org/design/24543-non-cooperative-preemption).
 INTERRUPT = signal.SIGURG
 WRITE_STACKS = signal.SIGRTMIN + 9
 
-_MAIN = "main thread 0x{:016x}\n"
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_HEADER_FORMAT = "main thread 0x{:016x}\n"
+_FRAME_PATTERN = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 # What is not ASCII, as faulthandler writes it.
-_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+_ESCAPE_PATTERN = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
-def header_of(main_thread: int) -> str:
+def format_header(main_thread: int) -> str:
     """Return the line that names a process's main thread, in front of its stacks."""
-    return _MAIN.format(main_thread)
+    return _HEADER_FORMAT.format(main_thread)
 
 
 def find_frames(header: str, dump: str) -> Sequence[FrameSummary]:
@@ -31,6 +31,6 @@ def find_frames(header: str, dump: str) -> Sequence[FrameSummary]:
     _, found, stack = dump.rpartition(thread)
     if not found:
         return []
-    stack = _ESCAPED.sub(lambda code: chr(int(code[code.lastindex or 0], 16)), stack.partition("\n\n")[0])
-    frames = [FrameSummary(name, int(line), code) for name, line, code in reversed(_FRAME.findall(stack))]
-    return in_objective(frames)
+    stack = _ESCAPE_PATTERN.sub(lambda code: chr(int(code[code.lastindex or 0], 16)), stack.partition("\n\n")[0])
+    frames = [FrameSummary(name, int(line), code) for name, line, code in reversed(_FRAME_PATTERN.findall(stack))]
+    return select_objective_frames(frames)

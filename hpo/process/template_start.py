@@ -7,22 +7,22 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hpo.process.launcher import plain_environment
+from hpo.process.launcher import make_plain_environment
 
 _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from hpo.trainer.template import main; main(json.loads(sys.argv[1]))"
+    "from hpo.trainer.template_server import main; main(json.loads(sys.argv[1]))"
 )
 
 
-def command_of(state: Mapping[str, Any]) -> list[str]:
+def make_template_command(state: Mapping[str, Any]) -> list[str]:
     """Return the command line of a template, which imports what this process would import."""
     return [sys.executable, "-u", "-c", _CODE, json.dumps(state), json.dumps(sys.path)]
 
 
-def template_environment() -> dict[str, str]:
+def make_template_environment() -> dict[str, str]:
     """Return the environment in which a template imports: without threads, and without CUDA."""
-    environment = plain_environment()
+    environment = make_plain_environment()
     # torch warns of hosts whose names it cannot look up, and works all the same; errors that it logs it also raises.
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")}

@@ -17,19 +17,19 @@ class WakeupPipe:
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:
         self._signals = signals
-        self._before: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
         self._write_end, self._read_end = socket.socketpair()
         self._write_end.setblocking(False)
         self._read_end.setblocking(False)
 
     def __enter__(self) -> WakeupPipe:
-        self._before = {number: signal.signal(number, lambda *_: None) for number in self._signals}
+        self._previous_handlers = {number: signal.signal(number, lambda *_: None) for number in self._signals}
         signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(-1)
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
     def wait(self, seconds: float) -> list[int]:

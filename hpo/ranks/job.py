@@ -7,9 +7,9 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpo.errors import Exit, OutageError, RunError, UsageError
+from hpo.errors import ExitStatus, RunError, StorageUnavailableError, UsageError
 from hpo.ranks.communicator import SleepingComm
-from hpo.ranks.watch import Watch
+from hpo.ranks.rank_watch import RankWatch
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Job:
     """
 
     world: SleepingComm
-    watch: Watch
+    watch: RankWatch
     template: Any = None
-    started: float = field(default_factory=time.time)
+    started_at: float = field(default_factory=time.time)
 
     @property
     def is_first(self) -> bool:
@@ -30,9 +30,9 @@ class Job:
         return bool(self.world.rank == 0)
 
 
-def die_of(watch: Watch, error: BaseException) -> None:
+def abort_for_error(watch: RankWatch, error: BaseException) -> None:
     """End the whole job at once with a message, or the traceback of a bug, and the status that goes with it."""
-    stopped = watch.stopping.status if watch.stopping and isinstance(error, OutageError) else 0
+    stopped = watch.active_stop.status if watch.active_stop and isinstance(error, StorageUnavailableError) else 0
     is_told = isinstance(error, (UsageError, RunError))
     text = f"error: {error}" if is_told else "".join(traceback.format_exception(error)).rstrip()
-    watch.die(text, stopped or Exit.CRASHED)
+    watch.abort_job(text, stopped or ExitStatus.CRASHED)

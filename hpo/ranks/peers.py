@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpo.ranks.communicator import SleepingComm
-from hpo.ranks.messages import Post
+from hpo.ranks.control_channel import ControlChannel
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Peers:
     patience: float
 
 
-def peers_of(worker: SleepingComm, post: Post, patience: float) -> Peers:
+def find_peers(worker: SleepingComm, post: ControlChannel, patience: float) -> Peers:
     """Return the peers of this rank in its worker; collective over the worker's ranks."""
     names = dict(worker.allgather((post.rank, post.name)))
     others = [rank for rank in names if rank != post.rank]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg.lapack import dpotrf, dpotrs
 
-from hpo.breeding.gaussian import Vector
+from hpo.breeding.gaussian_process import Vector
 
 _WAVES = 6  # of a number's effect
 _DECAY = 3.0  # variances of the weights of waves are as 1, 2^-3, 3^-3, ...
@@ -27,7 +27,7 @@ _VARIANCES = np.array([0.0, 0.05, 0.25, 1.25, 6.25])  # of an effect
 _COUPLINGS = np.array([0.0, 0.05, 0.25, 1.0])  # of an effect of two, in units of the product of their own
 _NOISES = np.array([0.0005, 0.002, 0.008, 0.03, 0.1, 0.3, 1.0])
 _MOST_VISITED = 40  # of the parameters that do not matter at the time, in one sweep
-_LARGE = 1e12  # more than the values' squares in units of the noise
+_LARGE_VALUE = 1e12  # more than the values' squares in units of the noise
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,24 @@ class Effect:
     """The variances of the weights, whose sum is 1."""
 
     @classmethod
-    def of_number(cls, positions: Vector, values: float) -> Effect:
+    def from_number(cls, positions: Vector, values: float) -> Effect:
         """Return the effect of a number at positions from 0 to 1; it has so many values, which may be infinite."""
         orders = np.arange(1, 1 + int(min(_WAVES, values - 1)))
-        return cls(_waves(positions, orders), orders**-_DECAY / np.sum(orders**-_DECAY))
+        return cls(_compute_waves(positions, orders), orders**-_DECAY / np.sum(orders**-_DECAY))
 
     @classmethod
-    def of_category(cls, choices: Vector, values: int) -> Effect:
+    def from_category(cls, choices: Vector, values: int) -> Effect:
         """Return the effect of a category, given by the indices of its choices; no two are closer than others."""
         orders = np.arange(1, values)
-        return cls(_waves((choices + 0.5) / values, orders), np.full(len(orders), 1 / max(1, len(orders))))
+        return cls(_compute_waves((choices + 0.5) / values, orders), np.full(len(orders), 1 / max(1, len(orders))))
 
 
-def _waves(positions: Vector, orders: npt.NDArray[np.int64]) -> Vector:
+def _compute_waves(positions: Vector, orders: npt.NDArray[np.int64]) -> Vector:
     waves: Vector = math.sqrt(2) * np.cos(np.pi * np.multiply.outer(positions, orders))
     return waves
 
 
-class Anova:
+class AnovaSampler:
     """Draws functions from the posterior by Gibbs sampling, and returns the variances of their effects.
 
     Args:
@@ -71,17 +71,17 @@ class Anova:
     """
 
     def __init__(
-        self, effects: Sequence[Effect], together: Vector, values: Vector, odds: Vector, draws: np.random.Generator
+        self, effects: Sequence[Effect], overlap: Vector, values: Vector, log_odds: Vector, rng: np.random.Generator
     ) -> None:
         self._deviations = [np.sqrt(own.variances) for own in effects]
         self._features = [own.functions * np.sqrt(own.variances) for own in effects]
         self._kernels = np.array([features @ features.T for features in self._features])
-        self._together, self._draws = together, draws
-        self._all_values, self._odds = values, odds
+        self._overlap, self._rng = overlap, rng
+        self._all_values, self._log_odds = values, log_odds
         self._count, self._points = len(effects), values.shape[1]
         # The state of the sampler.
         self._values = values[0]
-        self._variances: Vector = np.where(draws.random(self._count) < 3 / self._count, _VARIANCES[2], 0.0)
+        self._variances: Vector = np.where(rng.random(self._count) < 3 / self._count, _VARIANCES[2], 0.0)
         self._coupling, self._noise = float(_COUPLINGS[1]), float(_NOISES[4])
 
     def sample(self, burn_in: int, draws: int) -> Vector:
@@ -91,76 +91,76 @@ class Anova:
             # The first effects are wrong, and would suit a wrong transformation, which is then never left.
             self._sweep(is_settled=sweep >= burn_in - 4)
             if sweep >= burn_in:
-                found.append(self._draw())
+                found.append(self._draw_variances())
         return np.array(found)
 
     def _sweep(self, is_settled: bool) -> None:
         """Draw each variance, given all others (griddy Gibbs sampler: Ritter and Tanner 1992)."""
-        self._single, self._double = self._covariances()
-        self._score = self._score_of(self._single + self._coupling * self._double, self._noise)
-        idle = self._draws.permutation(np.flatnonzero(self._variances == 0))[:_MOST_VISITED]
-        for index in self._draws.permutation(np.append(np.flatnonzero(self._variances), idle)):
+        self._single, self._double = self._compute_covariances()
+        self._score = self._compute_score(self._single + self._coupling * self._double, self._noise)
+        idle = self._rng.permutation(np.flatnonzero(self._variances == 0))[:_MOST_VISITED]
+        for index in self._rng.permutation(np.append(np.flatnonzero(self._variances), idle)):
             self._draw_effect(int(index))
         single, double = self._single, self._double
         self._coupling = float(
-            _COUPLINGS[self._pick([self._score_of(single + c * double, self._noise) for c in _COUPLINGS])]
+            _COUPLINGS[self._draw_index([self._compute_score(single + c * double, self._noise) for c in _COUPLINGS])]
         )
         covariance = single + self._coupling * double
-        self._noise = float(_NOISES[self._pick([self._score_of(covariance, noise) for noise in _NOISES])])
+        self._noise = float(_NOISES[self._draw_index([self._compute_score(covariance, noise) for noise in _NOISES])])
         if is_settled:
             self._draw_transformation(covariance)
 
     def _draw_effect(self, index: int) -> None:
         """Draw the variance of one parameter's effect."""
         before, kernel = self._variances[index], self._kernels[index]
-        others = np.flatnonzero((self._variances > 0) & (self._together[index] > 0))
+        others = np.flatnonzero((self._variances > 0) & (self._overlap[index] > 0))
         others = others[others != index]
         partners = kernel * np.tensordot(self._variances[others], self._kernels[others], 1)
         own = kernel + self._coupling * partners
         rest = self._single + self._coupling * self._double - before * own
         scores = [
-            self._score if variance == before else self._score_of(rest + variance * own, self._noise)
+            self._score if variance == before else self._compute_score(rest + variance * own, self._noise)
             for variance in _VARIANCES
         ]
         # The share of the parameters that matter is unknown: a beta distribution, given the other parameters.
         matter = (1 + np.count_nonzero(self._variances) - (before > 0)) / (1 + self._count)
         priors = np.append(1 - matter, np.full(len(_VARIANCES) - 1, matter / (len(_VARIANCES) - 1)))
-        chosen = self._pick(scores + np.log(priors))
+        chosen = self._draw_index(scores + np.log(priors))
         self._score, self._variances[index] = scores[chosen], _VARIANCES[chosen]
         if change := _VARIANCES[chosen] - before:
             self._single += change * kernel
             self._double += change * partners
 
     def _draw_transformation(self, covariance: Vector) -> None:
-        factor, is_wrong = self._factor(covariance, self._noise)
+        factor, is_wrong = self._factorize(covariance, self._noise)
         if not is_wrong:
             weights, _ = dpotrs(factor[:-1, :-1], self._all_values.T, lower=1)
-            scores = self._odds - 0.5 * np.einsum("ij,ji->i", self._all_values, weights)
-            self._values = self._all_values[self._pick(scores)]
+            scores = self._log_odds - 0.5 * np.einsum("ij,ji->i", self._all_values, weights)
+            self._values = self._all_values[self._draw_index(scores)]
 
-    def _covariances(self) -> tuple[Vector, Vector]:
+    def _compute_covariances(self) -> tuple[Vector, Vector]:
         """Return the covariances of the effects of one parameter, and of the effects of two before coupling."""
         single, double = np.full((self._points, self._points), _CONSTANT), np.zeros((self._points, self._points))
         for index in np.flatnonzero(self._variances):
             single += self._variances[index] * self._kernels[index]
-        for first, second in self._pairs():
+        for first, second in self._find_pairs():
             double += self._variances[first] * self._variances[second] * self._kernels[first] * self._kernels[second]
         return single, double
 
-    def _pairs(self) -> list[tuple[int, int]]:
+    def _find_pairs(self) -> list[tuple[int, int]]:
         """Return the pairs of parameters that matter and may have an effect together."""
         matter = np.flatnonzero(self._variances)
-        return [(int(i), int(j)) for i in matter for j in matter if i < j and self._together[i, j] > 0]
+        return [(int(i), int(j)) for i in matter for j in matter if i < j and self._overlap[i, j] > 0]
 
-    def _score_of(self, covariance: Vector, noise: float) -> float:
+    def _compute_score(self, covariance: Vector, noise: float) -> float:
         """Return log p(values | covariance, noise), except for a constant."""
-        factor, is_wrong = self._factor(covariance, noise)
+        factor, is_wrong = self._factorize(covariance, noise)
         if is_wrong:
             return -math.inf
         solution = factor[-1, :-1]
         return float(-0.5 * solution @ solution - np.log(np.diagonal(factor)[:-1]).sum())
 
-    def _factor(self, covariance: Vector, noise: float) -> tuple[Vector, bool]:
+    def _factorize(self, covariance: Vector, noise: float) -> tuple[Vector, bool]:
         """Return the lower Cholesky factor of a covariance with the values as one more row, and whether it failed.
 
         The last row of the factor solves for the values, so that one call of LAPACK is enough.
@@ -168,44 +168,44 @@ class Anova:
         whole = np.empty((self._points + 1, self._points + 1), order="F")
         whole[:-1, :-1], whole[-1, :-1] = covariance, self._values
         whole.reshape(-1, order="F")[:: self._points + 2] += noise
-        whole[-1, -1] = _LARGE
+        whole[-1, -1] = _LARGE_VALUE
         factor, problem = dpotrf(whole, lower=1, clean=0, overwrite_a=1)
         return factor, problem != 0
 
-    def _pick(self, scores: Sequence[float] | Vector) -> int:
+    def _draw_index(self, scores: Sequence[float] | Vector) -> int:
         """Draw an index, given the logarithms of probabilities."""
         chances = np.cumsum(np.exp(np.array(scores) - np.max(scores)))
-        return int(np.searchsorted(chances, self._draws.random() * chances[-1]))
+        return int(np.searchsorted(chances, self._rng.random() * chances[-1]))
 
-    def _draw(self) -> Vector:
+    def _draw_variances(self) -> Vector:
         """Draw a function; return the variance over the search space that belongs to each parameter.
 
         An effect of two parameters belongs to each of them by half: Shapley effects (Owen 2014). The function is one
         from the prior, corrected at the points (Wilson et al. 2020).
         """
-        blocks = self._blocks()
-        weights = [self._draws.standard_normal(block.shape[1]) for _, _, block in blocks]
-        drawn: Vector = math.sqrt(self._noise) * self._draws.standard_normal(size=(self._points,))
-        drawn += math.sqrt(_CONSTANT) * float(self._draws.standard_normal())
+        blocks = self._make_blocks()
+        weights = [self._rng.standard_normal(block.shape[1]) for _, _, block in blocks]
+        drawn: Vector = math.sqrt(self._noise) * self._rng.standard_normal(size=(self._points,))
+        drawn += math.sqrt(_CONSTANT) * float(self._rng.standard_normal())
         for (_, _, block), own in zip(blocks, weights, strict=True):
             drawn += block @ own
-        single, double = self._covariances()
+        single, double = self._compute_covariances()
         covariance = single + self._coupling * double + self._noise * np.eye(self._points)
         off = np.linalg.solve(covariance, self._values - drawn)
         found = np.zeros(self._count)
         for (pair, deviations, block), own in zip(blocks, weights, strict=True):
-            variance = self._together[pair] * np.sum(np.square(deviations * (own + block.T @ off)))
+            variance = self._overlap[pair] * np.sum(np.square(deviations * (own + block.T @ off)))
             for index in pair:
                 found[index] += variance / 2
         return found
 
-    def _blocks(self) -> list[tuple[tuple[int, int], Vector, Vector]]:
+    def _make_blocks(self) -> list[tuple[tuple[int, int], Vector, Vector]]:
         """Return the parameters of each effect, the deviations of its weights, and its functions times these."""
         blocks: list[tuple[tuple[int, int], Vector, Vector]] = []
         for index in np.flatnonzero(self._variances).tolist():
             scale = math.sqrt(self._variances[index])
             blocks.append(((index, index), scale * self._deviations[index], scale * self._features[index]))
-        for first, second in self._pairs() if self._coupling else []:
+        for first, second in self._find_pairs() if self._coupling else []:
             scale = math.sqrt(self._coupling * self._variances[first] * self._variances[second])
             deviations = np.outer(self._deviations[first], self._deviations[second]).ravel()
             product = self._features[first][:, :, None] * self._features[second][:, None, :]

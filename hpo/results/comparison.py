@@ -18,7 +18,7 @@ ROUNDING = 1e-12  # relative to the largest loss: equal losses may have been sum
 
 
 @dataclass(frozen=True)
-class Sample:
+class LossSample:
     """A sample of losses: their mean, their variance, and their number."""
 
     mean: float
@@ -26,26 +26,26 @@ class Sample:
     size: int
 
     @classmethod
-    def of(cls, losses: Sequence[float]) -> Sample:
+    def from_losses(cls, losses: Sequence[float]) -> LossSample:
         """Return the sample of two losses or more."""
         return cls(statistics.fmean(losses), statistics.variance(losses), len(losses))
 
 
 @dataclass(frozen=True)
-class Bound:
+class MeanBound:
     """A bound of a mean: whether it may be the lowest, and by how much it exceeds the lowest at most."""
 
     may_be_lowest: bool
     excess: float
 
 
-def pool_variances(samples: Sequence[Sample]) -> float:
+def pool_variances(samples: Sequence[LossSample]) -> float:
     """Return the variance of the losses around the means of their samples."""
     freedom = sum(sample.size - 1 for sample in samples)
     return sum((sample.size - 1) * sample.variance for sample in samples) / freedom
 
 
-def compare_with_lowest(samples: Sequence[Sample]) -> list[Bound]:
+def compare_with_lowest(samples: Sequence[LossSample]) -> list[MeanBound]:
     """Return a bound for each of two samples or more; all of them hold together with a probability of 95%."""
     from scipy.special import stdtrit  # 0.05 s, and readers of runs without confirmations do not need it
 
@@ -53,13 +53,13 @@ def compare_with_lowest(samples: Sequence[Sample]) -> list[Bound]:
     freedom = sum(sample.size - 1 for sample in samples)
     quantile = float(stdtrit(freedom, 1 - (1 - CONFIDENCE) / (len(samples) - 1)))
 
-    def width(one: Sample, other: Sample) -> float:
+    def width(one: LossSample, other: LossSample) -> float:
         parts = (max(sample.variance, pooled) / sample.size for sample in (one, other))
         return quantile * math.sqrt(sum(parts))
 
     lowest = [one for one in samples if all(one.mean - other.mean <= width(one, other) + ROUNDING for other in samples)]
     return [
-        Bound(
+        MeanBound(
             any(sample is one for one in lowest),
             max((sample.mean - one.mean + width(sample, one) for one in lowest if one is not sample), default=0.0),
         )

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpo.results.comparison import ROUNDING, Sample, compare_with_lowest, pool_variances
+from hpo.results.comparison import ROUNDING, LossSample, compare_with_lowest, pool_variances
 from hpo.store.evaluations import INTERRUPTED, Evaluation
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConfirmationPlan:
     """How the best are confirmed: with `count` seeds each, which follow from `basis`, the run's seed and settings.
 
     Seeds are drawn, so that no run was started with them, and differ from individual to individual, so that their
@@ -34,63 +34,70 @@ class Plan:
     """
 
     count: int
-    basis: str
-    least: int = 0
+    seed_basis: str
+    min_count: int = 0
 
-    def seeds(self, trial: int) -> list[int]:
+    def draw_seeds(self, trial: int) -> list[int]:
         """Return the seeds for an individual, by its trial."""
-        rng = random.Random(f"confirm/{self.basis}/{trial}")
+        rng = random.Random(f"confirm/{self.seed_basis}/{trial}")
         return [rng.getrandbits(31) for _ in range(self.count)]
 
-    def of(self, confirmations: Sequence[Evaluation]) -> list[Evaluation]:
+    def select_planned(self, confirmations: Sequence[Evaluation]) -> list[Evaluation]:
         """Return the confirmations of individuals with `least` of them or all, whether they have ended or wait."""
         chosen: dict[int, list[Evaluation]] = {}
-        for evaluation in filter(_counts, confirmations):
+        for evaluation in filter(_is_counted, confirmations):
             trial = evaluation.confirms
-            if trial is not None and evaluation.seed in self.seeds(trial):
+            if trial is not None and evaluation.seed in self.draw_seeds(trial):
                 chosen.setdefault(trial, []).append(evaluation)
         return [
-            evaluation for group in chosen.values() if len(group) >= (self.least or self.count) for evaluation in group
+            evaluation
+            for group in chosen.values()
+            if len(group) >= (self.min_count or self.count)
+            for evaluation in group
         ]
 
-    def to_do(self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> int:
+    def count_remaining(self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> int:
         """Return how many evaluations are still to be done before each of the best is confirmed."""
-        return len(self._pairs(best).keys() - {(e.confirms, e.seed) for e in confirmations if e.finished})
+        return len(self._pair_with_seeds(best).keys() - {(e.confirms, e.seed) for e in confirmations if e.is_finished})
 
-    def begin(self, record: Record, best: Sequence[Evaluation], space: SearchSpace) -> int:
+    def enqueue_planned(self, record: Record, best: Sequence[Evaluation], space: SearchSpace) -> int:
         """Let the evaluations that are to be done, and no others, wait in the record; return how many it then has."""
-        planned, distributions = self._pairs(best), space.distributions()
-        for waiting in [evaluation for evaluation in record.evaluations() if evaluation.state == "waiting"]:
+        planned, distributions = self._pair_with_seeds(best), space.make_distributions()
+        for waiting in [evaluation for evaluation in record.read_evaluations() if evaluation.state == "waiting"]:
             if (waiting.confirms, waiting.seed) not in planned:
-                record.withdraw(waiting)
-        there = {(e.confirms, e.seed) for e in record.evaluations() if _counts(e)}
+                record.cancel_waiting(waiting)
+        there = {(e.confirms, e.seed) for e in record.read_evaluations() if _is_counted(e)}
         for (trial, seed), params in planned.items():
             if (trial, seed) not in there:
-                record.enqueue(params, distributions, confirms=trial, seed=seed, propagator="--confirm")
-        return sum(map(_counts, record.evaluations()))
+                record.enqueue(params, distributions, confirms=trial, seed=seed, propagator="--confirm-seeds")
+        return sum(map(_is_counted, record.read_evaluations()))
 
-    def _pairs(self, best: Sequence[Evaluation]) -> dict[tuple[int | None, int | None], dict[str, Any]]:
+    def _pair_with_seeds(self, best: Sequence[Evaluation]) -> dict[tuple[int | None, int | None], dict[str, Any]]:
         """Return each trial with each of its seeds, and the hyperparameters to train."""
-        return {(one.trial, seed): one.params for one in best for seed in self.seeds(one.trial)}
+        return {(one.trial, seed): one.params for one in best for seed in self.draw_seeds(one.trial)}
 
 
-def plan_of(run: Manifest) -> Plan:
+def make_plan(run: Manifest) -> ConfirmationPlan:
     """Return the plan of a run."""
-    basis = _basis(run.seed, run.settings)
-    alike = [one.options for one in run.sessions if _basis(one.options.get("seed"), one.settings) == basis]
-    counts = [options.get("confirm", 0) for options in alike]
-    return Plan(run.confirm, basis, min((count for count in counts if 0 < count <= run.confirm), default=run.confirm))
+    basis = _format_seed_basis(run.seed, run.settings)
+    alike = [one.options for one in run.sessions if _format_seed_basis(one.options.get("seed"), one.settings) == basis]
+    counts = [options.get("confirm_seeds", 0) for options in alike]
+    return ConfirmationPlan(
+        run.confirm_seeds,
+        basis,
+        min((count for count in counts if 0 < count <= run.confirm_seeds), default=run.confirm_seeds),
+    )
 
 
-def _basis(seed: object, settings: Mapping[str, Any]) -> str:
+def _format_seed_basis(seed: object, settings: Mapping[str, Any]) -> str:
     return f"{seed}/{json.dumps(settings, sort_keys=True)}"
 
 
-def _counts(confirmation: Evaluation) -> bool:
+def _is_counted(confirmation: Evaluation) -> bool:
     return confirmation.state != INTERRUPTED
 
 
-def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+def compare_confirmed(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return confirmed individuals, ordered by the number of their failures, and then by the mean of their losses.
 
     Individuals with fewer seeds than others are behind these: few losses may be low by luck.
@@ -103,14 +110,14 @@ def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in confirmations:
-        if evaluation.confirms is not None and evaluation.finished:
+        if evaluation.confirms is not None and evaluation.is_finished:
             groups.setdefault(evaluation.confirms, []).append(evaluation)
-    entries = [_entry(trial, group) for trial, group in groups.items()]
+    entries = [_make_entry(trial, group) for trial, group in groups.items()]
     most = max(map(len, groups.values()), default=0)
-    entries.sort(key=lambda entry: _order(entry, most))
-    rivals = comparable(entries)
-    samples, scale = _samples(rivals)
-    margin = _margin(samples)
+    entries.sort(key=lambda entry: _make_sort_key(entry, most))
+    rivals = select_comparable(entries)
+    samples, scale = _make_samples(rivals)
+    margin = _compute_scaled_margin(samples)
     for entry, bound in zip(rivals, compare_with_lowest(samples) if samples else [], strict=True):
         excess = max(0.0, scale * bound.excess)
         entry["may_be_best"] = bound.may_be_lowest
@@ -119,48 +126,48 @@ def compare(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     return entries
 
 
-def _order(entry: dict[str, Any], most: int) -> tuple[bool, int, float]:
+def _make_sort_key(entry: dict[str, Any], most: int) -> tuple[bool, int, float]:
     is_short = len(entry["losses"]) + entry["failed"] < most
     return is_short, entry["failed"], math.inf if entry["mean"] is None else entry["mean"]
 
 
-def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def select_comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the individuals that can be compared with the best, the first included; none if it is the only one."""
     rivals = [one for one in entries if one["failed"] == entries[0]["failed"] and len(one["losses"]) > 1]
     return rivals if len(rivals) > 1 and rivals[0] is entries[0] else []
 
 
-def as_good_within(entries: Sequence[dict[str, Any]]) -> float | None:
+def compute_margin(entries: Sequence[dict[str, Any]]) -> float | None:
     """Return how much worse than the best an individual may be that is as good; None without a comparison.
 
     It is the standard deviation of the losses of one individual: the first one's, or the pooled one if that is smaller.
     Another seed changes a loss by as much.
     """
-    samples, scale = _samples(comparable(entries))
-    return scale * _margin(samples) if samples else None
+    samples, scale = _make_samples(select_comparable(entries))
+    return scale * _compute_scaled_margin(samples) if samples else None
 
 
 def count_seeds_needed(entries: Sequence[dict[str, Any]], most: int) -> int | None:
     """Estimate how many seeds each show that the first is as good as the best; None if more than `most`."""
-    samples, _ = _samples(comparable(entries))
-    margin = _margin(samples)
+    samples, _ = _make_samples(select_comparable(entries))
+    margin = _compute_scaled_margin(samples)
     for count in range(samples[0].size + 1, most + 1):
         if compare_with_lowest([replace(sample, size=count) for sample in samples])[0].excess <= margin + ROUNDING:
             return count
     return None
 
 
-def _samples(entries: Sequence[dict[str, Any]]) -> tuple[list[Sample], float]:
+def _make_samples(entries: Sequence[dict[str, Any]]) -> tuple[list[LossSample], float]:
     """Return the losses of individuals as samples, divided by a scale, and the scale."""
-    scale = _scale([loss for entry in entries for loss in entry["losses"]])
-    return [Sample.of([loss / scale for loss in entry["losses"]]) for entry in entries], scale
+    scale = _find_scale([loss for entry in entries for loss in entry["losses"]])
+    return [LossSample.from_losses([loss / scale for loss in entry["losses"]]) for entry in entries], scale
 
 
-def _margin(samples: Sequence[Sample]) -> float:
+def _compute_scaled_margin(samples: Sequence[LossSample]) -> float:
     return math.sqrt(min(samples[0].variance, pool_variances(samples))) if samples else 0.0
 
 
-def seed_noise(entries: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+def estimate_seed_noise(entries: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     """Estimate from confirmed individuals' `losses` what seeds do to them; None where there are too few.
 
     `deviation` is the standard deviation of one individual's losses, and `share` is the share that seeds have in the
@@ -172,7 +179,7 @@ def seed_noise(entries: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     count, freedom = sum(sizes), sum(sizes) - len(groups)
     if len(groups) < 2 or not freedom:
         return None
-    scale = _scale([loss for losses in groups for loss in losses])
+    scale = _find_scale([loss for losses in groups for loss in losses])
     scaled = [[loss / scale for loss in losses] for losses in groups]
     means, overall = list(map(statistics.fmean, scaled)), statistics.fmean(itertools.chain(*scaled))
     within = sum((loss - mean) ** 2 for losses, mean in zip(scaled, means, strict=True) for loss in losses) / freedom
@@ -184,9 +191,9 @@ def seed_noise(entries: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     return {"deviation": scale * math.sqrt(within), "share": within / total}
 
 
-def _entry(trial: int, group: Sequence[Evaluation]) -> dict[str, Any]:
+def _make_entry(trial: int, group: Sequence[Evaluation]) -> dict[str, Any]:
     losses = [evaluation.loss for evaluation in group if evaluation.state == "complete"]
-    scale = _scale(losses)
+    scale = _find_scale(losses)
     return {
         "trial": trial,
         "losses": losses,
@@ -199,6 +206,6 @@ def _entry(trial: int, group: Sequence[Evaluation]) -> dict[str, Any]:
     }
 
 
-def _scale(losses: Sequence[float]) -> float:
+def _find_scale(losses: Sequence[float]) -> float:
     """Return what to divide losses by, so that their squares do not overflow: networks may diverge."""
     return max(map(abs, losses), default=0.0) or 1.0

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpo.breeding.cube import Cube
-from hpo.breeding.gaussian import Vector
+from hpo.breeding.encoding import UnitCubeEncoding
+from hpo.breeding.gaussian_process import Vector
+from hpo.parameter_parsing import parse_parameter
 from hpo.parameters import Categorical
-from hpo.parsing import parse_parameter
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation
 
@@ -46,7 +46,7 @@ def compute_genes(params: Sequence[Mapping[str, Any]], space: SearchSpace) -> tu
     return np.array(genes), np.array([[name in each for name in space.parameters] for each in params])
 
 
-def make_cube(space: SearchSpace) -> Cube:
+def make_cube(space: SearchSpace) -> UnitCubeEncoding:
     """Return the cube of all genes of a search space."""
-    low, high = np.array(list(space.limits().values()), float).T
-    return Cube(low, high, np.array([isinstance(each, Categorical) for each in space.parameters.values()]))
+    low, high = np.array(list(space.list_gene_limits().values()), float).T
+    return UnitCubeEncoding(low, high, np.array([isinstance(each, Categorical) for each in space.parameters.values()]))

@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpo.breeding.names import PROPAGATORS
+from hpo.breeding.propagator_names import PROPAGATORS
 from hpo.errors import UsageError
+from hpo.store.recorded_options import OPTIONS, from_json
 from hpo.store.run_dir import RunDir
-from hpo.store.session_options import OPTIONS, from_json
-from hpo.store.url import is_remote
+from hpo.store.storage_url import is_url
 from hpo.trackers import check_trackers
 
 DEFAULT_EVALUATIONS = 64
 DEFAULT_COLLECTIVE_TIMEOUT = 600.0  # seconds
 DEFAULT_PRUNER = "none"
-LONGEST = 365 * 86400.0  # seconds; operating systems do not wait for longer
+LONGEST_SECONDS = 365 * 86400.0  # seconds; operating systems do not wait for longer
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # hpo.run.request resolves these, and the layout depends on the islands.
-_RESOLVED = ("evaluations", "islands", "propagators", "seed", "confirm", "inherit", "pruner")
-KEPT = tuple(name for name, option in OPTIONS.items() if option.is_kept and name not in _RESOLVED)
+_RESOLVED = ("evaluations", "islands", "propagators", "seed", "confirm_seeds", "pbt", "pruner")
+KEPT_OPTIONS = tuple(name for name, option in OPTIONS.items() if option.is_kept_on_resume and name not in _RESOLVED)
 """The fields of `Options` whose values a resumed run takes from its last session, unless they are given again."""
 
 
@@ -42,17 +42,17 @@ class Options:
     run_dir: Path | None = None
     resume: bool = False
     top_n: int = 3
-    start_with: Path | None = None
-    start_from: str | None = None
-    inherit: bool | None = None
-    confirm: int | None = None
+    enqueue: Path | None = None
+    warm_start: str | None = None
+    pbt: bool | None = None
+    confirm_seeds: int | None = None
     settings: tuple[str, ...] = ()
     storage: str | None = None
     collective_timeout: float = DEFAULT_COLLECTIVE_TIMEOUT
     evaluation_timeout: float | None = None
     fresh_trainers: bool = False
-    save_every: float | None = None
-    grow: bool = False
+    checkpoint_every: float | None = None
+    elastic: bool = False
     time_limit: float | None = None
     max_failures: int | None = None
     target_loss: float | None = None
@@ -79,7 +79,7 @@ class Options:
             ("--top-n", self.top_n, 1),
             ("--seed", self.seed, 0),
             ("--max-failures", self.max_failures, 0),
-            ("--confirm", self.confirm, 0),
+            ("--confirm-seeds", self.confirm_seeds, 0),
         ):
             if number is not None and not least <= number < 2**63:
                 raise UsageError(f"{option} must be at least {least} and less than 2**63, not {number}")
@@ -87,11 +87,11 @@ class Options:
             ("--collective-timeout", self.collective_timeout),
             ("--evaluation-timeout", None if self.evaluation_timeout == math.inf else self.evaluation_timeout),
             ("--time-limit", self.time_limit),
-            ("--save-every", None if self.save_every == math.inf else self.save_every),
+            ("--checkpoint-every", None if self.checkpoint_every == math.inf else self.checkpoint_every),
         ):
-            if seconds is not None and not 1 <= seconds <= LONGEST:
+            if seconds is not None and not 1 <= seconds <= LONGEST_SECONDS:
                 raise UsageError(f"{option} must be from 1 second to 365 days, not {seconds:g} s")
-        if self.storage is not None and not is_remote(self.storage):
+        if self.storage is not None and not is_url(self.storage):
             raise UsageError(  # without the value, in which a password may be
                 "--storage must be the URL of an Optuna storage, e.g. sqlite:///study.db or postgresql://me:word@host/db"
             )
@@ -105,10 +105,10 @@ class Options:
             raise UsageError("--resume needs the run to go on with: --run-dir runs/NAME")
 
     def _check_search(self) -> None:
-        if self.grow and self.save_every == math.inf:
-            raise UsageError("--grow and --save-every off: only what is saved can go on with more workers")
-        if self.start_from == "":
-            raise UsageError("--start-from '': must be the directory of a run, or the URL of an Optuna storage")
+        if self.elastic and self.checkpoint_every == math.inf:
+            raise UsageError("--elastic and --checkpoint-every off: only what is saved can go on with more workers")
+        if self.warm_start == "":
+            raise UsageError("--warm-start '': must be the directory of a run, or the URL of an Optuna storage")
         for name in self.propagators:
             if name not in PROPAGATORS:
                 raise UsageError(f"--propagators: there is no propagator {name!r}; there are {', '.join(PROPAGATORS)}")
@@ -120,20 +120,20 @@ class Options:
         if self.target_loss is not None and not (math.isfinite(self.target_loss) or self.target_loss == -math.inf):
             raise UsageError(f"--target-loss must be a finite number, not {self.target_loss}")
 
-    def budget(self, workers: int) -> int | None:
+    def compute_budget(self, workers: int) -> int | None:
         """Return the number of evaluations in the whole run, where one was asked for."""
         return self.generations * workers if self.generations is not None else self.evaluations
 
 
-def last_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
+def read_last_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
     """Return the options of the last session of the run to resume, as JSON holds them; none for a new run."""
-    with suppress(OSError):  # `RunDir.check` reports a directory that cannot be used.
+    with suppress(OSError):  # `RunDir.check_usable` reports a directory that cannot be used.
         if resume and run_dir is not None and RunDir(run_dir).run_json.exists():
-            return dict(RunDir(run_dir).manifest().sessions[-1].options)
+            return dict(RunDir(run_dir).read_manifest().sessions[-1].options)
     return {}
 
 
-def kept_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
+def read_kept_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
     """Return the values that a resumed run takes from its last session, by the fields of `Options`."""
-    last = last_options(run_dir, resume)
-    return {name: from_json(name, last[name]) for name in KEPT if last.get(name) is not None}
+    last = read_last_options(run_dir, resume)
+    return {name: from_json(name, last[name]) for name in KEPT_OPTIONS if last.get(name) is not None}

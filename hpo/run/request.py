@@ -7,27 +7,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hpo.breeding.names import DEFAULT_PROPAGATORS, OF_LINES, OF_NUMBERS, OF_SEVERAL, PROPAGATORS
+from hpo.breeding.propagator_names import (
+    DEFAULT_PROPAGATORS,
+    MULTI_OBJECTIVE_PROPAGATORS,
+    NUMERIC_PROPAGATORS,
+    PBT_PROPAGATORS,
+    PROPAGATORS,
+)
+from hpo.constraint_set import ConstraintSet
 from hpo.errors import RunError, UsageError
 from hpo.layout import Layout
 from hpo.objectives import Objectives
 from hpo.parameters import Categorical
-from hpo.problem import Ask, Description, Problem, load_description
-from hpo.rules import Constraints
-from hpo.run.given import read_given
+from hpo.problem import AskTemplate, Problem, SearchDescription, load_description
+from hpo.run.enqueue import read_enqueued
 from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, Options
-from hpo.run.takeover import Takeover, read_takeover
+from hpo.run.warm_start import WarmStart, read_warm_start
 from hpo.space import SearchSpace
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
-from hpo.store.url import from_anywhere
-from hpo.text import quoted
+from hpo.store.storage_url import resolve_url
+from hpo.text_format import format_repr
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """A run as it is to be, on the first rank; `before` is the run.json of the run to resume, if there is one.
 
     `storage` is None where the study is in the run directory; `set` has all settings that were given as texts, now or
@@ -37,25 +43,25 @@ class Request:
     options: Options
     layout: Layout
     problem: Problem
-    before: Manifest | None
+    previous: Manifest | None
     budget: int
     seed: int
     propagators: tuple[str, ...]
     pruner: str
-    confirm: int
-    inherit: bool
+    confirm_seeds: int
+    pbt: bool
     storage: str | None
-    set: Mapping[str, str]
-    given: list[dict[str, Any]]
-    takeover: Takeover | None
+    setting_texts: Mapping[str, str]
+    enqueued: list[dict[str, Any]]
+    warm_start: WarmStart | None
 
     @property
-    def assignments(self) -> list[str]:
+    def setting_assignments(self) -> list[str]:
         """NAME=VALUE for all settings that were given."""
-        return _assignments(self.set)
+        return _format_assignments(self.setting_texts)
 
 
-def resolve(options: Options, layout: Layout, ask: Ask, constraints: Constraints) -> Request:
+def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constraints: ConstraintSet) -> RunRequest:
     """Return what a run is started with, read and checked; ``resolve(options, layout, ask, constraints)``.
 
     `ask` sends requests to the template: "load", "check_setting" for each setting, then "bind", once. After that,
@@ -67,62 +73,65 @@ def resolve(options: Options, layout: Layout, ask: Ask, constraints: Constraints
 
     file = load_description(options.search_space, ask, constraints, options.source)
     check_script(options, file)
-    before = _before(options, file)
+    before = _read_previous_manifest(options, file)
     for assignment in options.settings:
         file.check_setting(assignment)
     texts = {**(before.set if before else {}), **dict(text.split("=", 1) for text in options.settings)}
-    problem = file.bound(_assignments(texts))
-    seed = _chosen(options.seed, before.seed if before else None, 0)
+    problem = file.bind_settings(_format_assignments(texts))
+    seed = _choose_value(options.seed, before.seed if before else None, 0)
     propagators = options.propagators or (before.propagators if before else DEFAULT_PROPAGATORS)
     check_space(propagators, file.space)
     check_objectives(propagators, file.objectives)
-    pruner = _chosen(options.pruner, before.pruner if before else None, DEFAULT_PRUNER)
-    budget = _chosen(options.budget(layout.workers), before.budget if before else None, DEFAULT_EVALUATIONS)
+    pruner = _choose_value(options.pruner, before.pruner if before else None, DEFAULT_PRUNER)
+    budget = _choose_value(
+        options.compute_budget(layout.workers), before.budget if before else None, DEFAULT_EVALUATIONS
+    )
     make_pruner(pruner, budget)
-    storage = _chosen(options.storage, before.storage if before else None, None)
-    confirm = _chosen(options.confirm, before.confirm if before else None, 0)
-    inherit = _chosen(options.inherit, before.inherit if before else None, False)
+    storage = _choose_value(options.storage, before.storage if before else None, None)
+    confirm = _choose_value(options.confirm_seeds, before.confirm_seeds if before else None, 0)
+    inherit = _choose_value(options.pbt, before.pbt if before else None, False)
     if inherit:
-        check_inherit(file, propagators, options.save_every)
-        check_with_heirs(pruner, confirm, "--inherit")
-    return Request(
+        check_pbt(file, propagators, options.checkpoint_every)
+        check_with_heirs(pruner, confirm, "--pbt")
+    return RunRequest(
         options=options,
         layout=layout,
         problem=problem,
-        before=before,
+        previous=before,
         budget=budget,
         seed=seed,
         propagators=propagators,
         pruner=pruner,
-        confirm=confirm,
-        inherit=inherit,
-        storage=from_anywhere(storage) if storage is not None else None,
-        set=texts,
-        given=read_given(options.start_with, file.space, seed) if options.start_with is not None else [],
-        takeover=read_takeover(options.start_from, file.space, file.objectives)
-        if options.start_from is not None
+        confirm_seeds=confirm,
+        pbt=inherit,
+        storage=resolve_url(storage) if storage is not None else None,
+        setting_texts=texts,
+        enqueued=read_enqueued(options.enqueue, file.space, seed) if options.enqueue is not None else [],
+        warm_start=read_warm_start(options.warm_start, file.space, file.objectives)
+        if options.warm_start is not None
         else None,
     )
 
 
-def _assignments(texts: Mapping[str, str]) -> list[str]:
+def _format_assignments(texts: Mapping[str, str]) -> list[str]:
     return [f"{name}={text}" for name, text in texts.items()]
 
 
-def _chosen(now: T | None, before: T | None, default: T) -> T:
+def _choose_value(now: T | None, before: T | None, default: T) -> T:
     return now if now is not None else before if before is not None else default
 
 
-def _before(options: Options, file: Description) -> Manifest | None:
+def _read_previous_manifest(options: Options, file: SearchDescription) -> Manifest | None:
     """Return the run.json of the run to resume; None without one. Raises UsageError if its search space is another."""
     if not options.resume or options.run_dir is None or not RunDir(options.run_dir).run_json.exists():
         return None
     run_dir = RunDir(options.run_dir)
-    manifest = run_dir.manifest()
+    manifest = run_dir.read_manifest()
     for name in manifest.propagators:
         if name not in PROPAGATORS:
             raise UsageError(
-                f"{run_dir.run_json} is not as a run has written it: 'propagators' has {quoted(name)}, and there are "
+                f"{run_dir.run_json} is not as a run has written it: 'propagators' has {format_repr(name)}, and "
+                f"there are "
                 f"{', '.join(PROPAGATORS)}"
             )
     _check_settings(manifest, options, file, run_dir)
@@ -134,15 +143,15 @@ def _before(options: Options, file: Description) -> Manifest | None:
                 f"{before.get(name, 'not in it')}, and is {now.get(name, 'not in it')} in {file.path}"
             )
     if manifest.objectives != file.objectives:
-        then, here = (", ".join(one.described()) for one in (manifest.objectives, file.objectives))
+        then, here = (", ".join(one.describe()) for one in (manifest.objectives, file.objectives))
         raise UsageError(
             f"--resume: the run in {run_dir.path} has other objectives: they were {then}, and are {here} in "
-            f"{file.path}; another run takes its evaluations over with --start-from {run_dir.path}"
+            f"{file.path}; another run takes its evaluations over with --warm-start {run_dir.path}"
         )
     return manifest
 
 
-def _check_settings(manifest: Manifest, options: Options, file: Description, run_dir: RunDir) -> None:
+def _check_settings(manifest: Manifest, options: Options, file: SearchDescription, run_dir: RunDir) -> None:
     """Raise a UsageError where the search space file no longer takes a setting of an earlier session."""
     here = {assignment.split("=", 1)[0] for assignment in options.settings}
     try:
@@ -156,40 +165,42 @@ def _check_settings(manifest: Manifest, options: Options, file: Description, run
         ) from error
 
 
-def check_script(options: Options, file: Description) -> None:
+def check_script(options: Options, file: SearchDescription) -> None:
     """Raise a UsageError for options that a program cannot follow: it keeps its weights and states itself."""
-    for option, is_given in (("--grow", options.grow), ("--inherit", options.inherit)):
+    for option, is_given in (("--elastic", options.elastic), ("--pbt", options.pbt)):
         if file.script is not None and is_given:
             raise UsageError(f"{option}: {file.script.name} is a program, which does not save what others go on from")
-    if file.script is not None and options.confirm and not file.script.has_place("seed"):
+    if file.script is not None and options.confirm_seeds and not file.script.has_placeholder("seed"):
         raise UsageError(
-            f"--confirm {options.confirm}: {file.script.name} is to be trained with other seeds; give them a place in "
+            f"--confirm-seeds {options.confirm_seeds}: {file.script.name} is to be trained with other seeds; give "
+            f"them a place in "
             "its command, such as --seed {seed}"
         )
 
 
-def check_inherit(file: Description, propagators: Sequence[str], save_every: float | None) -> None:
+def check_pbt(file: SearchDescription, propagators: Sequence[str], checkpoint_every: float | None) -> None:
     """Raise a UsageError where individuals cannot inherit."""
     space = file.space
-    if file.objectives.are_several:
+    if file.objectives.is_multi_objective:
         raise UsageError(
-            f"--inherit: it keeps what the individuals with the lowest losses have learned, and {file.path} has the "
-            f"objectives {', '.join(file.objectives.described())}"
+            f"--pbt: it keeps what the individuals with the lowest losses have learned, and {file.path} has the "
+            f"objectives {', '.join(file.objectives.describe())}"
         )
-    if len(space.fixed) == len(space.parameters):
+    if len(space.immutable_names) == len(space.parameters):
         name = next(iter(space.parameters))
         raise UsageError(
-            "--inherit: no parameter is tunable; mark those that can change while a network trains, such as a learning "
-            f"rate: {name}={str(space.parameters[name])[:-1]}, tunable=True)"
+            "--pbt: no parameter is mutable; mark those that can change while a network trains, such as a learning "
+            f"rate: {name}={str(space.parameters[name])[:-1]}, mutable=True)"
         )
     for propagator in propagators:
-        if propagator not in OF_LINES:
+        if propagator not in PBT_PROPAGATORS:
             raise UsageError(
-                f"--propagators must be among {', '.join(OF_LINES)} with --inherit, got {propagator}. It takes a loss "
+                f"--propagators must be among {', '.join(PBT_PROPAGATORS)} with --pbt, got {propagator}. It takes "
+                f"a loss "
                 "that was inherited for the merit of hyperparameters."
             )
-    if save_every == math.inf:
-        raise UsageError("--inherit and --save-every off: only what is saved can be inherited")
+    if checkpoint_every == math.inf:
+        raise UsageError("--pbt and --checkpoint-every off: only what is saved can be inherited")
 
 
 def check_with_heirs(pruner: str, confirm: int, inherits: str, instead: str = "") -> None:
@@ -204,30 +215,31 @@ def check_with_heirs(pruner: str, confirm: int, inherits: str, instead: str = ""
         )
     if confirm:
         raise UsageError(
-            f"{inherits} and --confirm {confirm}: what an individual has inherited is not trained again with other "
-            f"seeds{f': give --confirm 0, or {instead}' if instead else ''}"
+            f"{inherits} and --confirm-seeds {confirm}: what an individual has inherited is not trained again with "
+            f"other "
+            f"seeds{f': give --confirm-seeds 0, or {instead}' if instead else ''}"
         )
 
 
 def check_objectives(propagators: Sequence[str], objectives: Objectives) -> None:
     """Raise a UsageError where one of the propagators cannot search for several objectives."""
-    for propagator in propagators if objectives.are_several else ():
-        if propagator not in OF_SEVERAL:
+    for propagator in propagators if objectives.is_multi_objective else ():
+        if propagator not in MULTI_OBJECTIVE_PROPAGATORS:
             raise UsageError(
                 f"--propagators {propagator}: it minimises one loss, and this search has the objectives "
-                f"{', '.join(objectives.described())}; {', '.join(OF_SEVERAL)} take several"
+                f"{', '.join(objectives.describe())}; {', '.join(MULTI_OBJECTIVE_PROPAGATORS)} take several"
             )
 
 
 def check_space(propagators: Sequence[str], space: SearchSpace) -> None:
     """Raise a UsageError where rules leave nothing of the space, or one of the propagators cannot search it."""
     try:
-        space.check_rules()
+        space.check_constraints()
     except (ValueError, RunError) as error:  # They are unsound, or crash the process that they run in.
         raise UsageError(str(error)) from error
     for propagator in propagators:
         for name, parameter in space.parameters.items():
-            if propagator in OF_NUMBERS and isinstance(parameter, Categorical):
+            if propagator in NUMERIC_PROPAGATORS and isinstance(parameter, Categorical):
                 raise UsageError(
                     f"--propagators {propagator}: it searches numbers, and parameter {name!r} is {parameter!r}; "
                     "ga and tpe search any space"

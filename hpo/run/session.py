@@ -15,29 +15,36 @@ from functools import partial
 from pathlib import Path
 
 from hpo.errors import UsageError
-from hpo.process.printed import warn
-from hpo.results.confirmation import Plan, plan_of
-from hpo.run.request import Request, check_with_heirs
-from hpo.run.session_options import describe_changes, find_options
-from hpo.run.source import changes, keep
-from hpo.run.takeover import differences, find_misfits, take_over
+from hpo.process.standard_streams import warn
+from hpo.results.confirmation import ConfirmationPlan, make_plan
+from hpo.run.option_changes import collect_options, describe_changes
+from hpo.run.request import RunRequest, check_with_heirs
+from hpo.run.source_versions import describe_source_changes, keep_source
+from hpo.run.warm_start import describe_setting_changes, find_misfits, record_warm_start
 from hpo.space import SearchSpace
-from hpo.store.evaluations import CONFIRMING, Evaluation
-from hpo.store.front import top
-from hpo.store.journal import is_begun
-from hpo.store.lineage import KEPT, to_keep
+from hpo.store.cached_storage import CachedStorage
+from hpo.store.checkpoints import CheckpointStore
+from hpo.store.evaluations import CONFIRMATION_PREFIX, Evaluation
+from hpo.store.inheritance import PARENTS_PER_ISLAND, find_trials_to_keep
+from hpo.store.journal import has_no_study
 from hpo.store.manifest import Manifest
-from hpo.store.mirror import Mirror
-from hpo.store.outage import Patience
+from hpo.store.pareto_front import select_top
 from hpo.store.pruning import describe_blind_spot
 from hpo.store.record import Record
-from hpo.store.run_dir import RunDir, fresh_run_dir, write_json
-from hpo.store.rungs import HALVINGS
-from hpo.store.states import States
-from hpo.store.storage import open_storage, studies
-from hpo.store.study import check_objectives, confirmations_of, existing_study, is_missing, mistakes, open_study
-from hpo.store.url import is_hidden, is_remote, without_password
-from hpo.text import counted
+from hpo.store.run_dir import RunDir, make_run_dir, write_json
+from hpo.store.storage import list_studies, open_storage
+from hpo.store.storage_retry import StorageRetry
+from hpo.store.storage_url import has_hidden_password, is_url, mask_password
+from hpo.store.study import (
+    check_objectives,
+    convert_storage_errors,
+    is_storage_missing,
+    open_confirmations,
+    open_existing_study,
+    open_study,
+)
+from hpo.store.successive_halving import HALVING_SCHEDULES
+from hpo.text_format import format_count
 from hpo.versions import read_versions
 
 
@@ -52,12 +59,12 @@ class Session:
     storage: str
     manifest: Manifest
     headline: str = ""
-    patience: Patience | None = None
+    patience: StorageRetry | None = None
 
     @property
-    def plan(self) -> Plan:
+    def confirmation_plan(self) -> ConfirmationPlan:
         """How the best are confirmed."""
-        return plan_of(self.manifest)
+        return make_plan(self.manifest)
 
     def open_record(self) -> Record:
         """Open the record to read it; each process and thread needs one of its own."""
@@ -65,117 +72,127 @@ class Session:
 
     def open_confirmations(self) -> Record:
         """Open the record of the evaluations that confirm the best, which `create_confirmations` has made."""
-        return Record(self.storage, self.manifest.confirming_study, self.patience)
+        return Record(self.storage, self.manifest.confirmation_study, self.patience)
 
-    def own_record(self, study: str) -> tuple[Record, Mirror]:
+    def open_own_record(self, study: str) -> tuple[Record, CachedStorage]:
         """Open the record, or that of the confirmations, for the one who writes it, and the mirror that shows it."""
         storage = open_storage(self.storage, self.patience)
-        mirror = Mirror(storage, storage.get_study_id_from_name(study), self.patience)
+        mirror = CachedStorage(storage, storage.get_study_id_from_name(study), self.patience)
         return Record(mirror, study), mirror
 
-    def roots_to_inherit(self, record: Record) -> set[int]:
+    def find_roots_to_inherit(self, record: Record) -> set[int]:
         """Return the first trials of the individuals whose states others inherit."""
         islands = self.manifest.layout.islands
-        return record.roots(to_keep(record.evaluations(), islands)) if self.manifest.inherit else set()
+        return (
+            record.find_roots(find_trials_to_keep(record.read_evaluations(), islands)) if self.manifest.pbt else set()
+        )
 
-    def top(self, evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
+    def select_best(self, evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
         """Return the n best of these evaluations by the objectives of the run."""
-        return top(evaluations, n, self.manifest.objectives)
+        return select_top(evaluations, n, self.manifest.objectives)
 
     def find_to_confirm(
         self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation], n: int
     ) -> list[Evaluation]:
         """Return the n best, and what was confirmed before; only the n best if n has changed since the last session."""
-        best = self.top(evaluations, n)
+        best = self.select_best(evaluations, n)
         if any(one.options.get("top_n", n) != n for one in self.manifest.sessions[-2:]):
             return best
-        ended = {one.confirms for one in self.plan.of([one for one in confirmations if one.finished])}
+        ended = {
+            one.confirms
+            for one in self.confirmation_plan.select_planned([one for one in confirmations if one.is_finished])
+        }
         # An individual with fewer seeds was not among the best of a later session.
-        seeds = Counter(one.confirms for one in self.plan.of(confirmations) if one.confirms in ended)
+        seeds = Counter(
+            one.confirms for one in self.confirmation_plan.select_planned(confirmations) if one.confirms in ended
+        )
         others = [trial for trial, count in seeds.items() if trial is not None and count == max(seeds.values())]
         return [*best, *(evaluations[trial] for trial in others if evaluations[trial] not in best)]
 
     def has_confirmations(self) -> bool:
         """Tell whether the study of the evaluations that confirm the best exists."""
-        return self.manifest.confirming_study in studies(self.storage, self.patience)
+        return self.manifest.confirmation_study in list_studies(self.storage, self.patience)
 
     def create_confirmations(self, space: SearchSpace) -> None:
         """Make the study of the evaluations that confirm the best, unless it exists."""
-        name = self.manifest.confirming_study
+        name = self.manifest.confirmation_study
         begun = self.open_confirmations() if self.has_confirmations() else None
-        if begun is None or not ("space" in begun.about() or begun.evaluations()):
+        if begun is None or not ("space" in begun.read_attributes() or begun.read_evaluations()):
             run = self.manifest
             Record.create(self.storage, name, space.describe(), confirms=run.study, objectives=run.objectives)
 
 
-def enter(run_dir: Path | None, name: str, resume: bool, held: ExitStack) -> RunDir:
+def enter_run_dir(run_dir: Path | None, name: str, resume: bool, held: ExitStack) -> RunDir:
     """Make or find the run directory, return it, and keep other runs out of it for as long as `held` is open.
 
     A new one has the name of the search space file.
     """
-    entered = RunDir(run_dir) if run_dir else fresh_run_dir(name)
+    entered = RunDir(run_dir) if run_dir else make_run_dir(name)
     try:
         entered.path.mkdir(parents=True, exist_ok=True)
-        held.enter_context(entered.hold())
+        held.enter_context(entered.hold_lock())
     except OSError as error:
         place = error.filename or entered.path
         raise UsageError(f"--run-dir {entered.path}: {place} cannot be used: {error.strerror}") from error
-    entered.check(resume)  # again: another run may have used it since
+    entered.check_usable(resume)  # again: another run may have used it since
     return entered
 
 
-def begin(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Session:
+def begin_session(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -> Session:
     """Make the run's study, or take up that of earlier sessions, and return the session; needs `enter` first."""
-    problem, before = request.problem, request.before
-    manifest = _manifest(run_dir, request, hosts)
-    session = Session(run_dir, _located(run_dir, request), manifest)
+    problem, before = request.problem, request.previous
+    manifest = _make_manifest(run_dir, request, hosts)
+    session = Session(run_dir, _locate_storage(run_dir, request), manifest)
     _check_storage(session, resumes=before is not None)
-    taken_up = _take_up(session, problem.space) if before else _create(session, problem.space)
+    taken_up = _resume_study(session, problem.space) if before else _create_study(session, problem.space)
     earlier = before.sessions if before else ()
-    options = find_options(request)
+    options = collect_options(request)
     this = dataclasses.replace(
-        keep(run_dir, problem.file, earlier, manifest.started), options=options, settings=manifest.settings
+        keep_source(run_dir, problem.file, earlier, manifest.started), options=options, settings=manifest.settings
     )
     manifest = dataclasses.replace(manifest, sessions=(*earlier, this))
     session = dataclasses.replace(session, manifest=manifest)
     lines = [
-        f"{problem.file.path.stem}: {manifest.budget} evaluations on {request.layout}, {counted(len(hosts), 'host')}; "
+        f"{problem.file.path.stem}: {manifest.budget} evaluations on {request.layout}, "
+        f"{format_count(len(hosts), 'host')}; "
         f"{', '.join(manifest.propagators[: request.layout.islands])}; seed {manifest.seed}",
         f"in {run_dir.path}{taken_up}",
-        *changes(run_dir, problem.file, earlier, this),
+        *describe_source_changes(run_dir, problem.file, earlier, this),
         *describe_changes(earlier[-1].options if earlier else {}, options),
-        *differences(before.settings if before else {}, "before", manifest.settings, "now"),
+        *describe_setting_changes(before.settings if before else {}, "before", manifest.settings, "now"),
     ]
-    if request.options.save_every != math.inf and (shortage := States(run_dir.states).shortage(_most_states(request))):
-        lines.append(shortage)
-    with mistakes(session.storage):
-        evaluations = session.open_record().evaluations()
+    if request.options.checkpoint_every != math.inf:
+        lines += filter(
+            None, [CheckpointStore(run_dir.checkpoints).describe_shortage(_count_most_checkpoints(request))]
+        )
+    with convert_storage_errors(session.storage):
+        evaluations = session.open_record().read_evaluations()
         lines += filter(None, [describe_blind_spot(request.pruner, manifest.objectives, evaluations)])
-        write_json(run_dir.run_json, manifest.content())
-        lines += _start_with(session, request)
+        write_json(run_dir.run_json, manifest.to_json())
+        lines += _enqueue_given(session, request)
     return dataclasses.replace(session, headline="\n".join(lines))
 
 
-def _most_states(request: Request) -> int:
+def _count_most_checkpoints(request: RunRequest) -> int:
     """Return how many states there may be at once: the next one of each worker is written beside its last."""
-    halving = HALVINGS.get(request.pruner)
-    kept = KEPT * request.layout.islands if request.inherit else 0
-    paused = halving.most_paused(request.budget, request.problem.file.objectives) if halving else 0
+    halving = HALVING_SCHEDULES.get(request.pruner)
+    kept = PARENTS_PER_ISLAND * request.layout.islands if request.pbt else 0
+    paused = halving.compute_max_paused(request.budget, request.problem.file.objectives) if halving else 0
     return 2 * request.layout.workers + kept + paused
 
 
-def _located(run_dir: RunDir, request: Request) -> str:
+def _locate_storage(run_dir: RunDir, request: RunRequest) -> str:
     """Return where the study is, with the password that is needed to open it."""
     storage = request.storage or run_dir.journal.name
-    if is_hidden(storage):
+    if has_hidden_password(storage):
         raise UsageError(f"{run_dir.path} keeps its study in {storage}: give --storage URL again, with the password")
-    return run_dir.locate(storage)
+    return run_dir.locate_storage(storage)
 
 
-def _manifest(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Manifest:
+def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -> Manifest:
     """Return the manifest for run.json, but for the version of the search space file in this session."""
-    problem, before, source = request.problem, request.before, request.takeover
-    storages = (request.options.storage, request.options.start_from)
+    problem, before, source = request.problem, request.previous, request.warm_start
+    storages = (request.options.storage, request.options.warm_start)
     return Manifest(
         search_space=str(problem.file.path),
         space=problem.space.describe(),
@@ -183,118 +200,121 @@ def _manifest(run_dir: RunDir, request: Request, hosts: Sequence[str]) -> Manife
         hosts=tuple(hosts),
         versions=read_versions(),
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        settings=problem.values,
-        set=request.set,
+        settings=problem.setting_values,
+        set=request.setting_texts,
         budget=request.budget,
         seed=request.seed,
         propagators=request.propagators,
         pruner=request.pruner,
-        confirm=request.confirm,
-        inherit=request.inherit,
+        confirm_seeds=request.confirm_seeds,
+        pbt=request.pbt,
         objectives=problem.file.objectives,
-        start_from=source.source if source is not None else before.start_from if before else None,
-        storage=without_password(request.storage or run_dir.journal.name),
+        warm_start=source.source if source is not None else before.warm_start if before else None,
+        storage=mask_password(request.storage or run_dir.journal.name),
         study=before.study if before else run_dir.study_name,
         sessions=(),
-        command=shlex.join(_without_passwords(sys.argv, *storages)),
+        command=shlex.join(_remove_passwords(sys.argv, *storages)),
     )
 
 
 def _check_storage(session: Session, resumes: bool) -> None:
     """Raise a UsageError where the storage cannot be used; one that is away is waited for, on resuming."""
     storage, study = session.storage, session.manifest.study
-    if resumes and is_remote(storage) and not is_missing(storage):
-        with mistakes(storage):
-            Patience(without_password(storage), warn).call(partial(studies, storage))
-    if session.manifest.confirm:
-        confirmations_of(storage, study)  # raises where that study is another run's
+    if resumes and is_url(storage) and not is_storage_missing(storage):
+        with convert_storage_errors(storage):
+            StorageRetry(mask_password(storage), warn).call(partial(list_studies, storage))
+    if session.manifest.confirm_seeds:
+        open_confirmations(storage, study)  # raises where that study is another run's
 
 
-def _create(session: Session, space: SearchSpace) -> str:
+def _create_study(session: Session, space: SearchSpace) -> str:
     """Make the study of a new run, unless a session that was killed before it wrote run.json has made it."""
     run_dir, storage, study = session.run_dir, session.storage, session.manifest.study
-    run_dir.clear_locks()
+    run_dir.remove_stale_files()
     record = open_study(storage, study)
-    if record is None and not is_begun(run_dir.journal):
+    if record is None and not has_no_study(run_dir.journal):
         raise UsageError(f"{run_dir.journal} is not the study of a run: name another --run-dir")
-    if record is None or not (record.about().get("space") or record.evaluations()):
-        with mistakes(storage):
+    if record is None or not (record.read_attributes().get("space") or record.read_evaluations()):
+        with convert_storage_errors(storage):
             Record.create(storage, study, space.describe(), objectives=session.manifest.objectives)
-    elif record.evaluations() or record.about().get("space") != space.describe():
+    elif record.read_evaluations() or record.read_attributes().get("space") != space.describe():
         missing = f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
         raise UsageError(
-            f"{without_password(storage)} already holds a study named {study!r}: {missing}"
+            f"{mask_password(storage)} already holds a study named {study!r}: {missing}"
             "name another --run-dir, since a study has the name of its run directory"
         )
     return ""
 
 
-def _take_up(session: Session, space: SearchSpace) -> str:
+def _resume_study(session: Session, space: SearchSpace) -> str:
     """Prepare the record of an earlier session for this one, and return a text on what is in it."""
     run_dir, storage, study = session.run_dir, session.storage, session.manifest.study
-    run_dir.clear_locks()
-    record = existing_study(run_dir, storage, study)
-    if record.about().get("space") != space.describe():
+    run_dir.remove_stale_files()
+    record = open_existing_study(run_dir, storage, study)
+    if record.read_attributes().get("space") != space.describe():
         raise UsageError(
-            f"the study {study!r} in {without_password(storage)} is of another search space than "
+            f"the study {study!r} in {mask_password(storage)} is of another search space than "
             f"{run_dir.run_json} says: one of them is not this run's"
         )
     check_objectives(record, session.manifest, run_dir)
     _check_trials(record, session, space)
     _check_heirs(record, session)
-    with mistakes(storage):
-        record.requeue_interrupted(run_dir.died)
-        confirmations = open_study(storage, session.manifest.confirming_study)
-        if confirmations and confirmations.about().get("confirms") == study:
-            confirmations.requeue_interrupted(run_dir.died)
-    States(run_dir.states).sweep(record.roots_to_go_on() | session.roots_to_inherit(record))
-    States(run_dir.states, CONFIRMING).sweep(confirmations.roots_to_go_on() if confirmations else set())
-    own = [evaluation for evaluation in record.evaluations() if not evaluation.origin]
+    with convert_storage_errors(storage):
+        record.requeue_interrupted(run_dir.previous_crashed)
+        confirmations = open_study(storage, session.manifest.confirmation_study)
+        if confirmations and confirmations.read_attributes().get("confirms") == study:
+            confirmations.requeue_interrupted(run_dir.previous_crashed)
+    CheckpointStore(run_dir.checkpoints).remove_all_except(
+        record.find_resumable_roots() | session.find_roots_to_inherit(record)
+    )
+    CheckpointStore(run_dir.checkpoints, CONFIRMATION_PREFIX).remove_all_except(
+        confirmations.find_resumable_roots() if confirmations else set()
+    )
+    own = [evaluation for evaluation in record.read_evaluations() if not evaluation.imported_from]
     waiting = [evaluation for evaluation in own if evaluation.state == "waiting"]
-    finished = sum(evaluation.finished for evaluation in own)
-    late = sum(evaluation.deaths > 1 for evaluation in waiting)
-    soon = len(waiting) - late
-    first = f"; {soon} that wait will be evaluated first" if soon else ""
+    finished = sum(evaluation.is_finished for evaluation in own)
+    late = sum(evaluation.crash_count > 1 for evaluation in waiting)
+    first = f"; {len(waiting) - late} that wait will be evaluated first" if len(waiting) > late else ""
     last = f"; {late} that may have killed the job twice, alone at the end" if late else ""
-    return f": going on after {counted(finished, 'evaluation')}{first}{last}"
+    return f": going on after {format_count(finished, 'evaluation')}{first}{last}"
 
 
 def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
     """Raise a UsageError unless all trials are of a search space: propagators learn from them."""
-    evaluations = record.evaluations()
+    evaluations = record.read_evaluations()
     for evaluation, misfit in zip(evaluations, find_misfits(evaluations, space), strict=True):
         if misfit:
-            new_rule = f"; if this rule is new, start another run with --start-from {session.run_dir.path}"
+            new_rule = f"; if this rule is new, start another run with --warm-start {session.run_dir.path}"
             raise UsageError(
-                f"{without_password(session.storage)}: {misfit}{'' if space.allows(evaluation.params) else new_rule}"
+                f"{mask_password(session.storage)}: {misfit}{'' if space.allows(evaluation.params) else new_rule}"
             )
 
 
 def _check_heirs(record: Record, session: Session) -> None:
     """Raise a UsageError for options that make no sense with evaluations of any session that inherit."""
-    heir = next((one for one in record.evaluations() if one.inherits is not None), None)
+    heir = next((one for one in record.read_evaluations() if one.inherits is not None), None)
     if heir is not None:
         inherits = f"trial {heir.trial}, which inherits from trial {heir.inherits},"
-        another = f"start another run with --start-from {session.run_dir.path}"
-        check_with_heirs(session.manifest.pruner, session.manifest.confirm, inherits, another)
+        another = f"start another run with --warm-start {session.run_dir.path}"
+        check_with_heirs(session.manifest.pruner, session.manifest.confirm_seeds, inherits, another)
 
 
-def _start_with(session: Session, request: Request) -> list[str]:
+def _enqueue_given(session: Session, request: RunRequest) -> list[str]:
     """Record what a person gives the run to start with, as far as it is new, and return lines that tell of it."""
     record, space, manifest = session.open_record(), request.problem.space, session.manifest
     lines: list[str] = []
-    if request.takeover is not None:
-        lines = take_over(request.takeover, record, space, request.layout, manifest.settings)
-    elif manifest.start_from is not None and manifest.start_from not in record.about().get("taken_over", []):
-        lines = [f"only a part of {manifest.start_from} was taken over: give --start-from again for the rest"]
-    known = [evaluation.params for evaluation in record.evaluations()] if request.given else []
-    for params in request.given:
+    if request.warm_start is not None:
+        lines = record_warm_start(request.warm_start, record, space, request.layout, manifest.settings)
+    elif manifest.warm_start is not None and manifest.warm_start not in record.read_attributes().get("taken_over", []):
+        lines = [f"only a part of {manifest.warm_start} was taken over: give --warm-start again for the rest"]
+    known = [evaluation.params for evaluation in record.read_evaluations()] if request.enqueued else []
+    for params in request.enqueued:
         if params not in known:
-            record.enqueue(params, space.distributions(), propagator="--start-with")
+            record.enqueue(params, space.make_distributions(), propagator="--enqueue")
     return lines
 
 
-def _without_passwords(arguments: Sequence[str], *storages: str | None) -> list[str]:
+def _remove_passwords(arguments: Sequence[str], *storages: str | None) -> list[str]:
     for storage in filter(None, storages):
-        arguments = [argument.replace(storage, without_password(storage)) for argument in arguments]
+        arguments = [argument.replace(storage, mask_password(storage)) for argument in arguments]
     return list(arguments)

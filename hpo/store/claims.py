@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.errors import KnownError
+from hpo.errors import DuplicateError
+from hpo.store.crash_isolation import select_next_waiting
 from hpo.store.evaluations import Assignment
 from hpo.store.record import Record
-from hpo.store.rungs import Halving, Ladder
-from hpo.store.suspects import next_of
-from hpo.store.trials import is_interrupted, is_paused, repeated_by
+from hpo.store.successive_halving import HalvingSchedule, SuccessiveHalving
+from hpo.store.trials import find_retried_trial, is_interrupted, is_paused
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -32,16 +32,16 @@ class Claims:
         distributions: Mapping[str, BaseDistribution],
         budget: int,
         is_stopping: Callable[[], bool] = lambda: False,
-        halving: Halving | None = None,
+        halving: HalvingSchedule | None = None,
     ) -> None:
         self.record = record
         self._distributions = dict(distributions)
         self._budget = budget
         self._is_stopping = is_stopping
-        self._ladder = Ladder(halving, record.objectives) if halving else None
-        self._tried: set[frozenset[tuple[str, Any]]] = set()
-        self._seen = self._ended = 0  # trials; those that have ended and count
-        self._going: list[int] = []  # those that have not ended: only they can change
+        self._successive_halving = SuccessiveHalving(halving, record.objectives) if halving else None
+        self._tried_params: set[frozenset[tuple[str, Any]]] = set()
+        self._seen_count = self._ended_count = 0  # trials; those that have ended and count
+        self._unfinished: list[int] = []  # those that have not ended: only they can change
 
     def claim(self, params: Mapping[str, Any], inherits: int | None = None, **attributes: Any) -> Assignment | None:
         """Start a trial that has waited, else one that is promoted, else one with these hyperparameters.
@@ -58,35 +58,41 @@ class Claims:
         return self._claim(None, attributes, {})
 
     def _claim(
-        self, params: Mapping[str, Any] | None, attributes: Mapping[str, Any], of_new: Mapping[str, Any]
+        self, params: Mapping[str, Any] | None, attributes: Mapping[str, Any], new_attributes: Mapping[str, Any]
     ) -> Assignment | None:
         if self._is_stopping():
             return None
-        trials = self.record.trials()
-        self._learn(trials)
-        waiting = [trials[number] for number in self._going if trials[number].state == TrialState.WAITING]
-        claimed = self._ended + len(self._going)
+        trials = self.record.read_trials()
+        self._update(trials)
+        waiting = [trials[number] for number in self._unfinished if trials[number].state == TrialState.WAITING]
+        claimed = self._ended_count + len(self._unfinished)
         is_spent = claimed - len(waiting) >= self._budget
         is_last = params is None or claimed >= self._budget
-        paused = self._ladder.learn(self.record.evaluations()).promotable() if self._ladder else []
-        if waiting and not is_spent and (trial := next_of(waiting, trials, is_last and not paused)):
+        paused = (
+            self._successive_halving.update(self.record.read_evaluations()).find_promotable()
+            if self._successive_halving
+            else []
+        )
+        if waiting and not is_spent and (trial := select_next_waiting(waiting, trials, is_last and not paused)):
             return self.record.start_waiting(trial, attributes)
         if paused:
             return self.record.promote(paused[0], attributes)
         if params is None or is_last:
             return None
-        if frozenset(params.items()) in self._tried:
-            raise KnownError
-        return self.record.start(params, self._distributions, {**attributes, **of_new})
+        if frozenset(params.items()) in self._tried_params:
+            raise DuplicateError
+        return self.record.start_trial(params, self._distributions, {**attributes, **new_attributes})
 
-    def _learn(self, trials: Sequence[FrozenTrial]) -> None:
+    def _update(self, trials: Sequence[FrozenTrial]) -> None:
         """Learn which trials have begun and ended since the last claim."""
-        new = trials[self._seen :]
-        self._tried.update(frozenset(trial.params.items()) for trial in new)
-        going = [*self._going, *range(self._seen, len(trials))]
-        self._seen = len(trials)
-        self._going = [number for number in going if not trials[number].state.is_finished()]
+        new = trials[self._seen_count :]
+        self._tried_params.update(frozenset(trial.params.items()) for trial in new)
+        going = [*self._unfinished, *range(self._seen_count, len(trials))]
+        self._seen_count = len(trials)
+        self._unfinished = [number for number in going if not trials[number].state.is_finished()]
         ended = [trials[number] for number in going if trials[number].state.is_finished()]
-        self._ended += sum("origin" not in trial.user_attrs and not is_interrupted(trial) for trial in ended)
-        repeated = [repeated_by(trial) for trial in new]
-        self._ended -= sum(number is not None and is_paused(trials[number]) for number in repeated)
+        self._ended_count += sum(
+            "imported_from" not in trial.user_attrs and not is_interrupted(trial) for trial in ended
+        )
+        repeated = [find_retried_trial(trial) for trial in new]
+        self._ended_count -= sum(number is not None and is_paused(trials[number]) for number in repeated)

@@ -42,20 +42,20 @@ class Ranking(Protocol):
     def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:
         """Tell whether an individual, which is a candidate too, is among the best `count`."""
 
-    def best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
+    def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
         """Return the candidates among the best `count` individuals, best first."""
 
-    def next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
+    def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
         """Return the position, from 0, and the root of the best candidate; None without candidates."""
 
-    def fallen(self, count: int) -> list[int]:
+    def find_behind(self, count: int) -> list[int]:
         """Return individuals behind so many others, at least those that one arrival can have put there."""
 
-    def only(self, roots: Collection[int]) -> Ranking:
+    def restrict_to(self, roots: Collection[int]) -> Ranking:
         """Return a ranking of some of the individuals."""
 
 
-_MANY = 16  # An arrival puts one individual behind the best, and two removals at once are rare.
+_BEHIND_LIMIT = 16  # An arrival puts one individual behind the best, and two removals at once are rare.
 
 
 class LossRanking:
@@ -86,19 +86,19 @@ class LossRanking:
         """Tell whether an individual is among the best `count`."""
         return self._count_ahead(root) < count
 
-    def best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:  # noqa: ARG002
+    def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:  # noqa: ARG002
         """Return the candidates among the best `count` individuals, best first."""
         return [root for _, root in self.entries[:count] if root in candidates]
 
-    def next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:  # noqa: ARG002
+    def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:  # noqa: ARG002
         """Return the position and the root of the best candidate."""
         return next(((place, root) for place, (_, root) in enumerate(self.entries) if root in candidates), None)
 
-    def fallen(self, count: int) -> list[int]:
+    def find_behind(self, count: int) -> list[int]:
         """Return the first individuals behind the best `count`."""
-        return [root for _, root in self.entries[count : count + _MANY]]
+        return [root for _, root in self.entries[count : count + _BEHIND_LIMIT]]
 
-    def only(self, roots: Collection[int]) -> LossRanking:
+    def restrict_to(self, roots: Collection[int]) -> LossRanking:
         """Return a ranking of some of the individuals."""
         return LossRanking([entry for entry in self.entries if entry[1] in roots])
 
@@ -120,7 +120,7 @@ class _Layer:
         kept = list(compress(self.roots, ~mask))
         return _Layer(kept, self.costs[~mask]), _Layer(gone, self.costs[mask])
 
-    def joined(self, other: _Layer) -> _Layer:
+    def merge(self, other: _Layer) -> _Layer:
         return _Layer([*self.roots, *other.roots], np.vstack([self.costs, other.costs]))
 
     def dominates(self, costs: Costs) -> npt.NDArray[np.bool_]:
@@ -129,18 +129,18 @@ class _Layer:
         found: npt.NDArray[np.bool_] = ((own <= costs).all(axis=2) & (own < costs).any(axis=2)).any(axis=0)
         return found
 
-    def parts(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[_Layer, _Layer]:
+    def split_candidates(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[_Layer, _Layer]:
         """Return the candidates, and the individuals that have continued."""
         others, waiting = self.split([root in candidates for root in self.roots])
         continued, _ = others.split([root in stopped for root in others.roots])
         return waiting, continued
 
-    def best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
+    def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
         """Return the candidates among the best `count`, best first; those that have continued come before them."""
-        waiting, continued = self.parts(candidates, stopped)
+        waiting, continued = self.split_candidates(candidates, stopped)
         if count >= len(self.roots):
             return [root for _, root in waiting.entries]
-        return _farthest(waiting, continued.costs, count - len(continued.roots))
+        return _select_farthest(waiting, continued.costs, count - len(continued.roots))
 
     @property
     def entries(self) -> list[tuple[float, int]]:
@@ -171,13 +171,13 @@ class DominanceRanking:
     def add(self, root: int, costs: tuple[float, ...]) -> None:
         """Add an individual: those that it dominates in its layer move to the next layer, and so on."""
         self._costs[root] = costs
-        moved, index = _Layer([root], np.array([costs])), self._find(costs)
+        moved, index = _Layer([root], np.array([costs])), self._find_layer(costs)
         while index < len(self._layers):
             layer = self._layers[index]
             kept, dominated = layer.split(moved.dominates(layer.costs).tolist())
             if not kept.roots:
                 break  # the whole layer moves, and so do all behind it
-            self._layers[index] = kept.joined(moved)
+            self._layers[index] = kept.merge(moved)
             if not dominated.roots:
                 return
             moved, index = dominated, index + 1
@@ -185,12 +185,12 @@ class DominanceRanking:
 
     def remove(self, root: int) -> None:
         """Remove an individual: those that it alone dominated in the next layer move up, and so on."""
-        index = self._find(self._costs.pop(root))
+        index = self._find_layer(self._costs.pop(root))
         layer, _ = self._layers[index].split([one == root for one in self._layers[index].roots])
         while layer.roots and index + 1 < len(self._layers):
             behind = self._layers[index + 1]
             left, risen = behind.split((~layer.dominates(behind.costs)).tolist())
-            self._layers[index] = layer.joined(risen)
+            self._layers[index] = layer.merge(risen)
             if not risen.roots:
                 return
             layer, index = left, index + 1
@@ -203,39 +203,39 @@ class DominanceRanking:
 
     def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:
         """Tell whether an individual is among the best `count`."""
-        index = self._find(self._costs[root])
+        index = self._find_layer(self._costs[root])
         count -= sum(len(layer.roots) for layer in self._layers[:index])
         layer = self._layers[index]
         if count <= 0 or count >= len(layer.roots):
             return count > 0
-        return root in layer.best(count, {root, *(one for one in layer.roots if one in candidates)}, stopped)
+        return root in layer.select_best(count, {root, *(one for one in layer.roots if one in candidates)}, stopped)
 
-    def best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
+    def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
         """Return the candidates among the best `count` individuals, best first."""
         found: list[int] = []
         for layer in self._layers:
             if count <= 0:
                 break
             if any(root in candidates for root in layer.roots):
-                found += layer.best(count, candidates, stopped)
+                found += layer.select_best(count, candidates, stopped)
             count -= len(layer.roots)
         return found
 
-    def next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
+    def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
         """Return the position and the root of the best candidate."""
         ahead = 0
         for layer in self._layers:
-            waiting, continued = layer.parts(candidates, stopped)
+            waiting, continued = layer.split_candidates(candidates, stopped)
             if waiting.roots:
-                return ahead + len(continued.roots), _farthest(waiting, continued.costs, 1)[0]
+                return ahead + len(continued.roots), _select_farthest(waiting, continued.costs, 1)[0]
             ahead += len(layer.roots)
         return None
 
-    def fallen(self, count: int) -> list[int]:  # noqa: ARG002
+    def find_behind(self, count: int) -> list[int]:  # noqa: ARG002
         """Return no individuals: an arrival would be compared with all, and all with all."""
         return []
 
-    def only(self, roots: Collection[int]) -> DominanceRanking:
+    def restrict_to(self, roots: Collection[int]) -> DominanceRanking:
         """Return a ranking of some of the individuals."""
         some = DominanceRanking()
         for root, costs in self._costs.items():
@@ -243,13 +243,13 @@ class DominanceRanking:
                 some.add(root, costs)
         return some
 
-    def _find(self, costs: tuple[float, ...]) -> int:
+    def _find_layer(self, costs: tuple[float, ...]) -> int:
         """Return the index of the first layer that does not dominate these costs: no later one does, either."""
         row = np.array([costs])
         return bisect_left(self._layers, True, key=lambda layer: not layer.dominates(row)[0])
 
 
-def _farthest(layer: _Layer, taken: Costs, count: int) -> list[int]:
+def _select_farthest(layer: _Layer, taken: Costs, count: int) -> list[int]:
     """Return `count` individuals of a layer, each the farthest from those that are taken, and then taken itself.
 
     Distances are shares of the range of each objective. Where none is taken, the lowest loss comes first.

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from hpo.errors import RunError, UsageError
-from hpo.process.leaving import is_alive
-from hpo.store.manifest import Manifest, manifest_of
+from hpo.process.exit import is_alive
+from hpo.store.manifest import Manifest, parse_manifest
+from hpo.store.storage_url import is_url
 from hpo.store.system_lock import try_system_lock
-from hpo.store.url import is_remote
-from hpo.text import printable
+from hpo.text_format import make_printable
 
-RUNS = Path("runs")
-_held: set[tuple[int, int]] = set()  # files that this process has locked: to open and close one would unlock it
+RUNS_DIR = Path("runs")
+_held_locks: set[tuple[int, int]] = set()  # files that this process has locked: to open and close one would unlock it
 
 
 class RunDir:
@@ -32,31 +32,31 @@ class RunDir:
         self.journal = path / "study.log"
         self.run_json = path / "run.json"
         self.summary_json = path / "summary.json"
-        self.weights = path / "best.safetensors"
-        self.front = path / "front"
-        self.confirmed = path / "confirmed"  # weights of the best, trained with other seeds
-        self.states = path / "states"
-        self.trials = path / "trials"  # folders of evaluations
+        self.best_weights = path / "best.safetensors"
+        self.front_weights = path / "front"
+        self.confirmed_weights = path / "confirmed"  # weights of the best, trained with other seeds
+        self.checkpoints = path / "checkpoints"
+        self.trial_folders = path / "trials"  # folders of evaluations
         self.test_json = path / "test.json"
         self.report_html = path / "report.html"
         self.lock = path / "lock"
-        self.died = False  # whether the run before this one has died
+        self.previous_crashed = False  # whether the run before this one has died
 
     @property
     def study_name(self) -> str:
         """The name of the run's study in its storage."""
         return self.path.absolute().name
 
-    def printed(self, trial: int, confirms: bool = False) -> Path:
+    def get_log_path(self, trial: int, confirms: bool = False) -> Path:
         """Return the path of the file with what an evaluation of the search, or of its confirmation, has printed."""
-        return self.path / "printed" / f"{'confirm-' if confirms else ''}{trial}.txt"
+        return self.path / "logs" / f"{'confirm-' if confirms else ''}{trial}.txt"
 
     @property
     def holds_run(self) -> bool:
         """Whether a run was started here."""
         return self.run_json.exists() or self.journal.exists()
 
-    def check(self, resume: bool) -> None:
+    def check_usable(self, resume: bool) -> None:
         """Raise a UsageError unless a run can start here, or go on here."""
         try:
             with suppress(FileNotFoundError, NotADirectoryError):
@@ -76,14 +76,14 @@ class RunDir:
                 raise UsageError(f"--run-dir {self.path}: cannot write to {path}")
 
     @property
-    def in_use(self) -> bool | None:
+    def is_in_use(self) -> bool | None:
         """Whether a run is in this directory now; None where that cannot be told from this host.
 
         On some shared file systems, a lock that another host holds cannot be seen. The content of the lock file tells
         more: it names the holder, and is empty where a run has ended by itself.
         """
         try:
-            if _identity(self.lock) in _held:
+            if _identify_file(self.lock) in _held_locks:
                 return True
             with self.lock.open() as file:
                 free = try_system_lock(file, shared=True)
@@ -102,11 +102,11 @@ class RunDir:
     def holder(self) -> str:
         """The process whose run is in this directory, or was in it when it died; empty where there is none."""
         with suppress(OSError, ValueError):
-            return printable(self.lock.read_text().strip()[:200])
+            return make_printable(self.lock.read_text().strip()[:200])
         return ""
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold_lock(self) -> Iterator[None]:
         """Keep other runs out of this directory inside ``with``; raises UsageError, naming the holder, if one is in it.
 
         The lock is the system's lock of the lock file, which ends with its process. That the file exists means nothing;
@@ -114,52 +114,52 @@ class RunDir:
         """
         with self.lock.open("a+", errors="replace") as file:
             file.seek(0)
-            if (locked := _lock(file)) is False:
-                holder = printable(file.read(200).strip()) or "another run"
+            if (locked := _try_lock(file)) is False:
+                holder = make_printable(file.read(200).strip()) or "another run"
                 raise UsageError(f"{self.path} is in use by {holder}: wait for it, end it, or name another --run-dir")
             if locked is None:
                 text = f"warning: {self.lock} cannot be locked: a second run in {self.path} would not be noticed"
                 print(text, file=sys.stderr, flush=True)
-            self.died = bool(file.read(1))
+            self.previous_crashed = bool(file.read(1))
             file.truncate(0)
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
             file.flush()
-            identity = _identity(self.lock)
-            _held.add(identity)
+            identity = _identify_file(self.lock)
+            _held_locks.add(identity)
             try:
                 yield
             finally:
-                _held.discard(identity)
+                _held_locks.discard(identity)
                 file.truncate(0)
                 if not self.run_json.exists():
-                    self._leave_nothing()
+                    self._remove_lock()
 
-    def sign_off(self) -> None:
+    def mark_ended(self) -> None:
         """Note that a run ends by itself, so that its running evaluations are not suspected of having killed it."""
         with suppress(OSError):
             os.truncate(self.lock, 0)
 
-    def _leave_nothing(self) -> None:
+    def _remove_lock(self) -> None:
         """Remove the lock of a run that could not be begun, and the directory if it is empty then."""
         with suppress(OSError):
             self.lock.unlink()
             self.path.rmdir()
-            if self.path.parent == RUNS:
-                RUNS.rmdir()
+            if self.path.parent == RUNS_DIR:
+                RUNS_DIR.rmdir()
 
-    def locate(self, storage: str) -> str:
+    def locate_storage(self, storage: str) -> str:
         """Return the storage that run.json names: a URL, or a file in this directory, wherever it has been moved to."""
-        return storage if is_remote(storage) else str(self.path.absolute() / storage)
+        return storage if is_url(storage) else str(self.path.absolute() / storage)
 
-    def clear_locks(self) -> None:
+    def remove_stale_files(self) -> None:
         """Remove what a killed run may have left: a lock, which would be waited for until it is stale, and drafts."""
         for lock in self.path.glob(f"{self.journal.name}.lock*"):
             lock.unlink(missing_ok=True)
-        for draft in (*self.path.glob(f".{self.weights.name}.*"), *self.front.glob(".*")):
+        for draft in (*self.path.glob(f".{self.best_weights.name}.*"), *self.front_weights.glob(".*")):
             draft.unlink(missing_ok=True)
 
-    def manifest(self) -> Manifest:
+    def read_manifest(self) -> Manifest:
         """Return what run.json holds; raises UsageError where it is missing, or where no run has written it."""
         try:
             content = json.loads(self.run_json.read_text())
@@ -167,9 +167,9 @@ class RunDir:
             raise UsageError(f"{self.path} holds no run: there is no {self.run_json}") from None
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{self.run_json} cannot be read: {error}") from error
-        return manifest_of(content, self.run_json)
+        return parse_manifest(content, self.run_json)
 
-    def summary(self) -> dict[str, Any]:
+    def read_summary(self) -> dict[str, Any]:
         """Return what summary.json holds; an empty dict where it is missing or cannot be read."""
         with suppress(OSError, ValueError, RecursionError):
             content = json.loads(self.summary_json.read_text())
@@ -177,13 +177,13 @@ class RunDir:
         return {}
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _identify_file(path: Path) -> tuple[int, int]:
     """Return what identifies a file, whatever its name: its device and its inode."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
-def _lock(file: IO[str]) -> bool | None:
+def _try_lock(file: IO[str]) -> bool | None:
     """Return what `try_system_lock` returns, after several tries: `in_use`, elsewhere, locks it for a moment too."""
     for _ in range(3):
         if (locked := try_system_lock(file)) is not False:
@@ -192,23 +192,23 @@ def _lock(file: IO[str]) -> bool | None:
     return try_system_lock(file)
 
 
-def fresh_run_dir(name: str) -> RunDir:
+def make_run_dir(name: str) -> RunDir:
     """Make and return runs/NAME-DATE-TIME, with a number behind it where two runs start in the same second."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
         with suppress(FileExistsError):
-            path = RUNS / (stem + suffix)
+            path = RUNS_DIR / (stem + suffix)
             path.mkdir(parents=True)
             return RunDir(path)
-    raise UsageError(f"{RUNS / stem} and 998 others of its name exist; give --run-dir")
+    raise UsageError(f"{RUNS_DIR / stem} and 998 others of its name exist; give --run-dir")
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file whole or not at all; raises RunError where that cannot be done."""
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a file whole or not at all, or the file that a link leads to; raises RunError where that cannot be done."""
     file_of_link = Path(os.path.realpath(path))
     draft = file_of_link.with_name(f".{file_of_link.name}.{os.getpid()}")

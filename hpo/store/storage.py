@@ -15,10 +15,10 @@ from optuna.study import StudyDirection
 
 from hpo.errors import UsageError
 from hpo.store.journal import Journal
-from hpo.store.outage import Patience, patient
-from hpo.store.url import file_of, is_remote
+from hpo.store.storage_retry import StorageRetry, wrap_with_retry
+from hpo.store.storage_url import find_storage_file, is_url
 
-_opened = threading.local()
+_thread_cache = threading.local()
 
 
 class FileStorage(JournalStorage):
@@ -29,15 +29,15 @@ class FileStorage(JournalStorage):
         super().__init__(self.journal)
 
 
-def studies(storage: str | Path, patience: Patience | None = None) -> dict[str, list[StudyDirection]]:
+def list_studies(storage: str | Path, retry: StorageRetry | None = None) -> dict[str, list[StudyDirection]]:
     """Return the directions of the studies in a storage, by the names of the studies."""
-    return {study.study_name: list(study.directions) for study in open_storage(storage, patience).get_all_studies()}
+    return {study.study_name: list(study.directions) for study in open_storage(storage, retry).get_all_studies()}
 
 
 def check_readable(storage: str) -> None:
     """Raise a UsageError where an SQLite file is missing or is no Optuna storage: to open it would make it one."""
-    path = file_of(storage)
-    if path is None or not is_remote(storage):
+    path = find_storage_file(storage)
+    if path is None or not is_url(storage):
         return
     if not path.is_file():
         raise UsageError(f"no such file: {path}")
@@ -49,26 +49,26 @@ def check_readable(storage: str) -> None:
 
 
 @contextmanager
-def opened_once() -> Iterator[None]:
+def cache_journals() -> Iterator[None]:
     """Let this thread open each journal only once inside ``with``: to read 5,000 trials of 20 losses takes 2 s."""
-    _opened.journals = {}
+    _thread_cache.journals = {}
     try:
         yield
     finally:
-        del _opened.journals
+        del _thread_cache.journals
 
 
-def open_storage(storage: str | Path | BaseStorage, patience: Patience | None = None) -> BaseStorage:
+def open_storage(storage: str | Path | BaseStorage, retry: StorageRetry | None = None) -> BaseStorage:
     """Return the storage in the journal file at a path, or at a URL; an open storage is returned as it is.
 
     With `patience`, a storage at a URL is waited for while it is away, now and in all later calls.
     """
     if isinstance(storage, BaseStorage):
         return storage
-    if isinstance(storage, str) and is_remote(storage):  # anew: its connections may have been lost meanwhile
+    if isinstance(storage, str) and is_url(storage):  # anew: its connections may have been lost meanwhile
         opened = partial(optuna.storages.get_storage, storage)
-        return patient(patience.call(opened), patience) if patience else opened()
-    journals: dict[Path, BaseStorage] = getattr(_opened, "journals", {})
+        return wrap_with_retry(retry.call(opened), retry) if retry else opened()
+    journals: dict[Path, BaseStorage] = getattr(_thread_cache, "journals", {})
     path = Path(storage)
     if path not in journals:
         journals[path] = FileStorage(path)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
-_PIECE = 16 << 20  # bytes that are read at once
+_MAX_HEADER_BYTES = 100_000_000  # bytes, as safetensors has it
+_CHUNK_SIZE = 16 << 20  # bytes that are read at once
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """A file whose tensors are copied: those whose names begin with `prefix`, with `new_prefix` instead of it."""
 
     path: Path
@@ -29,7 +29,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _TensorSlice:
     """The bytes of a tensor in an open file, and its type and shape as the file has them."""
 
     file: BinaryIO
@@ -38,11 +38,11 @@ class _Piece:
     dtype: str
     shape: list[int]
 
-    def read(self) -> Iterator[bytes]:
+    def read_chunks(self) -> Iterator[bytes]:
         self.file.seek(self.begin)
         left = self.size
         while left:
-            part = self.file.read(min(left, _PIECE))
+            part = self.file.read(min(left, _CHUNK_SIZE))
             if not part:
                 raise ValueError("it is not whole")
             left -= len(part)
@@ -56,13 +56,13 @@ class _Piece:
 def read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file, and the offset of its tensors (huggingface/safetensors, "Format")."""
     length = int.from_bytes(file.read(8), "little")
-    if length > _LONGEST_HEADER:
+    if length > _MAX_HEADER_BYTES:
         raise ValueError("its header is too long")
     header = json.loads(file.read(length))
     return dict(header), 8 + length
 
 
-def read_pieces(file: BinaryIO, start: int, header: Mapping[str, Any]) -> dict[str, _Piece]:
+def locate_tensors(file: BinaryIO, start: int, header: Mapping[str, Any]) -> dict[str, _TensorSlice]:
     """Return the tensors of a file by their names; raises ValueError if the file is not whole."""
     size = file.seek(0, 2) - start
     pieces = {}
@@ -70,7 +70,7 @@ def read_pieces(file: BinaryIO, start: int, header: Mapping[str, Any]) -> dict[s
         begin, end = entry["data_offsets"]
         if not 0 <= begin <= end <= size:
             raise ValueError("it is not whole")
-        pieces[name] = _Piece(file, start + begin, end - begin, entry["dtype"], entry["shape"])
+        pieces[name] = _TensorSlice(file, start + begin, end - begin, entry["dtype"], entry["shape"])
     return pieces
 
 
@@ -84,29 +84,31 @@ def compute_checksum(text: str, parts: Iterable[tuple[str, Iterable[Any]]]) -> s
     return f"{checksum:08x}"
 
 
-def copy_tensors(path: Path, sources: Sequence[Source], texts: Mapping[str, str], checked: str = "") -> None:
+def copy_tensors(
+    path: Path, sources: Sequence[TensorSource], texts: Mapping[str, str], checksummed_text: str = ""
+) -> None:
     """Write the tensors of other files, byte by byte, with texts about them; the file is flushed when this returns.
 
     If `checked` is the name of a text, a checksum of this text and all tensors becomes another text, "checksum". Raises
     OSError, and ValueError if a source is not whole.
     """
     with ExitStack() as held:
-        pieces: dict[str, _Piece] = {}
+        pieces: dict[str, _TensorSlice] = {}
         for source in sources:
             file = held.enter_context(source.path.open("rb"))
             header, start = read_header(file)
             header.pop("__metadata__", None)
-            for name, piece in read_pieces(file, start, header).items():
+            for name, piece in locate_tensors(file, start, header).items():
                 if name.startswith(source.prefix):
                     pieces[source.new_prefix + name.removeprefix(source.prefix)] = piece
         texts = dict(texts)
-        if checked:
-            parts = ((name, pieces[name].read()) for name in sorted(pieces))
-            texts["checksum"] = compute_checksum(texts[checked], parts)
-        _write_pieces(path, pieces, texts)
+        if checksummed_text:
+            parts = ((name, pieces[name].read_chunks()) for name in sorted(pieces))
+            texts["checksum"] = compute_checksum(texts[checksummed_text], parts)
+        _write_slices(path, pieces, texts)
 
 
-def _write_pieces(path: Path, pieces: Mapping[str, _Piece], texts: Mapping[str, str]) -> None:
+def _write_slices(path: Path, pieces: Mapping[str, _TensorSlice], texts: Mapping[str, str]) -> None:
     # Tensors of the largest elements come first, so that each begins at a multiple of its elements' size.
     names = sorted(pieces, key=lambda name: (-pieces[name].alignment, name))
     header: dict[str, Any] = {"__metadata__": texts}
@@ -120,7 +122,7 @@ def _write_pieces(path: Path, pieces: Mapping[str, _Piece], texts: Mapping[str, 
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for name in names:
-            for part in pieces[name].read():
+            for part in pieces[name].read_chunks():
                 file.write(part)
         file.flush()
         os.fsync(file.fileno())

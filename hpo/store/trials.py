@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.store.evaluations import INTERRUPTED, Assignment, Evaluation
-from hpo.store.values import is_mapping, is_number, is_text, is_whole
+from hpo.store.json_values import is_mapping, is_number, is_text, is_whole_number
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-_REPEATED = ("propagator", "confirms", "seed", "inherits", "at_rungs")
+_COPIED_ATTRIBUTES = ("propagator", "confirms", "seed", "inherits", "at_rungs")
 
-_STATES = {
+_STATE_NAMES = {
     TrialState.RUNNING: "running",
     TrialState.WAITING: "waiting",
     TrialState.COMPLETE: "complete",
@@ -30,8 +30,8 @@ def _is_team(value: object) -> bool:
     if not isinstance(value, dict):
         return False
     workers = value.get("workers")
-    is_known = is_number(value.get("at")) and is_whole(value.get("after"))
-    return is_known and type(workers) is list and bool(workers) and all(map(is_whole, workers))
+    is_known = is_number(value.get("at")) and is_whole_number(value.get("after"))
+    return is_known and type(workers) is list and bool(workers) and all(map(is_whole_number, workers))
 
 
 def _is_at_rungs(value: object) -> bool:
@@ -40,18 +40,18 @@ def _is_at_rungs(value: object) -> bool:
     return all(type(values) is list and all(map(is_number, values)) for values in value.values())
 
 
-_KINDS: dict[str, Callable[[object], bool]] = {
+_VALIDATORS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(
         (
-            *("island", "worker", "generation", "confirms", "seed", "repeats", "deaths"),
-            *("went_on_after", "saved_after", "paused_after", "cut_after", "inherits"),
+            *("island", "worker", "generation", "confirms", "seed", "retry_of", "crash_count"),
+            *("resumed_from_step", "checkpoint_step", "paused_after", "cut_after", "inherits"),
         ),
-        is_whole,
+        is_whole_number,
     ),
-    **dict.fromkeys(("failure", "traceback", "propagator", "origin"), is_text),
+    **dict.fromkeys(("failure", "traceback", "propagator", "imported_from"), is_text),
     **dict.fromkeys(("metrics", "immigrants"), is_mapping),
     "at_rungs": _is_at_rungs,
-    "teams": lambda value: type(value) is list and all(map(_is_team, value)),
+    "worker_groups": lambda value: type(value) is list and all(map(_is_team, value)),
     **dict.fromkeys(("seconds", "seconds_before"), lambda value: is_number(value) and float(value) >= 0),  # type: ignore[arg-type]
 }
 
@@ -61,57 +61,59 @@ def is_interrupted(trial: FrozenTrial) -> bool:
     return trial.state.is_finished() and trial.user_attrs.get("failure") == INTERRUPTED
 
 
-def repeated_by(trial: FrozenTrial) -> int | None:
+def find_retried_trial(trial: FrozenTrial) -> int | None:
     """Return the number of the trial that this one repeats; None where it is the first of its individual."""
-    return _earlier(trial, "repeats")
+    return _find_earlier_trial(trial, "retry_of")
 
 
-def _earlier(trial: FrozenTrial, name: str) -> int | None:
+def _find_earlier_trial(trial: FrozenTrial, name: str) -> int | None:
     """Return the number of an earlier trial that an attribute names; None where it does not."""
     number: Any = trial.user_attrs.get(name)
-    return int(number) if is_whole(number) and number < trial.number else None
+    return int(number) if is_whole_number(number) and number < trial.number else None
 
 
-def root_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
+def find_root_trial(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
     """Return the number of the first of the trials that repeat each other, of which this is one."""
-    repeated = repeated_by(trial)
-    return trial.number if repeated is None else root_of(trials[repeated], trials)
+    repeated = find_retried_trial(trial)
+    return trial.number if repeated is None else find_root_trial(trials[repeated], trials)
 
 
-def of_all_repeats(trial: FrozenTrial) -> dict[str, Any]:
+def copy_retry_attributes(trial: FrozenTrial) -> dict[str, Any]:
     """Return those attributes of a trial that its repeat has, too."""
-    return {name: trial.user_attrs[name] for name in _REPEATED if name in trial.user_attrs}
+    return {name: trial.user_attrs[name] for name in _COPIED_ATTRIBUTES if name in trial.user_attrs}
 
 
 def is_paused(trial: FrozenTrial) -> bool:
     """Tell whether a trial has ended so that another one may go on where it was."""
-    return trial.state == TrialState.PRUNED and is_whole(trial.user_attrs.get("paused_after"))
+    return trial.state == TrialState.PRUNED and is_whole_number(trial.user_attrs.get("paused_after"))
 
 
-def assignment_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Assignment:
+def make_assignment(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Assignment:
     """Return a trial that has started as what its worker is told; `trials` are all of the study."""
-    seed, evaluation = trial.user_attrs.get("seed"), evaluation_of(trial)
-    parent = None if evaluation.inherits is None else root_of(trials[evaluation.inherits], trials)
-    root = root_of(trial, trials)
+    seed, evaluation = trial.user_attrs.get("seed"), make_evaluation(trial)
+    parent = None if evaluation.inherits is None else find_root_trial(trials[evaluation.inherits], trials)
+    root = find_root_trial(trial, trials)
     return Assignment(trial._trial_id, trial.number, trial.params, root, seed, parent, evaluation.confirms)
 
 
-def evaluation_of(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:
+def make_evaluation(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:
     """Return a trial as an evaluation; an attribute that this program cannot have written counts as missing.
 
     `is_repeated` tells whether another trial repeats it.
     """
     ended = trial.state.is_finished()
-    attributes = {name: value for name, value in trial.user_attrs.items() if name in _KINDS and _KINDS[name](value)}
+    attributes = {
+        name: value for name, value in trial.user_attrs.items() if name in _VALIDATORS and _VALIDATORS[name](value)
+    }
     for name in ("metrics", "immigrants"):
         if name in attributes:
             attributes[name] = {key: value for key, value in attributes[name].items() if is_number(value)}
     at_rungs = attributes.pop("at_rungs", {})
     return Evaluation(
         trial=trial.number,
-        state=_state(trial, is_repeated),
+        state=_find_state(trial, is_repeated),
         loss=float(trial.values[0]) if trial.values else math.inf,
-        others=tuple(map(float, trial.values[1:])) if trial.values else (),
+        other_values=tuple(map(float, trial.values[1:])) if trial.values else (),
         params=trial.params,
         started=trial.datetime_start.timestamp() if trial.datetime_start else math.nan,
         ended=trial.datetime_complete.timestamp() if trial.datetime_complete else math.nan,
@@ -122,38 +124,40 @@ def evaluation_of(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:
             "worker": 0,
             "generation": 0,
             **attributes,
-            "repeats": repeated_by(trial),
-            "inherits": _earlier(trial, "inherits"),
+            "retry_of": find_retried_trial(trial),
+            "inherits": _find_earlier_trial(trial, "inherits"),
             "seconds": float(attributes.get("seconds", math.nan)) if ended else 0.0,
         },
     )
 
 
-def _state(trial: FrozenTrial, is_repeated: bool) -> str:
+def _find_state(trial: FrozenTrial, is_repeated: bool) -> str:
     if is_interrupted(trial):
         return INTERRUPTED
     if is_paused(trial):
         return "promoted" if is_repeated else "paused"
-    return _STATES[trial.state]
+    return _STATE_NAMES[trial.state]
 
 
-def new_trial(
+def make_trial(
     state: TrialState,
     params: Mapping[str, Any],
     distributions: Mapping[str, BaseDistribution],
     attributes: Mapping[str, Any],
 ) -> FrozenTrial:
     """Return a trial that has not ended; of the distributions, it has those of its hyperparameters."""
-    own = chosen(distributions, params)
+    own = select_distributions(distributions, params)
     return create_trial(state=state, params=dict(params), distributions=own, user_attrs=dict(attributes))
 
 
-def chosen(distributions: Mapping[str, BaseDistribution], params: Mapping[str, Any]) -> dict[str, BaseDistribution]:
+def select_distributions(
+    distributions: Mapping[str, BaseDistribution], params: Mapping[str, Any]
+) -> dict[str, BaseDistribution]:
     """Return the distributions of the hyperparameters that exist."""
     return {name: distributions[name] for name in params}
 
 
-def trial_of(
+def make_imported_trial(
     evaluation: Evaluation, distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
 ) -> FrozenTrial:
     """Return a trial for an evaluation that is complete, pruned or paused; the storage will choose its number."""
@@ -166,17 +170,21 @@ def trial_of(
         datetime_start=datetime.fromtimestamp(evaluation.started),
         datetime_complete=datetime.fromtimestamp(evaluation.ended),
         params=dict(evaluation.params),
-        distributions=chosen(distributions, evaluation.params),
-        user_attrs={**attributes, **_known(evaluation.seconds), **kept(evaluation.metrics)},
+        distributions=select_distributions(distributions, evaluation.params),
+        user_attrs={
+            **attributes,
+            **_make_seconds_attribute(evaluation.seconds),
+            **make_metrics_attribute(evaluation.metrics),
+        },
         system_attrs={},
         intermediate_values=dict(evaluation.curve),
     )
 
 
-def _known(seconds: float) -> dict[str, float]:
+def _make_seconds_attribute(seconds: float) -> dict[str, float]:
     return {} if math.isnan(seconds) else {"seconds": seconds}
 
 
-def kept(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+def make_metrics_attribute(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Return the trial attribute that holds metrics; none for no metrics."""
     return {"metrics": dict(metrics)} if metrics else {}

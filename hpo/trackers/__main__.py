@@ -20,15 +20,15 @@ from pathlib import Path
 
 from hpo.errors import UsageError
 from hpo.store.run_dir import RunDir
-from hpo.text import message, printable, short
-from hpo.trackers.follower import Follower
-from hpo.trackers.tracker import ShownRun, Tracker, without_secrets
-from hpo.trackers.written import Written
+from hpo.text_format import cut_text, format_error, make_printable
+from hpo.trackers.shown_evaluations import ShownEvaluations
+from hpo.trackers.tracker import TrackedRun, Tracker, remove_secrets
+from hpo.trackers.tracker_updater import TrackerUpdater
 
 _POLL_SECONDS = 2.0
 _LONGEST_POLL_SECONDS = 10.0
-_SHARE_OF_A_CORE = 0.02  # that looks may take; where looks are rarer, each writes more at once
-_SECONDS_AFTER_THE_JOB = 3.0
+_MAX_CPU_SHARE = 0.02  # that looks may take; where looks are rarer, each writes more at once
+_EXIT_SECONDS_AFTER_JOB = 3.0
 _LONGEST_REASON = 300
 
 
@@ -43,46 +43,48 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
-    def say(text: str, kind: str = "") -> None:
-        print(f"{kind}--tracker {name}: {printable(without_secrets(text))}", file=voice, flush=True)
+    def notify(text: str, kind: str = "") -> None:
+        print(f"{kind}--tracker {name}: {make_printable(remove_secrets(text))}", file=voice, flush=True)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # schedulers send them to all processes
         signal.signal(number, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     job = os.getppid()
-    threading.Thread(target=_outlive, args=(job,), daemon=True).start()
+    threading.Thread(target=_exit_after_job, args=(job,), daemon=True).start()
     status = 0
     try:
-        _follow(name, run_dir, job, say)
+        _follow_run(name, run_dir, job, notify)
     except BaseException as error:
-        reason = short(without_secrets(message(error)), _LONGEST_REASON)  # first: a cut secret would not be found
+        reason = cut_text(
+            remove_secrets(format_error(error)), _LONGEST_REASON
+        )  # first: a cut secret would not be found
         what = reason if isinstance(error, UsageError) else f"{type(error).__name__}: {reason}"
-        say(f"{what}; nothing more is shown there", kind="warning: ")
+        notify(f"{what}; nothing more is shown there", kind="warning: ")
         status = 1
     os._exit(status)  # packages take a second to end, or for ever where they have failed; all is written
 
 
-def _follow(name: str, run_dir: Path, job: int, say: Callable[[str], None]) -> None:
+def _follow_run(name: str, run_dir: Path, job: int, notify: Callable[[str], None]) -> None:
     """Show the run to the tracker until there is nothing more to come."""
-    run = RunDir(run_dir).manifest()
-    with Written(run_dir / name / "written.jsonl") as written, open(0, "rb", buffering=0) as orders:
-        tracker = _make(name, ShownRun(written.id, run, run_dir / name, say))
-        follower = Follower(tracker, written)
+    run = RunDir(run_dir).read_manifest()
+    with ShownEvaluations(run_dir / name / "written.jsonl") as written, open(0, "rb", buffering=0) as orders:
+        tracker = _make_tracker(name, TrackedRun(written.id, run, run_dir / name, notify))
+        follower = TrackerUpdater(tracker, written)
         over, pause = False, _POLL_SECONDS
         while not over:
             order = orders.readline() if select.select([orders], [], [], pause)[0] else None
             if order:
-                follower.follow(**json.loads(order))
+                follower.add_study(**json.loads(order))
                 continue
             over = order == b"" or os.getppid() != job
             before = time.process_time()
-            follower.look(running=not over)
+            follower.show_changes(running=not over)
             taken = time.process_time() - before
-            pause = min(max(_POLL_SECONDS, taken / _SHARE_OF_A_CORE), _LONGEST_POLL_SECONDS)
+            pause = min(max(_POLL_SECONDS, taken / _MAX_CPU_SHARE), _LONGEST_POLL_SECONDS)
         tracker.close(follower.is_over(run.study, run.budget, run.pruner))
 
 
-def _make(name: str, shown: ShownRun) -> Tracker:
+def _make_tracker(name: str, shown: TrackedRun) -> Tracker:
     """Import a tracker's package, which takes seconds, and return the tracker, which begins to show a run."""
     if name == "tensorboard":
         from hpo.trackers.tensorboard import TensorBoard
@@ -97,11 +99,11 @@ def _make(name: str, shown: ShownRun) -> Tracker:
     return WandB(shown)
 
 
-def _outlive(job: int) -> None:
+def _exit_after_job(job: int) -> None:
     """End this process soon after the job has died, whatever a package is doing."""
     while os.getppid() == job:
         time.sleep(_POLL_SECONDS)
-    time.sleep(_SECONDS_AFTER_THE_JOB)
+    time.sleep(_EXIT_SECONDS_AFTER_JOB)
     os._exit(1)
 
 

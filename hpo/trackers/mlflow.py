@@ -17,10 +17,20 @@ from sqlalchemy.engine import Engine
 
 from hpo.errors import UsageError
 from hpo.store.evaluations import Evaluation
-from hpo.store.url import without_password
-from hpo.trackers.tracker import CURVE, ShownRun, circumstances, moment, name_of, params, results, text, title
+from hpo.store.storage_url import mask_password
+from hpo.trackers.tracker import (
+    LOSS_CURVE,
+    TrackedRun,
+    clean_name,
+    clean_text,
+    collect_context,
+    collect_results,
+    convert_params,
+    find_timestamp,
+    make_title,
+)
 
-_STATUS = {"complete": "FINISHED", "failed": "FAILED"}
+_STATUSES = {"complete": "FINISHED", "failed": "FAILED"}
 
 
 class MLflow:
@@ -29,47 +39,47 @@ class MLflow:
     The experiment is MLFLOW_EXPERIMENT_NAME, and without it has the name of the search space.
     """
 
-    def __init__(self, shown: ShownRun) -> None:
+    def __init__(self, shown: TrackedRun) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-        self.place = without_password(uri) if uri else "here"
+        self.destination = mask_password(uri) if uri else "here"
         self._folder = None if uri else shown.folder.absolute()
-        self._client = MlflowClient(uri or _local_store(shown.folder.absolute()))
-        self._runs: dict[str, str] = {}  # by name, also those that have ended for now
-        self._is_taken_up = False
-        self._experiment = self._find_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or shown.search)
+        self._client = MlflowClient(uri or _find_local_store(shown.folder.absolute()))
+        self._run_ids: dict[str, str] = {}  # by name, also those that have ended for now
+        self._is_resumed = False
+        self._experiment = self._find_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or shown.project_name)
         self._parent = self._find_parent(shown) or self._make_parent(shown)
-        self._open: set[str] = set()
+        self._open_names: set[str] = set()
 
-    def show(self, evaluation: Evaluation, losses: Mapping[int, float], begins: bool) -> None:
+    def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
         """Make a run with the hyperparameters, add to its metric `loss`, and end it with the results."""
-        name, now = title(evaluation), _ms(moment(evaluation))
-        metrics = [Metric(CURVE, loss, now, epoch) for epoch, loss in losses.items()]
+        name, now = make_title(evaluation), _to_milliseconds(find_timestamp(evaluation))
+        metrics = [Metric(LOSS_CURVE, loss, now, epoch) for epoch, loss in losses.items()]
         given: list[Param] = []
-        if begins:
+        if from_start:
             self._remove_run(name)
-            self._runs[name] = self._make_run(evaluation)
-            self._open.add(name)
-            given = [Param(param, text(str(value))) for param, value in params(evaluation).items()]
+            self._run_ids[name] = self._make_run(evaluation)
+            self._open_names.add(name)
+            given = [Param(param, clean_text(str(value))) for param, value in convert_params(evaluation).items()]
         if evaluation.state == "running":
-            self._log(self._runs[name], metrics, given, [])
+            self._log_batches(self._run_ids[name], metrics, given, [])
             return
         last = max(evaluation.curve, default=0)
-        metrics += [Metric(result, value, now, last) for result, value in results(evaluation).items()]
+        metrics += [Metric(result, value, now, last) for result, value in collect_results(evaluation).items()]
         tags = [RunTag("state", evaluation.state)]
         if evaluation.failure:
-            tags.append(RunTag("failure", text(evaluation.failure)))
-        run, status = self._runs[name], _STATUS.get(evaluation.state, "KILLED")
-        self._log(run, metrics, given, tags)
+            tags.append(RunTag("failure", clean_text(evaluation.failure)))
+        run, status = self._run_ids[name], _STATUSES.get(evaluation.state, "KILLED")
+        self._log_batches(run, metrics, given, tags)
         self._client.set_terminated(run, status, now)
-        self._open.remove(name)
+        self._open_names.remove(name)
         if status != "KILLED":
-            del self._runs[name]
+            del self._run_ids[name]
 
-    def close(self, spent: bool) -> None:
+    def close(self, is_budget_spent: bool) -> None:
         """End the parent run, and what is still open."""
-        for name in self._open:
-            self._client.set_terminated(self._runs[name], "KILLED")
-        self._client.set_terminated(self._parent, "FINISHED" if spent else "KILLED")
+        for name in self._open_names:
+            self._client.set_terminated(self._run_ids[name], "KILLED")
+        self._client.set_terminated(self._parent, "FINISHED" if is_budget_spent else "KILLED")
 
     def _find_experiment(self, name: str) -> str:
         experiment = self._client.get_experiment_by_name(name)
@@ -84,7 +94,7 @@ class MLflow:
                 raise
             return str(experiment.experiment_id)
 
-    def _find_parent(self, shown: ShownRun) -> str | None:
+    def _find_parent(self, shown: TrackedRun) -> str | None:
         """Return the parent run of an earlier session; None without one. The runs that it left open are ended."""
         found = self._client.search_runs([self._experiment], f"tags.hpo_run = '{shown.id}'", max_results=1)
         if not found:
@@ -94,47 +104,47 @@ class MLflow:
         left = f"tags.\"mlflow.parentRunId\" = '{parent}' and attributes.status = 'RUNNING'"
         for run in self._client.search_runs([self._experiment], left, ViewType.ALL, max_results=10_000):
             self._client.set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
-        self._is_taken_up = True
+        self._is_resumed = True
         return parent
 
-    def _make_parent(self, shown: ShownRun) -> str:
+    def _make_parent(self, shown: TrackedRun) -> str:
         run = shown.manifest
-        tags = {"hpo_run": shown.id, "kind": "search", "mlflow.source.name": text(run.command)}
+        tags = {"hpo_run": shown.id, "kind": "search", "mlflow.source.name": clean_text(run.command)}
         made = str(self._client.create_run(self._experiment, tags=tags, run_name=shown.name).info.run_id)
         values = {
-            **{name_of(name): value for name, value in run.settings.items()},
-            **{f"search.{name}": getattr(run, name) for name in ("budget", "seed", "pruner", "confirm")},
+            **{clean_name(name): value for name, value in run.settings.items()},
+            **{f"search.{name}": getattr(run, name) for name in ("budget", "seed", "pruner", "confirm_seeds")},
             "search.propagators": ",".join(run.propagators),
         }
-        self._log(made, [], [Param(name, text(str(value))) for name, value in values.items()], [])
+        self._log_batches(made, [], [Param(name, clean_text(str(value))) for name, value in values.items()], [])
         return made
 
     def _remove_run(self, name: str) -> None:
         """Remove what was shown of an individual, which is shown again as a whole."""
-        earlier = {self._runs.pop(name)} if name in self._runs else set()
-        if self._is_taken_up:
+        earlier = {self._run_ids.pop(name)} if name in self._run_ids else set()
+        if self._is_resumed:
             of_name = f"tags.\"mlflow.parentRunId\" = '{self._parent}' and attributes.run_name = '{name}'"
             earlier |= {run.info.run_id for run in self._client.search_runs([self._experiment], of_name)}
         for run in earlier:
             self._client.delete_run(run)
 
     def _make_run(self, evaluation: Evaluation) -> str:
-        tags = {name: str(value) for name, value in circumstances(evaluation).items()}
+        tags = {name: str(value) for name, value in collect_context(evaluation).items()}
         tags["mlflow.parentRunId"] = self._parent
-        started = _ms(evaluation.started)
-        return str(self._client.create_run(self._experiment, started, tags, title(evaluation)).info.run_id)
+        started = _to_milliseconds(evaluation.started)
+        return str(self._client.create_run(self._experiment, started, tags, make_title(evaluation)).info.run_id)
 
-    def _log(self, run: str, metrics: list[Metric], given: list[Param], tags: list[RunTag]) -> None:
+    def _log_batches(self, run: str, metrics: list[Metric], given: list[Param], tags: list[RunTag]) -> None:
         """Log as much at once as a server takes: 1,000 things, and of those 100 parameters and 100 tags."""
         while metrics or given or tags:
             self._client.log_batch(run, metrics[:800], given[:100], tags[:100])
             metrics, given, tags = metrics[800:], given[100:], tags[100:]
 
 
-def _local_store(folder: Path) -> str:
+def _find_local_store(folder: Path) -> str:
     if {"?", "%"} & set(str(folder)):  # their meaning in a URL depends on SQLAlchemy's version
         raise UsageError(f"{folder} has a ? or % in it, where MLflow can keep no store: set MLFLOW_TRACKING_URI")
-    event.listen(Engine, "connect", _let_it_be_lost)
+    event.listen(Engine, "connect", _disable_sync)
     if not (folder / "mlflow.db").exists():
         _make_store(folder)
     return f"sqlite:///{folder}/mlflow.db"
@@ -148,7 +158,7 @@ def _make_store(folder: Path) -> None:
     (folder / "new.db").rename(folder / "mlflow.db")
 
 
-def _let_it_be_lost(connection: object, _: object) -> None:
+def _disable_sync(connection: object, _: object) -> None:
     """Keep SQLite from waiting for the disk, as it would 7 times an evaluation: leaders wait for the same disk.
 
     The store is a copy of what the study has. If it were lost with its host, hpo track would make it anew.
@@ -157,5 +167,5 @@ def _let_it_be_lost(connection: object, _: object) -> None:
         connection.execute("PRAGMA synchronous=OFF")
 
 
-def _ms(seconds: float) -> int:
+def _to_milliseconds(seconds: float) -> int:
     return round(seconds * 1000)

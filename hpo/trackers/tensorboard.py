@@ -16,43 +16,51 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from hpo.store.evaluations import Evaluation
-from hpo.trackers.tracker import CURVE, ShownRun, moment, params, results, text, title
+from hpo.trackers.tracker import (
+    LOSS_CURVE,
+    TrackedRun,
+    clean_text,
+    collect_results,
+    convert_params,
+    find_timestamp,
+    make_title,
+)
 
 
 class TensorBoard:
     """Event files in RUN_DIR/tensorboard."""
 
-    place = "here"
+    destination = "here"
 
-    def __init__(self, shown: ShownRun) -> None:
+    def __init__(self, shown: TrackedRun) -> None:
         self._folder = shown.folder
         self._writers: dict[str, EventFileWriter] = {}
 
-    def show(self, evaluation: Evaluation, losses: Mapping[int, float], begins: bool) -> None:
+    def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
         """Begin with the hyperparameters, add to the curve, and end with the results, at the last epoch."""
-        name = title(evaluation)
-        if begins:
-            self._begin(evaluation)
+        name = make_title(evaluation)
+        if from_start:
+            self._start_individual(evaluation)
         for epoch, loss in losses.items():
-            self._write(evaluation, _scalar(CURVE, loss), epoch)
+            self._write_summary(evaluation, _make_scalar(LOSS_CURVE, loss), epoch)
         if evaluation.state == "running":
             self._writers[name].flush()
             return
-        for result, value in results(evaluation).items():
-            self._write(evaluation, _scalar(result, value), max(evaluation.curve, default=0))
+        for result, value in collect_results(evaluation).items():
+            self._write_summary(evaluation, _make_scalar(result, value), max(evaluation.curve, default=0))
         if evaluation.failure:
-            self._write(evaluation, text_pb("failure", text(evaluation.failure)))
-        self._write(evaluation, _session_end(evaluation))
+            self._write_summary(evaluation, text_pb("failure", clean_text(evaluation.failure)))
+        self._write_summary(evaluation, _make_session_end(evaluation))
         self._writers.pop(name).close()
 
-    def close(self, spent: bool) -> None:  # noqa: ARG002
+    def close(self, is_budget_spent: bool) -> None:  # noqa: ARG002
         """Close what is still open."""
         for writer in self._writers.values():
             writer.close()
 
-    def _begin(self, evaluation: Evaluation) -> None:
+    def _start_individual(self, evaluation: Evaluation) -> None:
         """Begin an individual, in place of the file that there may be."""
-        name = title(evaluation)
+        name = make_title(evaluation)
         if name in self._writers:
             self._writers.pop(name).close()
         earlier = list((self._folder / name).glob("events.*"))
@@ -61,22 +69,26 @@ class TensorBoard:
         self._writers[name] = EventFileWriter(str(self._folder / name))
         if earlier:  # a TensorBoard that has read it forgets its steps
             log = SessionLog(status=SessionLog.START)
-            self._writers[name].add_event(Event(wall_time=moment(evaluation), step=0, session_log=log))
-        self._write(evaluation, hparams_pb(params(evaluation), trial_id=name, start_time_secs=evaluation.started))
+            self._writers[name].add_event(Event(wall_time=find_timestamp(evaluation), step=0, session_log=log))
+        self._write_summary(
+            evaluation, hparams_pb(convert_params(evaluation), trial_id=name, start_time_secs=evaluation.started)
+        )
 
-    def _write(self, evaluation: Evaluation, summary: Summary, step: int = 0) -> None:
-        self._writers[title(evaluation)].add_event(Event(wall_time=moment(evaluation), step=step, summary=summary))
+    def _write_summary(self, evaluation: Evaluation, summary: Summary, step: int = 0) -> None:
+        self._writers[make_title(evaluation)].add_event(
+            Event(wall_time=find_timestamp(evaluation), step=step, summary=summary)
+        )
 
 
-def _scalar(name: str, value: float) -> Summary:
+def _make_scalar(name: str, value: float) -> Summary:
     """Return a number in the form that torch writes: only TensorBoard itself reads the newer form too."""
     return Summary(value=[Summary.Value(tag=name, simple_value=value)])
 
 
-def _session_end(evaluation: Evaluation) -> Summary:
+def _make_session_end(evaluation: Evaluation) -> Summary:
     """Return how an evaluation ended, for the HParams tab: TensorBoard's own function for it needs TensorFlow."""
-    status = api_pb2.STATUS_SUCCESS if evaluation.succeeded else api_pb2.STATUS_FAILURE
-    end = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=moment(evaluation)))
+    status = api_pb2.STATUS_SUCCESS if evaluation.has_succeeded else api_pb2.STATUS_FAILURE
+    end = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=find_timestamp(evaluation)))
     value = Summary.Value(
         tag=metadata.SESSION_END_INFO_TAG,
         metadata=metadata.create_summary_metadata(end),

@@ -13,10 +13,18 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would call its mak
 import wandb
 
 from hpo.store.evaluations import Evaluation
-from hpo.trackers.tracker import CURVE, ShownRun, circumstances, params, results, text, title
+from hpo.trackers.tracker import (
+    LOSS_CURVE,
+    TrackedRun,
+    clean_text,
+    collect_context,
+    collect_results,
+    convert_params,
+    make_title,
+)
 
 # What wandb collects by itself in each run, 0.15 s each time, would be of this process and not of those that train.
-_NOTHING_ELSE: dict[str, Any] = {
+_MINIMAL_SETTINGS: dict[str, Any] = {
     "silent": True,
     "console": "off",
     "disable_code": True,
@@ -27,45 +35,47 @@ _NOTHING_ELSE: dict[str, Any] = {
     "x_save_requirements": False,
 }
 
-_MADE = "search"  # in the config of a run, beside its hyperparameters
+_CONTEXT_KEY = "search"  # in the config of a run, beside its hyperparameters
 
 
 class WandB:
     """Runs where wandb's own variables say (WANDB_MODE, WANDB_DIR, WANDB_PROJECT...), and else in RUN_DIR/wandb."""
 
-    def __init__(self, shown: ShownRun) -> None:
+    def __init__(self, shown: TrackedRun) -> None:
         self._shown = shown
         self._mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
         if not os.environ.get("WANDB_MODE") and self._mode == "offline":
-            shown.say(f"no account is known here, so it is offline: wandb sync {shown.folder}/offline-run-* uploads it")
+            shown.notify(
+                f"no account is known here, so it is offline: wandb sync {shown.folder}/offline-run-* uploads it"
+            )
         self._dir = None if os.environ.get("WANDB_DIR") else str(shown.folder.parent)
-        self.place = os.environ.get("WANDB_DIR", "here") if self._mode in ("offline", "dryrun") else self._mode
+        self.destination = os.environ.get("WANDB_DIR", "here") if self._mode in ("offline", "dryrun") else self._mode
         self._runs: dict[str, wandb.Run] = {}
 
-    def show(self, evaluation: Evaluation, losses: Mapping[int, float], begins: bool) -> None:
+    def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
         """Begin a run, add to its history, whose steps are the epochs, and end it with the results in its summary."""
-        name = title(evaluation)
-        if begins:
+        name = make_title(evaluation)
+        if from_start:
             self._remove_run(name)
             self._runs[name] = self._make_run(evaluation)
         run = self._runs[name]
         for epoch, loss in losses.items():
-            run.log({CURVE: loss}, step=epoch)
+            run.log({LOSS_CURVE: loss}, step=epoch)
         if evaluation.state == "running":
             return
-        run.summary.update({**results(evaluation), "state": evaluation.state})
+        run.summary.update({**collect_results(evaluation), "state": evaluation.state})
         if evaluation.failure:
-            run.summary["failure"] = text(evaluation.failure)
-        run.finish(exit_code=0 if evaluation.succeeded else 1)
+            run.summary["failure"] = clean_text(evaluation.failure)
+        run.finish(exit_code=0 if evaluation.has_succeeded else 1)
         del self._runs[name]
 
-    def close(self, spent: bool) -> None:  # noqa: ARG002
+    def close(self, is_budget_spent: bool) -> None:  # noqa: ARG002
         """End what is still open, and wandb's own process."""
         for run in self._runs.values():
             run.finish(exit_code=1)
         wandb.teardown()
 
-    def _id(self, name: str) -> str:
+    def _make_run_id(self, name: str) -> str:
         return f"{self._shown.id}-{name}"
 
     def _remove_run(self, name: str) -> None:
@@ -73,20 +83,20 @@ class WandB:
         if name in self._runs:
             self._runs.pop(name).finish(exit_code=1)
         folder = Path(os.environ.get("WANDB_DIR") or self._shown.folder.parent) / "wandb"
-        for path in folder.glob(f"offline-run-*-{self._id(name)}"):
+        for path in folder.glob(f"offline-run-*-{self._make_run_id(name)}"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _make_run(self, evaluation: Evaluation) -> wandb.Run:
-        name, made = title(evaluation), circumstances(evaluation)
+        name, made = make_title(evaluation), collect_context(evaluation)
         return wandb.init(
-            id=self._id(name),
+            id=self._make_run_id(name),
             name=name,
-            project=os.environ.get("WANDB_PROJECT") or self._shown.search,
+            project=os.environ.get("WANDB_PROJECT") or self._shown.project_name,
             group=os.environ.get("WANDB_RUN_GROUP") or self._shown.name,
             job_type=str(made.pop("kind")),
-            config={**params(evaluation, taken=(_MADE,)), _MADE: made},
+            config={**convert_params(evaluation, taken=(_CONTEXT_KEY,)), _CONTEXT_KEY: made},
             dir=self._dir,
             mode=self._mode,  # type: ignore[arg-type] # wandb itself says which modes there are
             reinit="create_new",
-            settings=wandb.Settings(**_NOTHING_ELSE, x_start_time=evaluation.started),
+            settings=wandb.Settings(**_MINIMAL_SETTINGS, x_start_time=evaluation.started),
         )

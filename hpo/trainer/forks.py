@@ -8,44 +8,46 @@ import sys
 import threading
 from contextlib import suppress
 
-from hpo.process.failure import traceback_of
+from hpo.process.failure import format_traceback
 
 # A scheduler sends them to all processes of a job; the supervisor decides what they mean.
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
-_own = os.getpid()
+_trainer_pid = os.getpid()
 
 
-def remember_process(ignored: tuple[signal.Signals, ...]) -> None:
+def register_trainer_process(ignored: tuple[signal.Signals, ...]) -> None:
     """Take this process for the trainer; processes that it forks do not ignore the signals that it ignores."""
-    global _own
-    _own = os.getpid()
+    global _trainer_pid
+    _trainer_pid = os.getpid()
     for number in ignored:
-        signal.signal(number, _ignore)  # a handler, since what is ignored would stay so in programs that are started
+        signal.signal(
+            number, _ignore_signal
+        )  # a handler, since what is ignored would stay so in programs that are started
     # A signal that comes before a forked process has let go of the handler is not to be lost.
     masks = threading.local()
 
-    def block() -> None:
+    def block_signals() -> None:
         masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, ignored)
 
-    def restore() -> None:
+    def restore_mask() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
 
-    def let_go() -> None:
+    def reset_handlers() -> None:
         for number in ignored:
             signal.signal(number, signal.SIG_DFL)
-        restore()
+        restore_mask()
 
-    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=let_go)
+    os.register_at_fork(before=block_signals, after_in_parent=restore_mask, after_in_child=reset_handlers)
 
 
-def _ignore(*_: object) -> None:
+def _ignore_signal(*_: object) -> None:
     pass
 
 
 def is_forked() -> bool:
     """Tell whether an objective has forked this process."""
-    return os.getpid() != _own
+    return os.getpid() != _trainer_pid
 
 
 def end_if_forked(error: BaseException | None = None) -> None:
@@ -56,7 +58,7 @@ def end_if_forked(error: BaseException | None = None) -> None:
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     elif error is not None:
-        print(traceback_of(error, []), end="", file=sys.stderr, flush=True)
+        print(format_traceback(error, []), end="", file=sys.stderr, flush=True)
         status = 1
     with suppress(Exception):
         sys.stdout.flush()

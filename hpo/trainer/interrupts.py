@@ -13,54 +13,54 @@ class Cancelled(BaseException):
     """Raised in an objective that is to end; not an Exception, so that ``except Exception`` does not catch it."""
 
 
-class Interrupts:
+class InterruptHandler:
     """Raises Cancelled in an objective when the supervisor asks for it, and acknowledges that it has done so."""
 
     def __init__(self, acknowledge: Callable[[], None]) -> None:
         self._acknowledge = acknowledge
-        self.is_inside = False
-        self._is_ending = False
-        self.was_requested = False
+        self.allows_cancellation = False
+        self._only_acknowledges = False
+        self.is_cancel_requested = False
 
-    def begin(self) -> None:
+    def begin_evaluation(self) -> None:
         """Begin an evaluation."""
-        self.was_requested = False
+        self.is_cancel_requested = False
         signal.signal(INTERRUPT, self._on_signal)
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
+    def allow_cancellation(self) -> Iterator[None]:
         """Let Cancelled be raised inside ``with``, in which only an objective may run."""
         try:
-            self.is_inside = True
-            if self.was_requested:
+            self.allows_cancellation = True
+            if self.is_cancel_requested:
                 raise Cancelled
             yield
         finally:
-            self.is_inside = False
+            self.allows_cancellation = False
 
     @contextmanager
-    def outside(self) -> Iterator[None]:
+    def block_cancellation(self) -> Iterator[None]:
         """Do not raise Cancelled inside ``with``, in which an objective has called this program."""
-        self.is_inside = False
+        self.allows_cancellation = False
         try:
             yield
         finally:
-            self.is_inside = True
+            self.allows_cancellation = True
 
     @contextmanager
-    def ending(self) -> Iterator[None]:
+    def only_acknowledge(self) -> Iterator[None]:
         """Acknowledge requests inside ``with``, in which a program ends by itself, and let it end."""
-        self._is_ending = True
+        self._only_acknowledges = True
         try:
             yield
         finally:
-            self._is_ending = False
+            self._only_acknowledges = False
 
     def _on_signal(self, *_: object) -> None:
         """Raise Cancelled once in an evaluation: a supervisor repeats the signal until it is acknowledged."""
-        is_first, self.was_requested = not self.was_requested, True
-        if self._is_ending:
+        is_first, self.is_cancel_requested = not self.is_cancel_requested, True
+        if self._only_acknowledges:
             self._acknowledge()
-        elif is_first and self.is_inside:
+        elif is_first and self.allows_cancellation:
             self._acknowledge()
             raise Cancelled

@@ -20,11 +20,15 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hpo.process.seen import HASH_BYTES, Print, Seen
+from hpo.process.trace import HASH_BYTES, Fingerprint, Trace
 
-_MOST_SAMPLES = 200_000  # whose hashes are kept
-_VALUES_OF_A_SAMPLE = 1024  # that are hashed, at most, evenly taken
-_WRAPPERS = ("module.", "_orig_mod.", "_forward_module.")  # in names, of DistributedDataParallel, compile and Fabric
+_MAX_SAMPLES = 200_000  # whose hashes are kept
+_MAX_VALUES_PER_SAMPLE = 1024  # that are hashed, at most, evenly taken
+_WRAPPER_PREFIXES = (
+    "module.",
+    "_orig_mod.",
+    "_forward_module.",
+)  # in names, of DistributedDataParallel, compile and Fabric
 
 
 class Probe:
@@ -35,18 +39,18 @@ class Probe:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.seen = Seen()
+        self.trace = Trace()
         self._device = device
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._taken: list[int] = []  # steps of each
+        self._step_counts: list[int] = []  # steps of each
         self._networks: list[weakref.ref[nn.Module]] = []  # those that were trained, without their layers
-        self._modules: set[int] = set()
-        self._names: dict[int, str] = {}  # of parameters, by id
-        self._waiting: dict[int, str] = {}  # parameters that have had no gradient so far
-        self._graded: set[int] = set()
-        self._hashed = 0
-        self._is_waiting = False  # for the samples of a batch, in a call of the network
-        self._random: list[torch.Tensor] | None = None  # generators before the first call of a network
+        self._known_modules: set[int] = set()
+        self._parameter_names: dict[int, str] = {}  # of parameters, by id
+        self._without_gradient: dict[int, str] = {}  # parameters that have had no gradient so far
+        self._with_gradient: set[int] = set()
+        self._hash_count = 0
+        self._awaits_samples = False  # for the samples of a batch, in a call of the network
+        self._initial_random_states: list[torch.Tensor] | None = None  # generators before the first call of a network
         self._handles: list[Any] = []
 
     def __enter__(self) -> Probe:
@@ -56,140 +60,148 @@ class Probe:
             register_module_forward_pre_hook(self._before_forward),
             register_module_forward_hook(self._after_forward),
         ]
-        _reset_peak(self._device)
-        self._began = time.monotonic()
+        _reset_peak_memory(self._device)
+        self._start_time = time.monotonic()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        seen = self.seen
-        seen.seconds, seen.memory = time.monotonic() - self._began, _peak(self._device)
-        seen.without_gradient = list(self._waiting.values())
+        seen = self.trace
+        seen.seconds, seen.memory = time.monotonic() - self._start_time, _read_peak_memory(self._device)
+        seen.without_gradient = list(self._without_gradient.values())
         for handle in self._handles:
             handle.remove()
 
-    def mark(self) -> None:
+    def record_loss(self) -> None:
         """Note that there is a loss."""
-        self.seen.until.append(self.seen.steps)
+        self.trace.steps_at_losses.append(self.trace.steps)
         optimizers = [reference() for reference in self._optimizers]
-        prints = [_print(_parameters(optimizer)) for optimizer in optimizers if optimizer is not None]
-        self.seen.at_loss.append(tuple(one for each in prints for one in each))
+        prints = [
+            _compute_fingerprint(_list_optimizer_parameters(optimizer))
+            for optimizer in optimizers
+            if optimizer is not None
+        ]
+        self.trace.at_loss.append(tuple(one for each in prints for one in each))
         for reference in self._networks:
             if (network := reference()) is not None:
-                self._look(network, trains=False)
+                self._record_network(network, trains=False)
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
-        number = self._number(optimizer)
-        if self._taken[number] == 0:
-            parameters = _parameters(optimizer)
-            self.seen.weights[number] = _print(parameters)
-            self.seen.gradients[number] = _print([one.grad for one in parameters])
-            self.seen.shapes += [tuple(one.shape) for one in parameters]
-            self.seen.sharded |= any(hasattr(one, "to_local") for one in parameters)
+        number = self._find_optimizer_number(optimizer)
+        if self._step_counts[number] == 0:
+            parameters = _list_optimizer_parameters(optimizer)
+            self.trace.weights[number] = _compute_fingerprint(parameters)
+            self.trace.gradients[number] = _compute_fingerprint([one.grad for one in parameters])
+            self.trace.shapes += [tuple(one.shape) for one in parameters]
+            self.trace.sharded |= any(hasattr(one, "to_local") for one in parameters)
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
-        number = self._number(optimizer)
-        self._taken[number] += 1
-        self.seen.steps = max(self._taken)  # an optimizer may be made of others
-        for place, one in enumerate(_parameters(optimizer)):
+        number = self._find_optimizer_number(optimizer)
+        self._step_counts[number] += 1
+        self.trace.steps = max(self._step_counts)  # an optimizer may be made of others
+        for place, one in enumerate(_list_optimizer_parameters(optimizer)):
             if one.grad is not None:
-                self._graded.add(id(one))
-                self._waiting.pop(id(one), None)
-            elif one.requires_grad and id(one) not in self._graded:
-                self._waiting[id(one)] = self._names.get(id(one), f"parameter {place} of the optimizer")
+                self._with_gradient.add(id(one))
+                self._without_gradient.pop(id(one), None)
+            elif one.requires_grad and id(one) not in self._with_gradient:
+                self._without_gradient[id(one)] = self._parameter_names.get(
+                    id(one), f"parameter {place} of the optimizer"
+                )
 
-    def _number(self, optimizer: Optimizer) -> int:
+    def _find_optimizer_number(self, optimizer: Optimizer) -> int:
         for number, reference in enumerate(self._optimizers):
             if reference() is optimizer:
                 return number
         self._optimizers.append(weakref.ref(optimizer))
-        self._taken.append(0)
-        return len(self._taken) - 1
+        self._step_counts.append(0)
+        return len(self._step_counts) - 1
 
     def _before_forward(self, module: nn.Module, given: tuple[Any, ...]) -> None:
         if torch.compiler.is_compiling():
             return
-        trains, steps = torch.is_grad_enabled(), self.seen.steps
-        if trains and id(module) not in self._modules:
-            self._meet(module)
+        trains, steps = torch.is_grad_enabled(), self.trace.steps
+        if trains and id(module) not in self._known_modules:
+            self._register_network(module)
         if not trains or steps & (steps - 1) == 0:
-            self._look(module, trains)
+            self._record_network(module, trains)
         is_first = bool(self._networks) and self._networks[0]() is module
-        if trains and is_first and self._random is None:
-            self._random = _random_states()
-        if trains and self._hashed < _MOST_SAMPLES:
-            self._take_samples(given, is_first)
+        if trains and is_first and self._initial_random_states is None:
+            self._initial_random_states = _get_random_states()
+        if trains and self._hash_count < _MAX_SAMPLES:
+            self._record_samples(given, is_first)
 
-    def _take_samples(self, given: tuple[Any, ...], is_first: bool) -> None:
+    def _record_samples(self, given: tuple[Any, ...], is_first: bool) -> None:
         """Keep hashes of a batch, as the network has it, or if it has keyword arguments, the first of its layers."""
-        self._is_waiting |= is_first
-        hashes = _hashes(given[0]) if self._is_waiting and given else []
+        self._awaits_samples |= is_first
+        hashes = _hash_samples(given[0]) if self._awaits_samples and given else []
         if hashes and (is_first or given[0].dim() > 1):  # one dimension has the positions of tokens
-            self.seen.samples.append((self.seen.steps, hashes))
-            self._hashed += len(hashes)
-            self._is_waiting = False
+            self.trace.samples.append((self.trace.steps, hashes))
+            self._hash_count += len(hashes)
+            self._awaits_samples = False
 
     def _after_forward(self, module: nn.Module, *_: object) -> None:
         """Learn whether a network draws random numbers, in its first call."""
         if torch.compiler.is_compiling() or not self._networks or self._networks[0]() is not module:
             return
-        self._is_waiting = False
-        if not self._random:
+        self._awaits_samples = False
+        if not self._initial_random_states:
             return
-        has_drawn = any(not one.equal(other) for one, other in zip(self._random, _random_states(), strict=False))
-        self._random = []
-        is_known = self.seen.noisy or any(_is_even(layer) for layer in module.modules())
+        has_drawn = any(
+            not one.equal(other) for one, other in zip(self._initial_random_states, _get_random_states(), strict=False)
+        )
+        self._initial_random_states = []
+        is_known = self.trace.random_layers or any(_is_independent_of_ranks(layer) for layer in module.modules())
         if has_drawn and not is_known:
-            self.seen.noisy[_innermost(module)] += 1
+            self.trace.random_layers[_name_innermost_network(module)] += 1
 
-    def _look(self, module: nn.Module, trains: bool) -> None:
+    def _record_network(self, module: nn.Module, trains: bool) -> None:
         """Print the parameters of a network that was trained, once for the same number of steps.
 
         This is not done after a step of an optimizer: ranks may still exchange their results then.
         """
         number = next((number for number, one in enumerate(self._networks) if one() is module), None)
-        if number is None or (number, self.seen.steps, trains) in self.seen.networks:
+        if number is None or (number, self.trace.steps, trains) in self.trace.networks:
             return
-        parameters = _trained(module)
+        parameters = _list_trained_parameters(module)
         if not parameters or any(map(is_lazy, parameters)):
             return
-        if not any(number == other for other, _, _ in self.seen.networks):
-            self.seen.network_shapes += [tuple(one.shape) for one in parameters]
-            self.seen.sharded |= any(hasattr(one, "to_local") for one in parameters)
+        if not any(number == other for other, _, _ in self.trace.networks):
+            self.trace.network_shapes += [tuple(one.shape) for one in parameters]
+            self.trace.sharded |= any(hasattr(one, "to_local") for one in parameters)
         with suppress(RuntimeError):  # inside torch.func's transformations, tensors have no numbers
-            self.seen.networks[number, self.seen.steps, trains] = _print(parameters)
+            self.trace.networks[number, self.trace.steps, trains] = _compute_fingerprint(parameters)
 
-    def _meet(self, module: nn.Module) -> None:
+    def _register_network(self, module: nn.Module) -> None:
         """Learn the names of a network's parameters, and its layers, when it is first trained."""
-        self._modules.update(map(id, module.modules()))
+        self._known_modules.update(map(id, module.modules()))
         named = list(module.named_parameters())
-        self._names.update((id(one), _plain(name)) for name, one in named)
+        self._parameter_names.update((id(one), _strip_wrapper_prefixes(name)) for name, one in named)
         if named:
             self._networks.append(weakref.ref(module))
         for layer in module.modules():
             kind = type(layer).__name__
             if layer.training and isinstance(layer, _BatchNorm):
                 own = type(layer).__module__.startswith("torch.nn.") and not isinstance(layer, SyncBatchNorm)
-                (self.seen.normal if own else self.seen.shared)[kind] += 1
-            if layer.training and _is_noisy(layer):
-                self.seen.noisy[kind] += 1
+                (self.trace.normalization_layers if own else self.trace.synchronized_layers)[kind] += 1
+            if layer.training and _draws_random_numbers(layer):
+                self.trace.random_layers[kind] += 1
 
 
-def _trained(network: nn.Module) -> list[torch.Tensor]:
+def _list_trained_parameters(network: nn.Module) -> list[torch.Tensor]:
     return [parameter for parameter in network.parameters() if parameter.requires_grad]
 
 
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+def _list_optimizer_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 @torch.no_grad()
-def _print(tensors: Sequence[torch.Tensor | None]) -> Print:
-    return tuple(_numbers(tensor) for tensor in tensors)
+def _compute_fingerprint(tensors: Sequence[torch.Tensor | None]) -> Fingerprint:
+    return tuple(_compute_fingerprint_pair(tensor) for tensor in tensors)
 
 
-def _numbers(tensor: torch.Tensor | None) -> tuple[float, float]:
+def _compute_fingerprint_pair(tensor: torch.Tensor | None) -> tuple[float, float]:
     if tensor is None:
         return 0.0, 0.0
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -199,29 +211,29 @@ def _numbers(tensor: torch.Tensor | None) -> tuple[float, float]:
     return values.norm().item(), values.dot(fixed).item()
 
 
-def _plain(name: str) -> str:
-    for wrapper in _WRAPPERS:
+def _strip_wrapper_prefixes(name: str) -> str:
+    for wrapper in _WRAPPER_PREFIXES:
         name = name.replace(wrapper, "") if name.startswith(wrapper) else name
     return name
 
 
-def _innermost(network: nn.Module) -> str:
+def _name_innermost_network(network: nn.Module) -> str:
     while isinstance(inner := getattr(network, "module", None), nn.Module):
         network = inner
     return type(network).__name__
 
 
-def _random_states() -> list[torch.Tensor]:
+def _get_random_states() -> list[torch.Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]  # type: ignore[no-untyped-call]
 
 
-def _is_even(layer: nn.Module) -> bool:
+def _is_independent_of_ranks(layer: nn.Module) -> bool:
     """Return whether this is a layer whose dropout is the same on any number of ranks."""
     return type(layer).__module__.startswith("hpo.training.")
 
 
-def _is_noisy(layer: nn.Module) -> bool:
-    if _is_even(layer):
+def _draws_random_numbers(layer: nn.Module) -> bool:
+    if _is_independent_of_ranks(layer):
         return False
     if "drop" not in type(layer).__name__.lower() and type(layer).__name__ != "StochasticDepth":
         chance = getattr(layer, "dropout", 0.0)  # of recurrent and attention layers; others have a layer of that name
@@ -230,30 +242,30 @@ def _is_noisy(layer: nn.Module) -> bool:
     return not isinstance(chance, float) or chance > 0
 
 
-def _hashes(batch: object) -> list[bytes]:
+def _hash_samples(batch: object) -> list[bytes]:
     """Return a hash of each sample of a batch, a tensor (N, ...); none of anything else."""
     if not isinstance(batch, torch.Tensor) or batch.dim() < 1 or hasattr(batch, "to_local") or batch.is_meta:
         return []
     with torch.no_grad():
         rows = batch.detach().reshape(len(batch), -1)
-        rows = rows[:, :: max(1, -(-rows.shape[1] // _VALUES_OF_A_SAMPLE))].contiguous().cpu()
-        return [hashlib.blake2b(bytes(row), digest_size=HASH_BYTES).digest() for row in _bytes(rows)]
+        rows = rows[:, :: max(1, -(-rows.shape[1] // _MAX_VALUES_PER_SAMPLE))].contiguous().cpu()
+        return [hashlib.blake2b(bytes(row), digest_size=HASH_BYTES).digest() for row in _iterate_rows(rows)]
 
 
-def _bytes(rows: torch.Tensor) -> Iterator[memoryview]:
+def _iterate_rows(rows: torch.Tensor) -> Iterator[memoryview]:
     for row in rows.view(torch.uint8).numpy() if rows.numel() else ():
         yield row.data
 
 
-def _reset_peak(device: torch.device) -> None:
+def _reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with suppress(OSError):  # no Linux, or not allowed: then the peak is that of the whole process
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak(device: torch.device) -> int:
-    """Return the most bytes since `_reset_peak`: of the GPU's memory, or of what was resident on a CPU."""
+def _read_peak_memory(device: torch.device) -> int:
+    """Return the most bytes since `_reset_peak_memory`: of the GPU's memory, or of what was resident on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     with suppress(OSError):

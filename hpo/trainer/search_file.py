@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.objectives import ONLY_LOSS, Objectives, declared
-from hpo.problem import Description
-from hpo.script import Script, find_program
+from hpo.objectives import ONLY_LOSS, Objectives, parse_objectives
+from hpo.problem import SearchDescription
+from hpo.script_objective import Script, find_program
 from hpo.space import SearchSpace
-from hpo.trainer.importing import EXAMPLE, import_source, read_source
+from hpo.trainer.search_file_import import EXAMPLE_HINT, import_source, read_source
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 @dataclass(frozen=True)
 class SearchFile:
-    """A search file that was imported, with its functions; `hpo.problem.Description` is the same file as data."""
+    """A search file that was imported, with its functions; `hpo.problem.SearchDescription` is the same file as data."""
 
     path: Path
     """The path that the user gave."""
@@ -70,8 +70,8 @@ class SearchFile:
             raise UsageError(f"{self.program} cannot be read: {error.strerror}") from error
 
     def describe(self) -> dict[str, Any]:
-        """Return the file as data that JSON can hold, from which `Description.from_data` makes a description."""
-        return Description(
+        """Return the file as data that JSON can hold, from which `SearchDescription.from_data` makes a description."""
+        return SearchDescription(
             self.path,
             self.location,
             self.source,
@@ -83,15 +83,15 @@ class SearchFile:
             script=self.script,
         ).data
 
-    def bind(self, assignments: Sequence[str]) -> dict[str, Any]:
+    def make_setting_values(self, assignments: Sequence[str]) -> dict[str, Any]:
         """Return the values of the settings that NAME=VALUE texts make, as data that JSON can hold."""
-        return {"values": self.bound(assignments).values}
+        return {"values": self.bind_settings(assignments).values}
 
-    def bound(self, assignments: Sequence[str]) -> BoundSearch:
+    def bind_settings(self, assignments: Sequence[str]) -> BoundSearch:
         """Return this file with settings made from NAME=VALUE texts. Raises UsageError as `settings` does."""
-        return BoundSearch(self, self.settings(assignments))
+        return BoundSearch(self, self.make_settings(assignments))
 
-    def settings(self, assignments: Sequence[str]) -> Any:
+    def make_settings(self, assignments: Sequence[str]) -> Any:
         """Return the file's Settings, made from NAME=VALUE texts; None for a file without Settings.
 
         Raises UsageError for a name or a value that the Settings do not take.
@@ -100,7 +100,7 @@ class SearchFile:
             for assignment in assignments:
                 self.check_setting(assignment)
             return None
-        values = dict(self._setting(assignment) for assignment in assignments)
+        values = dict(self._parse_setting(assignment) for assignment in assignments)
         try:
             return copy.deepcopy(self.settings_type(**values))  # Each call gets a copy, which has to be possible.
         except (TypeError, ValueError) as error:
@@ -135,9 +135,9 @@ class SearchFile:
         """Raise a UsageError unless the file's Settings can have this NAME=VALUE."""
         if self.settings_type is None:
             raise UsageError(f"--set {assignment}: {self.path} has no Settings to set")
-        self._setting(assignment)
+        self._parse_setting(assignment)
 
-    def _setting(self, assignment: str) -> tuple[str, Any]:
+    def _parse_setting(self, assignment: str) -> tuple[str, Any]:
         name, equals, text = assignment.partition("=")
         try:
             types = typing.get_type_hints(self.settings_type)
@@ -153,7 +153,7 @@ class SearchFile:
                 f"--set {assignment}: {self.path} has no setting {name!r}; {hint}it has {', '.join(names)}"
             )
         try:
-            return name, _parse(text, types[name])
+            return name, _parse_value(text, types[name])
         except ValueError as error:
             raise UsageError(f"--set {assignment}: {name} takes {error}, not {text!r}") from None
 
@@ -171,25 +171,25 @@ class BoundSearch:
     def values(self) -> dict[str, Any]:
         """The values of the settings, as JSON can hold them; it has no NaN and no infinite numbers."""
         values = dataclasses.asdict(self.settings) if self.settings is not None else {}
-        return {name: value if _is_in_json(value) else str(value) for name, value in values.items()}
+        return {name: value if _is_json_value(value) else str(value) for name, value in values.items()}
 
-    def objective(self, params: dict[str, Any], worker: Any) -> Any:
+    def call_objective(self, params: dict[str, Any], worker: Any) -> Any:
         """Call the objective, which must be a function."""
         assert not isinstance(self.file.objective, Script)
-        return self._call(self.file.objective, params, worker)
+        return self._call_function(self.file.objective, params, worker)
 
-    def test(self, params: dict[str, Any], weights: Mapping[str, Any]) -> Any:
+    def call_test(self, params: dict[str, Any], weights: Mapping[str, Any]) -> Any:
         """Call the file's `test`, which it must have."""
         assert self.file.test is not None
-        return self._call(self.file.test, params, weights)
+        return self._call_function(self.file.test, params, weights)
 
-    def prepared(self) -> Any:
+    def call_prepare(self) -> Any:
         """Return the result of the file's `prepare`, None without a `prepare`. Raises UsageError if it fails."""
         file = self.file
         if file.prepare is None:
             return None
         try:
-            return self._call(file.prepare)
+            return self._call_function(file.prepare)
         except (OSError, ValueError) as error:
             raise UsageError(f"{file.path}: {error}") from error
         except SystemExit as error:
@@ -197,7 +197,7 @@ class BoundSearch:
         except Exception as error:
             raise UsageError(f"{file.path}: prepare failed:\n{traceback.format_exc().rstrip()}") from error
 
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _call_function(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if self.file.settings_type is None:
             return function(*arguments)
         return function(*arguments, copy.deepcopy(self.settings))
@@ -221,7 +221,7 @@ class SearchSource:
 
     def load(self) -> BoundSearch:
         """Import the file, and make its settings."""
-        return load_search_file(self.path, self.source).bound(self.assignments)
+        return load_search_file(self.path, self.source).bind_settings(self.assignments)
 
 
 @functools.cache
@@ -235,9 +235,11 @@ def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
     space, objective = getattr(module, "space", None), getattr(module, "objective", None)
     settings_type, prepare, test = (getattr(module, name, None) for name in ("Settings", "prepare", "test"))
     if not isinstance(space, SearchSpace):
-        raise UsageError(f"{path}: {_missing('space', space, 'a SearchSpace')}; {EXAMPLE}")
+        raise UsageError(f"{path}: {_describe_missing('space', space, 'a SearchSpace')}; {EXAMPLE_HINT}")
     if not callable(objective) and not isinstance(objective, Script):
-        raise UsageError(f"{path}: {_missing('objective', objective, 'a function or a Script')}; {EXAMPLE}")
+        raise UsageError(
+            f"{path}: {_describe_missing('objective', objective, 'a function or a Script')}; {EXAMPLE_HINT}"
+        )
     if inspect.iscoroutinefunction(objective) or inspect.isasyncgenfunction(objective):
         raise UsageError(f"{path}: `objective` must be a function without `async`: nothing awaits it")
     if settings_type is not None and not (inspect.isclass(settings_type) and dataclasses.is_dataclass(settings_type)):
@@ -245,7 +247,7 @@ def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
     for name, function in (("prepare", prepare), ("test", test)):
         if function is not None and not callable(function):
             raise UsageError(f"{path}: {name} must be a function, not {function!r}")
-    objectives = _objectives(path, getattr(module, "objectives", None))
+    objectives = _parse_objectives(path, getattr(module, "objectives", None))
     search = SearchFile(path, location, source, space, objective, settings_type, prepare, test, objectives)
     if isinstance(objective, Script):
         search.check_script(objective)
@@ -258,24 +260,24 @@ def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
     return search
 
 
-def _objectives(path: Path, objectives: object) -> Objectives:
+def _parse_objectives(path: Path, objectives: object) -> Objectives:
     if objectives is None:
         return ONLY_LOSS
     try:
-        return declared(objectives)
+        return parse_objectives(objectives)
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from error
 
 
-def _missing(name: str, value: object, kind: str) -> str:
+def _describe_missing(name: str, value: object, kind: str) -> str:
     return f"has no `{name}`" if value is None else f"`{name}` must be {kind}, not {value!r}"
 
 
-def _is_in_json(value: object) -> bool:
+def _is_json_value(value: object) -> bool:
     return isinstance(value, (int, str, type(None))) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _parse(text: str, kind: Any) -> Any:
+def _parse_value(text: str, kind: Any) -> Any:
     """Return a setting's text as a value of its type. Raises ValueError with the values that the type takes."""
     if kind is bool:
         if text.lower() not in _BOOLEANS:

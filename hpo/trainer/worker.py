@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Any, Union
 import torch
 
 if TYPE_CHECKING:
-    from hpo.trainer.comm import Comm
+    from hpo.trainer.object_comm import Comm
 
 # Weights, or a function that gathers them.
-Offered = Union[Mapping[str, torch.Tensor], Callable[[], Mapping[str, torch.Tensor]]]
+OfferedWeights = Union[Mapping[str, torch.Tensor], Callable[[], Mapping[str, torch.Tensor]]]
 
-_SHARDED = (
+_SHARDED_ERROR = (
     "offered weights must be whole tensors, and {name!r} is sharded: offer, on all ranks, get_model_state_dict(model, "
     "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch.distributed.checkpoint.state_dict"
 )
 
 
 @dataclass(frozen=True)
-class Calls:
+class WorkerCallbacks:
     """What is called when an objective asks its worker for something, or tells it something."""
 
-    data: Callable[[], Any] = lambda: None
-    offer: Callable[[Offered], object] = lambda _: None
+    load_data: Callable[[], Any] = lambda: None
+    offer_weights: Callable[[OfferedWeights], object] = lambda _: None
     report: Callable[[Any, dict[str, Any]], None] = lambda *_: None
-    save: Callable[[Any], object] = lambda _: None
-    restored: Callable[[], Any] = lambda: None
-    inherited: Callable[[], Any] = lambda: None
+    save_checkpoint: Callable[[Any], object] = lambda _: None
+    load_checkpoint: Callable[[], Any] = lambda: None
+    load_parent_checkpoint: Callable[[], Any] = lambda: None
 
 
 @dataclass(eq=False, repr=False)
@@ -62,7 +62,7 @@ class Worker:
     index: int
     """The worker's number in the run, from 0."""
 
-    _calls: Calls
+    _callbacks: WorkerCallbacks
     trial: int = 0
     """The number of the evaluation in the run; one that is repeated or continues has that of its first attempt."""
     _folder: Path = Path()
@@ -81,37 +81,37 @@ class Worker:
     @cached_property
     def data(self) -> Any:
         """What the search space's `prepare` returned, unchanged by other evaluations; None without a `prepare`."""
-        return self._calls.data()
+        return self._callbacks.load_data()
 
     @property
-    def restored(self) -> Any:
+    def checkpoint(self) -> Any:
         """What this evaluation has saved last before it was interrupted or paused, to go on from; None where it begins.
 
         Tensors are on the CPU, and read anew each time this is asked for. An objective that has asked for it goes on:
         its next loss is the one after those that it had when this was saved, which stay its own. Raises RuntimeError
         once there is a next loss.
         """
-        return self._calls.restored()
+        return self._callbacks.load_checkpoint()
 
     @property
-    def inherited(self) -> Any:
+    def parent_checkpoint(self) -> Any:
         """What the individual has saved last from which this one was bred, to begin with; None where there is none.
 
-        With `--inherit`, that is an individual which differs in tunable parameters alone, and is among the best of its
-        island. Take over its weights, and what else can be, but not what follows from the tunable hyperparameters, as
+        With `--pbt`, that is an individual which differs in mutable parameters alone, and is among the best of its
+        island. Take over its weights, and what else can be, but not what follows from the mutable hyperparameters, as
         learning rates do: this individual has its own. Tensors are on the CPU. An evaluation that goes on after it was
         interrupted has `restored` instead. Raises RuntimeError once there is a loss.
         """
-        return self._calls.inherited()
+        return self._callbacks.load_parent_checkpoint()
 
-    def save(self, state: Any) -> None:
+    def save_checkpoint(self, state: Any) -> None:
         """Offer what it takes to go on, before the loss that belongs to it is yielded or reported.
 
         `state` is made of dicts, lists and tuples of tensors, numpy arrays, numbers, texts, booleans and None, as
         `state_dict()` of networks, optimizers, schedulers and scalers returns, and `get_state()` of generators. It is
         copied after the loss where it is time to, so that training may go on afterwards: the last one comes back as
-        `worker.restored` if the evaluation is interrupted, or paused by a pruner. It is gone when the evaluation has
-        ended, but with `--inherit`, where others may begin with it, as `worker.inherited`.
+        `worker.checkpoint` if the evaluation is interrupted, or paused by a pruner. It is gone when the evaluation has
+        ended, but with `--pbt`, where others may begin with it, as `worker.parent_checkpoint`.
 
         It should not depend on the number of ranks, which may be another one then. Only the leader's is used; sharded
         tensors are gathered, for which all ranks save them. `state` may be a function without arguments that returns
@@ -120,7 +120,7 @@ class Worker:
         Raises TypeError, naming the place, where `state` holds anything else; what a function returns fails the
         evaluation then.
         """
-        self._calls.save(state)
+        self._callbacks.save_checkpoint(state)
 
     def report(self, loss: Any, /, **metrics: Any) -> None:
         """Report a validation loss, as a yield does, from code that owns its loop; all ranks do so together.
@@ -132,15 +132,15 @@ class Worker:
         A loss that is not finite, or is no number, fails the evaluation; so does a metric that is no number. Raises
         RuntimeError in a thread that is not the main thread, and after the evaluation has ended.
         """
-        self._calls.report(loss, metrics)
+        self._callbacks.report(loss, metrics)
 
-    def offer(self, weights: Offered) -> None:
+    def offer_weights(self, weights: OfferedWeights) -> None:
         """Offer the network's weights, as its `state_dict()`, before the loss that they have is yielded or reported.
 
         The weights of the run's best individual are kept in RUN_DIR/best.safetensors, and with several objectives those
-        of ten of the front in RUN_DIR/front. With ``--confirm``, RUN_DIR/confirmed has those of the confirmed winner.
-        Only the leader's weights are used. They are copied with the loss if it is the best of the run so far, or would
-        be on the front, so that the network may train on afterwards.
+        of ten of the front in RUN_DIR/front. With ``--confirm-seeds``, RUN_DIR/confirmed has those of the confirmed
+        winner. Only the leader's weights are used. They are copied with the loss if it is the best of the run so far,
+        or would be on the front, so that the network may train on afterwards.
 
         `weights` may be a function without arguments that returns them, offered on all ranks. It is called on all ranks
         together, and only if they are to be kept: gathering the weights of a sharded network takes time.
@@ -149,25 +149,27 @@ class Worker:
         and fails the evaluation, what a function returns on the leader.
         """
         if isinstance(weights, Mapping) or not callable(weights) or isinstance(weights, torch.nn.Module):
-            checked_weights(weights)
-        self._calls.offer(weights)
+            check_weights(weights)
+        self._callbacks.offer_weights(weights)
 
 
-def checked_weights(weights: Any) -> Mapping[str, torch.Tensor]:
+def check_weights(weights: Any) -> Mapping[str, torch.Tensor]:
     """Return weights that were offered; raises TypeError where they are no mapping of whole tensors by their names."""
     if isinstance(weights, torch.nn.Module):
         raise TypeError("offered weights must be a state_dict(), got a network: offer model.state_dict()")
     if not isinstance(weights, Mapping):
-        raise TypeError(f"offered weights must be a dict of tensors by their names, got a {_name(weights)}")
+        raise TypeError(f"offered weights must be a dict of tensors by their names, got a {_name_type(weights)}")
     for name, tensor in weights.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"offered weights must be a dict of tensors by their names, got {name!r}: {_name(tensor)}")
+            raise TypeError(
+                f"offered weights must be a dict of tensors by their names, got {name!r}: {_name_type(tensor)}"
+            )
         if hasattr(tensor, "full_tensor"):  # a DTensor, without importing what defines it
-            raise TypeError(_SHARDED.format(name=name))
+            raise TypeError(_SHARDED_ERROR.format(name=name))
     return weights
 
 
-def _name(thing: object) -> str:
+def _name_type(thing: object) -> str:
     return type(thing).__name__
 
 

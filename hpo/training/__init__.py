@@ -1,42 +1,42 @@
 """What search spaces share: data sets, networks, and training on a worker's ranks."""
 
-from hpo.training.checks import check_choice, check_positive
-from hpo.training.data import Dataset, Images, Split, load_data, load_test
 from hpo.training.fit import fit
-from hpo.training.judge import judge, judge_text, test_net
-from hpo.training.losses import accuracy, cross_entropy
-from hpo.training.net import Net
-from hpo.training.parallel import ParallelSettings, share
+from hpo.training.image_data import ImageDataset, ImagesOnDevice, LabelledImages, load_data, load_test_data
+from hpo.training.network_evaluation import evaluate_classifier, evaluate_language_model, evaluate_net
+from hpo.training.parallel import ParallelSettings, parallelize
+from hpo.training.per_sample_losses import per_sample_accuracy, per_sample_cross_entropy
 from hpo.training.recipe import Recipe
-from hpo.training.reference import fit_net
+from hpo.training.reference_net import Net
+from hpo.training.reference_problem import fit_net
 from hpo.training.resnet import resnet18
-from hpo.training.text import Text, TextOnDevice, load_test_text, load_text
-from hpo.training.transformer import transformer, write
+from hpo.training.setting_checks import check_choice, check_positive
+from hpo.training.text_data import TextDataset, TextOnDevice, load_test_text, load_text
+from hpo.training.transformer import generate, make_transformer
 
 __all__ = [
-    "Dataset",
-    "Images",
+    "ImageDataset",
+    "ImagesOnDevice",
+    "LabelledImages",
     "Net",
     "ParallelSettings",
     "Recipe",
-    "Split",
-    "Text",
+    "TextDataset",
     "TextOnDevice",
-    "accuracy",
     "check_choice",
     "check_positive",
-    "cross_entropy",
+    "evaluate_classifier",
+    "evaluate_language_model",
+    "evaluate_net",
     "fit",
     "fit_net",
-    "judge",
-    "judge_text",
+    "generate",
     "load_data",
-    "load_test",
+    "load_test_data",
     "load_test_text",
     "load_text",
+    "make_transformer",
+    "parallelize",
+    "per_sample_accuracy",
+    "per_sample_cross_entropy",
     "resnet18",
-    "share",
-    "test_net",
-    "transformer",
-    "write",
 ]

@@ -25,10 +25,10 @@ except ModuleNotFoundError as error:
     reason = f"hpo.training.lightning needs Lightning ({error}): pip install 'hpo-islands[lightning]'"
     raise ModuleNotFoundError(reason) from None
 
-_OF_WORKER = ("accelerator", "devices", "num_nodes")
+_WORKER_OPTIONS = ("accelerator", "devices", "num_nodes")
 
 
-def trainer_of(worker: Worker, monitor: str, **options: Any) -> Trainer:
+def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
     """Return a Trainer of the worker's ranks that reports the logged metric `monitor` after each validation of a fit.
 
     ::
@@ -46,25 +46,25 @@ def trainer_of(worker: Worker, monitor: str, **options: Any) -> Trainer:
     """
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     quiet = dict.fromkeys(off, False) | {"num_sanity_val_steps": 0}
-    callbacks = [_Report(worker, monitor), *_listed(options.pop("callbacks", None))]
-    return Trainer(**{**quiet, **_options_of(worker, options)}, callbacks=callbacks)
+    callbacks = [_LossReporter(worker, monitor), *_to_list(options.pop("callbacks", None))]
+    return Trainer(**{**quiet, **_make_options(worker, options)}, callbacks=callbacks)
 
 
-def fabric_of(worker: Worker, **options: Any) -> Fabric:
+def make_fabric(worker: Worker, **options: Any) -> Fabric:
     """Return a Fabric of the worker's ranks, launched; its strategy is ``ddp`` by default.
 
     `options` are a Fabric's. Losses are yielded or reported, and weights offered, as in any objective.
 
     Raises ValueError where an option is the worker's to choose.
     """
-    fabric = Fabric(**_options_of(worker, options))
+    fabric = Fabric(**_make_options(worker, options))
     fabric.launch()
     return fabric
 
 
-def _options_of(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
+def _make_options(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what tells Lightning the worker's ranks, with a user's options; keep it from talking."""
-    for name in _OF_WORKER:
+    for name in _WORKER_OPTIONS:
         if name in options:
             raise ValueError(f"{name}={options[name]!r}: the ranks and their devices are the worker's; leave it out")
     os.environ.setdefault("PL_GLOBAL_SEED", str(worker.seed % 2**32))  # by which samplers shuffle
@@ -78,16 +78,16 @@ def _options_of(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
         "num_nodes": worker.size,
         "strategy": "ddp",
     }
-    return {**ranks, **options, "plugins": [_Ranks(worker), *_listed(options.get("plugins"))]}
+    return {**ranks, **options, "plugins": [_WorkerEnvironment(worker), *_to_list(options.get("plugins"))]}
 
 
-def _listed(given: Any) -> list[Any]:
+def _to_list(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
-class _Ranks(ClusterEnvironment):
+class _WorkerEnvironment(ClusterEnvironment):
     """The ranks of a worker; to Lightning, each is a node with one device."""
 
     creates_processes_externally = True
@@ -119,17 +119,17 @@ class _Ranks(ClusterEnvironment):
         pass
 
 
-class _Report(Callback):
+class _LossReporter(Callback):
     """Reports a metric after each validation, and offers the weights that have it."""
 
     def __init__(self, worker: Worker, monitor: str) -> None:
         self._worker = worker
         self._monitor = monitor
-        self._on_sigterm = signal.getsignal(signal.SIGTERM)
+        self._sigterm_handler = signal.getsignal(signal.SIGTERM)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's
         # Lightning's own handler calls a collective, wherever the rank is.
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGTERM, self._sigterm_handler)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
@@ -142,11 +142,11 @@ class _Report(Callback):
                 f"self.log({self._monitor!r}, loss, sync_dist=True) in validation_step"
             )
         loss = metrics.pop(self._monitor)
-        self._worker.offer(lambda: _weights(trainer, pl_module))
+        self._worker.offer_weights(lambda: _gather_weights(trainer, pl_module))
         self._worker.report(loss, **metrics)
 
 
-def _weights(trainer: Trainer, module: LightningModule) -> Mapping[str, Any]:
+def _gather_weights(trainer: Trainer, module: LightningModule) -> Mapping[str, Any]:
     """Return the module's whole weights on the leader; called by all ranks together."""
     with torch.inference_mode(False), torch.no_grad():
         weights: Mapping[str, Any] = trainer.strategy.lightning_module_state_dict()

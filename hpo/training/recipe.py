@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, StepLR
 
-from hpo.training.augment import AUGMENTATIONS
-from hpo.training.checks import check_choice, check_positive
-from hpo.training.losses import accuracy, cross_entropy
-from hpo.training.parallel.way import PerSample
+from hpo.training.augmentation import AUGMENTATIONS
+from hpo.training.parallel.strategy import PerSampleFunction
+from hpo.training.per_sample_losses import per_sample_accuracy, per_sample_cross_entropy
+from hpo.training.setting_checks import check_choice, check_positive
 
 OPTIMIZERS = ("sgd", "adamw", "adadelta")
 SCHEDULES = ("constant", "step", "cosine", "one-cycle")
@@ -56,8 +56,8 @@ class Recipe:
     augmentation: str = "none"
     patience: int = 0
     validation_batch: int = 256
-    loss: PerSample = cross_entropy
-    metrics: Mapping[str, PerSample] = field(default_factory=lambda: {"accuracy": accuracy})
+    loss: PerSampleFunction = per_sample_cross_entropy
+    metrics: Mapping[str, PerSampleFunction] = field(default_factory=lambda: {"accuracy": per_sample_accuracy})
 
     def __post_init__(self) -> None:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
@@ -70,16 +70,16 @@ class Recipe:
         for name in ("warmup", "label_smoothing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
-        if self.label_smoothing and self.loss is not cross_entropy:
+        if self.label_smoothing and self.loss is not per_sample_cross_entropy:
             raise ValueError(f"label_smoothing={self.label_smoothing} is for cross-entropy, not for a loss of your own")
 
     @property
-    def training_loss(self) -> PerSample:
+    def training_loss(self) -> PerSampleFunction:
         """The loss of a sample in training."""
-        return partial(cross_entropy, smoothing=self.label_smoothing) if self.label_smoothing else self.loss
+        return partial(per_sample_cross_entropy, smoothing=self.label_smoothing) if self.label_smoothing else self.loss
 
 
-def optimizer_of(recipe: Recipe, parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+def make_optimizer(recipe: Recipe, parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     """Return the recipe's optimizer of these parameters, with their names."""
     trained = [p for _, p in parameters if p.requires_grad]
     # Biases, and the weights of norms, are vectors.
@@ -101,7 +101,7 @@ def optimizer_of(recipe: Recipe, parameters: Iterable[tuple[str, nn.Parameter]])
     return kinds[recipe.optimizer](used, lr=recipe.lr, **at_once)
 
 
-def schedule_of(recipe: Recipe, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> LRScheduler:
+def make_lr_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> LRScheduler:
     """Return the recipe's schedule, to be stepped after each training step."""
     steps = recipe.epochs * steps_per_epoch
     if recipe.schedule == "step":
@@ -109,11 +109,11 @@ def schedule_of(recipe: Recipe, optimizer: torch.optim.Optimizer, steps_per_epoc
     if recipe.schedule == "one-cycle":
         return OneCycleLR(optimizer, recipe.lr, steps, pct_start=recipe.warmup, cycle_momentum=False)
     if recipe.schedule == "cosine":
-        return LambdaLR(optimizer, partial(_warmed_cosine, steps=steps, warmup=round(recipe.warmup * steps)))
+        return LambdaLR(optimizer, partial(_compute_cosine_factor, steps=steps, warmup=round(recipe.warmup * steps)))
     return LambdaLR(optimizer, lambda _: 1.0)
 
 
-def _warmed_cosine(step: int, steps: int, warmup: int) -> float:
+def _compute_cosine_factor(step: int, steps: int, warmup: int) -> float:
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))

@@ -12,7 +12,7 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def get_batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs (N, ...) and the targets (N, ...) at `indices`, int64 of shape (N,) on the CPU."""
         ...
 
@@ -20,6 +20,6 @@ class Samples(Protocol):
 class Data(Protocol):
     """A data set: its training and its validation part."""
 
-    def on(self, device: torch.device) -> tuple[Samples, Samples]:
+    def splits(self, device: torch.device) -> tuple[Samples, Samples]:
         """Return the training and the validation part on a device."""
         ...

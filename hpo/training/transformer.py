@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hpo.training.text import Text
+from hpo.training.text_data import TextDataset
 
-_DEVIATION = 0.02
+_INIT_STD = 0.02
 
 
-def transformer(vocabulary: int, context: int, depth: int, width: int, heads: int, dropout: float) -> nn.Sequential:
+def make_transformer(
+    vocabulary: int, context: int, depth: int, width: int, heads: int, dropout: float
+) -> nn.Sequential:
     """Return a transformer as GPT-2 is one (Radford et al. 2019), with layer norms before attention and MLP.
 
     It is a flat sequence: `embedding`, with learnt positions; `depth` blocks, `block1` and so on; `head`. It takes
@@ -37,15 +39,15 @@ def transformer(vocabulary: int, context: int, depth: int, width: int, heads: in
         raise ValueError(f"heads must divide width, which is {width}: {heads} does not")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and less than 1, not {dropout}")
-    parts: dict[str, nn.Module] = {"embedding": Embedding(vocabulary, context, width, dropout)}
-    parts |= {f"block{place + 1}": Block(width, heads, dropout) for place in range(depth)}
-    parts["head"] = Head(width, vocabulary)
+    parts: dict[str, nn.Module] = {"embedding": TokenEmbedding(vocabulary, context, width, dropout)}
+    parts |= {f"block{place + 1}": TransformerBlock(width, heads, dropout) for place in range(depth)}
+    parts["head"] = OutputHead(width, vocabulary)
     network = nn.Sequential(OrderedDict(parts))
-    _initialise(network, depth)
+    _initialise_weights(network, depth)
     return network
 
 
-class Embedding(nn.Module):
+class TokenEmbedding(nn.Module):
     """Symbols (N, length) to vectors (N, length, width), each the sum of its symbol's and its place's."""
 
     def __init__(self, vocabulary: int, context: int, width: int, dropout: float) -> None:
@@ -64,13 +66,13 @@ class Embedding(nn.Module):
         return vectors
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention to what came before and an MLP, each added to what it was given, of shape (N, length, width)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = CausalSelfAttention(width, heads)
         self.dropout1 = nn.Dropout(dropout)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = MLP(width)
@@ -83,7 +85,7 @@ class Block(nn.Module):
         return vectors + added
 
 
-class Attention(nn.Module):
+class CausalSelfAttention(nn.Module):
     """Causal self attention with several heads (Vaswani et al. 2017)."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -115,7 +117,7 @@ class MLP(nn.Module):
         return output
 
 
-class Head(nn.Module):
+class OutputHead(nn.Module):
     """Vectors (N, length, width) to logits (N, length, vocabulary)."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
@@ -129,21 +131,23 @@ class Head(nn.Module):
         return logits
 
 
-def _initialise(network: nn.Sequential, depth: int) -> None:
+def _initialise_weights(network: nn.Sequential, depth: int) -> None:
     for module in network.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=_DEVIATION)
+            nn.init.normal_(module.weight, std=_INIT_STD)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
     # What the blocks add to the stream of vectors has a variance that does not grow with their number.
     for block in network:
-        if isinstance(block, Block):
+        if isinstance(block, TransformerBlock):
             for last in (block.attention.output, block.mlp.output):
-                nn.init.normal_(last.weight, std=_DEVIATION / math.sqrt(2 * depth))
+                nn.init.normal_(last.weight, std=_INIT_STD / math.sqrt(2 * depth))
 
 
 @torch.no_grad()
-def write(network: nn.Module, text: Text, prompt: str, length: int, temperature: float = 1.0, seed: int = 0) -> str:
+def generate(
+    network: nn.Module, text: TextDataset, prompt: str, length: int, temperature: float = 1.0, seed: int = 0
+) -> str:
     """Return `length` characters that a network writes after a prompt; after an empty one, as if on a new line.
 
     `network` returns logits as `transformer`'s do, on whatever device it is. Each character is drawn by its

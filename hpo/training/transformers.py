@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hpo.inside import report
+from hpo.evaluation_api import report
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
     reason = f"hpo.training.transformers needs transformers ({error}): pip install 'hpo-islands[transformers]'"
     raise ModuleNotFoundError(reason) from None
 
-_SPEEDS = ("_runtime", "_per_second")
+_SPEED_SUFFIXES = ("_runtime", "_per_second")
 
 
 class ReportCallback(TrainerCallback):
@@ -51,4 +51,4 @@ class ReportCallback(TrainerCallback):
 
     def _is_reported(self, name: str, value: Any) -> bool:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        return is_number and name not in (self._loss, "epoch") and not name.endswith(_SPEEDS)
+        return is_number and name not in (self._loss, "epoch") and not name.endswith(_SPEED_SUFFIXES)

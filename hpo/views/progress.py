@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
 
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.results.names import together
-from hpo.store.evaluations import Evaluation, best, find_root
-from hpo.store.front import Archive
-from hpo.text import duration, number, printable, short, tenths, value
-from hpo.views.front import so_far
-from hpo.views.pace import pace
+from hpo.results.display_names import merge_params_and_metrics
+from hpo.store.evaluations import Evaluation, find_best, find_root
+from hpo.store.pareto_front import FrontArchive
+from hpo.text_format import cut_text, format_duration, format_number, format_tenths, format_value, make_printable
+from hpo.views.front_text import format_best_so_far
+from hpo.views.pace import compute_pace
 
 _POLL_SECONDS = 0.5
 SECONDS_BETWEEN_ESTIMATES = 30.0
-_COLUMNS = ("done", "island", "worker", "generation", "loss", "seconds")
+_RESERVED_COLUMNS = ("done", "island", "worker", "generation", "loss", "seconds")
 
 
-class Lines:
+class ProgressLines:
     """Makes a line for each evaluation that ends; those that had ended before are in `past`; `budget` may change.
 
     An evaluation is marked that is the best when it ends; with several objectives, one that joins the front.
@@ -33,9 +33,9 @@ class Lines:
         self._roots: dict[int, int] = {}  # first trials of individuals, by trial
         self._ended: set[int] = set()  # trials
         # First trials of the individuals that have ended at least once.
-        self._done = {self._roots[evaluation.trial] for evaluation in self.take(past)}
-        self._archive = Archive(objectives, [one for one in past if one.confirms is None])
-        self._several = objectives.are_several
+        self._done = {self._roots[evaluation.trial] for evaluation in self.take_ended(past)}
+        self._archive = FrontArchive(objectives, [one for one in past if one.confirms is None])
+        self._several = objectives.is_multi_objective
         self._mark = "front" if self._several else "best"
         self.budget = budget
         self._widths: dict[str, int] = {}
@@ -47,52 +47,55 @@ class Lines:
         return f"{'done':>{done}}  island  worker  generation      loss  {'':{mark}}  seconds"
 
     @property
-    def done(self) -> int:
+    def done_count(self) -> int:
         """The number of individuals that have ended at least once; one that is promoted has ended before."""
         return len(self._done)
 
     @property
-    def so_far(self) -> str:
+    def best_text(self) -> str:
         """What has been found, as the beginning of a line."""
         found = self._archive.front
-        return so_far(best(found), len(found) if self._several else 0)
+        return format_best_so_far(find_best(found), len(found) if self._several else 0)
 
-    def take(self, evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+    def take_ended(self, evaluations: Iterable[Evaluation]) -> list[Evaluation]:
         """Return the evaluations that have ended since the last call, in the order of their ends."""
         ended = []
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.trial):
             find_root(evaluation, self._roots)
-            if evaluation.ended_in_run and evaluation.trial not in self._ended:
+            if evaluation.has_ended_in_run and evaluation.trial not in self._ended:
                 self._ended.add(evaluation.trial)
                 ended.append(evaluation)
         return sorted(ended, key=lambda evaluation: evaluation.ended)
 
-    def line(self, evaluation: Evaluation) -> str:
+    def format_line(self, evaluation: Evaluation) -> str:
         """Return the line of the next evaluation that has ended, and count its individual."""
         self._done.add(find_root(evaluation, self._roots))
         confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
         mark = self._mark if not confirms and self._archive.add(evaluation) else ""
-        loss = number(evaluation.loss) if evaluation.state == "complete" else evaluation.state_at_end
-        seconds = tenths(evaluation.seconds)
-        what = confirms + self._aligned(together(evaluation.params, evaluation.metrics, _COLUMNS))
+        loss = format_number(evaluation.loss) if evaluation.state == "complete" else evaluation.end_state
+        seconds = format_tenths(evaluation.seconds)
+        what = confirms + self._align_values(
+            merge_params_and_metrics(evaluation.params, evaluation.metrics, _RESERVED_COLUMNS)
+        )
         if evaluation.failure:
-            what += f"  {short(evaluation.failure)}"
+            what += f"  {cut_text(evaluation.failure)}"
         return (
-            f"{self.done:>{len(str(self.budget))}}/{self.budget}  {evaluation.island:>6}  {evaluation.worker:>6}  "
+            f"{self.done_count:>{len(str(self.budget))}}/{self.budget}  {evaluation.island:>6}  "
+            f"{evaluation.worker:>6}  "
             f"{evaluation.generation:>10}  {loss:>8}  {mark:{len(self._mark)}}  {seconds:>7}  {what}"
         )
 
-    def _aligned(self, values: dict[str, object]) -> str:
+    def _align_values(self, values: dict[str, object]) -> str:
         """Return named values as text, in columns as wide as the widest so far."""
         texts = []
         for name, item in values.items():
-            text = f"{printable(name)}={value(item)}"
+            text = f"{make_printable(name)}={format_value(item)}"
             self._widths[name] = max(self._widths.get(name, 0), len(text))
             texts.append(text.ljust(self._widths[name]))
         return "  ".join(texts).rstrip()
 
 
-class Progress:
+class ProgressPrinter:
     """Prints evaluations as the record comes to hold them, from a thread of its own while inside ``with``.
 
     `news` returns the evaluations that have started or ended since its last call. What had ended before is not printed
@@ -102,25 +105,25 @@ class Progress:
 
     def __init__(
         self,
-        news: Callable[[], Sequence[Evaluation]],
+        read_changes: Callable[[], Sequence[Evaluation]],
         budget: int,
         out: TextIO | None = sys.__stdout__,  # whatever objectives have put into its place
         on_error: Callable[[str], None] = sys.exit,
         objectives: Objectives = ONLY_LOSS,
     ) -> None:
-        self._news = news
+        self._read_changes = read_changes
         self._budget = budget
         self._on_error = on_error
         self._out = out
-        past = news()
-        self._lines = Lines(past, budget, objectives)
-        self._ours = {evaluation.trial: evaluation for evaluation in past if evaluation.state == "running"}
-        self._started = self._estimated = time.monotonic()
+        past = read_changes()
+        self._lines = ProgressLines(past, budget, objectives)
+        self._evaluations = {evaluation.trial: evaluation for evaluation in past if evaluation.state == "running"}
+        self._started_at = self._estimated_at = time.monotonic()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
+        self._thread = threading.Thread(target=self._print_until_stopped, name="progress", daemon=True)
 
-    def __enter__(self) -> Progress:
-        self._print(self._lines.heading)
+    def __enter__(self) -> ProgressPrinter:
+        self._print_line(self._lines.heading)
         self._thread.start()
         return self
 
@@ -129,7 +132,7 @@ class Progress:
         self._thread.join()
         self._print_new()
 
-    def _follow(self) -> None:
+    def _print_until_stopped(self) -> None:
         try:
             while not self._stopped.wait(_POLL_SECONDS):
                 self._print_new()
@@ -137,18 +140,20 @@ class Progress:
             self._on_error(traceback.format_exc().rstrip())
 
     def _print_new(self) -> None:
-        news = {evaluation.trial: evaluation for evaluation in self._news()}
-        self._ours |= news
-        for evaluation in self._lines.take(news.values()):
-            self._print(self._lines.line(evaluation))
-        if time.monotonic() - self._estimated > SECONDS_BETWEEN_ESTIMATES and self._lines.done < self._budget:
-            self._estimated = time.monotonic()
-            self._print(self._estimate())
+        news = {evaluation.trial: evaluation for evaluation in self._read_changes()}
+        self._evaluations |= news
+        for evaluation in self._lines.take_ended(news.values()):
+            self._print_line(self._lines.format_line(evaluation))
+        if time.monotonic() - self._estimated_at > SECONDS_BETWEEN_ESTIMATES and self._lines.done_count < self._budget:
+            self._estimated_at = time.monotonic()
+            self._print_line(self._format_estimate())
 
-    def _estimate(self) -> str:
-        now = pace(list(self._ours.values()), self._budget - self._lines.done, -math.inf, time.time())
-        left = "nothing yet" if now.left is None else f"about {duration(now.left)} left"
-        return f"-- {self._lines.so_far}{duration(self._estimated - self._started)} gone, {left}"
+    def _format_estimate(self) -> str:
+        now = compute_pace(
+            list(self._evaluations.values()), self._budget - self._lines.done_count, -math.inf, time.time()
+        )
+        left = "nothing yet" if now.seconds_left is None else f"about {format_duration(now.seconds_left)} left"
+        return f"-- {self._lines.best_text}{format_duration(self._estimated_at - self._started_at)} gone, {left}"
 
-    def _print(self, line: str) -> None:
-        print(printable(line), file=self._out, flush=True)
+    def _print_line(self, line: str) -> None:
+        print(make_printable(line), file=self._out, flush=True)

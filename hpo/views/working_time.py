@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from hpo.store.evaluations import Evaluation
 
 
-def ended(evaluation: Evaluation, now: float | None) -> float:
+def compute_end(evaluation: Evaluation, now: float | None) -> float:
     """Return when an evaluation ended, in seconds since the epoch; a running one counts as ended at `now`.
 
     Where no end is known, the start is returned: for an interrupted evaluation, for a running one if `now` is None
@@ -29,23 +29,25 @@ class WorkingTime:
     """
 
     def __init__(self, evaluations: Iterable[Evaluation], now: float | None) -> None:
-        times = sorted((e.started, ended(e, now)) for e in evaluations if not e.origin and math.isfinite(e.started))
+        times = sorted(
+            (e.started, compute_end(e, now)) for e in evaluations if not e.imported_from and math.isfinite(e.started)
+        )
         self.spans: list[tuple[float, float]] = []
         for start, stop in times:
             if not self.spans or start > self.spans[-1][1]:
                 self.spans.append((start, stop))
             elif stop > self.spans[-1][1]:
                 self.spans[-1] = (self.spans[-1][0], stop)
-        self._before: list[float] = []
+        self._seconds_before: list[float] = []
         self.total = 0.0
         for start, stop in self.spans:
-            self._before.append(self.total)
+            self._seconds_before.append(self.total)
             self.total += stop - start
 
-    def at(self, moment: float) -> float:
+    def compute_seconds(self, moment: float) -> float:
         """Return the seconds of working time up to a moment in which something was evaluated."""
         place = bisect_right(self.spans, (moment, math.inf)) - 1
         if place < 0:
             return 0.0
         start, stop = self.spans[place]
-        return self._before[place] + min(moment, stop) - start
+        return self._seconds_before[place] + min(moment, stop) - start

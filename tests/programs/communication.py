@@ -4,12 +4,12 @@ import time
 
 from mpi4py import MPI
 
-from hpo.ranks.communicator import SleepingComm, same_host, world
+from hpo.ranks.communicator import SleepingComm, get_world, split_by_host
 from tests.programs.tell import tell
 
 WAIT = 1.2
 
-comm = world()
+comm = get_world()
 halves = SleepingComm(comm.Split(comm.rank % 2, comm.rank))
 for part in (SleepingComm(MPI.COMM_SELF), halves, comm):
     assert part.allgather("x" * part.rank) == ["x" * rank for rank in range(part.size)]
@@ -22,11 +22,11 @@ for dest in range(comm.size):
     comm.send((comm.rank, bytes(1_000_000)), dest, tag=7)
 half_of_them = [comm.recv(source=source, tag=7)[0] for source in range(comm.size // 2)]
 assert half_of_them == list(range(comm.size // 2))
-comm.drain()
+comm.drop_messages()
 assert not comm.iprobe()
 comm.barrier()
 
-host = same_host(comm)
+host = split_by_host(comm)
 
 
 def turn() -> tuple[float, float]:
@@ -35,7 +35,7 @@ def turn() -> tuple[float, float]:
     return start, time.monotonic()
 
 
-turns = host.allgather(host.in_turns(2, turn))
+turns = host.allgather(host.run_in_turns(2, turn))
 at_once = max(sum(start <= moment < end for start, end in turns) for moment, _ in turns)
 
 cpu = {}
@@ -43,7 +43,7 @@ for name, wait in (
     ("barrier", comm.barrier),
     ("bcast", lambda: comm.bcast(None)),
     ("allgather", lambda: comm.allgather(1)),
-    ("drain", comm.drain),
+    ("drain", comm.drop_messages),
 ):
     comm.barrier()
     if comm.rank == 0 and comm.size > 1:

@@ -7,13 +7,13 @@ import random
 import sys
 import time
 
-from hpo.ranks.communicator import SleepingComm, world
-from hpo.ranks.offers import Offers
+from hpo.ranks.communicator import SleepingComm, get_world
+from hpo.ranks.helper_matching import HelperMatching
 from tests.programs.tell import tell
 
-comm = world()
+comm = get_world()
 chance = random.Random(f"{sys.argv[1]}/{comm.rank}")
-offers = Offers(comm.copy())
+offers = HelperMatching(comm.copy())
 led: list[tuple[str, int]] = []
 helped: list[str] = []
 
@@ -25,7 +25,7 @@ def meet(workers, what):
 
 
 def help_others(*arguments):
-    wanted = offers.wait(*arguments)
+    wanted = offers.wait_for_task(*arguments)
     if wanted is not None:
         workers, what = wanted
         helped.append(what)
@@ -36,14 +36,16 @@ def help_others(*arguments):
 for piece in range(30):
     for _loss in range(chance.randrange(6)):
         time.sleep(chance.uniform(0, 0.003))
-        reserved = [worker for worker in offers.standing() if chance.random() < 0.7 and offers.reserve(worker)]
+        reserved = [
+            worker for worker in offers.find_helpers() if chance.random() < 0.7 and offers.reserve_helper(worker)
+        ]
         begun = reserved[: chance.randrange(3)]
         released = [worker for worker in reserved if worker not in begun]
-        offers.begin(released, None)
+        offers.send_task(released, None)
         if begun:
             what = f"{comm.rank}/{piece}/{len(led)}"
             workers = [comm.rank, *begun]
-            offers.begin(begun, (workers, what))
+            offers.send_task(begun, (workers, what))
             led.append((what, len(begun)))
             meet(workers, what)
     if chance.random() < 0.5:

@@ -4,14 +4,14 @@ import os
 import signal
 import time
 
-from hpo.errors import Exit, Stop
-from hpo.ranks.communicator import sleep_until, world
-from hpo.ranks.watch import Watch
+from hpo.errors import ExitStatus, StopRequest
+from hpo.ranks.communicator import get_world, sleep_until
+from hpo.ranks.rank_watch import RankWatch
 from tests.programs.tell import tell
 
-TARGET = Stop("the target is reached", Exit.BUDGET_SPENT)
+TARGET = StopRequest("the target is reached", ExitStatus.BUDGET_SPENT)
 
-comm = world()
+comm = get_world()
 seen = []
 
 
@@ -22,27 +22,27 @@ def wait_for(watch, *reasons):
     comm.barrier()
 
 
-with Watch(comm) as watch:
+with RankWatch(comm) as watch:
     comm.barrier()
     if comm.rank == comm.size - 1:
-        watch.stop(TARGET)
+        watch.stop_run(TARGET)
     wait_for(watch, TARGET.reason)
-    watch.forget(TARGET)
-    seen.append(watch.stopping)
+    watch.cancel_stop(TARGET)
+    seen.append(watch.active_stop)
     comm.barrier()
-    watch.stop(TARGET)  # its news may come late
+    watch.stop_run(TARGET)  # its news may come late
     time.sleep(0.5)
-    seen.append(watch.stopping)
+    seen.append(watch.active_stop)
     comm.barrier()
     if comm.rank == comm.size - 1:
-        watch.stop(Stop("another target", Exit.BUDGET_SPENT))
+        watch.stop_run(StopRequest("another target", ExitStatus.BUDGET_SPENT))
     wait_for(watch, "another target")
     time.sleep(1.5)  # a Ctrl-C that comes so late after another one would end the job at once
     if comm.rank == comm.size - 1:
         os.kill(os.getpid(), signal.SIGINT)
     wait_for(watch, "SIGINT")
-    watch.stop(TARGET)
-    watch.stop(Stop("another target", Exit.BUDGET_SPENT))
-    watch.forget(Stop("another target", Exit.BUDGET_SPENT))
+    watch.stop_run(TARGET)
+    watch.stop_run(StopRequest("another target", ExitStatus.BUDGET_SPENT))
+    watch.cancel_stop(StopRequest("another target", ExitStatus.BUDGET_SPENT))
     wait_for(watch, "SIGINT")
 tell(rank=comm.rank, seen=seen)

@@ -16,11 +16,11 @@ from torch import nn
 from benchmarks.training import size_of
 from hpo.trainer.worker import Worker
 from hpo.training import ParallelSettings, Recipe, resnet18
-from hpo.training.augment import augmented
+from hpo.training.augmentation import augment_images
 from hpo.training.fit import Training, evaluate
-from hpo.training.parallel import share
-from hpo.training.parallel.dropout import Draws
-from hpo.training.parallel.precision import scaler_of
+from hpo.training.parallel import parallelize
+from hpo.training.parallel.dropout import DropoutMasks
+from hpo.training.parallel.precision import make_grad_scaler
 from tests.programs.ranks import run_ranks
 from tests.programs.tell import tell
 
@@ -46,7 +46,7 @@ class Numbers:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def get_batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.inputs[indices], self.targets[indices]
 
 
@@ -60,10 +60,10 @@ class TextbookDropout(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return inputs
-        draws = Draws(SEED)
-        draws.begin(self.step, torch.arange(len(inputs)), inputs.device)
+        draws = DropoutMasks(SEED)
+        draws.begin_forward(self.step, torch.arange(len(inputs)), inputs.device)
         self.step += 1
-        return inputs * draws.mask(self.layer, inputs.shape, self.p) / (1 - self.p)
+        return inputs * draws.draw_mask(self.layer, inputs.shape, self.p) / (1 - self.p)
 
 
 def dropout(p: float, layer: int, textbook: bool) -> nn.Module:
@@ -158,9 +158,9 @@ def train_alone(name: str, accumulate: int, epochs: int) -> tuple[list[float], l
     for _ in range(epochs):
         net.train()
         for batch in torch.randperm(len(train), generator=drawn).split(BATCH):
-            inputs, targets = train.batch(batch)
+            inputs, targets = train.get_batch(batch)
             if recipe.augmentation != "none":
-                inputs = augmented(inputs, torch.rand(len(batch), 3, generator=drawn), recipe.augmentation)
+                inputs = augment_images(inputs, torch.rand(len(batch), 3, generator=drawn), recipe.augmentation)
             optimizer.zero_grad()
             total = 0.0
             size = -(-len(batch) // accumulate)
@@ -177,7 +177,7 @@ def train_alone(name: str, accumulate: int, epochs: int) -> tuple[list[float], l
             losses.append(total)
         net.eval()
         with torch.no_grad():
-            inputs, targets = validation.batch(torch.arange(VALIDATION))
+            inputs, targets = validation.get_batch(torch.arange(VALIDATION))
             validated.append(F.cross_entropy(net(inputs).flatten(0, -2), targets.flatten()).item())
     return losses, validated
 
@@ -207,14 +207,14 @@ def optimizer_by_hand(recipe, groups, epochs, steps_per_epoch):
 def trained(name: str, settings: ParallelSettings) -> tuple[list[float], list[float], Training]:
     """Train on the worker's ranks; returns what `textbook` returns, and the training."""
     recipe, (train, validation) = RECIPES[name], data_of(name)
-    training = Training(share(NETWORKS[name](False), worker, settings), train, recipe, SEED)
+    training = Training(parallelize(NETWORKS[name](False), worker, settings), train, recipe, SEED)
     losses, validated = [], []
     for _ in range(recipe.epochs):
-        for batch in training.batches():
+        for batch in training.iterate_batches():
             part = training.step(batch)
             dist.all_reduce(part)
             losses.append(part.item())
-        validated.append(evaluate(training.way, validation, recipe)[0])
+        validated.append(evaluate(training.strategy, validation, recipe)[0])
     return losses, validated, training
 
 
@@ -256,8 +256,8 @@ def several() -> None:
         expected, validated = textbook(name)
         got, also, training = trained(name, settings)
         told[f"{name} {settings}"] = [difference(got, expected), difference(also, validated)]
-    told["whole"] = [len(training.way.state_dict()), len(NETWORKS[name](False).state_dict())]  # on the leader
-    told["parts"] = worker.comm.allgather(len(vars(training.way)["_stage"]._parts))
+    told["whole"] = [len(training.strategy.state_dict()), len(NETWORKS[name](False).state_dict())]  # on the leader
+    told["parts"] = worker.comm.allgather(len(vars(training.strategy)["_stage"]._parts))
     worker.devices = devices
 
 
@@ -295,13 +295,13 @@ def state() -> None:
     for name, parallel in itertools.product(("conv-norm", "transformer"), ("replicate", "shard", "pipeline")):
         settings = ParallelSettings(parallel)
         _, validated, training = trained(name, settings)
-        whole = worker.comm.bcast(dict(training.way.state_dict()))
+        whole = worker.comm.bcast(dict(training.strategy.state_dict()))
         plain, validation = NETWORKS[name](False), data_of(name)[1]
         plain.load_state_dict(whole)
-        inputs, targets = validation.batch(torch.arange(VALIDATION))
+        inputs, targets = validation.get_batch(torch.arange(VALIDATION))
         with torch.no_grad():
             loss = F.cross_entropy(plain.eval()(inputs).flatten(0, -2), targets.flatten()).item()
-        again = share(NETWORKS[name](False), worker, settings)
+        again = parallelize(NETWORKS[name](False), worker, settings)
         again.load_state_dict(whole)
         told[f"{name} {parallel}"] = [loss, evaluate(again, validation, RECIPES[name])[0], validated[-1]]
         ours = worker.comm.allgather(size_of(training))
@@ -314,7 +314,7 @@ def state() -> None:
 def scaler() -> None:
     """Tell all parameters after a step in which the last rank's gradient is infinite, and one in which none is."""
     parameter = nn.Parameter(torch.ones(3))
-    optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), scaler_of("float16", torch.device("cpu"))
+    optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), make_grad_scaler("float16", torch.device("cpu"))
     for gradient in (math.inf if worker.rank == worker.size - 1 else 512.0, 512.0):
         parameter.grad = torch.full((3,), gradient)
         scaler.step(optimizer)

@@ -9,9 +9,9 @@ import torch
 import torch._dynamo  # which each rank's first optimizer would import, for 1.5 s of CPU time
 import torch.distributed as dist
 
-from hpo.process.linux import die_with_parent
-from hpo.trainer.group import Group
-from hpo.trainer.worker import Calls
+from hpo.process.linux import end_with_parent
+from hpo.trainer.trainer_group import TrainerGroup
+from hpo.trainer.worker import WorkerCallbacks
 
 SECONDS = 60.0  # for which ranks wait for each other
 
@@ -23,7 +23,7 @@ def run_ranks(size, run, seed=0):
         for rank in range(size):
             child = os.fork()
             if child == 0:
-                die_with_parent(parent)
+                end_with_parent(parent)
                 _become_rank(rank, size, Path(folder, "store"), run, seed)
             children.append(child)
         statuses = [os.waitpid(child, 0)[1] for child in children]
@@ -35,10 +35,10 @@ def _become_rank(rank, size, store, run, seed):
     status = 1
     try:
         torch.set_num_threads(1)  # networks this small are computed faster so
-        group = Group()
+        group = TrainerGroup()
         ticket = {"rank": rank, "size": size, "index": 0, "backend": "gloo", "devices": [], "file": str(store)}
         group.join({**ticket, "timeout": SECONDS, "environment": {"GLOO_SOCKET_IFNAME": "lo"}})
-        run(group.worker(seed, Calls()))
+        run(group.make_worker(seed, WorkerCallbacks()))
         dist.destroy_process_group()
         status = 0
     except BaseException:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from hpo.trainer.worker import Worker
-from hpo.training import Dataset, Net, Recipe, Split, fit, load_data
+from hpo.training import ImageDataset, LabelledImages, Net, Recipe, fit, load_data
 from tests.programs.ranks import run_ranks
 from tests.programs.tell import tell
 
@@ -19,15 +19,15 @@ data = load_data("digits", train_samples=TRAIN, validation_samples=VALIDATION)
 
 def net() -> Net:
     torch.manual_seed(SEED)
-    return Net(data.image_shape, data.classes, conv_layers=3, activation="tanh")
+    return Net(data.image_shape, data.num_classes, conv_layers=3, activation="tanh")
 
 
-def normalised(split: Split) -> torch.Tensor:
+def normalised(split: LabelledImages) -> torch.Tensor:
     images = torch.from_numpy(split.images).float()
     return (images - torch.from_numpy(data.mean).view(-1, 1, 1)) / torch.from_numpy(data.std).view(-1, 1, 1)
 
 
-def by_the_book(data: Dataset) -> list[float]:
+def by_the_book(data: ImageDataset) -> list[float]:
     """Train in this process alone, as a tutorial would."""
     model = net()
     optimizer = torch.optim.Adadelta(model.parameters(), lr=LR)

@@ -30,7 +30,7 @@ class Half:
     def __len__(self):
         return len(self.targets)
 
-    def batch(self, indices):
+    def get_batch(self, indices):
         return self.inputs[indices], self.targets[indices]
 
 
@@ -38,7 +38,7 @@ class Fold:
     def __init__(self, number):
         self.number = number
 
-    def on(self, _):
+    def splits(self, _):
         return Half(self.number, 64), Half(self.number + 10, 32)
 
 

@@ -39,7 +39,7 @@ def objective(params, worker, settings):
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
     drawn, begin = torch.Generator().manual_seed(worker.seed), 0
-    if settings.restores and (state := worker.restored):
+    if settings.restores and (state := worker.checkpoint):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         drawn.set_state(state["drawn"])
@@ -60,6 +60,6 @@ def objective(params, worker, settings):
                 file.write(json.dumps([worker.index, worker.rank, worker.size, params["x"], epoch + 1]) + "\n")
         if settings.saves:
             parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "drawn": drawn.get_state()}
-            worker.save({**parts, "epochs": epoch + 1})
-        worker.offer(model.module.state_dict())
+            worker.save_checkpoint({**parts, "epochs": epoch + 1})
+        worker.offer_weights(model.module.state_dict())
         yield loss

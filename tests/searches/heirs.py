@@ -12,9 +12,9 @@ from tests.searches.counting import count
 
 space = SearchSpace(
     kind=Int(1, 2),
-    lr=Float(0.01, 1.0, log=True, tunable=True),
-    decays=Categorical(False, True, tunable=True),
-    decay=Float(0.9, 0.99, tunable=True, when={"decays": True}),
+    lr=Float(0.01, 1.0, log=True, mutable=True),
+    decays=Categorical(False, True, mutable=True),
+    decay=Float(0.9, 0.99, mutable=True, when={"decays": True}),
 )
 
 
@@ -30,9 +30,9 @@ class Settings:
 def objective(params, worker, settings):
     if settings.asks == "uneven" and worker.rank == 1 and count(params, worker, settings.folder) >= 6:
         raise KeyError("injected")
-    state = worker.restored
+    state = worker.checkpoint
     if state is None and settings.asks != "ignore":
-        state = worker.inherited
+        state = worker.parent_checkpoint
         if state and settings.asks == "fail":
             raise KeyError("injected")
         if state and settings.asks == "diverge":
@@ -44,5 +44,5 @@ def objective(params, worker, settings):
         factor = params.get("decay", 1.0) * (1 - 0.1 * params["lr"])
         state = {"x": state["x"] * factor, "epoch": state["epoch"] + 1}
         if settings.saves:
-            worker.save(state)
+            worker.save_checkpoint(state)
         yield state["x"] + params["kind"]

@@ -8,7 +8,7 @@ from torch import nn
 from hpo import Float, SearchSpace
 from hpo.training import ParallelSettings, Recipe, fit
 
-space = SearchSpace(lr=Float(0.01, 0.0100001, tunable=True))
+space = SearchSpace(lr=Float(0.01, 0.0100001, mutable=True))
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Part:
     def __len__(self):
         return len(self.targets)
 
-    def batch(self, indices):
+    def get_batch(self, indices):
         return self.inputs[indices], self.targets[indices]
 
 
 class Data:
-    def on(self, _):
+    def splits(self, _):
         return Part(72, 0), Part(32, 1)
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from hpo import Float, SearchSpace
-from hpo.training.lightning import fabric_of, trainer_of
+from hpo.training.lightning import make_fabric, make_trainer
 from tests.searches.counting import count
 
 space = SearchSpace(x=Float(0.1, 1.0))
@@ -90,7 +90,7 @@ class Report(lightning.Callback):
     def on_validation_end(self, trainer, pl_module):
         if trainer.state.fn == "fit":
             metrics = dict(trainer.callback_metrics)
-            self.worker.offer(pl_module.state_dict())
+            self.worker.offer_weights(pl_module.state_dict())
             self.worker.report(metrics.pop("val_loss"), **metrics)
 
 
@@ -124,11 +124,11 @@ def objective(params, worker, settings):
     if way == "sharded":
         options["strategy"] = ModelParallelStrategy(worker.size, tensor_parallel_size=1)
     if way == "fabric":
-        fabric_of(worker, num_nodes=2)
+        make_fabric(worker, num_nodes=2)
     if way == "plain":
         trainer = plain_trainer(worker, **options)
     else:
-        trainer = trainer_of(worker, "loss" if way == "monitor" else "val_loss", **options)
+        trainer = make_trainer(worker, "loss" if way == "monitor" else "val_loss", **options)
     try:
         trainer.fit(module, loader(worker), loader(worker))
         trainer.validate(module, loader(worker), verbose=False)  # is no epoch

@@ -16,7 +16,7 @@ space = SearchSpace(kind=Categorical("lucky", "steady"))
 def objective(params, worker):
     spread = worker.seed % 1000 / 1e4
     usual = {"lucky": 0.9, "steady": 0.5}[params["kind"]] + spread
-    worker.offer({"seed": torch.tensor([worker.seed])})
+    worker.offer_weights({"seed": torch.tensor([worker.seed])})
     yield 0.1 if params["kind"] == "lucky" and worker.seed == 0 else usual
 
 

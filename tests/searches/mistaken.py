@@ -148,12 +148,12 @@ def state_of(way, model, network, optimizer, epochs):
 
 def restored(way, worker, network, optimizer):
     """Go on where the evaluation was interrupted, and return the number of epochs that it had."""
-    if way not in SAVING or way == "not restored" or worker.restored is None:
+    if way not in SAVING or way == "not restored" or worker.checkpoint is None:
         return 0
-    network.load_state_dict(worker.restored["network"])
+    network.load_state_dict(worker.checkpoint["network"])
     if way != "no optimizer":
-        optimizer.load_state_dict(worker.restored["optimizer"])
-    return worker.restored["epochs"]
+        optimizer.load_state_dict(worker.checkpoint["optimizer"])
+    return worker.checkpoint["epochs"]
 
 
 def objective(params, worker, settings):
@@ -189,14 +189,14 @@ def trained(params, worker, settings, checkpoint):
             optimizer.step()
         loss = validated(way, worker, network, inputs[TRAIN:], labels[TRAIN:])
         if way != "no offer":
-            worker.offer(model.state_dict() if way == "prefix" else network.state_dict())
+            worker.offer_weights(model.state_dict() if way == "prefix" else network.state_dict())
         if way in SAVING and way != "saved late":
-            worker.save(state_of(way, model, network, optimizer, epoch + 1))
+            worker.save_checkpoint(state_of(way, model, network, optimizer, epoch + 1))
         if way == "checkpoint" and worker.rank == 0:
             checkpoint.write_text(json.dumps(loss))
         yield None if way == "none elsewhere" and worker.rank else loss
         if way == "saved late":
-            worker.save(state_of(way, model, network, optimizer, epoch + 1))
+            worker.save_checkpoint(state_of(way, model, network, optimizer, epoch + 1))
         if way == "early stopping" and worker.rank == 1 and epoch == 1:
             return
 

@@ -110,7 +110,7 @@ class Loop:
         workers[-2].report(loss)
 
     def gathers(self, loss):
-        self.worker.offer(self.weights)
+        self.worker.offer_weights(self.weights)
         self.worker.report(loss)
 
     def weights(self):
@@ -125,7 +125,7 @@ class Loop:
                 raise ValueError("injected in a function")
             return self.weights()
 
-        self.worker.offer(gather)
+        self.worker.offer_weights(gather)
         self.worker.report(loss)
 
     def gather_sleeps(self, loss):
@@ -134,27 +134,27 @@ class Loop:
                 time.sleep(3600)  # in a function
             return self.weights()
 
-        self.worker.offer(gather)
+        self.worker.offer_weights(gather)
         self.worker.report(loss)
 
     def gather_alone(self, loss):
         if self.worker.rank == 0:
-            self.worker.offer(self.weights)
+            self.worker.offer_weights(self.weights)
         self.worker.report(loss)
 
     def gather_nothing(self, loss):
-        self.worker.offer(lambda: None)
+        self.worker.offer_weights(lambda: None)
         self.worker.report(loss)
 
     def gather_reports(self, loss):
-        self.worker.offer(lambda: self.worker.report(loss))
+        self.worker.offer_weights(lambda: self.worker.report(loss))
         self.worker.report(loss)
 
 
 def yields(loop):
     for loss in loop.losses():
         if loop.way == "yields_gathers":
-            loop.worker.offer(loop.weights)
+            loop.worker.offer_weights(loop.weights)
         if loop.way == "mixed" and loop.epoch < 3:
             loop.worker.report(loss, epoch=loop.epoch)
         else:

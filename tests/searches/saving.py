@@ -101,17 +101,17 @@ def save(way, training, worker):
     if way == "killed" and len(training.history) == 3:
         kill_while_writing()
     if way in ("state", "report", "killed", "first", "second") or (way == "leader" and worker.rank == 0):
-        worker.save(training.state())
+        worker.save_checkpoint(training.state())
     elif way == "function" or (way == "one function" and worker.rank == 1):
-        worker.save(training.state)
+        worker.save_checkpoint(training.state)
     elif way == "sharded":
-        worker.save(sharded(training.state()))
+        worker.save_checkpoint(sharded(training.state()))
     elif way == "object":
-        worker.save({"epoch": 1, "all": [1, training.optimizer]})
+        worker.save_checkpoint({"epoch": 1, "all": [1, training.optimizer]})
     elif way == "function of an object":
-        worker.save(lambda: {"network": training.network})
+        worker.save_checkpoint(lambda: {"network": training.network})
     elif way == "failing function":
-        worker.save(lambda: failing(worker))
+        worker.save_checkpoint(lambda: failing(worker))
 
 
 def wait_for(path):
@@ -132,7 +132,7 @@ def objective(params, worker, settings):
 
 def trained(params, worker, settings, way):
     training, folder = Training(params, worker), Path(settings.folder)
-    if state := worker.restored:
+    if state := worker.checkpoint:
         training.load(state)
     while len(training.history) < settings.epochs:
         if way == "second":
@@ -142,10 +142,10 @@ def trained(params, worker, settings, way):
         if settings.folder and worker.rank == 0:
             with Path(folder, "epochs").open("a") as file:
                 file.write(json.dumps([worker.index, params["x"], epoch]) + "\n")
-        worker.offer(training.network.state_dict())
+        worker.offer_weights(training.network.state_dict())
         save(way, training, worker)
         yield loss + 10 * max(0, epoch - settings.best)
-        if way == "late" and worker.restored:
+        if way == "late" and worker.checkpoint:
             return
         if way == "first":  # it fails after the second one was paused
             Path(folder, "first").touch()

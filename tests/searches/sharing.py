@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from hpo import Float, SearchSpace
-from hpo.training import ParallelSettings, Recipe, accuracy, cross_entropy, fit
+from hpo.training import ParallelSettings, Recipe, fit, per_sample_accuracy, per_sample_cross_entropy
 from tests.searches.counting import count
 from tests.searches.counting import note as append_note
 
@@ -97,7 +97,7 @@ class Part:
     def __len__(self):
         return len(self.targets)
 
-    def batch(self, indices):
+    def get_batch(self, indices):
         time.sleep(self.seconds)
         trap.spring(self.place)
         return self.inputs[indices], self.targets[indices]
@@ -107,7 +107,7 @@ class Part:
 class Data:
     seconds: float
 
-    def on(self, _):
+    def splits(self, _):
         return Part(72, 0, self.seconds, "data"), Part(31, 1, self.seconds, "validation data")
 
 
@@ -147,7 +147,7 @@ def objective(params, worker, settings):
     networks.add(network)
     if kind == "keep":
         kept.append(network)
-    recipe = Recipe(settings.epochs, 17, 0.02, metrics={"accuracy": accuracy}, loss=loss_of)
+    recipe = Recipe(settings.epochs, 17, 0.02, metrics={"accuracy": per_sample_accuracy}, loss=loss_of)
     losses = fit(network, Data(settings.seconds), worker, recipe, settings)
     for done in range(settings.epochs):
         if str(worker.rank) == rank and done == int(epoch):
@@ -161,4 +161,4 @@ def objective(params, worker, settings):
 def loss_of(outputs, targets):
     if trap.kind == "nan":
         outputs = outputs * torch.nan
-    return cross_entropy(outputs, targets)
+    return per_sample_cross_entropy(outputs, targets)

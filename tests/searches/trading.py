@@ -9,7 +9,7 @@ import torch
 
 from hpo import Float, Int, SearchSpace, maximize
 
-space = SearchSpace(width=Int(1, 300, log=True), lr=Float(1e-4, 1.0, log=True, tunable=True))
+space = SearchSpace(width=Int(1, 300, log=True), lr=Float(1e-4, 1.0, log=True, mutable=True))
 objectives = ("loss", "width", maximize("speed"))
 
 
@@ -24,7 +24,7 @@ def objective(params, worker, settings):
     lacks = names[params["width"] % len(names)]
     for epoch in range(1, settings.epochs + 1):
         loss = params["width"] ** -0.5 + params["lr"] + abs(epoch - 2)
-        worker.offer({"width": torch.tensor(params["width"])})
+        worker.offer_weights({"width": torch.tensor(params["width"])})
         reported = {"width": params["width"], "speed": 10 * epoch / params["width"]}
         if worker.rank > 0:
             reported = {"width": 7}  # only the first rank's count

@@ -21,9 +21,9 @@ def objective(params, worker, settings):
     for epoch in range(1, 6):
         weights["epoch"] += 1
         if settings.offers == "weights" and worker.rank == 0:
-            worker.offer(weights)
+            worker.offer_weights(weights)
         elif settings.offers == "nonsense":
-            worker.offer({"epoch": epoch})
+            worker.offer_weights({"epoch": epoch})
         yield params["height"] + 5.0 * abs(epoch - params["dip"])
 
 

@@ -37,31 +37,33 @@ class Victim:
                 self.ranks, *self.arguments, cwd=self.folder, stdout=out.fileno(), **{**self.variables, MARK: self.mark}
             )
 
-    def processes(self) -> dict[int, str]:
+    def find_processes(self) -> dict[int, str]:
         """Return the living processes of the job and their command lines."""
-        return processes_marked(self.mark)
+        return find_marked_processes(self.mark)
 
-    def rank_processes(self) -> list[int]:
+    def find_ranks(self) -> list[int]:
         """Return the processes that are ranks, and not those that ranks have started."""
         pythons = [
-            pid for pid, command in self.processes().items() if Path(command.split("\0")[0]).name[:6] == "python"
+            pid for pid, command in self.find_processes().items() if Path(command.split("\0")[0]).name[:6] == "python"
         ]
-        return [pid for pid in pythons if _parent(pid) not in pythons]
+        return [pid for pid in pythons if _find_parent(pid) not in pythons]
 
-    def templates(self) -> list[int]:
+    def find_templates(self) -> list[int]:
         """Return the processes from which trainers are forked: the Python processes that ranks have started."""
-        ranks = self.rank_processes()
-        return [pid for pid, command in self.processes().items() if "python" in command and _parent(pid) in ranks]
+        ranks = self.find_ranks()
+        return [
+            pid for pid, command in self.find_processes().items() if "python" in command and _find_parent(pid) in ranks
+        ]
 
-    def trainers(self) -> list[int]:
+    def find_trainers(self) -> list[int]:
         """Return the processes that were forked from templates, and not those that they have started."""
-        templates = self.templates()
-        return [pid for pid in self.processes() if _parent(pid) in templates]
+        templates = self.find_templates()
+        return [pid for pid in self.find_processes() if _find_parent(pid) in templates]
 
     def kill(self, whom: str, chance: random.Random) -> str:
         """Kill a rank, mpirun, or everything at once, or a trainer or a template, and say what was killed."""
-        everyone = self.processes()
-        choices = {"rank": self.rank_processes, "trainer": self.trainers, "template": self.templates}
+        everyone = self.find_processes()
+        choices = {"rank": self.find_ranks, "trainer": self.find_trainers, "template": self.find_templates}
         chosen = {"mpirun": [self.job.pid], "all": list(everyone)}.get(whom) or choices[whom]()
         if whom in choices:
             chosen = [chance.choice(sorted(chosen))] if chosen else []
@@ -74,7 +76,7 @@ class Victim:
 
     def suspend(self, seconds: float) -> bool:
         """Stop all processes for so long; false if the job has ended."""
-        processes = [pid for pid in self.processes() if pid != os.getpid()]
+        processes = [pid for pid in self.find_processes() if pid != os.getpid()]
         if self.job.poll() is not None:
             return False
         for signal_, order in ((signal.SIGSTOP, 1), (signal.SIGCONT, -1)):
@@ -104,35 +106,35 @@ class Victim:
         """Wait for mpirun and for every process of the job, and give mpirun's status and what it wrote to stderr."""
         _, errors = self.job.communicate(timeout=seconds)
         end = time.monotonic() + seconds_to_end
-        while self.processes():
-            assert time.monotonic() < end, f"left behind: {self.processes()}"
+        while self.find_processes():
+            assert time.monotonic() < end, f"left behind: {self.find_processes()}"
             time.sleep(0.05)
         return self.job.returncode, errors
 
 
 @contextmanager
-def ended(victim: Victim) -> Iterator[Victim]:
+def kill_at_end(victim: Victim) -> Iterator[Victim]:
     """Kill what is left of a job at the end of ``with``, so that a test that fails leaves no process."""
     try:
         yield victim
     finally:
-        for pid in victim.processes():
+        for pid in victim.find_processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def children(pid: int) -> list[int]:
+def find_children(pid: int) -> list[int]:
     """Return the processes that a process has started."""
-    return [other for other in command_lines() if _parent(other) == pid]
+    return [other for other in read_command_lines() if _find_parent(other) == pid]
 
 
-def _parent(pid: int) -> int:
+def _find_parent(pid: int) -> int:
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
     return 0
 
 
-def command_lines() -> dict[int, str]:
+def read_command_lines() -> dict[int, str]:
     """Return the command lines of all processes, each word with a null behind it; empty for those that have ended."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
@@ -141,9 +143,9 @@ def command_lines() -> dict[int, str]:
     return found
 
 
-def processes_marked(mark: str) -> dict[int, str]:
+def find_marked_processes(mark: str) -> dict[int, str]:
     found = {}
-    for pid, command in command_lines().items():
+    for pid, command in read_command_lines().items():
         with suppress(OSError):
             if command and f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
                 found[pid] = command

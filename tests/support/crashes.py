@@ -14,12 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.support.chaos import Victim, ended
+from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 
 
 @dataclass
-class Noted:
+class NotedEvaluation:
     """An evaluation as the ranks of its worker have noted it: its starts by rank, and the moments before crashes."""
 
     x: float
@@ -29,13 +29,13 @@ class Noted:
     crashes: list[float] = field(default_factory=list)
 
 
-def dying(*options: object, **settings: object) -> list[object]:
+def make_dying_arguments(*options: object, **settings: object) -> list[object]:
     """Return the arguments of a run that notes in the current directory what its trainers do."""
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     return [PROGRAM, SEARCHES / "dying.py", "--run-dir", "run", "--islands", 1, *options, *chosen]
 
 
-def notes_of(folder: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+def read_notes(folder: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Yield worker, rank and content of all notes."""
     for path in folder.glob("[0-9]-[0-9]"):
         worker, rank = map(int, path.name.split("-"))
@@ -43,16 +43,18 @@ def notes_of(folder: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
             yield worker, rank, json.loads(line)
 
 
-def all_noted(folder: Path) -> list[Noted]:
+def list_noted(folder: Path) -> list[NotedEvaluation]:
     """Return the evaluations of all workers."""
-    return [evaluation for of_worker in evaluations_of(folder).values() for evaluation in of_worker]
+    return [evaluation for of_worker in group_noted_by_worker(folder).values() for evaluation in of_worker]
 
 
-def evaluations_of(folder: Path) -> Mapping[int, Sequence[Noted]]:
+def group_noted_by_worker(folder: Path) -> Mapping[int, Sequence[NotedEvaluation]]:
     """Return the evaluations of each worker, in the order in which they started."""
-    found: dict[int, dict[float, Noted]] = {}
-    for worker, rank, note in sorted(notes_of(folder), key=lambda one: float(one[2]["at"])):
-        evaluation = found.setdefault(worker, {}).setdefault(note["x"], Noted(note["x"], note["way"], note["rank"]))
+    found: dict[int, dict[float, NotedEvaluation]] = {}
+    for worker, rank, note in sorted(read_notes(folder), key=lambda one: float(one[2]["at"])):
+        evaluation = found.setdefault(worker, {}).setdefault(
+            note["x"], NotedEvaluation(note["x"], note["way"], note["rank"])
+        )
         if note["event"] == "starts":
             evaluation.starts.setdefault(rank, []).append(note["at"])
         else:
@@ -60,10 +62,10 @@ def evaluations_of(folder: Path) -> Mapping[int, Sequence[Noted]]:
     return {worker: list(evaluations.values()) for worker, evaluations in found.items()}
 
 
-def recovery_times(folder: Path) -> dict[str, float]:
+def measure_recovery_times(folder: Path) -> dict[str, float]:
     """Return the most seconds, by way, from a crash to the start of the worker's next evaluation on all ranks."""
     times: dict[str, float] = {}
-    for evaluations in evaluations_of(folder).values():
+    for evaluations in group_noted_by_worker(folder).values():
         for crashed, following in pairwise(evaluations):
             if crashed.way:
                 seconds = max(starts[0] for starts in following.starts.values()) - min(crashed.crashes)
@@ -71,10 +73,10 @@ def recovery_times(folder: Path) -> dict[str, float]:
     return times
 
 
-def mapped_by(victim: Victim) -> set[tuple[str, int]]:
+def find_shared_memory(victim: Victim) -> set[tuple[str, int]]:
     """Return the names and inodes of files in shared memory that the processes of a job have mapped."""
     found = set[tuple[str, int]]()
-    for process in victim.processes():
+    for process in victim.find_processes():
         with suppress(OSError):
             for line in Path(f"/proc/{process}/maps").read_text().splitlines():
                 *_, inode, path = [*line.split(maxsplit=5), ""][:6]
@@ -84,7 +86,7 @@ def mapped_by(victim: Victim) -> set[tuple[str, int]]:
 
 
 @contextmanager
-def started(mpi: Mpi, ranks: int, folder: Path, arguments: list[object]) -> Iterator[Victim]:
+def start_job(mpi: Mpi, ranks: int, folder: Path, arguments: list[object]) -> Iterator[Victim]:
     """Start a job with its own folder for temporary files, and kill what is left of it at the end of ``with``.
 
     Asserts that no temporary files are left, and nothing in shared memory.
@@ -92,13 +94,13 @@ def started(mpi: Mpi, ranks: int, folder: Path, arguments: list[object]) -> Iter
     temporary, shared = folder / "temporary", set[tuple[str, int]]()
     temporary.mkdir()
 
-    def look() -> None:
+    def watch_shared_memory() -> None:
         while victim.job.poll() is None:
-            shared.update(mapped_by(victim))
+            shared.update(find_shared_memory(victim))
             time.sleep(0.3)
 
-    with ended(Victim(mpi, ranks, arguments, folder, folder / "log", {"TMPDIR": str(temporary)})) as victim:
-        looking = threading.Thread(target=look, daemon=True)
+    with kill_at_end(Victim(mpi, ranks, arguments, folder, folder / "log", {"TMPDIR": str(temporary)})) as victim:
+        looking = threading.Thread(target=watch_shared_memory, daemon=True)
         looking.start()
         yield victim
         looking.join(10)
@@ -115,7 +117,7 @@ def kill_on_request(victim: Victim) -> threading.Thread:
         while victim.job.poll() is None:
             wanted = {
                 note["process"]
-                for _, _, note in notes_of(victim.folder)
+                for _, _, note in read_notes(victim.folder)
                 if (note["event"], note["way"]) == ("crashes", "outside")
             }
             for process in wanted - killed:

@@ -20,9 +20,9 @@ from benchmarks.slow import slow_files
 from tests.searches.dying import CRASHES
 from tests.support import crashes
 from tests.support.chaos import Victim
-from tests.support.crashes import dying, kill_on_request
+from tests.support.crashes import kill_on_request, make_dying_arguments
 from tests.support.launch import PROGRAM, ROOT, SEARCHES, Mpi
-from tests.support.outcome import lines_of, trials_of
+from tests.support.run_output import load_trials, parse_lines
 
 FAULTY = SEARCHES / "faulty.py"
 ENDLESS = SEARCHES / "endless.py"
@@ -54,7 +54,7 @@ class Tally:
     readings: int = 0
 
 
-def read_all_the_while(journal: Path, stop: Event, readings: multiprocessing.Queue[int | str]) -> None:
+def read_repeatedly(journal: Path, stop: Event, readings: multiprocessing.Queue[int | str]) -> None:
     """Read a journal as any tool of Optuna's would, over and over; says how often, or what went wrong."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     count = 0
@@ -62,7 +62,7 @@ def read_all_the_while(journal: Path, stop: Event, readings: multiprocessing.Que
         while not stop.is_set():
             with suppress(KeyError) if count == 0 else nullcontext():  # it has not begun
                 if journal.exists():  # to open it would make it
-                    trials_of(journal.parent)
+                    load_trials(journal.parent)
                     count += 1
             time.sleep(0.02)
         readings.put(count)
@@ -82,11 +82,11 @@ def survive(
     slow = slow_files(folder, seconds_of_files, str(ROOT)) if seconds_of_files else {}
     stop = multiprocessing.Event()
     readings: multiprocessing.Queue[int | str] = multiprocessing.Queue()
-    reader = multiprocessing.Process(target=read_all_the_while, args=(run_dir / "study.log", stop, readings))
+    reader = multiprocessing.Process(target=read_repeatedly, args=(run_dir / "study.log", stop, readings))
     reader.start()
     try:
         for session in range(1, 100):
-            status, killed, lines = _session(mpi, folder, chance, budget, session <= most_kills, slow, tally)
+            status, killed, lines = _run_session(mpi, folder, chance, budget, session <= most_kills, slow, tally)
             reported += lines
             assert killed or status == 0
             if status == 0:
@@ -96,11 +96,11 @@ def survive(
         assert status == 0, "it does not end"
     finally:
         stop.set()
-        tally.readings = _reading(readings)
+        tally.readings = _receive_count(readings)
         reader.join(10)
-    trials = [trial for trial in trials_of(run_dir) if trial.user_attrs.get("failure") != "interrupted"]
-    ended = Counter(_key_of_trial(trial) for trial in trials)
-    tally.finished, tally.repeated = len(trials), sum("repeats" in trial.user_attrs for trial in trials)
+    trials = [trial for trial in load_trials(run_dir) if trial.user_attrs.get("failure") != "interrupted"]
+    ended = Counter(_make_trial_key(trial) for trial in trials)
+    tally.finished, tally.repeated = len(trials), sum("retry_of" in trial.user_attrs for trial in trials)
     tally.lost = (reported - ended).total()
     assert reported, "no line of an evaluation was understood"
     assert tally.lost == 0, f"printed, and not in the study: {reported - ended}"
@@ -114,7 +114,7 @@ def survive(
     return tally
 
 
-def _session(
+def _run_session(
     mpi: Mpi, folder: Path, chance: random.Random, budget: int, kill: bool, variables: Mapping[str, str], tally: Tally
 ) -> tuple[int, bool, Counter[Key]]:
     ranks, ranks_per_worker, islands = chance.choice(LAYOUTS)
@@ -139,7 +139,7 @@ def _session(
             killed = True
             what.append(f"{victim.kill(whom, chance)} after {after:.2f} s")
     status, errors = victim.wait(120)
-    lines = Counter(_key_of_line(line) for line in lines_of(log.read_text()))
+    lines = Counter(_make_line_key(line) for line in parse_lines(log.read_text()))
     shown = ", ".join(what) or "nothing"
     print(f"    {ranks} ranks, killed: {shown}: status {status}, {lines.total()} evaluations printed", flush=True)
     assert "Traceback" not in errors, errors
@@ -147,25 +147,25 @@ def _session(
     return status, killed, lines
 
 
-def _reading(readings: multiprocessing.Queue[int | str]) -> int:
+def _receive_count(readings: multiprocessing.Queue[int | str]) -> int:
     result = readings.get(timeout=30)
     assert isinstance(result, int), f"while others wrote, reading the journal failed: {result}"
     return result
 
 
-def _key_of_line(line: dict[str, str]) -> Key:
+def _make_line_key(line: dict[str, str]) -> Key:
     loss = line["loss"] if line["loss"] != "failed" else "FAIL"
     x = re.search(r"x=(\S+)", line["params"])
     return int(line["island"]), int(line["worker"]), int(line["generation"]), loss, x.group(1) if x else ""
 
 
-def _key_of_trial(trial: optuna.trial.FrozenTrial) -> Key:
+def _make_trial_key(trial: optuna.trial.FrozenTrial) -> Key:
     place = trial.user_attrs
     loss = f"{trial.values[0]:.4g}" if trial.values else trial.state.name
     return place["island"], place["worker"], place["generation"], loss, f"{trial.params['x']:.4g}"
 
 
-def recovery_times(mpi: Mpi, size: int, folder: Path, rounds: int = 2) -> dict[str, float]:
+def measure_failure_recovery(mpi: Mpi, size: int, folder: Path, rounds: int = 2) -> dict[str, float]:
     """Let evaluations fail in all ways on a worker of `size` ranks; seconds from a raise to the next start, the worst.
 
     The first evaluation of the process is among them.
@@ -190,20 +190,20 @@ def recovery_times(mpi: Mpi, size: int, folder: Path, rounds: int = 2) -> dict[s
     return worst
 
 
-def crash_times(mpi: Mpi, size: int, folder: Path) -> dict[str, float]:
+def measure_crash_recovery(mpi: Mpi, size: int, folder: Path) -> dict[str, float]:
     """Let the trainers of a worker of `size` ranks crash in all ways; seconds from a crash to the next start."""
     folder.mkdir()
     options = ["--ranks-per-worker", size, "--evaluations", 2 * len(CRASHES), "--collective-timeout", 60]
-    victim = Victim(mpi, size, dying(*options, ways=",".join(CRASHES), every=2), folder, folder / "log")
+    victim = Victim(mpi, size, make_dying_arguments(*options, ways=",".join(CRASHES), every=2), folder, folder / "log")
     kill_on_request(victim)
     status, errors = victim.wait(200)
     assert status == 0, errors
-    states = Counter(trial.state.name for trial in trials_of(folder / "run"))
+    states = Counter(trial.state.name for trial in load_trials(folder / "run"))
     assert states == {"FAIL": len(CRASHES), "COMPLETE": len(CRASHES)}
-    return crashes.recovery_times(folder)
+    return crashes.measure_recovery_times(folder)
 
 
-def slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]]:
+def measure_slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]]:
     """Time 60 evaluations on 8 ranks, every third of which fails, and without failures: seconds of both, and states."""
     folder.mkdir()
     seconds = []
@@ -216,14 +216,14 @@ def slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]]:
         seconds.append(time.monotonic() - start)
         assert job.returncode == 0, job.stderr
     summary = json.loads((folder / "ill" / "summary.json").read_text())
-    states = Counter(trial.state.name for trial in trials_of(folder / "ill"))
+    states = Counter(trial.state.name for trial in load_trials(folder / "ill"))
     counts = summary["evaluations"]
     assert (counts["complete"], counts["failed"]) == (states["COMPLETE"], states["FAIL"])
     assert sum(entry["count"] for entry in summary["failures"]) == states["FAIL"]
     return seconds[0], seconds[1], states
 
 
-def suspend(mpi: Mpi, folder: Path, chance: random.Random, stops: int) -> tuple[int, float]:
+def suspend_run(mpi: Mpi, folder: Path, chance: random.Random, stops: int) -> tuple[int, float]:
     """Stop a run at random moments, for longer than its ranks wait; gives its evaluations and the seconds stopped."""
     folder.mkdir()
     ranks, ranks_per_worker, islands = chance.choice([(8, 2, 2), (6, 3, 1), (4, 4, 1)])
@@ -238,6 +238,6 @@ def suspend(mpi: Mpi, folder: Path, chance: random.Random, stops: int) -> tuple[
         stopped += seconds if victim.suspend(seconds) else 0.0
     status, errors = victim.wait(120)
     assert (status, errors) == (0, ""), errors
-    states = Counter(trial.state.name for trial in trials_of(folder / "run"))
+    states = Counter(trial.state.name for trial in load_trials(folder / "run"))
     assert set(states) == {"COMPLETE"}, states
     return states.total(), stopped

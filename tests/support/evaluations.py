@@ -8,7 +8,7 @@ from typing import Any
 from hpo.store.evaluations import Evaluation
 
 
-def one(trial: int, state: str = "complete", **values: Any) -> Evaluation:
+def make_evaluation(trial: int, state: str = "complete", **values: Any) -> Evaluation:
     """Return an evaluation by a worker that took 10 s, the trial's number of seconds after the epoch."""
     loss = 1.0 if state in ("complete", "pruned") else math.inf
     ended = trial + 10.0 if state in ("complete", "pruned", "failed") else math.nan

@@ -26,19 +26,33 @@ from hpo import SearchSpace
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS
 from hpo.results.reader import RunReader
-from hpo.run.given import read_given
-from hpo.run.takeover import read_takeover
+from hpo.run.enqueue import read_enqueued
+from hpo.run.warm_start import read_warm_start
 from hpo.store.evaluations import Evaluation
 from hpo.store.weights import read_weights
-from hpo.trackers.follower import Follower
-from hpo.trackers.written import Written
+from hpo.trackers.shown_evaluations import ShownEvaluations
+from hpo.trackers.tracker_updater import TrackerUpdater
 from hpo.trainer.search_file import load_search_file
-from hpo.views.live.head import head_lines
-from hpo.views.live.rows import Choice, failure_rows, island_rows, make_columns, rung_rows, worker_rows
-from hpo.views.live.standing import standing
-from hpo.views.page import write
+from hpo.views.live.run_header import format_header
+from hpo.views.live.run_status import compute_run_status
+from hpo.views.live.table_rows import (
+    RowOrder,
+    make_columns,
+    make_failure_rows,
+    make_island_rows,
+    make_rung_rows,
+    make_worker_rows,
+)
+from hpo.views.page import html_report
 from tests.support.launch import call_hpo
-from tests.support.runs import QUICK, claim, complete, run_of_everything, start, started
+from tests.support.runs import (
+    QUICK,
+    claim_evaluation,
+    complete_evaluations,
+    make_run_of_everything,
+    start_evaluation,
+    start_session,
+)
 
 DEEP = "[" * 100_000 + "]" * 100_000
 VALUES: list[Any] = [
@@ -54,33 +68,33 @@ JOURNAL = "study.log"
 _COMMANDS_AT_ONCE = 6
 
 
-def whole_runs(folder: Path) -> list[Path]:
+def make_whole_runs(folder: Path) -> list[Path]:
     """Leave two runs with all that a run leaves: one with evaluations in every state, and one that is finished."""
-    everything = run_of_everything(folder)
-    session = start(folder / "finished", evaluations=7, pruner="asha")
+    everything = make_run_of_everything(folder)
+    session = start_session(folder / "finished", evaluations=7, pruner="asha")
     record = session.open_record()
-    complete(record, 1, 2, 3)
-    record.fail(started(record, 4), "rank 0: ValueError: no", "Traceback ...", 0.1)
-    record.prune(started(record, 5), 5.3, 0.1, {}, paused_after=3)
-    record.prune(started(record, 6), 6.3, 0.1, {}, paused_after=3)
+    complete_evaluations(record, 1, 2, 3)
+    record.fail(start_evaluation(record, 4), "rank 0: ValueError: no", "Traceback ...", 0.1)
+    record.prune(start_evaluation(record, 5), 5.3, 0.1, {}, paused_after=3)
+    record.prune(start_evaluation(record, 6), 6.3, 0.1, {}, paused_after=3)
     place = {"island": 1, "worker": 0, "generation": 7}
-    promoted = record.promote(record.evaluations()[-1], place)
-    record.went_on(promoted, [7.0, 6.5, 6.3], 0.1)
+    promoted = record.promote(record.read_evaluations()[-1], place)
+    record.record_resume(promoted, [7.0, 6.5, 6.3], 0.1)
     record.complete(promoted, 6.3, 0.2, {})
-    heir = started(record, 7)
+    heir = start_evaluation(record, 7)
     record._storage.set_trial_user_attr(heir.trial_id, "inherits", 0)
     record.complete(heir, 0.9, 0.2, {})
     for run_dir in (everything, folder / "finished"):
-        _leave_the_rest(run_dir)
+        _write_other_files(run_dir)
     return [everything, folder / "finished"]
 
 
-def _leave_the_rest(run_dir: Path) -> None:
+def _write_other_files(run_dir: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
     run = RunReader(run_dir)
-    winner = run.winner()
+    winner = run.find_winner()
     assert winner is not None
     about = {"trial": winner.trial, "params": winner.params, "settings": dict(run.manifest.settings)}
     save_file(
@@ -90,68 +104,73 @@ def _leave_the_rest(run_dir: Path) -> None:
     test = {"trial": winner.trial, "times": 1, "metrics": {"accuracy": 0.5}, "predictions": [prediction]}
     test["texts"] = [{"prompt": "def ", "text": "f(x):\n\treturn x\n"}]
     (run_dir / "test.json").write_text(json.dumps(test, indent=2))
-    summary = {**run.summary(3), "stopped": "--time-limit 1 s", "exhausted": False, "wall_seconds": 1.0}
+    summary = {**run.make_summary(3), "stopped": "--time-limit 1 s", "exhausted": False, "wall_seconds": 1.0}
     (run_dir / "summary.json").write_text(json.dumps(summary, indent=2))
     (run_dir / "given.json").write_text(json.dumps([{"depth": 3}, {"act": "relu", "lr": 0.5}]))
-    (run_dir / "printed").mkdir()
+    (run_dir / "logs").mkdir()
     for name in ("3", "7", "confirm-0"):
-        (run_dir / "printed" / f"{name}.txt").write_text("rank 0 | hello\nrank 1 | hello\n")
+        (run_dir / "logs" / f"{name}.txt").write_text("rank 0 | hello\nrank 1 | hello\n")
 
 
-def damage(run_dir: Path, chance: random.Random) -> str:
+def damage_run(run_dir: Path, chance: random.Random) -> str:
     """Change a file of a run, the study most often, and say how."""
     others = ["run.json", "summary.json", "test.json", "best.safetensors", "lock", "search_space-1.py", "given.json"]
     name = JOURNAL if chance.random() < 0.5 else chance.choice([*others, *others[:2], "printed/3.txt", "printed"])
     path, said = run_dir / name, ""
     if name == JOURNAL and chance.random() < 0.4:
-        path.write_bytes(_as_others_write(path.read_bytes()))
+        path.write_bytes(_remove_checksums(path.read_bytes()))
         said = ", written by another program"
-    ways: list[Callable[[Path, random.Random], str | None]] = [_gone, _folder, _closed, _dangling]
+    ways: list[Callable[[Path, random.Random], str | None]] = [
+        _remove,
+        _replace_by_folder,
+        _forbid_access,
+        _replace_by_link,
+    ]
     if path.is_file():
-        ways = [*ways, _empty, _binary, *[_flipped, _cut, _lines, _filled] * 2]
-        ways += [_metadata] * 8 if name == "best.safetensors" else []
-        ways += [_json] * (16 if name == JOURNAL else 10) if name.endswith((".json", ".log")) else []
+        ways = [*ways, _make_empty, _write_garbage, *[_flip_bits, _cut_off, _change_lines, _insert_filling] * 2]
+        ways += [_change_metadata] * 8 if name == "best.safetensors" else []
+        ways += [_change_json] * (16 if name == JOURNAL else 10) if name.endswith((".json", ".log")) else []
     way = chance.choice(ways)
     return f"{name}{said}: {way.__name__.removeprefix('_')} {way(path, chance) or ''}"
 
 
-def _as_others_write(journal: bytes) -> bytes:
+def _remove_checksums(journal: bytes) -> bytes:
     """Leave out what this program alone writes into the lines of a journal."""
     entries = map(json.loads, journal.splitlines())
-    return b"".join(_line({name: item for name, item in entry.items() if name != "crc"}) for entry in entries)
+    return b"".join(_format_line({name: item for name, item in entry.items() if name != "crc"}) for entry in entries)
 
 
-def _line(entry: Any) -> bytes:
+def _format_line(entry: Any) -> bytes:
     return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
 
 
-def _gone(path: Path, _: random.Random) -> None:
+def _remove(path: Path, _: random.Random) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _folder(path: Path, chance: random.Random) -> None:
-    _gone(path, chance)
+def _replace_by_folder(path: Path, chance: random.Random) -> None:
+    _remove(path, chance)
     path.mkdir()
 
 
-def _closed(path: Path, _: random.Random) -> None:
+def _forbid_access(path: Path, _: random.Random) -> None:
     path.chmod(0)
 
 
-def _dangling(path: Path, chance: random.Random) -> None:
-    _gone(path, chance)
+def _replace_by_link(path: Path, chance: random.Random) -> None:
+    _remove(path, chance)
     path.symlink_to(chance.choice([path.with_name("nothing"), path]))
 
 
-def _empty(path: Path, _: random.Random) -> None:
+def _make_empty(path: Path, _: random.Random) -> None:
     path.write_bytes(b"")
 
 
-def _binary(path: Path, chance: random.Random) -> None:
+def _write_garbage(path: Path, chance: random.Random) -> None:
     path.write_bytes(chance.randbytes(chance.choice([10, 1000, 100_000])))
 
 
-def _flipped(path: Path, chance: random.Random) -> str:
+def _flip_bits(path: Path, chance: random.Random) -> str:
     content = bytearray(path.read_bytes())
     places = [chance.randrange(len(content)) for _ in range(chance.choice([1, 1, 1, 5]))] if content else []
     for place in places:
@@ -160,14 +179,14 @@ def _flipped(path: Path, chance: random.Random) -> str:
     return str(places)
 
 
-def _cut(path: Path, chance: random.Random) -> str:
+def _cut_off(path: Path, chance: random.Random) -> str:
     content = path.read_bytes()
     place = chance.randrange(len(content) + 1)
     path.write_bytes(content[:place] if chance.random() < 0.7 else content[place:])
     return str(place)
 
 
-def _filled(path: Path, chance: random.Random) -> str:
+def _insert_filling(path: Path, chance: random.Random) -> str:
     """Put zeros into a part, as a disk does that was full, or a text."""
     content, filling = path.read_bytes(), chance.choice([b"\0" * 50, b"\n", b"{}\n", b"garbage", DEEP.encode()])
     place = chance.choice([0, len(content), chance.randrange(len(content) + 1)])
@@ -175,7 +194,7 @@ def _filled(path: Path, chance: random.Random) -> str:
     return f"{place} {filling[:10]!r}"
 
 
-def _lines(path: Path, chance: random.Random) -> str:
+def _change_lines(path: Path, chance: random.Random) -> str:
     """Lose, repeat or swap lines."""
     lines = path.read_bytes().splitlines(keepends=True)
     if not lines:
@@ -193,12 +212,12 @@ def _lines(path: Path, chance: random.Random) -> str:
     return f"{way} {one + 1} {other + 1}"
 
 
-def _json(path: Path, chance: random.Random) -> str:
+def _change_json(path: Path, chance: random.Random) -> str:
     """Put another value into a place of a JSON file, or of a line."""
     lines = path.read_bytes().splitlines() if path.name == JOURNAL else [path.read_bytes()]
     number = chance.randrange(len(lines))
     entry = json.loads(lines[number])
-    *way, last = chance.choice([place for place in _places(entry) if place])
+    *way, last = chance.choice([place for place in _iterate_paths(entry) if place])
     inner = entry
     for step in way:
         inner = inner[step]
@@ -215,7 +234,7 @@ def _json(path: Path, chance: random.Random) -> str:
     return f"line {number + 1}: {[*way, last]} = {value!r:.40} {deep if value == 'DEEP' else ''}"
 
 
-def _metadata(path: Path, chance: random.Random) -> str:
+def _change_metadata(path: Path, chance: random.Random) -> str:
     """Put another value into what weights say of themselves."""
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
@@ -227,68 +246,73 @@ def _metadata(path: Path, chance: random.Random) -> str:
     return f"{name} = {value:.40}"
 
 
-def _places(value: Any) -> Iterator[list[Any]]:
+def _iterate_paths(value: Any) -> Iterator[list[Any]]:
     yield []
     items: Sequence[tuple[Any, Any]] = ()
     if isinstance(value, (dict, list)):
         items = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
     for name, item in items:
-        yield from ([name, *place] for place in _places(item))
+        yield from ([name, *place] for place in _iterate_paths(item))
 
 
-class _Shown:
+class _NullTracker:
     """A tracker that shows nothing."""
 
-    place = "nowhere"
+    destination = "nowhere"
 
-    def show(self, _: Evaluation, losses: Any, begins: bool) -> None:  # noqa: ARG002
+    def show_individual(self, _: Evaluation, losses: Any, from_start: bool) -> None:  # noqa: ARG002
         assert all(epoch >= 0 for epoch in losses)
 
-    def close(self, spent: bool) -> None:
+    def close(self, is_budget_spent: bool) -> None:
         """Do nothing."""
 
 
-def _look(run_dir: Path, _: Path) -> None:
+def _read_as_watch(run_dir: Path, _: Path) -> None:
     """Do what hpo watch does at each look."""
-    look = RunReader(run_dir).follow().look()
-    run, evaluations = standing(look), [*look.evaluations, *look.confirmations]
+    look = RunReader(run_dir).make_follower().take_snapshot()
+    run, evaluations = compute_run_status(look), [*look.evaluations, *look.confirmations]
     columns = make_columns(evaluations, run.objectives, run.at)
-    tables = [Choice().rows(evaluations, columns), failure_rows(evaluations), island_rows(run), rung_rows(run)]
-    tables.append(worker_rows(run, evaluations))
+    tables = [
+        RowOrder().make_rows(evaluations, columns),
+        make_failure_rows(evaluations),
+        make_island_rows(run),
+        make_rung_rows(run),
+    ]
+    tables.append(make_worker_rows(run, evaluations))
     cells = [cell for rows in tables for row in range(len(rows.keys)) for cell in rows.cells(row)]
-    for text in map(str, [*head_lines(run, run_dir), *cells]):
+    for text in map(str, [*format_header(run, run_dir), *cells]):
         assert text.isprintable(), text
 
 
-def _track(run_dir: Path, out: Path) -> None:
+def _read_as_tracker(run_dir: Path, out: Path) -> None:
     """Do what hpo track and its process do."""
     run = RunReader(run_dir)
-    with Written(out / "written" / "written.jsonl") as written:
-        follower = Follower(_Shown(), written)
-        located = run.run_dir.locate(run.manifest.storage)
-        follower.follow(located, run.manifest.study)
-        if run.confirmations():
-            follower.follow(located, run.manifest.confirming_study)
-        follower.look(running=False)
+    with ShownEvaluations(out / "written" / "written.jsonl") as written:
+        follower = TrackerUpdater(_NullTracker(), written)
+        located = run.run_dir.locate_storage(run.manifest.storage)
+        follower.add_study(located, run.manifest.study)
+        if run.read_confirmations():
+            follower.add_study(located, run.manifest.confirmation_study)
+        follower.show_changes(running=False)
         follower.is_over(run.manifest.study, 1, run.manifest.pruner)
     shutil.rmtree(out / "written")
 
 
-def _space() -> SearchSpace:
+def _load_space() -> SearchSpace:
     return load_search_file(QUICK).space
 
 
 READERS: list[Callable[[Path, Path], object]] = [
-    _look,
-    _track,
-    lambda run_dir, _: read_takeover(str(run_dir), _space(), ONLY_LOSS),
-    lambda run_dir, _: read_takeover(f"{run_dir / JOURNAL}#{run_dir.name}", _space(), ONLY_LOSS),
+    _read_as_watch,
+    _read_as_tracker,
+    lambda run_dir, _: read_warm_start(str(run_dir), _load_space(), ONLY_LOSS),
+    lambda run_dir, _: read_warm_start(f"{run_dir / JOURNAL}#{run_dir.name}", _load_space(), ONLY_LOSS),
     lambda run_dir, _: read_weights(run_dir / "best.safetensors"),
-    lambda run_dir, _: read_given(run_dir / "given.json", _space(), 0),
+    lambda run_dir, _: read_enqueued(run_dir / "given.json", _load_space(), 0),
 ]
 
 
-def mistake_of(step: Callable[[], object]) -> str | None:
+def find_mistake(step: Callable[[], object]) -> str | None:
     """Take a step, and give the mistake that it finds in what lies on the disk, if it finds one."""
     try:
         step()
@@ -297,7 +321,7 @@ def mistake_of(step: Callable[[], object]) -> str | None:
     return None
 
 
-def command(line: str, run_dir: Path, out: Path) -> str | None:
+def run_command(line: str, run_dir: Path, out: Path) -> str | None:
     """Run a subcommand of hpo, and give the mistake that it prints, if it prints one."""
     name, *arguments = line.format(out=out).split()
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2)]
@@ -315,7 +339,7 @@ def command(line: str, run_dir: Path, out: Path) -> str | None:
     return texts[1].removeprefix("error: ").removesuffix("\n")
 
 
-def tree(folder: Path) -> dict[str, Any]:
+def read_tree(folder: Path) -> dict[str, Any]:
     """Return all there is in a folder."""
     return {
         str(path): path.read_bytes() if path.is_file() else path.is_dir()
@@ -324,58 +348,58 @@ def tree(folder: Path) -> dict[str, Any]:
     }
 
 
-def check(run_dir: Path, whole: Path, out: Path, chance: random.Random) -> Counter[str]:
+def check_run(run_dir: Path, whole: Path, out: Path, chance: random.Random) -> Counter[str]:
     """Let everything read a run that may be damaged, and resume it; count what worked and what was refused."""
-    before, outcome = tree(run_dir), Counter[str]()
-    steps = [partial(command, line, run_dir, out) for line in chance.sample(COMMANDS, _COMMANDS_AT_ONCE)]
-    for step in [*steps, *(partial(mistake_of, partial(reader, run_dir, out)) for reader in READERS)]:
+    before, outcome = read_tree(run_dir), Counter[str]()
+    steps = [partial(run_command, line, run_dir, out) for line in chance.sample(COMMANDS, _COMMANDS_AT_ONCE)]
+    for step in [*steps, *(partial(find_mistake, partial(reader, run_dir, out)) for reader in READERS)]:
         mistake = step()
-        assert tree(run_dir) == before, "a reader has changed it"
+        assert read_tree(run_dir) == before, "a reader has changed it"
         outcome["refused" if mistake else "read"] += 1
-        assert mistake is None or _is_a_message(mistake, run_dir), mistake
-    shown = _evaluations(run_dir)
-    assert shown is None or not _lost(run_dir, whole, shown), f"not shown: {_lost(run_dir, whole, shown)}"
-    mistake = mistake_of(lambda: _resume(run_dir))
-    assert mistake is None or (_is_a_message(mistake, run_dir) and tree(run_dir) == before), mistake
-    again = _evaluations(run_dir)
-    assert mistake or (shown is not None and again and all(one in again for one in shown if one.finished)), (
+        assert mistake is None or _is_clear_message(mistake, run_dir), mistake
+    shown = _read_evaluations(run_dir)
+    assert shown is None or not _find_lost(run_dir, whole, shown), f"not shown: {_find_lost(run_dir, whole, shown)}"
+    mistake = find_mistake(lambda: _resume_run(run_dir))
+    assert mistake is None or (_is_clear_message(mistake, run_dir) and read_tree(run_dir) == before), mistake
+    again = _read_evaluations(run_dir)
+    assert mistake or (shown is not None and again and all(one in again for one in shown if one.is_finished)), (
         "a resume lost some"
     )
     return outcome + Counter(["resume refused" if mistake else "resumed"])
 
 
-def _is_a_message(mistake: str, run_dir: Path) -> bool:
+def _is_clear_message(mistake: str, run_dir: Path) -> bool:
     return mistake.isprintable() and len(mistake) < 2000 and str(run_dir) in mistake
 
 
-def _resume(run_dir: Path) -> None:
-    session, space = start(run_dir, resume=True), _space()
+def _resume_run(run_dir: Path) -> None:
+    session, space = start_session(run_dir, resume=True), _load_space()
     record = session.open_record()
-    claim(record, space.draw(random.Random(7)), space.distributions(), 10**6, island=0, worker=0)
-    if session.plan.count:
+    claim_evaluation(record, space.draw(random.Random(7)), space.make_distributions(), 10**6, island=0, worker=0)
+    if session.confirmation_plan.count:
         session.create_confirmations(space)
-        session.plan.begin(session.open_confirmations(), [], space)
+        session.confirmation_plan.enqueue_planned(session.open_confirmations(), [], space)
 
 
-def _evaluations(run_dir: Path) -> list[Evaluation] | None:
+def _read_evaluations(run_dir: Path) -> list[Evaluation] | None:
     try:
-        return RunReader(run_dir).evaluations()
+        return RunReader(run_dir).read_evaluations()
     except UsageError:
         return None
 
 
-def _lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[int]:
+def _find_lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[int]:
     """Return the trials that are not shown as they were, though each of their lines is there; of our own journals."""
     journal, original = (run_dir / JOURNAL).read_bytes(), (whole / JOURNAL).read_bytes()
     if b'"crc"' not in journal:
         return []
-    there, own = set(journal.splitlines()), _lines_of_trials(original)
-    wholly = [one for one in RunReader(whole).evaluations() if own[one.trial] <= there]
+    there, own = set(journal.splitlines()), _group_lines_by_trial(original)
+    wholly = [one for one in RunReader(whole).read_evaluations() if own[one.trial] <= there]
     wholly = [one for one in wholly if one.state != "promoted"]  # which the lines of another trial say
     return [one.trial for one in wholly if one not in shown]
 
 
-def _lines_of_trials(journal: bytes) -> dict[int, set[bytes]]:
+def _group_lines_by_trial(journal: bytes) -> dict[int, set[bytes]]:
     """Return the lines of each trial of a run's own study, which is the first in its journal."""
     numbers: dict[int, int] = {}
     lines: dict[int, set[bytes]] = {}
@@ -393,10 +417,13 @@ def _lines_of_trials(journal: bytes) -> dict[int, set[bytes]]:
 
 
 @contextmanager
-def _cheap_commands() -> Iterator[None]:
+def _cache_commands() -> Iterator[None]:
     """Make what is the same in each command once: the parsers, and the script in reports."""
     made = functools.cache(typer.main.get_command)
-    with mock.patch.object(write, "_plotly", return_value=b""), mock.patch.object(typer.main, "get_command", made):
+    with (
+        mock.patch.object(html_report, "_read_plotly", return_value=b""),
+        mock.patch.object(typer.main, "get_command", made),
+    ):
         yield
 
 
@@ -405,19 +432,19 @@ def damage_and_check(whole: Path, folder: Path, seed: str) -> Counter[str]:
     run_dir, chance = folder / whole.name, random.Random(seed)
     shutil.copytree(whole, run_dir)
     (folder / "out").mkdir()
-    said = damage(run_dir, chance)
+    said = damage_run(run_dir, chance)
     try:
-        with _cheap_commands():
-            return check(run_dir, whole, folder / "out", chance)
+        with _cache_commands():
+            return check_run(run_dir, whole, folder / "out", chance)
     except Exception as error:
         raise AssertionError(f"seed {seed}: {said}: {type(error).__name__}: {error}"[:2000]) from error
     finally:
         shutil.rmtree(folder)
 
 
-def fuzz(folder: Path, seed: int, count: int) -> Counter[str]:
+def fuzz_runs(folder: Path, seed: int, count: int) -> Counter[str]:
     """Damage runs `count` times, and check each; count what was read and resumed, and what was refused."""
-    runs = whole_runs(folder / "whole")
+    runs = make_whole_runs(folder / "whole")
     outcomes = (
         damage_and_check(runs[number % len(runs)], folder / f"damaged{number}", f"{seed}/{number}")
         for number in range(count)

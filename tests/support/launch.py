@@ -26,7 +26,7 @@ needs_fashion_mnist = pytest.mark.skipif(
 )
 
 
-def changed_program(folder: Path, code: str) -> Path:
+def write_changed_program(folder: Path, code: str) -> Path:
     """Write run_islands.py with code that runs before it does, such as what breaks a part of it."""
     program = folder / "changed.py"
     program.write_text((ROOT / "run_islands.py").read_text().replace("if __name__", f"{code}\n\nif __name__"))
@@ -60,10 +60,10 @@ class Mpi:
 
     def run(self, ranks: int, *arguments: object, cwd: Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
         """Run a Python program on some ranks to its end; kill it and fail where it takes too long."""
-        return finish(self.start(ranks, *arguments, cwd=cwd), timeout)
+        return wait_for_job(self.start(ranks, *arguments, cwd=cwd), timeout)
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def wait_for_job(process: subprocess.Popen[str], timeout: float = 100) -> subprocess.CompletedProcess[str]:
     """Wait for a job; kill it and fail where it takes too long."""
     try:
         out, err = process.communicate(timeout=timeout)
@@ -74,7 +74,7 @@ def finish(process: subprocess.Popen[str], timeout: float = 100) -> subprocess.C
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def open_mpi() -> Mpi:
+def find_open_mpi() -> Mpi:
     """Open MPI in an environment of its own beside the one that runs the tests, as `make open-mpi` makes it."""
     folder = Path(sys.prefix + "-open-mpi", "bin")
     if not (folder / "mpirun").exists():
@@ -82,25 +82,27 @@ def open_mpi() -> Mpi:
     return Mpi(str(folder / "mpirun"), str(folder / "python"), ("--allow-run-as-root", "--oversubscribe"))
 
 
-def available_mpis() -> list[Mpi]:
+def list_available_mpis() -> list[Mpi]:
     """Return the MPIs that are installed here."""
     there = Path(sys.prefix + "-open-mpi", "bin", "mpirun").exists()
-    return [Mpi(), *([open_mpi()] if there else [])]
+    return [Mpi(), *([find_open_mpi()] if there else [])]
 
 
-def hpo_line(*arguments: object) -> list[str]:
+def make_hpo_command(*arguments: object) -> list[str]:
     """Return the command line of hpo, which may not be installed."""
     return [sys.executable, "-c", "from hpo.cli import main; main()", *map(str, arguments)]
 
 
 def run_hpo(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run hpo to its end, in a process of its own."""
-    return subprocess.run(hpo_line(*arguments), cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        make_hpo_command(*arguments), cwd=cwd, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 def call_hpo(*arguments: object) -> int:
     """Run hpo in this process; returns its exit status."""
-    from hpo.cli.command_line import call
+    from hpo.cli.command_line import run_app
     from hpo.cli.commands import app
 
-    return call(app, "hpo", list(map(str, arguments)))
+    return run_app(app, "hpo", list(map(str, arguments)))

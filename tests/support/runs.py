@@ -19,15 +19,15 @@ from hpo import Categorical, Float, Int, SearchSpace
 from hpo.layout import Layout
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.run.options import Options
-from hpo.run.request import resolve
-from hpo.run.session import Session, begin, enter
+from hpo.run.request import resolve_request
+from hpo.run.session import Session, begin_session, enter_run_dir
 from hpo.store.claims import Claims
-from hpo.store.evaluations import Assignment, rank
-from hpo.store.manifest import Manifest, manifest_of
+from hpo.store.evaluations import Assignment, rank_evaluations
+from hpo.store.manifest import Manifest, parse_manifest
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.trainer.search_file import load_search_file
-from tests.support.in_process import InProcess
+from tests.support.in_process_template import InProcessTemplate
 from tests.support.launch import SEARCHES
 
 QUICK = SEARCHES / "quick.py"
@@ -35,9 +35,9 @@ HOSTILE = "rank 1: ValueError: =1+1, \x1b[31m\0<b>[red]\N{PILE OF POO}\udcff" + 
 SPACE = SearchSpace(
     layers=Int(1, 5), activation=Categorical("relu", "tanh"), lr=Float(1e-4, 1.0, log=True), gamma=Float(0.5, 1.0)
 )
-BEGAN = 1_800_000_000.0  # seconds since the epoch: 2027-01-15 08:00:00 UTC
+START_SECONDS = 1_800_000_000.0  # seconds since the epoch: 2027-01-15 08:00:00 UTC
 
-CONTENT: dict[str, Any] = {
+MANIFEST_CONTENT: dict[str, Any] = {
     "space": {"lr": "Float(0.0, 1.0)"},
     "layout": {"ranks": 8, "ranks_per_worker": 2, "islands": 2},
     "hosts": ["node1"],
@@ -45,7 +45,8 @@ CONTENT: dict[str, Any] = {
     "seed": 0,
     "propagators": ["ga"],
     "pruner": "none",
-    "confirm": 0,
+    "confirm_seeds": 0,
+    "format": 1,
     "settings": {"epochs": 4},
     "set": {},
     "storage": "study.log",
@@ -56,12 +57,12 @@ CONTENT: dict[str, Any] = {
 }
 
 
-def manifest(**changes: Any) -> Manifest:
+def make_manifest(**changes: Any) -> Manifest:
     """Return the manifest of a run."""
-    return manifest_of({**CONTENT, **changes}, Path("run.json"))
+    return parse_manifest({**MANIFEST_CONTENT, **changes}, Path("run.json"))
 
 
-def claim(
+def claim_evaluation(
     record: Record,
     params: Mapping[str, Any] | None,
     distributions: Mapping[str, BaseDistribution],
@@ -76,54 +77,56 @@ def claim(
     return assignment
 
 
-def start(run_dir: Path, search_file: Path = QUICK, **options: Any) -> Session:
+def start_session(run_dir: Path, search_file: Path = QUICK, **options: Any) -> Session:
     """Begin or resume a session as run_islands.py does, on two workers of two ranks."""
     given = Options(search_file, run_dir=run_dir, **options)
-    here = InProcess()
-    request = resolve(given, Layout(4, 2, 2), here.ask, here.constraints)
+    here = InProcessTemplate()
+    request = resolve_request(given, Layout(4, 2, 2), here.ask, here.constraints)
     with ExitStack() as held:
-        return begin(enter(given.run_dir, search_file.stem, given.resume, held), request, ["host"])
+        return begin_session(enter_run_dir(given.run_dir, search_file.stem, given.resume, held), request, ["host"])
 
 
-def started(record: Record, depth: int, **others: Any) -> Assignment:
+def start_evaluation(record: Record, depth: int, **others: Any) -> Assignment:
     """Start an evaluation of the quick search, on island 1 and worker 1."""
     act = "relu" if depth < 5 else "tanh"
     params = {"depth": depth, "act": act, "flag": depth % 2 == 0, "lr": depth / 10, **others}
-    distributions = load_search_file(QUICK).space.distributions()
+    distributions = load_search_file(QUICK).space.make_distributions()
     place = {"island": 1, "worker": 1, "generation": depth, "propagator": "ga"}
-    assignment = claim(record, params, distributions, 99, **place)
+    assignment = claim_evaluation(record, params, distributions, 99, **place)
     for epoch in (1, 2, 3):
         record.report(assignment, epoch, depth + 1 / epoch)
     return assignment
 
 
-def complete(record: Record, *depths: int) -> None:
+def complete_evaluations(record: Record, *depths: int) -> None:
     """Complete evaluations of the quick search, at a loss of their depth."""
     for depth in depths:
-        record.complete(started(record, depth), float(depth), 1.5, {"accuracy": depth / 10})
+        record.complete(start_evaluation(record, depth), float(depth), 1.5, {"accuracy": depth / 10})
 
 
-def run_of_everything(folder: Path) -> Path:
+def make_run_of_everything(folder: Path) -> Path:
     """Leave a run with an evaluation in every state there is.
 
     Trials 0 and 1 are taken over, 2 to 5 complete, 6 is pruned, 7 has failed, 8 was interrupted, 9 runs, and 10
     waits to repeat the interrupted one. Of the best, one confirmation is complete, and one waits.
     """
-    before = start(folder / "before").open_record()
-    complete(before, 1)
-    before.prune(started(before, 2), 2.5, 0.5, {})
-    session = start(folder / "run", start_from=str(folder / "before"), confirm=2)
+    before = start_session(folder / "before").open_record()
+    complete_evaluations(before, 1)
+    before.prune(start_evaluation(before, 2), 2.5, 0.5, {})
+    session = start_session(folder / "run", warm_start=str(folder / "before"), confirm_seeds=2)
     record, space = session.open_record(), load_search_file(QUICK).space
-    complete(record, 3, 4, 5, 6)
-    record.prune(started(record, 7), 7.3, 0.7, {})
-    record.fail(started(record, 8), HOSTILE, "Traceback ...", 0.8)
-    interrupted, running = started(record, 9, lr=0.95), started(record, 9)
+    complete_evaluations(record, 3, 4, 5, 6)
+    record.prune(start_evaluation(record, 7), 7.3, 0.7, {})
+    record.fail(start_evaluation(record, 8), HOSTILE, "Traceback ...", 0.8)
+    interrupted, running = start_evaluation(record, 9, lr=0.95), start_evaluation(record, 9)
     record.interrupt(interrupted)
     assert running.params["lr"] == 0.9
     session.create_confirmations(space)
     confirmations = session.open_confirmations()
-    total = session.plan.begin(confirmations, rank(record.evaluations(), 1), space)
-    assignment = claim(confirmations, None, {}, total, island=0, worker=0)
+    total = session.confirmation_plan.enqueue_planned(
+        confirmations, rank_evaluations(record.read_evaluations(), 1), space
+    )
+    assignment = claim_evaluation(confirmations, None, {}, total, island=0, worker=0)
     confirmations.complete(assignment, 1.25, 2.0, {})
     return folder / "run"
 
@@ -132,19 +135,19 @@ def make_run(path: Path, space: SearchSpace = SPACE, objectives: Objectives = ON
     """Make a run directory whose study is empty."""
     path.mkdir(parents=True)
     searched = {"space": space.describe(), "study": path.name, "objectives": asdict(objectives)}
-    content = {**CONTENT, **searched, **about}
+    content = {**MANIFEST_CONTENT, **searched, **about}
     run_dir = RunDir(path)
     run_dir.run_json.write_text(json.dumps(content))
     return Record.create(run_dir.journal, path.name, space.describe(), objectives=objectives)
 
 
-def add(
+def add_evaluation(
     record: Record,
     state: TrialState = TrialState.COMPLETE,
     *,
     curve: Mapping[int, float] | None = None,
     params: Mapping[str, Any] | None = None,
-    began: float = BEGAN,
+    began: float = START_SECONDS,
     seconds: float = 1.0,
     space: SearchSpace = SPACE,
     **attributes: Any,
@@ -154,7 +157,7 @@ def add(
     Objectives behind the loss have their values from its metrics.
     """
     curve = {1: 1.0, 2: 0.5} if curve is None else curve
-    ended, others = state.is_finished(), record.objectives.of(attributes.get("metrics", {}))
+    ended, others = state.is_finished(), record.objectives.select_metric_values(attributes.get("metrics", {}))
     has_loss = state in (TrialState.COMPLETE, TrialState.PRUNED)
     trial = FrozenTrial(
         number=-1,
@@ -165,7 +168,7 @@ def add(
         datetime_start=datetime.fromtimestamp(began),
         datetime_complete=datetime.fromtimestamp(began + seconds) if ended else None,
         params=dict(params or {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}),
-        distributions=space.distributions(),
+        distributions=space.make_distributions(),
         user_attrs={"island": 0, "worker": 0, "generation": 0, "propagator": "ga", "seconds": seconds, **attributes},
         system_attrs={},
         intermediate_values=dict(curve),
@@ -176,7 +179,7 @@ def add(
 def add_search(record: Record, count: int, workers: int = 4) -> None:
     """Add the evaluations of a search that gets better, in which some are pruned and some fail."""
     chance = random.Random(0)
-    free = [BEGAN] * workers
+    free = [START_SECONDS] * workers
     for trial in range(count):
         worker = min(range(workers), key=free.__getitem__)
         seconds = chance.uniform(2, 6)
@@ -189,7 +192,7 @@ def add_search(record: Record, count: int, workers: int = 4) -> None:
         if trial % 13 == 7:
             reason = f"rank {trial % 2}: ValueError: too bad in train.py:{trial % 3}"
             state, attributes = TrialState.FAIL, {"failure": reason, "traceback": f"Traceback of trial {trial}\nmore"}
-        add(
+        add_evaluation(
             record,
             state,
             curve=curve,

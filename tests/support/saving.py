@@ -10,26 +10,26 @@ from pathlib import Path
 
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
-from tests.support.outcome import trials_of
+from tests.support.run_output import load_trials
 
 SAVING = SEARCHES / "saving.py"
 
 
-def saving(run_dir: str, *options: object, **settings: object) -> list[object]:
+def make_saving_arguments(run_dir: str, *options: object, **settings: object) -> list[object]:
     """Return the arguments of a run on one island that evaluates first what is in start.json."""
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
-    return [PROGRAM, SAVING, "--islands", 1, "--run-dir", run_dir, "--start-with", "start.json", *options, *chosen]
+    return [PROGRAM, SAVING, "--islands", 1, "--run-dir", run_dir, "--enqueue", "start.json", *options, *chosen]
 
 
-def epochs_of(folder: Path) -> list[tuple[float, int]]:
+def read_epochs(folder: Path) -> list[tuple[float, int]]:
     """Return which epochs of which individual were trained, in this order."""
     lines = (json.loads(line) for line in (folder / "epochs").read_text().splitlines())
     return [(x, epoch) for _, x, epoch in lines]
 
 
-def losses_by_x(run_dir: Path) -> dict[float, list[float]]:
+def read_losses_by_x(run_dir: Path) -> dict[float, list[float]]:
     """Return all losses of the individuals that are complete."""
-    complete = [trial for trial in trials_of(run_dir) if trial.values]
+    complete = [trial for trial in load_trials(run_dir) if trial.values]
     return {trial.params["x"]: list(trial.intermediate_values.values()) for trial in complete}
 
 
@@ -42,7 +42,7 @@ class Survival:
     again: int
 
 
-def go_on(mpi: Mpi, folder: Path, chance: random.Random, kills: int) -> Survival:
+def kill_and_resume(mpi: Mpi, folder: Path, chance: random.Random, kills: int) -> Survival:
     """Kill a run of 12 evaluations on 2 workers of 2 ranks at random moments, and resume it; on its end, compare.
 
     Asserts that all losses are those of a run that was not killed.
@@ -50,10 +50,10 @@ def go_on(mpi: Mpi, folder: Path, chance: random.Random, kills: int) -> Survival
     folder.mkdir()
     start = [{"x": round(0.04 + 0.08 * number, 2)} for number in range(12)]
     (folder / "start.json").write_text(json.dumps(start))
-    options = ["--evaluations", 12, "--save-every", "1s", "--resume"]
-    whole = mpi.run(4, *saving("whole", *options, seconds=0, epochs=80), cwd=folder, timeout=300)
+    options = ["--evaluations", 12, "--checkpoint-every", "1s", "--resume"]
+    whole = mpi.run(4, *make_saving_arguments("whole", *options, seconds=0, epochs=80), cwd=folder, timeout=300)
     assert whole.returncode == 0, whole.stderr
-    command = saving("run", *options, seconds=0.2, epochs=80, folder=folder)
+    command = make_saving_arguments("run", *options, seconds=0.2, epochs=80, folder=folder)
     for kill in range(kills):
         victim = Victim(mpi, 4, command, folder, folder / f"log{kill}")
         if victim.wait_for("done  island"):
@@ -65,7 +65,7 @@ def go_on(mpi: Mpi, folder: Path, chance: random.Random, kills: int) -> Survival
         victim.wait(60)
     last = mpi.run(4, *command, cwd=folder, timeout=300)
     assert last.returncode == 0, last.stderr
-    assert losses_by_x(folder / "run") == losses_by_x(folder / "whole")
-    trained = Counter(epochs_of(folder))
+    assert read_losses_by_x(folder / "run") == read_losses_by_x(folder / "whole")
+    trained = Counter(read_epochs(folder))
     assert len(trained) == 12 * 80
     return Survival(kills, len(trained), trained.total() - len(trained))

@@ -24,21 +24,21 @@ FAILURES = {
 }
 
 
-def sharing(way: str, *options: object, **settings: object) -> list[object]:
+def make_sharing_arguments(way: str, *options: object, **settings: object) -> list[object]:
     """Return the arguments of a run whose ranks share a network in this way."""
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     start = [PROGRAM, SHARING, "--run-dir", "run", "--islands", 1, *options]
     return [*start, "--set", f"parallel={way}", "--set", WAYS[way], *chosen]
 
 
-def notes_of(folder: Path, rank: int) -> list[dict[str, Any]]:
+def read_rank_notes(folder: Path, rank: int) -> list[dict[str, Any]]:
     """Return what a rank of the run's worker has noted down."""
     return [json.loads(line) for line in (folder / f"0-{rank}").read_text().splitlines()]
 
 
-def seconds_lost(folder: Path, size: int, count: int) -> list[float]:
+def measure_seconds_lost(folder: Path, size: int, count: int) -> list[float]:
     """Return the seconds from each failure to the start of the next evaluation on all ranks."""
-    notes = [note for rank in range(size) for note in notes_of(folder, rank)]
+    notes = [note for rank in range(size) for note in read_rank_notes(folder, rank)]
     failed = {note["number"]: note["at"] for note in notes if note["event"] == "fails"}
     started: dict[int, float] = {}
     for note in notes:
@@ -47,11 +47,11 @@ def seconds_lost(folder: Path, size: int, count: int) -> list[float]:
     return [started[2 * number + 1] - failed[2 * number] for number in range(count)]
 
 
-def worst_recovery(mpi: Mpi, way: str, size: int, folder: Path) -> float:
+def measure_worst_recovery(mpi: Mpi, way: str, size: int, folder: Path) -> float:
     """Let a shared network fail in all places on a worker of `size` ranks, and return the most seconds lost by one."""
     folder.mkdir()
     fails = ",".join(f"{what}:{ranks[size - 2]}" for what, ranks in FAILURES.items())
     options = ["--ranks-per-worker", size, "--evaluations", 2 * len(FAILURES), "--collective-timeout", 60]
-    job = mpi.run(size, *sharing(way, *options, fails=fails, folder=folder), cwd=folder)
+    job = mpi.run(size, *make_sharing_arguments(way, *options, fails=fails, folder=folder), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
-    return max(seconds_lost(folder, size, len(FAILURES)))
+    return max(measure_seconds_lost(folder, size, len(FAILURES)))

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpo.results.reader import Look
+from hpo.results.reader import RunSnapshot
 from hpo.run.session import Session
 from hpo.store.evaluations import Evaluation
 from hpo.trainer.search_file import load_search_file
 from tests.support.launch import ROOT
-from tests.support.runs import QUICK, claim, manifest, start
+from tests.support.runs import QUICK, claim_evaluation, make_manifest, start_session
 
 PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
-HOLD = """
+HOLDER_CODE = """
 import sys
 from pathlib import Path
 from hpo.store.run_dir import RunDir
@@ -36,19 +36,19 @@ with RunDir(Path(sys.argv[1])).hold():
 """
 
 
-def make_look(evaluations: list[Evaluation], at: float = 200.0, **values: Any) -> Look:
+def make_look(evaluations: list[Evaluation], at: float = 200.0, **values: Any) -> RunSnapshot:
     """Make a look at a run that continues; `about` changes its manifest."""
-    run = manifest(**{"budget": 100, **values.pop("about", {})})
-    return Look(
+    run = make_manifest(**{"budget": 100, **values.pop("about", {})})
+    return RunSnapshot(
         **{"at": at, "manifest": run, "evaluations": evaluations, "confirmations": [], "in_use": True, **values}
     )
 
 
-def evaluate(session: Session, number: int, losses: int = 1, budget: int = 9) -> None:
+def record_evaluation(session: Session, number: int, losses: int = 1, budget: int = 9) -> None:
     """Record an evaluation that is complete if it has two losses, and running if it has not."""
-    record, distributions = session.open_record(), load_search_file(QUICK).space.distributions()
+    record, distributions = session.open_record(), load_search_file(QUICK).space.make_distributions()
     place = {"island": number % 2, "worker": 0, "generation": 0}
-    assignment = claim(record, {**PARAMS, "depth": number}, distributions, budget, **place)
+    assignment = claim_evaluation(record, {**PARAMS, "depth": number}, distributions, budget, **place)
     for epoch in range(losses):
         record.report(assignment, epoch + 1, 1.0 / number)
     if losses > 1:
@@ -63,16 +63,16 @@ def set_budget(path: Path, budget: int) -> None:
 
 def make_finished_run(path: Path, budget: int = 5) -> None:
     """Make a run directory whose evaluations are all complete."""
-    session = start(path)
+    session = start_session(path)
     set_budget(path, budget)
     for number in range(1, budget + 1):
-        evaluate(session, number, losses=2)
+        record_evaluation(session, number, losses=2)
 
 
 @contextmanager
-def held(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
+def hold_run_dir(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
     """Be a run in a directory; the code in ``with`` may kill it."""
-    command, pipe = [sys.executable, "-c", HOLD, str(run_dir)], subprocess.PIPE
+    command, pipe = [sys.executable, "-c", HOLDER_CODE, str(run_dir)], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
         assert process.stdout
         assert process.stdin
@@ -82,7 +82,7 @@ def held(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait(timeout=20)
 
 
-def hpo(*arguments: object) -> list[str]:
+def make_light_command(*arguments: object) -> list[str]:
     """Return the command line of a subcommand that must import nothing heavy."""
     # The terminal on standard input, if there is one, becomes that of the process, so that Ctrl-C reaches it.
     code = "import fcntl, os, sys, termios\n"
@@ -93,7 +93,7 @@ def hpo(*arguments: object) -> list[str]:
     return [sys.executable, "-c", code, *map(str, arguments)]
 
 
-def environment(**variables: str) -> dict[str, str]:
+def make_environment(**variables: str) -> dict[str, str]:
     """Return the environment of a capable terminal, with these variables changed."""
     inherited = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     return {**inherited, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **variables}
@@ -124,7 +124,7 @@ class Terminal:
         """Type keys."""
         os.write(self.terminal, keys)
 
-    def end(self) -> int:
+    def wait_for_end(self) -> int:
         """Wait for the end of the process, and return its status; the terminal must be as it was."""
         end = time.monotonic() + 30
         while self.process.poll() is None or select.select([self.terminal], [], [], 0)[0]:
@@ -148,13 +148,18 @@ class Terminal:
 
 
 @contextmanager
-def in_terminal(*arguments: object, **variables: str) -> Iterator[Terminal]:
+def run_in_terminal(*arguments: object, **variables: str) -> Iterator[Terminal]:
     """Run `hpo` in a terminal."""
     terminal, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     before = termios.tcgetattr(slave)
     process = subprocess.Popen(
-        hpo(*arguments), stdin=slave, stdout=slave, stderr=slave, env=environment(**variables), start_new_session=True
+        make_light_command(*arguments),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=make_environment(**variables),
+        start_new_session=True,
     )
     try:
         yield Terminal(process, terminal, slave, before)

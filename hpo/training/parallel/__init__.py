@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hpo.trainer.worker import Worker
-    from hpo.training.parallel.way import Way
+    from hpo.training.parallel.strategy import ParallelStrategy
 
 
-def share(
-    network: nn.Module, worker: Worker, settings: ParallelSettings, costs: Mapping[str, float] | None = None
-) -> Way:
+def parallelize(
+    network: nn.Module, worker: Worker, settings: ParallelSettings, stage_costs: Mapping[str, float] | None = None
+) -> ParallelStrategy:
     """Let a worker's ranks share a network, in the way that `settings` says; called by all of them together.
 
     The network is taken over: it moves to the worker's device, and each rank may keep a part of it alone. Its layers of
-    dropout and batch normalisation are replaced by ones that do the same on any number of ranks. `costs` says what the
-    blocks of a pipeline cost, by their names; without it, they cost what they have of parameters.
+    dropout and batch normalisation are replaced by ones that do the same on any number of ranks. `stage_costs` says
+    what the blocks of a pipeline cost, by their names; without it, they cost what they have of parameters.
 
     Raises ValueError where no parameter is to be trained.
     """
@@ -31,16 +31,16 @@ def share(
         )
     # Imported here: what shards and stages need takes a second to import.
     if settings.parallel == "shard" and worker.size > 1:
-        from hpo.training.parallel.shard import Shard
+        from hpo.training.parallel.shard import ShardStrategy
 
-        return Shard(network, worker, settings)
+        return ShardStrategy(network, worker, settings)
     if settings.parallel == "pipeline" and (worker.size > 1 or len(worker.devices) > 1):
-        from hpo.training.parallel.pipeline import Pipeline
+        from hpo.training.parallel.pipeline import PipelineStrategy
 
-        return Pipeline(network, worker, settings, costs)
-    from hpo.training.parallel.replicate import Replicate
+        return PipelineStrategy(network, worker, settings, stage_costs)
+    from hpo.training.parallel.replicate import ReplicateStrategy
 
-    return Replicate(network, worker, settings)
+    return ReplicateStrategy(network, worker, settings)
 
 
-__all__ = ["ParallelSettings", "share"]
+__all__ = ["ParallelSettings", "parallelize"]

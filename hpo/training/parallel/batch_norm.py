@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hpo.training.parallel.modules import with_replaced
+from hpo.training.parallel.module_tree import replace_modules
 
 
 class SharedBatchNorm(_BatchNorm):
@@ -33,13 +33,13 @@ class SharedBatchNorm(_BatchNorm):
         weight = torch.ones(self.num_features, device=input.device) if self.weight is None else self.weight
         bias = torch.zeros(self.num_features, device=input.device) if self.bias is None else self.bias
         exact = torch.promote_types(input.dtype, torch.float32)
-        output, mean, variance, count = _Normalise.apply(input, weight.to(exact), bias.to(exact), self.eps)
+        output, mean, variance, count = _BatchNormFunction.apply(input, weight.to(exact), bias.to(exact), self.eps)
         if self.track_running_stats:
-            self._track(mean, variance, count)
+            self._update_running_stats(mean, variance, count)
         return output  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+    def _update_running_stats(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -49,11 +49,11 @@ class SharedBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance * (count / (count - 1)), share)
 
 
-class _Normalise(torch.autograd.Function):
+class _BatchNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:
-        inputs = _packed(inputs)
-        mean, variance, count = _statistics(inputs, weight.dtype)
+        inputs = _make_contiguous(inputs)
+        mean, variance, count = _compute_statistics(inputs, weight.dtype)
         # torch's kernels divide by the number of samples: without any, they end the process (torch 2.15, SIGFPE).
         if inputs.numel():
             output = torch.native_batch_norm(inputs, weight, bias, mean, variance, False, 0.0, eps)[0]
@@ -70,7 +70,7 @@ class _Normalise(torch.autograd.Function):
         # As if mean and variance were constants: in one pass, with both sums over this rank's samples.
         if inputs.numel():
             gradient, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
-                _packed(gradients[0].to(inputs.dtype)),
+                _make_contiguous(gradients[0].to(inputs.dtype)),
                 *(inputs, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]),
             )
         else:
@@ -86,7 +86,7 @@ class _Normalise(torch.autograd.Function):
         return gradient, of_weight, of_bias, None
 
 
-def _statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _compute_statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the mean and the variance, shape (channels,), and the number of all ranks' values of a channel."""
     channels = inputs.shape[1]
     ours = torch.zeros(2 * channels + 1, dtype=exact, device=inputs.device)
@@ -108,19 +108,19 @@ def _statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch.Tensor,
     return mean.to(exact), variance.to(exact), total.to(exact)
 
 
-def _packed(tensor: torch.Tensor) -> torch.Tensor:
+def _make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as the kernels for it take it: contiguous, also as channels_last."""
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return tensor
     return tensor.contiguous()
 
 
-def with_shared_statistics(network: nn.Module) -> nn.Module:
+def replace_batch_norm(network: nn.Module) -> nn.Module:
     """Return the network with batch normalisation over all ranks of the default process group."""
-    return with_replaced(network, _shared)
+    return replace_modules(network, _make_shared_batch_norm)
 
 
-def _shared(module: nn.Module) -> nn.Module | None:
+def _make_shared_batch_norm(module: nn.Module) -> nn.Module | None:
     if not isinstance(module, _BatchNorm) or isinstance(module, (SharedBatchNorm, nn.SyncBatchNorm)):
         return None
     shared = SharedBatchNorm(

@@ -13,13 +13,13 @@ import itertools
 import torch
 from torch import nn
 
-from hpo.training.parallel.modules import with_replaced
+from hpo.training.parallel.module_tree import replace_modules
 
 # The multipliers of "lowbias32" (C. Wellons, "Prospecting for Hash Functions", 2018) as signed numbers.
-_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - (1 << 32)
+_FIRST_MULTIPLIER, _SECOND_MULTIPLIER = 0x7FEB352D, 0x846CA68B - (1 << 32)
 
 
-class Draws:
+class DropoutMasks:
     """What the masks of all dropout layers of a network follow from, while a rank computes some samples."""
 
     def __init__(self, seed: int) -> None:
@@ -28,12 +28,12 @@ class Draws:
         self._samples = (0, torch.zeros(0), torch.device("cpu"))
         self._keys: torch.Tensor | None = None
 
-    def begin(self, step: int, positions: torch.Tensor, device: torch.device) -> None:
+    def begin_forward(self, step: int, positions: torch.Tensor, device: torch.device) -> None:
         """Begin a forward pass of the samples at these positions, int64 of shape (N,), of a step's global batch."""
         self._calls.clear()
         self._samples, self._keys = (step, positions, device), None
 
-    def mask(self, layer: int, shape: torch.Size, p: float) -> torch.Tensor:
+    def draw_mask(self, layer: int, shape: torch.Size, p: float) -> torch.Tensor:
         """Return which elements of an activation of this shape (N, ...) a layer keeps, each with probability 1 - p.
 
         Raises ValueError where the first dimension is not that of the samples, and RuntimeError in a backward pass.
@@ -53,18 +53,18 @@ class Draws:
         self._calls[layer] = call + 1
         if self._keys is None:  # a network without dropout needs none
             step, positions, device = self._samples
-            self._keys = _hashed(positions.to(torch.int32).to(device) ^ _number(self._seed, step))
-        return kept(_hashed(self._keys ^ _number(layer, call)), shape, p)
+            self._keys = _hash_numbers(positions.to(torch.int32).to(device) ^ _mix_to_int32(self._seed, step))
+        return compute_mask(_hash_numbers(self._keys ^ _mix_to_int32(layer, call)), shape, p)
 
 
-class Dropout(nn.Module):
-    """nn.Dropout, with masks from `Draws`; it stands for the network's dropout layer number `layer`."""
+class SharedDropout(nn.Module):
+    """nn.Dropout, with masks from `DropoutMasks`; it stands for the network's dropout layer number `layer`."""
 
-    def __init__(self, p: float, layer: int, draws: Draws) -> None:
+    def __init__(self, p: float, layer: int, draws: DropoutMasks) -> None:
         super().__init__()
         self.p = p
         self._layer = layer
-        self._draws = draws
+        self._masks = draws
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Zero some elements of each sample of `inputs`, shape (N, ...), and scale the others by 1 / (1 - p)."""
@@ -72,7 +72,7 @@ class Dropout(nn.Module):
             return inputs
         if self.p == 1:
             return inputs * 0
-        mask = self._draws.mask(self._layer, inputs.shape, self.p)
+        mask = self._masks.draw_mask(self._layer, inputs.shape, self.p)
         return inputs * mask.to(inputs).mul_(1 / (1 - self.p))
 
     def extra_repr(self) -> str:
@@ -80,27 +80,27 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
-def kept(keys: torch.Tensor, shape: torch.Size, p: float) -> torch.Tensor:
+def compute_mask(keys: torch.Tensor, shape: torch.Size, p: float) -> torch.Tensor:
     """Return a boolean tensor of this shape (N, ...) from the samples' keys, int32 of shape (N,)."""
-    elements = _hashed(torch.arange(shape[1:].numel(), dtype=torch.int32, device=keys.device))
+    elements = _hash_numbers(torch.arange(shape[1:].numel(), dtype=torch.int32, device=keys.device))
     bits = keys[:, None] ^ elements
-    bits *= _FIRST
+    bits *= _FIRST_MULTIPLIER
     bits ^= bits >> 15
-    bits *= _SECOND
+    bits *= _SECOND_MULTIPLIER
     threshold = min(round(p * (1 << 32)), (1 << 32) - 1) - (1 << 31)
     return (bits >= threshold).view(shape)
 
 
-def _hashed(numbers: torch.Tensor) -> torch.Tensor:
+def _hash_numbers(numbers: torch.Tensor) -> torch.Tensor:
     """Return int32 numbers that are as good as independent, one for each number."""
     numbers = numbers ^ ((numbers >> 16) & 0xFFFF)
-    numbers = numbers * _FIRST
+    numbers = numbers * _FIRST_MULTIPLIER
     numbers = numbers ^ ((numbers >> 15) & 0x1FFFF)
-    numbers = numbers * _SECOND
+    numbers = numbers * _SECOND_MULTIPLIER
     return numbers ^ ((numbers >> 16) & 0xFFFF)
 
 
-def _number(high: int, low: int) -> int:
+def _mix_to_int32(high: int, low: int) -> int:
     """Return a signed number of 32 bits that follows from two numbers."""
     mixed = (high * 0x9E3779B97F4A7C15 + low * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & ((1 << 64) - 1)
     mixed = (mixed ^ (mixed >> 32)) * 0xD6E8FEB86659FD93 & ((1 << 64) - 1)
@@ -108,11 +108,14 @@ def _number(high: int, low: int) -> int:
     return number - (1 << 32) if number >= 1 << 31 else number
 
 
-def with_shared_dropout(network: nn.Module, draws: Draws) -> nn.Module:
-    """Return the network with `Dropout` in place of each nn.Dropout; what else draws random numbers stays as it is."""
+def replace_dropout(network: nn.Module, draws: DropoutMasks) -> nn.Module:
+    """Return the network with `SharedDropout` in place of each nn.Dropout.
+
+    What else draws random numbers stays as it is.
+    """
     layers = itertools.count()
 
-    def shared(module: nn.Module) -> nn.Module | None:
-        return Dropout(module.p, next(layers), draws) if type(module) is nn.Dropout else None
+    def make_shared_dropout(module: nn.Module) -> nn.Module | None:
+        return SharedDropout(module.p, next(layers), draws) if type(module) is nn.Dropout else None
 
-    return with_replaced(network, shared)
+    return replace_modules(network, make_shared_dropout)

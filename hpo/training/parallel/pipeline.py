@@ -12,17 +12,26 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from hpo.training.parallel.dropout import with_shared_dropout
-from hpo.training.parallel.modules import channels_last
-from hpo.training.parallel.stages import Blocks, blocks_of, stages_of
-from hpo.training.parallel.way import Batch, Load, PerSample, Way, divided, each, measured, split
+from hpo.training.parallel.dropout import replace_dropout
+from hpo.training.parallel.module_tree import convert_to_channels_last
+from hpo.training.parallel.stage_partition import Blocks, list_blocks, partition_stages
+from hpo.training.parallel.strategy import (
+    GlobalBatch,
+    LoadBatch,
+    ParallelStrategy,
+    PerSampleFunction,
+    compute_per_sample,
+    divide_into_parts,
+    split_by_size,
+    sum_measures,
+)
 
 if TYPE_CHECKING:
     from hpo.trainer.worker import Worker
     from hpo.training.parallel.settings import ParallelSettings
 
 
-class Pipeline(Way):
+class PipelineStrategy(ParallelStrategy):
     """A network in stages (Huang et al. 2019), computed one microbatch forward, one backward (Narayanan et al. 2019).
 
     Statistics of batch normalisation are those of a microbatch.
@@ -33,7 +42,7 @@ class Pipeline(Way):
         network: nn.Module,
         worker: Worker,
         settings: ParallelSettings,
-        costs: Mapping[str, float] | None = None,
+        stage_costs: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(worker, settings)
         if self.size > 1 and self.device.type == "cuda" and dist.get_backend() != "nccl":
@@ -43,7 +52,7 @@ class Pipeline(Way):
             )
         self._comm = worker.comm
         counts = worker.comm.allgather(len(worker.devices))
-        parts = stages_of(blocks_of(with_shared_dropout(network, self.draws)), sum(counts), costs)
+        parts = partition_stages(list_blocks(replace_dropout(network, self.dropout_masks)), sum(counts), stage_costs)
         parts_of_ranks = [parts[sum(counts[:rank]) : sum(counts[: rank + 1])] for rank in range(self.size)]
         stages = [[block for part in parts for block in part] for parts in parts_of_ranks]
         for stage in stages[: self.rank] + stages[self.rank + 1 :]:
@@ -51,12 +60,12 @@ class Pipeline(Way):
                 if not any(block is own for _, own in stages[self.rank]):
                     block.to("meta")  # whoever still holds the network: this rank has no room for it
         self._blocks = stages[self.rank]
-        self._stage = _Stage(parts_of_ranks[self.rank], worker.devices, self)
+        self._stage = _StageModule(parts_of_ranks[self.rank], worker.devices, self)
         # Its own, since torch's check of collectives counts what ranks send each other, too.
         self._group: Any = dist.new_group()
         self._boundaries: list[tuple[torch.Size, torch.dtype]] = []
         self._schedules: dict[tuple[int, int, bool], Any] = {}
-        self._batch: Batch | None = None
+        self._batch: GlobalBatch | None = None
         self.positions: deque[torch.Tensor] = deque()
 
     @property
@@ -71,45 +80,47 @@ class Pipeline(Way):
         named = ((f"{name}.{inner}", p) for name, block in self._blocks for inner, p in block.named_parameters())
         return iter({id(p): (name, p) for name, p in named}.values())  # a block may stand in several places
 
-    def gradients(self, batch: Batch) -> torch.Tensor:  # noqa: D102
-        self._meet(batch.load)
+    def compute_gradients(self, batch: GlobalBatch) -> torch.Tensor:  # noqa: D102
+        self._exchange_boundaries(batch.load)
         self._stage.train()
         self._batch = batch
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part in batch.parts(self.settings.accumulate):
-            for microbatches in self._equal(part):
-                schedule, inputs, targets = self._prepared(batch.load, microbatches, training=True)
+        for part in batch.split_positions(self.settings.accumulate):
+            for microbatches in self._group_microbatches(part):
+                schedule, inputs, targets = self._prepare_step(batch.load, microbatches, training=True)
                 losses: list[torch.Tensor] = []
                 told = {"target": targets, "losses": losses} if self._is_last else {}
-                with _own_errors():
+                with _unwrap_errors():
                     schedule.step(*inputs, **told, return_outputs=False)
                 total += sum((loss.detach() for loss in losses), torch.zeros_like(total))
         return total / self.scaler.get_scale()
 
     @torch.no_grad()
-    def sums(self, load: Load, samples: int, most: int, measures: Sequence[PerSample]) -> torch.Tensor:  # noqa: D102
-        self._meet(load)
+    def compute_sums(  # noqa: D102
+        self, load: LoadBatch, samples: int, max_samples: int, measures: Sequence[PerSampleFunction]
+    ) -> torch.Tensor:
+        self._exchange_boundaries(load)
         self._stage.eval()
         sums = torch.zeros(len(measures), dtype=torch.float64, device=self.device)
-        for part in split(torch.arange(samples), most * self.settings.microbatches):
-            for microbatches in self._equal(part):
-                schedule, inputs, targets = self._prepared(load, microbatches, training=False)
-                with _own_errors():
+        for part in split_by_size(torch.arange(samples), max_samples * self.settings.microbatches):
+            for microbatches in self._group_microbatches(part):
+                schedule, inputs, targets = self._prepare_step(load, microbatches, training=False)
+                with _unwrap_errors():
                     outputs = schedule.step(*inputs)
                 if targets is not None and self._is_last:
-                    sums += measured(outputs, targets, measures)
+                    sums += sum_measures(outputs, targets, measures)
         dist.all_reduce(sums)  # which the last stage alone has
         return sums
 
-    def total_norm(self) -> torch.Tensor:  # noqa: D102
-        square = super().total_norm().to(self.device).square()  # of a stage that is frozen, it is on the CPU
+    def compute_total_norm(self) -> torch.Tensor:  # noqa: D102
+        square = super().compute_total_norm().to(self.device).square()  # of a stage that is frozen, it is on the CPU
         dist.all_reduce(square)
         return square.sqrt()
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:  # noqa: D102
-        return self.whole({name: tensor.detach() for name, tensor in _state_of(self._blocks).items()})
+        return self.gather_tensors({name: tensor.detach() for name, tensor in _collect_state(self._blocks).items()})
 
-    def whole(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:  # noqa: D102
+    def gather_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:  # noqa: D102
         about = self._comm.gather({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()})
         if about is None:
             for tensor in tensors.values():
@@ -128,34 +139,34 @@ class Pipeline(Way):
             prefix = f"{name}."
             block.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def compute_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return a microbatch's part of the batch's loss, times the scaler's factor."""
         assert self._batch is not None
-        return self.scaler.scale(each(self._batch.loss, outputs, targets).sum() / self._batch.size)
+        return self.scaler.scale(compute_per_sample(self._batch.loss, outputs, targets).sum() / self._batch.size)
 
-    def begin(self) -> None:
+    def begin_microbatch(self) -> None:
         """Begin a microbatch's way through this rank's stage."""
         if self._batch is not None and self.positions:
-            self.draws.begin(self._batch.step, self.positions.popleft(), self.device)
+            self.dropout_masks.begin_forward(self._batch.step, self.positions.popleft(), self.device)
 
-    def _equal(self, part: torch.Tensor) -> list[Sequence[torch.Tensor]]:
+    def _group_microbatches(self, part: torch.Tensor) -> list[Sequence[torch.Tensor]]:
         """Return a part's microbatches, those of one size together: buffers between stages are of one size."""
-        microbatches = divided(part, self.settings.microbatches)
+        microbatches = divide_into_parts(part, self.settings.microbatches)
         whole = [one for one in microbatches if len(one) == len(microbatches[0])]
         return [group for group in (whole, microbatches[len(whole) :]) if group]
 
-    def _prepared(
-        self, load: Load, microbatches: Sequence[torch.Tensor], training: bool
+    def _prepare_step(
+        self, load: LoadBatch, microbatches: Sequence[torch.Tensor], training: bool
     ) -> tuple[Any, list[torch.Tensor], torch.Tensor | None]:
         """Return the schedule for these microbatches, the inputs on the first rank, and the targets on the last."""
         self.positions = deque(microbatches if training else ())
-        schedule = self._schedule(len(microbatches), len(microbatches[0]), training)
+        schedule = self._get_schedule(len(microbatches), len(microbatches[0]), training)
         if not (self._is_first or self._is_last):
             return schedule, [], None
         inputs, targets = load(torch.cat(list(microbatches)))
         return schedule, [inputs] if self._is_first else [], targets
 
-    def _schedule(self, count: int, size: int, training: bool) -> Any:
+    def _get_schedule(self, count: int, size: int, training: bool) -> Any:
         key = (count, size, training)
         if key not in self._schedules:
             before, after = (
@@ -170,11 +181,11 @@ class Pipeline(Way):
             )
             # One forward, one backward needs as many microbatches as stages; with less, all go forward first.
             kind = Schedule1F1B if training and count >= self.size else ScheduleGPipe
-            self._schedules[key] = kind(stage, count, self.loss if training else None, scale_grads=False)
+            self._schedules[key] = kind(stage, count, self.compute_loss if training else None, scale_grads=False)
         return self._schedules[key]
 
     @torch.no_grad()
-    def _meet(self, load: Load) -> None:
+    def _exchange_boundaries(self, load: LoadBatch) -> None:
         """Tell each other what passes between the stages, from a sample that goes through them once."""
         if self._boundaries:
             return
@@ -191,27 +202,27 @@ class Pipeline(Way):
             self._boundaries.append(boundary)
 
 
-class _Stage(nn.Module):
+class _StageModule(nn.Module):
     """Some of a network's blocks, one after the other, on one or more devices of a rank."""
 
-    def __init__(self, parts: Sequence[Blocks], devices: Sequence[torch.device], way: Pipeline) -> None:
+    def __init__(self, parts: Sequence[Blocks], devices: Sequence[torch.device], way: PipelineStrategy) -> None:
         super().__init__()
         self._devices = devices
-        self._way = way
+        self._strategy = way
         self._parts = nn.ModuleList(
-            channels_last(nn.Sequential(*(block for _, block in part)).to(device))
+            convert_to_channels_last(nn.Sequential(*(block for _, block in part)).to(device))
             for part, device in zip(parts, devices, strict=True)
         )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self._way.begin()
+        self._strategy.begin_microbatch()
         for part, device in zip(self._parts, self._devices, strict=True):
-            inputs = self._way.outputs(part, inputs.to(device))
+            inputs = self._strategy.compute_outputs(part, inputs.to(device))
         return inputs.to(self._devices[0]).contiguous()  # as what is sent has to be
 
 
 @contextmanager
-def _own_errors() -> Iterator[None]:
+def _unwrap_errors() -> Iterator[None]:
     """Raise what a block has raised, and not that a stage has failed, as torch says of it, with the tensors' shapes."""
     cause = None
     try:
@@ -224,5 +235,5 @@ def _own_errors() -> Iterator[None]:
         raise cause
 
 
-def _state_of(blocks: Blocks) -> dict[str, torch.Tensor]:
+def _collect_state(blocks: Blocks) -> dict[str, torch.Tensor]:
     return {f"{name}.{inner}": t for name, block in blocks for inner, t in block.state_dict().items()}

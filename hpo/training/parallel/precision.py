@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+def make_autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which torch computes in this precision what does not suffer from it."""
     if precision == "float32":
         return nullcontext()
@@ -20,7 +20,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, DTYPES[precision], cache_enabled=False)
 
 
-class SharedScaler(GradScaler):
+class SharedGradScaler(GradScaler):
     """A GradScaler for float16 (Micikevicius et al. 2018) whose ranks skip the same steps.
 
     torch's looks for overflows in a rank's own gradients only: where each rank has the gradients of other parameters,
@@ -31,7 +31,9 @@ class SharedScaler(GradScaler):
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
     ) -> dict[torch.device, torch.Tensor]:
         del allow_fp16
-        gradients = [_local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [
+            _get_local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
         found = found_inf.clone()
         for device in {gradient.device for gradient in gradients}:
             ours, here = [g for g in gradients if g.device == device and g.numel()], found_inf.to(device, copy=True)
@@ -41,14 +43,14 @@ class SharedScaler(GradScaler):
         return {found.device: found}
 
 
-def scaler_of(precision: str, device: torch.device) -> GradScaler:
+def make_grad_scaler(precision: str, device: torch.device) -> GradScaler:
     """Return the scaler of the gradients of this precision, which does nothing unless it is float16."""
     # torch begins with 2 ** 16: the first steps are left out until the scale fits, and short trainings have few steps.
-    scaler = SharedScaler(device.type, init_scale=2.0**10, growth_interval=500, enabled=precision == "float16")
+    scaler = SharedGradScaler(device.type, init_scale=2.0**10, growth_interval=500, enabled=precision == "float16")
     scaler.scale(torch.zeros((), device=device))  # it begins with the first loss, which only a last stage has
     return scaler
 
 
-def _local(tensor: Any) -> torch.Tensor:
+def _get_local(tensor: Any) -> torch.Tensor:
     """Return this rank's part of a tensor that may be sharded."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]

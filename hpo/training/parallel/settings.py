@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpo.training.checks import check_choice, check_positive
+from hpo.training.setting_checks import check_choice, check_positive
 
 PARALLEL = ("replicate", "shard", "pipeline")
 PRECISIONS = ("float32", "bfloat16", "float16")

@@ -16,50 +16,50 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from hpo.training.parallel.batch_norm import with_shared_statistics
-from hpo.training.parallel.dropout import with_shared_dropout
-from hpo.training.parallel.modules import units_of
+from hpo.training.parallel.batch_norm import replace_batch_norm
+from hpo.training.parallel.dropout import replace_dropout
+from hpo.training.parallel.module_tree import find_shard_units
 from hpo.training.parallel.precision import DTYPES
-from hpo.training.parallel.way import DataParallelWay
+from hpo.training.parallel.strategy import DataParallelStrategy
 
 if TYPE_CHECKING:
     from hpo.trainer.worker import Worker
     from hpo.training.parallel.settings import ParallelSettings
 
-_numbers = itertools.count()
-_names: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
+_mesh_numbers = itertools.count()
+_mesh_names: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
 
 
-class Shard(DataParallelWay):
+class ShardStrategy(DataParallelStrategy):
     """A network of whose parameters, gradients and optimizer state each rank has a part (Rajbhandari et al. 2020)."""
 
     def __init__(self, network: nn.Module, worker: Worker, settings: ParallelSettings) -> None:
         super().__init__(worker, settings)
         if isinstance(network, FSDPModule):
             raise ValueError("the network is sharded already: make a new one for each training, in each evaluation")
-        network = with_shared_statistics(with_shared_dropout(network, self.draws))
-        mesh = _mesh(self.device)
+        network = replace_batch_norm(replace_dropout(network, self.dropout_masks))
+        mesh = _make_mesh(self.device)
         mixed = settings.precision != "float32"
         whole = MixedPrecisionPolicy(cast_forward_inputs=False)
         # Gradients are reduced in float32: a sum over ranks in 16 bits would lose more than they have to lose.
         half = MixedPrecisionPolicy(DTYPES[settings.precision], torch.float32, cast_forward_inputs=False)
         # A block moves to the device when it is sharded: there is never room for more than one whole block.
-        for block in [*_apart(units_of(network)), network]:
+        for block in [*_find_independent_blocks(find_shard_units(network)), network]:
             # Under autocast, kernels of norms take their parameters in float32.
-            norms = _norms_of(block) if mixed else []
+            norms = _find_norms(block) if mixed else []
             if norms and block not in norms:
                 fully_shard(norms, mesh=mesh, mp_policy=whole)
             fully_shard(block, mesh=mesh, mp_policy=half if mixed and block not in norms else whole)
         self.network = network.train()
 
-    def total_norm(self) -> torch.Tensor:  # noqa: D102
-        norm = super().total_norm()
+    def compute_total_norm(self) -> torch.Tensor:  # noqa: D102
+        norm = super().compute_total_norm()
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:  # noqa: D102
-        return self.whole(self.network.state_dict())
+        return self.gather_tensors(self.network.state_dict())
 
-    def whole(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:  # noqa: D102
+    def gather_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:  # noqa: D102
         whole = {}
         for name, tensor in tensors.items():
             gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -67,7 +67,7 @@ class Shard(DataParallelWay):
                 whole[name] = gathered.cpu()  # there may be no room for all of them on its device
         return whole
 
-    def part(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    def select_shard(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: D102
         if not isinstance(parameter, DTensor):
             return tensor
         on_device = tensor.to(self.device)  # all ranks have it, and send nothing
@@ -77,19 +77,19 @@ class Shard(DataParallelWay):
         set_model_state_dict(self.network, dict(state), options=StateDictOptions(full_state_dict=True))
 
 
-def _apart(blocks: list[nn.Module]) -> list[nn.Module]:
+def _find_independent_blocks(blocks: list[nn.Module]) -> list[nn.Module]:
     """Return the blocks that share no parameter with another; those that do are sharded together, with the network."""
     owners = Counter(p for block in blocks for p in block.parameters())
     return [block for block in blocks if all(owners[p] == 1 for p in block.parameters())]
 
 
-def _norms_of(module: nn.Module) -> list[nn.Module]:
+def _find_norms(module: nn.Module) -> list[nn.Module]:
     """Return the norms in a module that are not sharded yet: what has parameters, all of them vectors."""
     own = ((inner, list(inner.parameters(recurse=False))) for inner in module.modules())
     return [inner for inner, ps in own if ps and all(p.dim() == 1 for p in ps) and not isinstance(inner, FSDPModule)]
 
 
-def _mesh(device: torch.device) -> DeviceMesh:
+def _make_mesh(device: torch.device) -> DeviceMesh:
     """Return a mesh of the worker's ranks, with a name of its own for each process group.
 
     Meshes over the same ranks count as equal, and torch keeps how it has sharded tensors by their meshes: in a later
@@ -97,7 +97,7 @@ def _mesh(device: torch.device) -> DeviceMesh:
     """
     group = dist.group.WORLD
     assert group is not None
-    name = _names.setdefault(group, f"ranks_{next(_numbers)}")
+    name = _mesh_names.setdefault(group, f"ranks_{next(_mesh_numbers)}")
     mesh = init_device_mesh(device.type, (group.size(),), mesh_dim_names=(name,))
     # torch never forgets the meshes in what it keeps, and a mesh holds its group, with connections and threads, to have
     # it where it compiles (torch 2.15). It finds the group by its name otherwise.

@@ -21,33 +21,41 @@ from textual.events import Mount
 from textual.message import Message
 from textual.widgets import Footer, HelpPanel, Input, Static, TabbedContent, TabPane, Tabs
 
-from hpo.results.reader import Look
+from hpo.results.reader import RunSnapshot
 from hpo.store.evaluations import Evaluation
-from hpo.store.front import top
+from hpo.store.pareto_front import select_top
 from hpo.store.run_dir import RunDir
-from hpo.text import clock, counted, printable
-from hpo.views.live.evaluation import EvaluationScreen
-from hpo.views.live.head import head_lines
+from hpo.text_format import format_clock, format_count, make_printable
+from hpo.views.evaluation_lookup import EvaluationLookup
+from hpo.views.live.evaluation_screen import EvaluationScreen
 from hpo.views.live.plot import Plot
-from hpo.views.live.rows import Choice, Rows, failure_rows, island_rows, make_columns, rung_rows, worker_rows
-from hpo.views.live.standing import Standing
-from hpo.views.live.table import Table
-from hpo.views.lookup import Lookup
+from hpo.views.live.run_header import format_header
+from hpo.views.live.run_status import RunStatus
+from hpo.views.live.table_rows import (
+    RowOrder,
+    TableRows,
+    make_columns,
+    make_failure_rows,
+    make_island_rows,
+    make_rung_rows,
+    make_worker_rows,
+)
+from hpo.views.live.table_widget import Table
 
 _TABS = ("overview", "evaluations", "failures", "rungs", "islands", "workers")
-_LEFT = "the run continues"
-_MOST_BEST = 10  # individuals in the overview of a run that has ended
+_QUIT_TOOLTIP = "the run continues"
+_MAX_BEST = 10  # individuals in the overview of a run that has ended
 
 
 @dataclass
-class Looked(Message):
+class RunUpdated(Message):
     """A run as it was read."""
 
-    look: Look
-    run: Standing
+    look: RunSnapshot
+    status: RunStatus
 
 
-class Watch(App[int]):
+class WatchApp(App[int]):
     """Shows the run in a directory as `looks` returns it again and again, each with the pause until the next.
 
     `standing` is the last of them, and `error` the reason if the run cannot be read any more.
@@ -77,23 +85,26 @@ class Watch(App[int]):
         Binding("escape", "clear", "clear the filter", show=False),
         Binding("question_mark", "help", "keys"),
         Binding("q", "quit", "quit"),
-        *(Binding(key, "quit", "quit", show=False, priority=True, tooltip=_LEFT) for key in ("ctrl+c", "ctrl+q")),
+        *(
+            Binding(key, "quit", "quit", show=False, priority=True, tooltip=_QUIT_TOOLTIP)
+            for key in ("ctrl+c", "ctrl+q")
+        ),
         Binding("ctrl+z", "suspend_process", "suspend", show=False),
     ]
 
-    def __init__(self, path: Path, looks: Iterator[tuple[Look, Standing, float]]) -> None:
+    def __init__(self, path: Path, updates: Iterator[tuple[RunSnapshot, RunStatus, float]]) -> None:
         super().__init__()
         self.animation_level = "none"  # Animations cost time, and more over SSH.
-        self.standing: Standing | None = None
+        self.run_status: RunStatus | None = None
         self.error: Exception | None = None
-        self._path, self._looks = path, looks
-        self._look: Look | None = None
-        self._choice = Choice()
+        self._path, self._updates = path, updates
+        self._look: RunSnapshot | None = None
+        self._row_order = RowOrder()
         self._headings: list[str] = []
 
     def compose(self) -> ComposeResult:
         """Make the tabs."""
-        yield Static(printable(f"reading {self._path}"), id="title", markup=False)
+        yield Static(make_printable(f"reading {self._path}"), id="title", markup=False)
         with TabbedContent():
             for name in _TABS:
                 with TabPane(name, id=name):
@@ -108,67 +119,69 @@ class Watch(App[int]):
         yield Footer()
 
     @on(Mount)
-    def _begin(self) -> None:
+    def _start_following(self) -> None:
         self.query_one(Tabs).can_focus = False
         # Not a worker of Textual's: the app would wait for it, and reading 10,000 evaluations takes seconds.
-        self.call_after_refresh(threading.Thread(target=self._follow, daemon=True).start)
+        self.call_after_refresh(threading.Thread(target=self._follow_updates, daemon=True).start)
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         if not self.is_headless:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit, 128 + number)
 
-    def _follow(self) -> None:
+    def _follow_updates(self) -> None:
         try:
-            for look, run, pause in self._looks:
-                if not self.post_message(Looked(look, run)):
+            for look, run, pause in self._updates:
+                if not self.post_message(RunUpdated(look, run)):
                     return
                 time.sleep(pause)
         except Exception as error:
             self.error = error
             self.call_later(self.exit)
 
-    @on(Looked)
-    def _show_look(self, message: Looked) -> None:
-        if message.run is self.standing:
+    @on(RunUpdated)
+    def _show_update(self, message: RunUpdated) -> None:
+        if message.status is self.run_status:
             return
-        self._look, self.standing = message.look, message.run
-        self._show()
+        self._look, self.run_status = message.look, message.status
+        self._show_active_tab()
         if isinstance(self.screen, EvaluationScreen) and not self.screen.evaluation.has_ended:
-            self.screen.show(*self._look_up(self.screen.evaluation.label))
+            self.screen.show(*self._find_evaluation(self.screen.evaluation.label))
 
-    def _show(self, from_first: bool = False) -> None:
+    def _show_active_tab(self, from_first: bool = False) -> None:
         """Show the tab that is in front, its rows from the first on if asked to."""
-        if self.standing is None:
+        if self.run_status is None:
             return
-        run, tab = replace(self.standing, at=time.time()), self._tabs.active
-        title, *head = head_lines(run, self._path)
+        run, tab = replace(self.run_status, at=time.time()), self._tabs.active
+        title, *head = format_header(run, self._path)
         main = self.screen_stack[0]
         main.query_one("#title", Static).update(title)
         (self._tabs.show_tab if run.rungs else self._tabs.hide_tab)("rungs")
         if tab == "overview":
             main.query_one("#head", Static).update(Text("\n").join(head))
-            points = [*run.improvements, *((run.worked, loss) for _, loss in run.improvements[-1:])]
-            main.query_one(Plot).plot("best loss over time", points, run.losses, ("0:00", clock(run.worked)))
+            points = [*run.improvements, *((run.working_seconds, loss) for _, loss in run.improvements[-1:])]
+            main.query_one(Plot).plot(
+                "best loss over time", points, run.losses, ("0:00", format_clock(run.working_seconds))
+            )
         self._table.show(self._make_rows(tab, run), from_first)
 
-    def _make_rows(self, tab: str, run: Standing) -> Rows:
-        evaluations, choice = self._evaluations, self._choice
-        if tab == "overview" and not run.running and not run.idle:
-            evaluations = top(self._look.evaluations if self._look else [], _MOST_BEST, run.objectives)
-            choice = Choice("loss", reverse=False)
+    def _make_rows(self, tab: str, run: RunStatus) -> TableRows:
+        evaluations, choice = self._evaluations, self._row_order
+        if tab == "overview" and not run.running and not run.idle_workers:
+            evaluations = select_top(self._look.evaluations if self._look else [], _MAX_BEST, run.objectives)
+            choice = RowOrder("loss", reverse=False)
         elif tab != "evaluations":
             return {
-                "overview": lambda: worker_rows(run),
-                "failures": lambda: failure_rows(evaluations),
-                "rungs": lambda: rung_rows(run),
-                "islands": lambda: island_rows(run),
-                "workers": lambda: worker_rows(run, evaluations),
+                "overview": lambda: make_worker_rows(run),
+                "failures": lambda: make_failure_rows(evaluations),
+                "rungs": lambda: make_rung_rows(run),
+                "islands": lambda: make_island_rows(run),
+                "workers": lambda: make_worker_rows(run, evaluations),
             }[tab]()
         columns = make_columns(evaluations, run.objectives, run.at)
         self._headings = [column.heading for column in columns]
-        rows = choice.rows(evaluations, columns)
-        some = f"{len(rows.keys)} of " if choice.words else ""
-        self.screen_stack[0].query_one("#count", Static).update(f"{some}{counted(len(evaluations), 'evaluation')}")
+        rows = choice.make_rows(evaluations, columns)
+        some = f"{len(rows.keys)} of " if choice.filter_words else ""
+        self.screen_stack[0].query_one("#count", Static).update(f"{some}{format_count(len(evaluations), 'evaluation')}")
         return rows
 
     @property
@@ -184,31 +197,31 @@ class Watch(App[int]):
         return self._tabs.query_one(f"#{self._tabs.active} Table", Table)
 
     @on(TabbedContent.TabActivated)
-    def _show_tab(self) -> None:
-        self._show()
+    def _activate_tab(self) -> None:
+        self._show_active_tab()
         self._table.focus()
         self.refresh_bindings()
 
     @on(Table.Opened)
-    def _open(self, event: Table.Opened) -> None:
-        self.push_screen(EvaluationScreen(*self._look_up(event.key)))
+    def _open_evaluation(self, event: Table.Opened) -> None:
+        self.push_screen(EvaluationScreen(*self._find_evaluation(event.key)))
 
-    def _look_up(self, label: str) -> tuple[Lookup, Evaluation]:
+    def _find_evaluation(self, label: str) -> tuple[EvaluationLookup, Evaluation]:
         assert self._look
         look, run_dir = self._look, RunDir(self._path)
-        lookup = Lookup(run_dir, look.manifest, look.in_use, look.evaluations, look.confirmations)
+        lookup = EvaluationLookup(run_dir, look.manifest, look.is_in_use, look.evaluations, look.confirmations)
         return lookup, next(one for one in self._evaluations if one.label == label)
 
     @on(Table.Sorted)
-    def _sort(self, event: Table.Sorted) -> None:
+    def _sort_rows(self, event: Table.Sorted) -> None:
         if self._tabs.active == "evaluations":
-            self._choice.sort_by(self._headings[event.column])
-            self._show(from_first=True)
+            self._row_order.sort_by(self._headings[event.column])
+            self._show_active_tab(from_first=True)
 
     @on(Input.Changed)
-    def _filter(self, event: Input.Changed) -> None:
-        self._choice.words = event.value
-        self._show(from_first=True)
+    def _filter_rows(self, event: Input.Changed) -> None:
+        self._row_order.filter_words = event.value
+        self._show_active_tab(from_first=True)
 
     @on(Input.Submitted)
     def _leave_filter(self) -> None:
@@ -237,15 +250,15 @@ class Watch(App[int]):
         self._table.focus()
 
     def _action_sort_by(self, step: int) -> None:
-        if self._choice.heading in self._headings:
-            place = self._headings.index(self._choice.heading) + step
-            self._choice.sort_by(self._headings[place % len(self._headings)])
-            self._show(from_first=True)
+        if self._row_order.heading in self._headings:
+            place = self._headings.index(self._row_order.heading) + step
+            self._row_order.sort_by(self._headings[place % len(self._headings)])
+            self._show_active_tab(from_first=True)
 
     def _action_copy(self) -> None:
         opened = self.screen.evaluation.label if isinstance(self.screen, EvaluationScreen) else self._table.key
         if opened:
-            _, evaluation = self._look_up(opened)
+            _, evaluation = self._find_evaluation(opened)
             self.copy_to_clipboard(json.dumps(evaluation.params, indent=2))
             self.notify(f"copied the hyperparameters of trial {opened}")
 

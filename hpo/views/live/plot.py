@@ -10,11 +10,11 @@ from typing import Any
 from rich.text import Text
 from textual.widget import Widget
 
-from hpo.text import number
-from hpo.views.scale import scale_of
+from hpo.text_format import format_number
+from hpo.views.loss_scale import make_loss_scale
 
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bit of each dot, by row and column
-_EMPTY = 0x2800
+_DOT_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bit of each dot, by row and column
+_EMPTY_CELL = 0x2800
 
 
 class Plot(Widget):
@@ -24,19 +24,19 @@ class Plot(Widget):
     Plot { height: 1fr; max-height: 12; margin: 1 1 0 1; }
     Plot.-empty { display: none; }
     """
-    _drawn: tuple[str, Any, Any, Any] | None = None
+    _plot_arguments: tuple[str, Any, Any, Any] | None = None
 
     def plot(
         self, title: str, points: Sequence[tuple[float, float]], losses: Sequence[float], ends: tuple[str, str]
     ) -> None:
         """Draw what `plot_steps` draws, if there are two points at least."""
-        self._drawn = title, points, losses, ends
+        self._plot_arguments = title, points, losses, ends
         self.set_class(len(points) < 2, "-empty")
         self.refresh()
 
     def render(self) -> Text:
         """Return the plot."""
-        return plot_steps(*self._drawn, self.size) if self._drawn else Text()
+        return plot_steps(*self._plot_arguments, self.size) if self._plot_arguments else Text()
 
 
 def plot_steps(
@@ -52,31 +52,35 @@ def plot_steps(
     `ends` are the texts below both edges. The scale is that of a run with these `losses`; others are left out.
     """
     drawn = [(moment, loss) for moment, loss in points if math.isfinite(loss)]
-    scale, height = scale_of([loss for _, loss in drawn], losses), size[1] - 2
+    scale, height = make_loss_scale([loss for _, loss in drawn], losses), size[1] - 2
     if not drawn or height < 2:
         return Text()
-    labels = [number(scale.highest) if scale.highest > scale.lowest else "", *[""] * (height - 2), number(scale.lowest)]
+    labels = [
+        format_number(scale.highest) if scale.highest > scale.lowest else "",
+        *[""] * (height - 2),
+        format_number(scale.lowest),
+    ]
     left = max(map(len, labels))
     width = max(2, size[0] - left - 1)
     moments = [moment for moment, _ in drawn]
-    shares = [None if scale.beyond(loss) else scale.share(loss) for _, loss in drawn]
+    shares = [None if scale.is_out_of_range(loss) else scale.compute_fraction(loss) for _, loss in drawn]
     places = [bisect_right(moments, moments[-1] * dot / (2 * width - 1)) - 1 for dot in range(2 * width)]
-    lines = _draw([None if place < 0 else shares[place] for place in places], height)
-    text = Text(f"{title}{', logarithmic' if scale.logarithmic else ''}", "bold", no_wrap=True)
+    lines = _draw_levels([None if place < 0 else shares[place] for place in places], height)
+    text = Text(f"{title}{', logarithmic' if scale.is_logarithmic else ''}", "bold", no_wrap=True)
     for label, line in zip(labels, lines, strict=True):
         text.append_text(Text.assemble(f"\n{label:>{left}} ", (line, "green"), style="not bold"))
     return text.append(f"\n{'':{left}} {ends[0]}{ends[1]:>{max(0, width - len(ends[0]))}}", "not bold")
 
 
-def _draw(levels: Sequence[float | None], height: int) -> list[str]:
+def _draw_levels(levels: Sequence[float | None], height: int) -> list[str]:
     """Draw a level from 0 to 1 for each column of dots, or nothing, and connect each with the one before it."""
-    cells = [[_EMPTY] * (len(levels) // 2) for _ in range(height)]
+    cells = [[_EMPTY_CELL] * (len(levels) // 2) for _ in range(height)]
     before = None
     for column, level in enumerate(levels):
         row = None if level is None else round((1 - level) * (4 * height - 1))
         if row is not None:
             start = row if before is None else before
             for dot in range(min(start, row), max(start, row) + 1):
-                cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
+                cells[dot // 4][column // 2] |= _DOT_BITS[dot % 4][column % 2]
         before = row
-    return ["".join(map(chr, line)).replace(chr(_EMPTY), " ") for line in cells]
+    return ["".join(map(chr, line)).replace(chr(_EMPTY_CELL), " ") for line in cells]

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hpo.text import short, value
+from hpo.text_format import cut_text, format_value
 
-_MOST_WHOLE_TICKS = 6
+_MAX_WHOLE_TICKS = 6
 _LONGEST_TICK = 24  # characters
 _LARGEST_POWER = 308  # of ten, that a float can be
 
@@ -21,11 +21,11 @@ def is_log(distribution: Any) -> bool:
     return bool(getattr(distribution, "log", False))
 
 
-def axis(title: str, values: Sequence[float] = (), *, log: bool = False, whole: bool = False) -> dict[str, Any]:
+def make_axis(title: str, values: Sequence[float] = (), *, log: bool = False, whole: bool = False) -> dict[str, Any]:
     """Return a plotly axis; a logarithmic one and one of whole numbers need the values that will be on it."""
-    made: dict[str, Any] = {"title": {"text": plain(title)}, "zeroline": False}
+    made: dict[str, Any] = {"title": {"text": escape_markup(title)}, "zeroline": False}
     if log and values:
-        ticks = _log_ticks(min(values), max(values))
+        ticks = _compute_log_ticks(min(values), max(values))
         made |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
     if whole:
         steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
@@ -33,45 +33,47 @@ def axis(title: str, values: Sequence[float] = (), *, log: bool = False, whole: 
     return made
 
 
-def wrapped(text: str, width: int) -> list[str]:
+def wrap_name(text: str, width: int) -> list[str]:
     """Return the lines of a name, which are broken behind underscores if possible, as plotly shows them."""
     lines = [""]
-    for part in re.findall(r"[^_]*_+|[^_]+", short(text, 80)):
+    for part in re.findall(r"[^_]*_+|[^_]+", cut_text(text, 80)):
         for start in range(0, len(part), width):
             piece = part[start : start + width]
             if lines[-1] and len(lines[-1]) + len(piece) > width:
                 lines.append("")
             lines[-1] += piece
-    return [plain(line) for line in lines]
+    return [escape_markup(line) for line in lines]
 
 
-def fitting(text: str) -> str:
+def shorten_middle(text: str) -> str:
     """Return a text that may be long with its middle left out, as plotly shows it."""
     half = _LONGEST_TICK // 2
-    return plain(text if len(text) <= _LONGEST_TICK else f"{text[:half]}\N{HORIZONTAL ELLIPSIS}{text[-half:]}")
+    return escape_markup(text if len(text) <= _LONGEST_TICK else f"{text[:half]}\N{HORIZONTAL ELLIPSIS}{text[-half:]}")
 
 
-def named_ticks(choices: Sequence[Any]) -> dict[str, Any]:
+def make_category_ticks(choices: Sequence[Any]) -> dict[str, Any]:
     """Return the ticks of an axis on which values are drawn at these places: 0, 1, 2..."""
-    return {"tickvals": list(range(len(choices))), "ticktext": [fitting(value(item)) for item in choices]}
+    return {"tickvals": list(range(len(choices))), "ticktext": [shorten_middle(format_value(item)) for item in choices]}
 
 
-def upright(values: Sequence[Any], distribution: Any, log: bool) -> tuple[list[float], list[tuple[float, str]]]:
+def make_upright_axis(
+    values: Sequence[Any], distribution: Any, log: bool
+) -> tuple[list[float], list[tuple[float, str]]]:
     """Return the heights of values, from 0 to 1, on an upright axis of their own, and its ticks: heights and texts."""
     choices = getattr(distribution, "choices", None)
     if choices is not None:
         span = max(1, len(choices) - 1)
         heights = {choice: place / span for place, choice in enumerate(choices)}
-        return [heights[item] for item in values], [(heights[choice], value(choice)) for choice in choices]
+        return [heights[item] for item in values], [(heights[choice], format_value(choice)) for choice in choices]
     low, high = min(values), max(values)
     if log:
-        ticks = [low, *_log_ticks(low, high, margin=0.06), high]
-    elif isinstance(low, int) and high - low < _MOST_WHOLE_TICKS:
+        ticks = [low, *_compute_log_ticks(low, high, margin=0.06), high]
+    elif isinstance(low, int) and high - low < _MAX_WHOLE_TICKS:
         ticks = list(range(low, high + 1))
     else:
         ticks = [low, (low + high) / 2, high]
 
-    def height(item: float) -> float:
+    def compute_height(item: float) -> float:
         if low == high:
             return 0.5
         if log:
@@ -79,13 +81,15 @@ def upright(values: Sequence[Any], distribution: Any, log: bool) -> tuple[list[f
         share = (item / 2 - low / 2) / (high / 2 - low / 2)  # halves: the difference of two floats may overflow
         return float(round(share, 4))
 
-    def text(tick: float) -> str:
-        return f"{tick:g}" if log and tick not in (low, high) else value(tick)
+    def format_tick(tick: float) -> str:
+        return f"{tick:g}" if log and tick not in (low, high) else format_value(tick)
 
-    return [height(item) for item in values], [(height(tick), text(tick)) for tick in dict.fromkeys(ticks)]
+    return [compute_height(item) for item in values], [
+        (compute_height(tick), format_tick(tick)) for tick in dict.fromkeys(ticks)
+    ]
 
 
-def _log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
+def _compute_log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
     """Return round numbers between two others: powers of ten, with twos and fives where there are few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if len(powers) < 5 else (1,)
@@ -96,7 +100,7 @@ def _log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
     return [tick for tick in between if tick > 0 and least + gap <= math.log10(tick) <= most - gap]
 
 
-def linear_ticks(low: float, high: float) -> list[float]:
+def compute_linear_ticks(low: float, high: float) -> list[float]:
     """Return a few round numbers between two others, which may be equal."""
     if low == high:
         return [low]
@@ -106,11 +110,11 @@ def linear_ticks(low: float, high: float) -> list[float]:
     return [count * step for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def plain(text: str) -> str:
+def escape_markup(text: str) -> str:
     """Return a text so that plotly, which takes < and & for markup, shows it as it is; it is cut if it is too long."""
-    return short(text, 80).replace("&", "&amp;").replace("<", "&lt;")
+    return cut_text(text, 80).replace("&", "&amp;").replace("<", "&lt;")
 
 
-def short_number(item: float, digits: int = 6) -> float:
+def round_number(item: float, digits: int = 6) -> float:
     """Return a number with so many significant digits: more than six can seldom be seen, and take half of the file."""
     return float(f"{item:.{digits}g}")

@@ -1,0 +1,208 @@
+"""The bench on which one individual is evaluated several times, as a run evaluates it, and looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpo.check.collective_mismatch import find_mismatch
+from hpo.check.file_snapshot import FileSnapshot, take_file_snapshot
+from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.checkpointer import Checkpointer
+from hpo.evaluation.evaluator import EvaluationContext, Evaluator
+from hpo.evaluation.leader import Leader, Limits
+from hpo.evaluation.program_command import Program
+from hpo.evaluation.rank_group import RankGroup
+from hpo.evaluation.step_verdict import Verdict
+from hpo.evaluation.testing_client import run_test_in_trainer
+from hpo.evaluation.trainer_client import TrainerSlot
+from hpo.evaluation.weights_saver import WeightsSaver
+from hpo.process.trace import Trace
+from hpo.ranks.rank_watch import RankWatch
+from hpo.run.rank_state import RankState
+from hpo.store.checkpoints import CheckpointStore
+from hpo.store.claims import Claims
+from hpo.store.evaluations import Assignment, Evaluation
+from hpo.store.output_log import OutputLog
+from hpo.store.record import Record
+from hpo.store.run_dir import RunDir
+from hpo.store.study_client import DirectConnection, StudyClient
+from hpo.store.study_writer import StudyWriter
+from hpo.store.weights import BestWeights, read_weights_info
+
+MAX_LOSSES = 3
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """An evaluation on some ranks: the record's entry, what each rank has `seen`, and whether weights were `offered`.
+
+    `is_fine` says that only torch's check of collectives failed it, which is stricter than collectives are. `rejected`
+    is why it could not continue from the state that it was given; empty if it could, or was given none.
+    """
+
+    evaluation: Evaluation
+    traces: list[Trace]
+    has_offered_weights: bool
+    is_false_alarm: bool = False
+    rejection: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.traces)
+
+    @property
+    def failure(self) -> str:
+        """Why it failed; empty if it did not."""
+        return self.evaluation.failure or ""
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses, in their order."""
+        return list(self.evaluation.curve.values())
+
+
+@dataclass(frozen=True)
+class WeightsTest:
+    """What a run would hand over: the names of the weights that were kept, None without any, and how `test` ended.
+
+    `failure` is why `test` failed, empty if it did not; `seconds` is how long it took, None if it was not called.
+    """
+
+    weight_names: list[str] | None = None
+    failure: str = ""
+    seconds: float | None = None
+
+
+class _FirstLossCheckpointer(Checkpointer):
+    """Keeps the state of an evaluation's first loss, also when the evaluation has ended."""
+
+    def __init__(self, states: CheckpointStore) -> None:
+        super().__init__(states, every=0.0)
+        self.rejection = ""
+        self._is_first = True
+
+    def is_copy_due(self) -> bool:
+        """Tell whether this is the first loss with a state."""
+        is_first, self._is_first = self._is_first, False
+        return is_first
+
+    def reject_checkpoint(self, assignment: Assignment, reason: str) -> None:
+        """Remember why an evaluation cannot continue, and let it begin again."""
+        self.rejection = reason
+        super().discard_checkpoint(assignment)
+
+    def discard_checkpoint(self, assignment: Assignment) -> None:
+        """Keep the state of an evaluation that has ended."""
+
+
+class _ShortLeader(Leader):
+    """A leader that ends each evaluation after some losses; all else is as in a run."""
+
+    def __init__(
+        self, recorder: StudyClient, slot: TrainerSlot, keeper: WeightsSaver | None, saver: _FirstLossCheckpointer
+    ) -> None:
+        super().__init__(recorder, slot, Limits(), lambda _: None, keeper, saver)
+        self.checkpointer = saver
+        self.has_offered = False
+
+    def decide(self, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
+        """Record what all ranks have reported of a step, as a leader does; the last loss that is wanted is the end."""
+        self.has_offered |= attempt.offers_weights
+        decided = super().decide(attempt, verdict, printed)
+        is_last = decided.loss is not None and len(attempt.losses) + 1 >= MAX_LOSSES
+        return replace(decided, is_last=True) if is_last else decided
+
+
+@dataclass
+class CheckEvaluator:
+    """Evaluates one individual on a worker, whose leader is the job's first rank.
+
+    Only that rank has `params`, the hyperparameters; in `folder`, weights that are offered are kept once.
+    """
+
+    ready: RankState
+    watch: RankWatch
+    folder: Path
+    params: Mapping[str, Any] | None
+    _record: Record | None = field(default=None, init=False)
+    file_snapshots: list[FileSnapshot] = field(default_factory=list, init=False)
+    """The files below the working directory, before the first evaluation and after each, on the first rank."""
+
+    def __post_init__(self) -> None:
+        if self.params is not None:
+            self._run_dir = RunDir(self.folder)
+            problem = self.ready.problem
+            self._record = Record.create(
+                self._run_dir.journal, "check", problem.space.describe(), objectives=problem.file.objectives
+            )
+
+    def evaluate(
+        self, group: RankGroup, keeps_weights: bool = False, previous: CheckOutcome | None = None
+    ) -> CheckOutcome | None:
+        """Evaluate the individual on all ranks of a worker, and return the outcome on the job's first rank.
+
+        If it `keeps`, the weights that are offered are kept. The evaluation may continue from the state that the
+        evaluation `previous` has saved with its first loss. The worker is this rank's, as its watch knows it.
+        """
+        leader, assignment = None, None
+        if self._record is not None and self.params is not None:
+            problem, slot = self.ready.problem, self.ready.slot
+            recorder = StudyClient(DirectConnection(self._make_writer(self._record)), self._record.objectives)
+            keeper = WeightsSaver(recorder, problem.setting_values) if keeps_weights else None
+            leader = _ShortLeader(
+                recorder, slot, keeper, _FirstLossCheckpointer(CheckpointStore(self._run_dir.checkpoints))
+            )
+            place = {"island": 0, "worker": 0, "generation": 0}
+            assignment = self._record.start_trial(self.params, problem.space.make_distributions(), place)
+            if previous is not None:
+                assignment = replace(assignment, root=previous.evaluation.trial)
+        program = Program.from_problem(self.ready.problem)
+        states = self.folder / "checkpoints"
+        terms = EvaluationContext(
+            self.ready.user_frames, 0, self.folder / "trials", program=program, checkpoint_folder=states
+        )
+        evaluator = Evaluator(terms, group, self.watch, leader, is_traced=True)
+        if leader is not None and program is not None and not self.file_snapshots:
+            self.file_snapshots.append(take_file_snapshot(Path()))
+        evaluator(None if leader is None else lambda: assignment)
+        if leader is not None and program is not None:
+            self.file_snapshots.append(take_file_snapshot(Path()))
+        seen = group.own_comm.gather(Trace.from_data(evaluator.trace))
+        if leader is None or self._record is None or seen is None:
+            return None
+        evaluation = self._record.read_evaluations()[-1]
+        mismatch = find_mismatch(evaluation.failure or "", seen)
+        if mismatch is not None:
+            evaluation = replace(evaluation, failure=mismatch.text)
+        is_fine = mismatch is not None and mismatch.is_false_alarm
+        return CheckOutcome(evaluation, seen, leader.has_offered, is_fine, leader.checkpointer.rejection)
+
+    def _make_writer(self, record: Record) -> StudyWriter:
+        """Return a writer of the record, in this thread."""
+        claims = Claims(record, self.ready.problem.space.make_distributions(), budget=0)  # nothing is claimed
+        log, states = OutputLog(self._run_dir.get_log_path), CheckpointStore(self._run_dir.checkpoints)
+        return StudyWriter(record, claims, log, states, weights=BestWeights(self._run_dir, record.objectives))
+
+    def test_weights(self) -> WeightsTest:
+        """Hand the weights that were kept to `test`, if there is one, as a run does at its end; on the first rank.
+
+        The result of `test` is not shown: test data are for the winner of a search.
+        """
+        problem, path = self.ready.problem, self._run_dir.best_weights
+        about = read_weights_info(path)
+        if about is None:
+            return WeightsTest()
+        if not problem.file.has_test:
+            return WeightsTest(about.names)
+        began, failure, has_metrics = time.monotonic(), "", False
+        for part in run_test_in_trainer(self.ready.slot.fork_other, about.params, path):
+            has_metrics |= part["kind"] == "metrics"
+            failure = part["text"] if part["kind"] == "failure" else failure
+        if failure or not has_metrics:
+            return WeightsTest(about.names, failure or "it gave no metrics")
+        return WeightsTest(about.names, seconds=time.monotonic() - began)

@@ -1,0 +1,160 @@
+"""What a check finds: a point for each thing that was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hpo.check.check_evaluator import CheckOutcome, WeightsTest
+from hpo.check.failure_advice import find_failure_advice, format_name_list
+from hpo.check.finding import Finding
+from hpo.check.loss_comparison import compare_continuation, compare_rank_counts, compare_repetition
+from hpo.check.training_comparison import compare_networks
+from hpo.problem import Problem
+from hpo.text_format import cut_text, format_count, format_duration
+
+_MAX_FAILURE_LENGTH = 400  # characters of a failure
+
+
+def inspect_outcomes(
+    problem: Problem, outcomes: Sequence[CheckOutcome], went_on: CheckOutcome | None, handed: WeightsTest
+) -> list[Finding]:
+    """Return what was found in evaluations on all ranks, again on all ranks, and on 1 rank, as far as there are any.
+
+    `went_on` is the one on all ranks that went on from the first loss of another.
+    """
+    points = [*_inspect_evaluations(outcomes), *_inspect_gradients(outcomes)]
+    if problem.file.script is None:
+        points += _inspect_saved_data(problem, outcomes, went_on, handed)
+    elif went_on is not None:
+        points += _inspect_checkpoints(outcomes, went_on)
+    return points
+
+
+def has_passed(points: Sequence[Finding]) -> bool:
+    """Tell whether nothing is wrong."""
+    return all(point.level != "wrong" for point in points)
+
+
+def _inspect_evaluations(outcomes: Sequence[CheckOutcome]) -> Iterator[Finding]:
+    whole, last = outcomes[0], outcomes[-1]
+    alone = last if last.ranks < whole.ranks else None
+    yield from _inspect_failures(whole, alone)
+    if apart := compare_networks(whole, alone):
+        yield apart
+    if whole.failure:
+        return
+    if outcomes[1].failure:
+        yield Finding(
+            "wrong",
+            f"It fails the second time: {cut_text(outcomes[1].failure, _MAX_FAILURE_LENGTH)}",
+            find_failure_advice(outcomes[1]),
+        )
+        return
+    again = compare_repetition(whole, outcomes[1])
+    yield again
+    if alone is None:
+        yield Finding(
+            "look", "Nothing was compared with more ranks", "mpirun -n 2 hpo check does, for workers of 2 ranks"
+        )
+    elif not alone.failure and again.level == "ok":
+        yield from compare_rank_counts(whole, alone)
+
+
+def _inspect_failures(whole: CheckOutcome, alone: CheckOutcome | None) -> Iterator[Finding]:
+    if whole.failure:
+        others = "" if alone is None else " and on 1" if alone.failure else ", and not on 1"
+        where = f"{format_count(whole.ranks, 'rank')}{others}"
+        yield Finding(
+            "wrong", f"It fails on {where}: {cut_text(whole.failure, _MAX_FAILURE_LENGTH)}", find_failure_advice(whole)
+        )
+    elif alone is not None and alone.failure:
+        yield Finding(
+            "wrong",
+            f"It fails on 1 rank alone: {cut_text(alone.failure, _MAX_FAILURE_LENGTH)}",
+            find_failure_advice(alone),
+        )
+
+
+def _inspect_gradients(outcomes: Sequence[CheckOutcome]) -> Iterator[Finding]:
+    seen = next((one.traces[0] for one in outcomes if one.traces[0].shapes), None)
+    if seen is None:
+        if not any(one.failure for one in outcomes):
+            yield Finding(
+                "look", "No optimizer of torch took a step", "Nothing is known of gradients, steps and weights"
+            )
+        return
+    if outcomes[0].failure:
+        return
+    missing = sorted({name for one in outcomes[0].traces for name in one.without_gradient})
+    if missing:
+        yield Finding(
+            "look",
+            f"{format_count(len(missing), 'parameter')} of the optimizer never had a gradient: "
+            f"{format_name_list(missing)}",
+            "They stay as they are. If that is meant, freeze them, requires_grad_(False), and leave them out",
+        )
+    else:
+        yield Finding("ok", "All parameters of the optimizer had gradients")
+
+
+def _inspect_saved_data(
+    problem: Problem, outcomes: Sequence[CheckOutcome], went_on: CheckOutcome | None, handed: WeightsTest
+) -> Iterator[Finding]:
+    yield from _inspect_weights(problem, outcomes[0], handed)
+    yield from _inspect_checkpoints(outcomes, went_on)
+
+
+def _inspect_checkpoints(outcomes: Sequence[CheckOutcome], went_on: CheckOutcome | None) -> Iterator[Finding]:
+    if outcomes[0].failure or outcomes[1].failure:
+        return
+    if went_on is None:
+        yield Finding("ok", "No state is saved, which is optional: an interrupted evaluation begins again")
+    elif went_on.rejection or went_on.failure:
+        yield Finding(
+            "wrong",
+            f"It cannot go on from what it has saved: "
+            f"{cut_text(went_on.rejection or went_on.failure, _MAX_FAILURE_LENGTH)}",
+            "Save what a new network, optimizer and so on of these hyperparameters take by load_state_dict",
+        )
+    elif not went_on.evaluation.resumed_from_step:
+        yield Finding(
+            "wrong",
+            "It saves its state, and begins again all the same",
+            "At its start, load worker.checkpoint (hpo.checkpoint in a script), and train the epochs that are left",
+        )
+    elif compare_repetition(*outcomes[:2]).level == "ok":
+        yield compare_continuation(outcomes[1], went_on)
+
+
+def _inspect_weights(problem: Problem, whole: CheckOutcome, handed: WeightsTest) -> Iterator[Finding]:
+    if whole.failure:
+        return
+    tests = problem.file.has_test
+    if not whole.has_offered_weights:
+        text = "No weights are offered, so that none of the best network will be kept"
+        yield Finding(
+            "wrong" if tests else "look",
+            f"{text}, and `test` will not be called" if tests else text,
+            "worker.offer_weights(network.state_dict()) before each yield, on rank 0 at least",
+        )
+        return
+    if handed.weight_names is None:
+        yield Finding("wrong", "The weights that are offered could not be kept")
+        return
+    prefixed = [name for name in handed.weight_names if name.startswith("module.")]
+    if prefixed:
+        yield Finding(
+            "wrong",
+            f"The names of the weights that are offered begin with module.: {format_name_list(prefixed)}",
+            "They do not fit the network itself: worker.offer_weights(model.module.state_dict())",
+        )
+    else:
+        yield Finding("ok", f"{format_count(len(handed.weight_names), 'tensor')} of weights are offered")
+    if handed.failure:
+        yield Finding(
+            "wrong", f"`test` fails with them: {handed.failure}", "A run would have no result on test data, at its end"
+        )
+    elif handed.seconds is not None:
+        yield Finding("ok", f"`test` takes them, in {format_duration(handed.seconds)}")
+    else:
+        yield Finding("ok", "There is no `test`, which is optional")

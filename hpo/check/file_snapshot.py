@@ -1,0 +1,29 @@
+"""The files below a folder at one time, by which a check sees what an evaluation has written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+_MAX_FILES = 20_000
+_EXCLUDED_FOLDERS = ("__pycache__", ".git")
+
+FileSnapshot = Mapping[str, tuple[int, int]]
+
+
+def take_file_snapshot(folder: Path) -> FileSnapshot:
+    """Return the size and the time of change of each file below a folder, by its relative path; of many, the first."""
+    found: dict[str, tuple[int, int]] = {}
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _EXCLUDED_FOLDERS)
+        for name in sorted(names):
+            path = Path(parent, name)
+            try:
+                status = path.lstat()
+            except OSError:
+                continue
+            found[str(path.relative_to(folder))] = status.st_size, status.st_mtime_ns
+            if len(found) == _MAX_FILES:
+                return found
+    return found

@@ -1,0 +1,71 @@
+"""The output of a check: a headline, a table of the evaluations, and the points."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from hpo.check.check_evaluator import MAX_LOSSES, CheckOutcome
+from hpo.check.finding import Finding
+from hpo.text_format import format_count, format_number, format_tenths, make_printable
+from hpo.views.table_format import format_table, make_table
+
+_LINE_WIDTH = 100  # of sentences
+_MEBIBYTE = 1 << 20
+
+
+def print_headline(what: str, ranks: int) -> None:
+    """Print what is going to be evaluated, and on how many ranks."""
+    where = "once again, and on 1 rank" if ranks > 1 else "and once again"
+    print(make_printable(what))
+    print(f"on {format_count(ranks, 'rank')}, {where}; {MAX_LOSSES} losses each at most\n", flush=True)
+
+
+def print_outcomes(outcomes: Sequence[CheckOutcome]) -> None:
+    """Print a table with a row for each evaluation."""
+    columns = [("", [_name_outcome(outcomes, place) for place in range(len(outcomes))])]
+    for epoch in range(max(len(outcome.losses) for outcome in outcomes)):
+        cells = [format_number(one.losses[epoch]) if epoch < len(one.losses) else "" for one in outcomes]
+        columns.append((f"loss {epoch + 1}", cells))
+    columns += [
+        ("steps", [_format_steps(outcome) for outcome in outcomes]),
+        ("seconds", [format_tenths(outcome.traces[0].seconds) for outcome in outcomes]),
+        ("MiB per rank", [_format_memory(outcome) for outcome in outcomes]),
+    ]
+    table = make_table(columns)
+    table.columns[0].justify = "left"
+    print(format_table("", table).lstrip("\n"))
+
+
+def print_findings(points: Sequence[Finding]) -> None:
+    """Print what was found, and how many points are wrong."""
+    for point in points:
+        lines = textwrap.wrap(make_printable(point.text), _LINE_WIDTH - 7)
+        lines += textwrap.wrap(make_printable(point.advice), _LINE_WIDTH - 7)
+        for first, line in enumerate(lines):
+            print(f"{point.level if first == 0 else '':5}  {line}")
+    wrong = sum(point.level == "wrong" for point in points)
+    looks = sum(point.level == "look" for point in points)
+    look = f"{format_count(looks, 'point')} to look at" if looks else ""
+    if wrong:
+        print(f"\n{format_count(wrong, 'point')} wrong{', ' if look else ''}{look}", flush=True)
+    else:
+        print(f"\nNothing is wrong{', ' if look else ''}{look}", flush=True)
+
+
+def _name_outcome(outcomes: Sequence[CheckOutcome], place: int) -> str:
+    name = format_count(outcomes[place].ranks, "rank")
+    return f"{name}, again" if any(one.ranks == outcomes[place].ranks for one in outcomes[:place]) else name
+
+
+def _format_steps(outcome: CheckOutcome) -> str:
+    """Return the optimizer's steps for each loss, or their number where that does not vary."""
+    until = outcome.traces[0].steps_at_losses
+    steps = [after - before for before, after in zip([0, *until], until, strict=False)]
+    if not steps:
+        return str(outcome.traces[0].steps)
+    return str(steps[0]) if len(set(steps)) == 1 else " ".join(map(str, steps))
+
+
+def _format_memory(outcome: CheckOutcome) -> str:
+    return " ".join(f"{one.memory / _MEBIBYTE:.0f}" for one in outcome.traces)

@@ -1,0 +1,131 @@
+"""A check from its options to its verdict, on all ranks together."""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpo.check.collective_mismatch import DEBUG_VARIABLE
+from hpo.errors import ExitStatus
+from hpo.evaluation.program_command import Program
+from hpo.layout import Layout
+from hpo.parameters import Categorical, Value
+from hpo.ranks.communicator import SleepingComm
+from hpo.ranks.job import Job
+from hpo.run.options import Options
+from hpo.run.rank_state import RankState
+from hpo.run.run_search import prepare_rank
+from hpo.space import SearchSpace
+from hpo.text_format import format_named_values
+
+if TYPE_CHECKING:
+    from hpo.check.check_evaluator import CheckEvaluator, CheckOutcome
+    from hpo.evaluation.rank_group import RankGroup
+
+
+def run_check(options: Options, layout: Layout, job: Job) -> int:
+    """Check a search space, and return 0 if nothing is wrong, or else 1; collective over the job's ranks.
+
+    Raises UsageError, on all ranks alike, before anything starts if a person has to mend something first.
+    """
+    from hpo.check.check_evaluator import CheckEvaluator
+    from hpo.check.evaluation_findings import has_passed, inspect_outcomes
+    from hpo.check.printing import print_findings, print_headline, print_outcomes
+    from hpo.check.program_findings import inspect_program
+    from hpo.evaluation.rank_group import RankGroup
+
+    world, patience = job.world, options.collective_timeout
+    with ExitStack() as held:
+        ready = held.enter_context(prepare_rank(options, layout, job, is_attended=world.size == 1))
+        params, folder = None, None
+        if ready.request is not None:
+            job.watch.set_stop_callbacks(lambda: None, lambda: ExitStatus.INTERRUPTED)
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="hpo-check-")))
+            given = ready.request.enqueued
+            params = given[0] if given else make_middle_params(ready.problem.space)
+            print_headline(_describe_evaluation(ready, params), world.size)
+        bench = CheckEvaluator(ready, job.watch, world.bcast(folder), params)
+
+        def make_group(comm: SleepingComm) -> RankGroup:
+            job.watch.join_worker(comm, 0, patience)
+            return RankGroup(comm, ready.host, 0, patience, ready.slot)
+
+        with make_group(world.copy()) as group:
+            outcomes = _evaluate_on_all(bench, group)
+            continued = _evaluate_continuation(bench, group, outcomes[-1]) if len(outcomes) > 1 else None
+        if world.size > 1 and not _is_stopping(job):
+            alone = world.split(world.rank, 0)
+            if job.is_first:
+                with make_group(alone) as group:
+                    outcomes.append(bench.evaluate(group))
+            world.barrier()
+        if _is_stopping(job):
+            if job.is_first and job.watch.active_stop:
+                print(f"Stopped: {job.watch.active_stop.reason}", flush=True)
+            return ExitStatus.INTERRUPTED
+        status: int = ExitStatus.BUDGET_SPENT
+        if job.is_first:
+            found = [outcome for outcome in outcomes if outcome is not None]
+            print_outcomes(found)
+            script = ready.problem.file.script
+            points = inspect_outcomes(ready.problem, found, continued, bench.test_weights())
+            points += inspect_program(script, found, bench.file_snapshots) if script is not None else []
+            print_findings(points)
+            status = (
+                ExitStatus.BUDGET_SPENT if has_passed(points) else ExitStatus.CRASHED
+            )  # 0 and 1, as linters have them
+        return int(world.bcast(status))
+
+
+def _describe_evaluation(ready: RankState, params: Mapping[str, Value]) -> str:
+    """Return what is evaluated, for a person: hyperparameters, or the command of a program."""
+    if (program := Program.from_problem(ready.problem)) is not None:
+        known = {"trial": "{trial}", "folder": "{folder}", "seed": "{seed}"}
+        return shlex.join(program.make_command(params, known, continues=False))
+    return f"{ready.problem.file.path}: {format_named_values(params)}"
+
+
+def make_middle_params(space: SearchSpace) -> dict[str, Value]:
+    """Return the individual in the middle of a space: of each range, on its own scale, and the first of all choices.
+
+    If rules do not allow it, it is one that they allow, drawn at random and always the same.
+    """
+    genes = {
+        name: low if isinstance(space.parameters[name], Categorical) else (low + high) / 2
+        for name, (low, high) in space.list_gene_limits().items()
+    }
+    params = space.decode(genes)
+    return params if space.allows(params) else space.draw(random.Random(0))
+
+
+def _evaluate_on_all(bench: CheckEvaluator, group: RankGroup) -> list[CheckOutcome | None]:
+    """Evaluate twice on all ranks, the first time with all collectives compared; once if that fails.
+
+    The environment variable of torch for this check decides if a user has set it.
+    """
+    comm = group.own_comm
+    group.compares_collectives = DEBUG_VARIABLE not in os.environ
+    first = bench.evaluate(group, keeps_weights=True)
+    group.compares_collectives = False
+    if comm.bcast(first is not None and first.is_false_alarm):
+        first = bench.evaluate(group, keeps_weights=True)
+    if comm.bcast(first is None or bool(first.failure) or bench.watch.active_stop is not None):
+        return [first]
+    return [first, bench.evaluate(group)]
+
+
+def _evaluate_continuation(bench: CheckEvaluator, group: RankGroup, before: CheckOutcome | None) -> CheckOutcome | None:
+    """Let the individual continue from what it has saved with its first loss, if it has saved anything."""
+    has_saved = before is not None and not before.failure and before.evaluation.checkpoint_step > 0
+    return bench.evaluate(group, previous=before) if group.own_comm.bcast(has_saved) else None
+
+
+def _is_stopping(job: Job) -> bool:
+    """Tell whether the first rank has to stop."""
+    return bool(job.world.bcast(job.watch.active_stop is not None))

@@ -1,0 +1,254 @@
+"""Comparing how an individual is trained: the networks of the ranks, and samples, steps and gradients with 1 rank's."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
+from typing import Literal
+
+from hpo.check.check_evaluator import CheckOutcome
+from hpo.check.finding import Finding
+from hpo.process.trace import Fingerprint, Trace, compute_distance, compute_norm
+from hpo.text_format import format_count
+
+# Relative. Ranks that take the mean of their gradients have the same weights to the last bit; of networks that are
+# trained alike on 1 and on 2 or 3 ranks, losses differed by 1e-7 after three epochs (float32, Adam and Adadelta on
+# digits), and first gradients by 3e-7.
+_FINGERPRINT_TOLERANCE = 1e-9
+TOLERANCE = 1e-4
+# Of ResNet-18 in float32: first gradients were 4e-3 off on one rank where a batch merely listed its samples in another
+# order, and 1e-14 in float64.
+_BATCH_NORM_TOLERANCE = 0.02
+SMALL_FRACTION = 0.1  # of the samples, which a sampler may repeat or leave out to give all ranks as many
+
+_WRAP_ADVICE = (
+    "Each rank trains a network of its own, on its share of the samples. Wrap it, model = "
+    "DistributedDataParallel(network), and call model(inputs) to train, not network or model.module: only then are "
+    "gradients averaged. Without it, average the gradients over all ranks before each step"
+)
+
+
+def compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Finding | None:
+    """Return a point if the networks of the ranks are not the same; None if they are, or cannot be compared.
+
+    Ranks that hold parts of the network that 1 rank holds `alone` cannot be compared. What counts is the last time that
+    a network was seen on two ranks: some programs average weights only now and then.
+    """
+    first, *others = whole.traces
+    if whole.failure and "different losses" not in whole.failure:
+        return None
+    shapes = _get_shapes(first)
+    if first.sharded or any(_get_shapes(other) != shapes for other in others):
+        return None
+    # A program that is cut off is cut off on each rank at a step of its own.
+    if any(other.steps != first.steps for other in others) and not any(one.was_cut for one in whole.traces):
+        steps = ", ".join(f"rank {rank} {one.steps}" for rank, one in enumerate(whole.traces))
+        return Finding(
+            "wrong",
+            f"The ranks take different numbers of steps: {steps}",
+            "Give all ranks as many batches: DistributedSampler does, or batch[worker.rank :: worker.size] of each",
+        )
+    if alone is not None and _get_shapes(alone.traces[0]) not in ([], shapes):
+        return None
+    for rank, other in enumerate(others, start=1):
+        if (steps_apart := _find_difference(first, other)) is not None:
+            when = f"after {format_count(steps_apart, 'step')}" if steps_apart else "before the first step"
+            return Finding("wrong", f"The networks of rank 0 and rank {rank} differ {when}", _WRAP_ADVICE)
+    return None
+
+
+def _get_shapes(seen: Trace) -> list[tuple[int, ...]]:
+    """Return the shapes of a rank's networks, or of the parameters of its optimizers if no module is trained."""
+    return seen.network_shapes if seen.networks else seen.shapes
+
+
+def _find_difference(one: Trace, other: Trace) -> int | None:
+    """Return the steps after which a network is not the same on two ranks, and does not become the same again."""
+    mine, others = _get_networks(one), _get_networks(other)
+    found = []
+    for number in {key[0] for key in mine}:
+        common = sorted(key for key in mine.keys() & others.keys() if key[0] == number)
+        apart = [key for key in common if is_different(mine[key], others[key])]
+        if apart and apart[-1] == common[-1]:
+            found.append(apart[0][1])
+    return min(found, default=None)
+
+
+def count_equal_steps(whole: CheckOutcome) -> int:
+    """Return the most steps after which the networks of all ranks were seen, and were the same; 0 without any."""
+    first, *others = (_get_networks(seen) for seen in whole.traces)
+    common = [key for key in first if all(key in other for other in others)]
+    return max((key[1] for key in common if not any(is_different(first[key], one[key]) for one in others)), default=0)
+
+
+def _get_networks(seen: Trace) -> Mapping[tuple[int, int, bool], Fingerprint]:
+    """Return prints of a rank's networks; if it trains no module, those of its optimizers' parameters."""
+    return seen.networks or {(number, 0, True): weights for number, weights in seen.weights.items()}
+
+
+def compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
+    """Yield the first thing that is seen to be different in training itself."""
+    many = whole.traces[0]
+    samples = list(_compare_samples(whole, alone))
+    if samples:
+        yield from samples
+    elif (ours := _count_epoch_steps(whole)) and (theirs := _count_epoch_steps(alone)) and ours != theirs:
+        what = "An epoch has" if many.steps_at_losses else "It takes"
+        yield Finding(
+            "look",
+            f"{what} {format_count(ours, 'step')} on {format_count(whole.ranks, 'rank')} and {theirs} on 1: a "
+            f"global batch of "
+            "another size",
+            "Where the batch size is the global one, a rank takes batch_size // worker.size of it; otherwise learning "
+            "rates that are good on one number of ranks are not on another",
+        )
+    elif has_same_parameters(whole, alone) and not (many.random_layers or many.normalization_layers.total()):
+        yield from _compare_gradients(whole, alone)
+
+
+def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
+    """Yield what is different about the samples that the ranks trained on until the first loss, each of them hashed."""
+    if not has_samples(whole, alone) or not _has_same_networks(whole, alone):
+        return
+    ours, theirs = _count_samples(alone), _count_samples(whole)
+    if not ours or not theirs:
+        return
+    found, ranks = ours.keys() & theirs.keys(), format_count(whole.ranks, "rank")
+    if has_same_batches(whole):
+        yield Finding(
+            "wrong",
+            f"Each of {ranks} trains on the same batches",
+            f"{ranks} do the work of 1 then. Let each rank take its share: DistributedSampler, "
+            "batch[worker.rank :: worker.size], or batches that are drawn with another seed on each rank",
+        )
+    elif sum(theirs[hash_] for hash_ in found) < (1 - SMALL_FRACTION / 10) * theirs.total() or _is_randomly_sampled(
+        alone
+    ):
+        yield Finding(
+            "look",
+            "The network is given other samples than on 1 rank: each rank draws its batches, or changes its samples, "
+            "at random. Gradients and losses cannot be compared then",
+            "To see whether anything else differs, check once without augmentation, and with shares of equal batches",
+        )
+    elif len(found) < (1 - SMALL_FRACTION) * len(ours):
+        yield Finding(
+            "wrong",
+            f"Of the {len(ours)} samples of 1 rank's first epoch, {ranks} train on {len(found)}"
+            f"{', and on some of them more than once' if theirs.total() > len(found) else ''}",
+            "The order of the samples has to be the same on all ranks, which then take shares of it: give "
+            "torch.randperm a Generator, torch.Generator().manual_seed(worker.seed + epoch)",
+        )
+    elif all(len(_take_first_samples(seen, len(ours))) >= (1 - SMALL_FRACTION) * len(ours) for seen in whole.traces):
+        yield Finding(
+            "look",
+            f"Each of {ranks} trains on all {len(ours)} samples, as 1 rank does",
+            "A worker of more ranks is no faster then: let each rank take its share, batch[worker.rank :: worker.size]",
+        )
+
+
+def has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
+    """Return whether the samples that the ranks trained on were seen."""
+    return all(any(hashes for _, hashes in seen.samples) for seen in [*whole.traces, *alone.traces])
+
+
+def _count_samples(outcome: CheckOutcome) -> Counter[bytes]:
+    """Return the samples of the first epoch, on all ranks, by their hashes."""
+    limit = min([_count_epoch_steps(outcome) or outcome.traces[0].steps, *(seen.steps for seen in outcome.traces)])
+    return Counter(one for seen in outcome.traces for steps, hashes in seen.samples if steps < limit for one in hashes)
+
+
+def _take_first_samples(seen: Trace, count: int) -> set[bytes]:
+    """Return the different samples among the first that a rank has trained on."""
+    return set(islice(chain.from_iterable(hashes for _, hashes in seen.samples), count))
+
+
+def _is_randomly_sampled(alone: CheckOutcome) -> bool:
+    """Return whether samples come again before all others have come: batches are drawn at random, not as an epoch."""
+    count = len(_count_samples(alone))
+    return len(_take_first_samples(alone.traces[0], count)) < (1 - SMALL_FRACTION) * count
+
+
+def has_same_batches(whole: CheckOutcome) -> bool:
+    """Return whether most of the batches are the same on all ranks, and not all alike."""
+    same, count = count_same_batches(whole)
+    return same > count / 2 and len({tuple(hashes) for _, hashes in whole.traces[0].samples}) > 1
+
+
+def count_same_batches(whole: CheckOutcome) -> tuple[int, int]:
+    """Return how many of the batches are the same on all ranks, and the number of batches on each."""
+    batches = list(zip(*(seen.samples for seen in whole.traces), strict=False))
+    return sum(bool(first[1]) and all(other == first for other in others) for first, *others in batches), len(batches)
+
+
+def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
+    """Yield what is different about the first step's gradients; it is wrong only if its samples are the same."""
+    many = whole.traces[0]
+    if any(is_different(many.gradients[0], other.gradients.get(0, ())) for other in whole.traces[1:]):
+        yield Finding(
+            "look",
+            "The ranks average their weights, and not their gradients",
+            "Losses depend on the number of ranks then. DistributedDataParallel averages gradients",
+        )
+        return
+    ours, theirs = many.gradients[0], alone.traces[0].gradients[0]
+    off = compute_distance(ours, theirs)
+    if not off > (_BATCH_NORM_TOLERANCE if many.synchronized_layers else TOLERANCE):
+        return
+    ratio = compute_norm(ours) / compute_norm(theirs) if compute_norm(theirs) else math.nan
+    if any(math.isclose(ratio, factor, rel_tol=TOLERANCE) for factor in (whole.ranks, 1 / whole.ranks)):
+        yield Finding(
+            "wrong",
+            f"The gradients of the first step are {ratio:.3g} times those of 1 rank",
+            "DistributedDataParallel takes the mean over ranks: where each rank adds up its share's losses and divides "
+            "by the global batch, multiply by worker.size: (loss * worker.size / len(batch)).backward()",
+        )
+        return
+    is_same = has_samples(whole, alone) and _count_first_step_samples(whole) == _count_first_step_samples(alone)
+    state: Literal["look", "wrong"] = "wrong" if is_same else "look"
+    yield Finding(
+        state,
+        f"The gradients of the first step are {format_relative(off)} off those of 1 rank"
+        f"{'' if is_same else ', whose samples are others, or were not seen'}",
+        "Where the ranks' shares of a batch differ in size, a mean of their means is not the mean: "
+        "reduction='sum', and (loss * worker.size / len(batch)).backward()",
+    )
+
+
+def _count_first_step_samples(outcome: CheckOutcome) -> Counter[bytes]:
+    """Return the samples of the first step, on all ranks."""
+    return Counter(one for seen in outcome.traces for steps, hashes in seen.samples if steps == 0 for one in hashes)
+
+
+def has_same_parameters(whole: CheckOutcome, alone: CheckOutcome) -> bool:
+    """Return whether the optimizers of all ranks have the same parameters as 1 rank's, each of them all of it."""
+    shapes = alone.traces[0].shapes
+    return bool(shapes) and not any(one.sharded or one.shapes != shapes for one in [*whole.traces, *alone.traces])
+
+
+def _has_same_networks(whole: CheckOutcome, alone: CheckOutcome) -> bool:
+    """Return whether all ranks hold the same networks as 1 rank does, each of them all of it."""
+    shapes = _get_shapes(alone.traces[0])
+    return bool(shapes) and not any(one.sharded or _get_shapes(one) != shapes for one in [*whole.traces, *alone.traces])
+
+
+def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
+    """Return the steps of the first epoch; of a program, those until its last loss. None if they are not known."""
+    seen, losses = outcome.traces[0], len(outcome.losses)
+    if seen.steps_at_losses:
+        return next((steps for steps in seen.steps_at_losses if steps), seen.steps)
+    validated = sorted({steps for _, steps, trains in seen.networks if not trains})
+    if 0 < losses <= len(validated):
+        return validated[losses - 1]
+    return None if any(one.was_cut for one in outcome.traces) else seen.steps
+
+
+def is_different(one: Fingerprint, other: Fingerprint) -> bool:
+    """Return whether two prints are of different parameters."""
+    return len(one) != len(other) or not compute_distance(one, other) <= _FINGERPRINT_TOLERANCE
+
+
+def format_relative(off: float) -> str:
+    """Return a relative difference as text."""
+    return f"{off:.1%}" if off >= 0.001 else f"{off:.0e}"

@@ -1,0 +1,48 @@
+"""Asking a search file's constraints: its functions run in a trainer of their own, since they are code of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpo.errors import RunError
+from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
+
+_SECONDS_TO_ANSWER = 600.0  # also about the thousands of draws that show whether rules are sound
+
+
+class ConstraintClient:
+    """Sends requests about constraints to a trainer, which is forked when it is first needed, and once more if it ends.
+
+    Raises RunError if there is no answer.
+    """
+
+    def __init__(self, fork: Callable[[], TrainerClient]) -> None:
+        self._fork = fork
+        self._trainer: TrainerClient | None = None
+        self._end_count = 0
+
+    def __call__(self, **content: Any) -> Mapping[str, Any]:
+        """Return the answer to a request, as `hpo.trainer.constraint_server.answer` gives it."""
+        while True:
+            if self._trainer is None:
+                self._trainer = self._fork()
+            self._trainer.send("constraints", **content)
+            while (found := self._trainer.wait(_SECONDS_TO_ANSWER)) is not None:
+                if isinstance(found, TrainerEnd):
+                    break
+                if found.kind == "constraints":
+                    return found.content
+            self.close()
+            self._end_count += 1
+            if found is None:
+                raise RunError(f"the rules of the search space have not answered for {_SECONDS_TO_ANSWER:g} s")
+            if self._end_count > 1:
+                raise RunError(f"the rules of the search space cannot be asked: {found.text}")
+
+    def close(self) -> None:
+        """End the trainer."""
+        if self._trainer is not None:
+            self._trainer.kill()
+            self._trainer.close()
+            self._trainer = None

@@ -1,0 +1,143 @@
+"""The drafts of a script's evaluation, on the leader: its last checkpoint, and the weights of its lowest loss."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpo.process import clock
+from hpo.store.checkpoints import STATE_PREFIX, WEIGHTS_PREFIX, CheckpointInfo, check_space
+from hpo.store.tensors import TensorSource, copy_tensors, read_header
+from hpo.text_format import format_error
+
+
+def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
+    """Remove the drafts of an earlier attempt, and return a file of the state that no other checkpoint replaces."""
+    _remove_drafts(prefix)
+    if state is None:
+        return None
+    kept = _make_path(prefix, "continued")
+    try:
+        os.link(state, kept)
+    except OSError:  # a file system without hard links
+        return state
+    return kept
+
+
+class DraftStore:
+    """Keeps the drafts of one evaluation, whose names begin with `prefix`, and makes files of the run from them.
+
+    A draft that is kept gets another name, so that the script does not remove it.
+    """
+
+    def __init__(self, prefix: Path, params: Mapping[str, Any]) -> None:
+        self._prefix = prefix
+        self._params = dict(params)
+        self._numbers = itertools.count()
+        self._checkpoint: Path | None = None
+        self._checkpoint_info: Mapping[str, Any] = {}
+        self._weights: TensorSource | None = None
+        self._saved_weights: TensorSource | None = None  # of the lowest loss at the time of the checkpoint
+
+    def restore_weights(self, path: Path) -> None:
+        """Take over the weights in the file of the state from which the evaluation continues."""
+        self._weights = TensorSource(path, prefix=WEIGHTS_PREFIX)
+
+    def keep_checkpoint(self, name: str, about: Mapping[str, Any], has_weights: bool) -> bool:
+        """Keep a checkpoint instead of the one before; return whether it exists.
+
+        `about` has the losses, the metrics and the seconds until the checkpoint; `has_weights` says whether the weights
+        of the lowest of these losses are kept.
+        """
+        kept = self._keep_draft(name)
+        if kept is not None:
+            self._delete_file(self._checkpoint)
+            self._checkpoint, self._checkpoint_info = kept, about
+            before, self._saved_weights = self._saved_weights, self._weights if has_weights else None
+            self._drop_unused(before)
+        return kept is not None
+
+    def keep_weights(self, name: str) -> bool:
+        """Keep weights instead of those before; return whether they exist."""
+        kept = self._keep_draft(name)
+        before, self._weights = self._weights, TensorSource(kept) if kept is not None else None
+        self._drop_unused(before)
+        return kept is not None
+
+    def drop_draft(self, name: str) -> None:
+        """Remove a draft that is not kept."""
+        self._delete_file(_make_path(self._prefix, name) if name else None)
+
+    def write_checkpoint(self, path: str) -> dict[str, Any]:
+        """Write the state of the evaluation to a path; return after how many losses it is, and an error, if any."""
+        began, losses = clock.now(), self._checkpoint_info.get("losses", [])
+        if self._checkpoint is None:
+            return {"losses": 0, "seconds": 0.0}
+        try:
+            sources = [TensorSource(self._checkpoint, STATE_PREFIX, STATE_PREFIX)]
+            if (weights := self._saved_weights) is not None:
+                sources.append(TensorSource(weights.path, weights.prefix, WEIGHTS_PREFIX))
+            about = CheckpointInfo(
+                self._params, **self._checkpoint_info, tree=_read_tree(self._checkpoint), has_weights=len(sources) > 1
+            )
+            _write_tensors(Path(path), sources, {"about": json.dumps(asdict(about))}, checked="about")
+        except (OSError, ValueError, KeyError) as error:
+            return {"error": format_error(error), "losses": 0, "seconds": clock.now() - began}
+        return {"losses": len(losses), "seconds": clock.now() - began}
+
+    def write_weights(self, path: str, about: Mapping[str, str]) -> str:
+        """Write the weights of the lowest loss to a path, with texts about them; return an error, or an empty text."""
+        if self._weights is None:
+            return "the script has removed them"
+        try:
+            _write_tensors(Path(path), [self._weights], about)
+        except (OSError, ValueError) as error:
+            return format_error(error)
+        return ""
+
+    def close(self) -> None:
+        """Remove all drafts."""
+        _remove_drafts(self._prefix)
+
+    def _keep_draft(self, name: str) -> Path | None:
+        kept = _make_path(self._prefix, f"kept-{next(self._numbers)}")
+        try:
+            _make_path(self._prefix, name).replace(kept)
+        except OSError:
+            return None
+        return kept
+
+    def _drop_unused(self, source: TensorSource | None) -> None:
+        if source is not None and source not in (self._weights, self._saved_weights):
+            self._delete_file(source.path)
+
+    def _delete_file(self, path: Path | None) -> None:
+        if path is not None:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def _make_path(prefix: Path, name: str) -> Path:
+    return prefix.with_name(f"{prefix.name}-{name}.safetensors")
+
+
+def _remove_drafts(prefix: Path) -> None:
+    for path in prefix.parent.glob(f"{prefix.name}-*.safetensors"):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _read_tree(path: Path) -> Any:
+    with path.open("rb") as file:
+        return json.loads(read_header(file)[0]["__metadata__"]["tree"])
+
+
+def _write_tensors(path: Path, sources: list[TensorSource], texts: Mapping[str, str], checked: str = "") -> None:
+    check_space(path, sum(source.path.stat().st_size for source in sources))
+    copy_tensors(path, sources, texts, checked)

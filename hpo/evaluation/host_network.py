@@ -1,0 +1,35 @@
+"""What a worker needs to know of its host's network: addresses and interfaces."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import suppress
+
+_SIOCGIFADDR = 0x8915
+
+
+def find_own_address(peer: str) -> str:
+    """Return this host's address as a peer reaches it: a host's own name often resolves to a loopback address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, suppress(OSError):
+        route.connect((peer, 9))  # connecting a datagram socket sends nothing
+        return str(route.getsockname()[0])
+    return socket.gethostname()
+
+
+def find_interface(address: str) -> str | None:
+    """Return the name of the network interface on the way to an address; None where the system does not say."""
+    try:
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+            route.connect((address, 9))
+            own = route.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):
+                    request = fcntl.ioctl(route, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                    if socket.inet_ntoa(request[20:24]) == own:
+                        return name
+    except (ImportError, OSError):
+        pass
+    return None

@@ -1,0 +1,74 @@
+"""The program of a run: its command for an evaluation, and what to do if its losses are not found."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpo.problem import Problem
+from hpo.script_objective import Script, propose_loss_pattern
+
+_MAX_SHOWN_LINES = 5
+
+
+@dataclass(frozen=True)
+class Program:
+    """The program of a run: its command, the values of the settings, and the names of all hyperparameters.
+
+    `search_file` is the file that names the program, empty if it was given on the command line.
+    """
+
+    script: Script
+    settings: Mapping[str, Any]
+    hyperparameters: Sequence[str]
+    search_file: str = ""
+
+    @classmethod
+    def from_problem(cls, problem: Problem) -> Program | None:
+        """Return the program of a problem; None if its objective is a function."""
+        script, path = problem.file.script, str(problem.file.path)
+        if script is None:
+            return None
+        search_file = "" if path == str(Path(script.name)) else path
+        return cls(script, problem.setting_values, list(problem.space.parameters), search_file)
+
+    def make_command(self, params: Mapping[str, Any], known: Mapping[str, Any], continues: bool) -> list[str]:
+        """Return the command of an evaluation; `known` has its trial, its folder and its seed."""
+        others = {**self.settings, **known}
+        absent = [name for name in self.hyperparameters if name not in params]
+        command = self.script.make_arguments(params, others, absent)
+        return [*command, *self.script.make_resume_arguments({**others, **params})] if continues else command
+
+    def can_resume(self, params: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+        """Return whether the checkpoint exists, in the evaluation's folder, from which the program would continue."""
+        values = {**self.settings, **known, **params}
+        parts = self.script.make_resume_arguments(values)
+        folder = str(known["folder"])
+        files = [Path(part[part.index(folder) :]) for part in parts if folder in part]
+        return bool(files) and all(file.exists() for file in files)
+
+
+def advise_on_loss(lines: Sequence[str], program: Program, not_numbers: str) -> tuple[str, str]:
+    """Return why no loss was found in lines, and the option that a resumed run needs."""
+    script, found_none = program.script, "no loss was found in what the program printed"
+    where = f" in the Script of {program.search_file}" if program.search_file else ""
+    if not_numbers:
+        failure = f"no loss was found: --loss has matched {not_numbers!r}, which is not a number"
+        return failure, f"another loss={where}" if where else "another --loss"
+    if pattern := propose_loss_pattern(lines):
+        option = f"loss={pattern!r}{where}" if where else f"--loss {shlex.quote(pattern)}"
+        return f"{found_none}; {option} would read it", option
+    option = f"loss=REGEX{where}" if where else "--loss REGEX"
+    if script.loss is not None:
+        return f"{found_none}: no line matches '{script.loss}'", f"another {option}"
+    option = f"{option} for the lines that it prints"
+    return f"no loss was found: call hpo.report(loss) in the program, or give {option}", "hpo.report(loss) or --loss"
+
+
+def format_last_lines(lines: Sequence[str]) -> str:
+    """Return the last lines as a part of a traceback; empty without any."""
+    shown = "".join(f"    {line[:200]}\n" for line in lines[-_MAX_SHOWN_LINES:])
+    return f"The last lines that it printed:\n{shown.rstrip()}" if shown else ""

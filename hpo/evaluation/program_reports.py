@@ -1,0 +1,273 @@
+"""The reports of a program on one rank: from `hpo.report`, which writes to a file, and from printed lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpo.script_objective import Script
+
+_MAX_SEARCHED_CHARACTERS = 4000  # characters in which a pattern is looked for
+_MAX_LAST_LINES = 20
+_SECONDS_FOR_A_LINE = 1.0
+_NO_LOSSES_WARNING = "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, after its checkpoint"
+_NEVER_READ_WARNING = "it saves checkpoints, and never reads hpo.checkpoint: it would restart instead of continuing"
+_LATE_CHECKPOINT_WARNING = (
+    "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the report of its loss, not after"
+)
+_UNREAD_REPORT_WARNING = (
+    "hpo.report is not read, since a line has matched --loss before; use one of them, or evaluations differ in that"
+)
+_DRAFT_NAME = re.compile(r"\d+-\d+")  # process and number
+
+
+@contextmanager
+def _limit_time() -> Iterator[None]:
+    """Raise TimeoutError after some seconds inside ``with``; regular expressions look for signals while they match."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS_FOR_A_LINE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+_NOTE_NAMES = ("checkpoint", "weights", "asked")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A loss with its metrics, or what is wrong with it.
+
+    `checkpoint` and `weights` are the names of the drafts that belong to the loss, empty without; see
+    `hpo.evaluation_api`.
+    """
+
+    loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    mistake: str = ""
+    checkpoint: str = ""
+    weights: str = ""
+
+
+class ReportReader:
+    """Reads the reports of one evaluation on one rank; whatever comes first, the file or a line, is read alone.
+
+    ``path`` is the file, which has no name on disk. ``last_lines`` are the last that were printed. ``has_unread`` is
+    true if a report in the file is not read. ``asked`` says that the program has asked for its checkpoint.
+
+    Notes of drafts come by the file, and among lines; those that come in front of a loss in the same way belong to it.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self._loss = re.compile(script.loss) if script.loss is not None else None
+        self._metrics = {name: re.compile(pattern) for name, pattern in script.metrics.items()}
+        self._file = os.memfd_create("hpo-metrics")
+        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+        self._offset = 0
+        self._partial_line = b""
+        self._uses_lines: bool | None = None
+        self.has_unread = False
+        self._found_metrics: dict[str, float] = {}
+        self._drafts: dict[str, dict[str, str]] = {stream: {} for stream in ("file", "stdout", "stderr")}
+        self._last_stream = "file"  # of the last loss
+        self.has_read_checkpoint = self._has_saved = False
+        self._new_reports: list[Report] = []
+        self.last_lines: list[str] = []
+        self.unparsed_text = ""  # the last text that the pattern has matched, if it is not a number
+
+    def find_warning(self, number: int, saves: bool) -> str:
+        """Return a warning, empty without one, about a program with so many losses on this rank, which may save."""
+        if self._has_saved and saves:
+            if not number:
+                return _NO_LOSSES_WARNING
+            if not self.has_read_checkpoint:
+                return _NEVER_READ_WARNING
+            if self._drafts[self._last_stream].get("checkpoint"):
+                return _LATE_CHECKPOINT_WARNING
+        return _UNREAD_REPORT_WARNING if self.has_unread else ""
+
+    def take_note(self, note: str, stream: str) -> None:
+        """Take in a draft that belongs to the next loss among the lines of a stream."""
+        name, _, value = note.partition(" ")
+        self._record_note(name, value, stream)
+
+    def take_line(self, line: str, stream: str = "stdout") -> None:
+        """Look for a loss and metrics in a line; a loss has the metrics that were found before it, and with it."""
+        self.last_lines = [*self.last_lines, line][-_MAX_LAST_LINES:]
+        self._read_file()
+        try:
+            with _limit_time():
+                self._find_values(line[:_MAX_SEARCHED_CHARACTERS], stream)
+        except TimeoutError:
+            mistake = (
+                f"to look for --loss or --metric takes more than {_SECONDS_FOR_A_LINE:g} s in the line {line[:60]!r}"
+            )
+            self._new_reports.append(Report(math.nan, mistake=f"{mistake}: use a simpler pattern"))
+
+    def _find_values(self, text: str, stream: str) -> None:
+        for name, pattern in self._metrics.items():
+            if match := pattern.search(text):
+                with suppress(ValueError, AttributeError):
+                    self._found_metrics[name] = _parse_number(match[1])
+        if self._loss is None or self._uses_lines is False or (match := self._loss.search(text)) is None:
+            return
+        try:
+            loss = _parse_number(match[1])
+        except (ValueError, AttributeError):  # such as the heading of a table
+            self.unparsed_text = str(match[1])
+            return
+        self._uses_lines = True
+        self._add_report(loss, self._found_metrics, stream)
+        self._found_metrics = {}
+
+    def take_new_reports(self) -> list[Report]:
+        """Return the reports since the last call."""
+        self._read_file()
+        new, self._new_reports = self._new_reports, []
+        return new
+
+    def take_last_reports(self) -> list[Report]:
+        """Return the reports since the last call, at the end of the program; the last line may have no end."""
+        self._read_file()
+        if self._partial_line.strip():
+            self._take_file_line(self._partial_line)
+        self._partial_line = b""
+        return self.take_new_reports()
+
+    def close(self) -> None:
+        """Let the file go."""
+        os.close(self._file)
+
+    def _read_file(self) -> None:
+        size = os.fstat(self._file).st_size
+        data = self._partial_line + os.pread(self._file, max(0, size - self._offset), self._offset)
+        self._offset = max(size, self._offset)
+        *lines, self._partial_line = data.split(b"\n")
+        for line in lines:
+            self._take_file_line(line)
+        if size < self._offset:
+            self._offset = size
+            self._new_reports.append(Report(math.nan, mistake="the file of HPO_METRICS was overwritten: append to it"))
+
+    def _take_file_line(self, line: bytes) -> None:
+        if not line.strip() or self._take_note_line(line):
+            return
+        if self._uses_lines:
+            self.has_unread = True
+        else:
+            self._uses_lines = False
+            self._take_json_report(line)
+
+    def _take_note_line(self, line: bytes) -> bool:
+        """Take in a note for the next loss; return whether the line is one, which `hpo.evaluation_api` has sent."""
+        try:
+            ((name, value),) = json.loads(line).items()
+        except (ValueError, AttributeError, RecursionError):
+            return False
+        if name not in _NOTE_NAMES:
+            return False
+        self._record_note(name, str(value), "file")
+        return True
+
+    def _record_note(self, name: str, value: str, stream: str) -> None:
+        if name == "asked":
+            self.has_read_checkpoint = True
+        elif name in _NOTE_NAMES and _DRAFT_NAME.fullmatch(value):
+            self._drafts[stream][name] = value
+            self._has_saved |= name == "checkpoint"
+
+    def _take_json_report(self, line: bytes) -> None:
+        try:
+            content = json.loads(line)
+            loss = _check_number(content.pop("loss"))
+            metrics = {str(name): _check_number(value) for name, value in content.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            shown = line.decode(errors="replace")[:100]
+            self._new_reports.append(Report(math.nan, mistake=f"what was reported is not a loss with metrics: {shown}"))
+            return
+        self._add_report(loss, metrics, "file")
+
+    def _add_report(self, loss: float, metrics: Mapping[str, float], stream: str) -> None:
+        mistake = "" if math.isfinite(loss) else f"the validation loss is {loss}"
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self._new_reports.append(Report(loss, finite, mistake, **self._drafts[stream]))
+        self._drafts[stream], self._last_stream = {}, stream
+
+
+def _parse_number(text: str) -> float:
+    return float(text.rstrip(",;)"))
+
+
+def _check_number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError
+    return float(value)
+
+
+class ReportMerger:
+    """The reports of all ranks of a worker: of one loss, one report counts, and others have to be the same.
+
+    While ``leader_decides``, the leader's report counts, since drafts belong to it. Another rank's report of a loss
+    waits for it, until the rank reports its next loss: then the leader has passed this loss without a report.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._counts = [0] * size
+        self._losses: list[tuple[int, float]] = []
+        self._early_reports: list[tuple[int, Report, int]] = []  # ranks, reports and their numbers
+        self.leader_decides = True
+
+    def add_reports(self, rank: int, reports: Sequence[Report], first: int) -> list[Report]:
+        """Return those reports of a rank that are new, as its `first`-th and those that follow; one may be a mistake.
+
+        Reports that were taken before are left out.
+        """
+        new = [
+            found for number, report in enumerate(reports, first) for found in self._add_report(rank, report, number)
+        ]
+        return new + self._release_early() if rank == 0 or not self.leader_decides else new
+
+    def _release_early(self) -> list[Report]:
+        early, self._early_reports = self._early_reports, []
+        return [found for one in early for found in self._add_report(*one)]
+
+    def _add_report(self, rank: int, report: Report, number: int) -> list[Report]:
+        if number < self._counts[rank]:
+            return []
+        is_first = number >= len(self._losses)
+        if self.leader_decides and rank > 0 and is_first and not report.mistake:
+            waiting = [early for other, _, early in self._early_reports if other == rank]
+            if not waiting:
+                self._early_reports.append((rank, report, number))
+            if not waiting or number in waiting:
+                return []
+            self.leader_decides = False
+            return [*self._release_early(), *self._add_report(rank, report, number)]
+        self._counts[rank] = number + 1
+        if report.mistake or is_first:
+            self._losses.append((rank, report.loss))
+            return [report]
+        other, loss = self._losses[number]
+        if math.isclose(report.loss, loss, rel_tol=1e-3, abs_tol=1e-12):
+            return []
+        return [Report(report.loss, mistake=_describe_difference(number + 1, (other, loss), (rank, report.loss)))]
+
+
+def _describe_difference(number: int, one: tuple[int, float], other: tuple[int, float]) -> str:
+    return (
+        f"ranks {one[0]} and {other[0]} reported different losses, {one[1]:g} and {other[1]:g}, as loss {number}: "
+        "report the mean over all ranks, or on one rank only"
+    )

@@ -1,0 +1,155 @@
+"""What a trainer and the processes that it starts print: lines that are labelled, shown, and kept."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from contextlib import suppress
+from typing import Protocol, TextIO
+
+from hpo.evaluation_api import NOTE_PATTERN
+
+_MAX_CHARACTERS = 64 * 1024  # characters that a rank prints from loss to loss; of more, the last are kept
+_MAX_READ_BYTES = 1 << 16
+_LAST_ERROR_LINES = 5  # lines on standard error, which a failure shows if the trainer has crashed
+_TERMINATED = "terminate called without an active exception"  # std::terminate of libstdc++
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+class OutputListener(Protocol):
+    """Takes what a program prints, in the order of each stream; notes are not shown, see `hpo.evaluation_api`."""
+
+    def take_line(self, line: str, stream: str = "stdout") -> None:
+        """Take a line of standard output or standard error."""
+
+    def take_note(self, note: str, stream: str) -> None:
+        """Take a note that is in front of the next line."""
+
+
+class TrainerOutput:
+    """Lines of one rank's trainer, labelled ``worker 1 rank 0 |``; several trainers may print one after the other.
+
+    Of a line that is drawn again and again, such as a progress bar, only the last state is shown.
+    """
+
+    def __init__(self) -> None:
+        self.label = ""
+        self.rank = 0
+        self._lines: deque[str] = deque()
+        self._character_count = self._dropped_lines = 0
+        self.last_errors: deque[str] = deque(maxlen=_LAST_ERROR_LINES)
+        self._has_traceback = False
+        self.listener: OutputListener | None = None
+
+    def set_label(self, worker: int, rank: int) -> None:
+        """Label lines as those of this worker and rank."""
+        self.label, self.rank = f"worker {worker} rank {rank}", rank
+
+    def forget_errors(self) -> None:
+        """Forget the last lines on standard error, before another evaluation begins."""
+        self.last_errors.clear()
+        self._has_traceback = False
+
+    @property
+    def shows_harmless_abort(self) -> bool:
+        """Whether native code has terminated the process without an exception, in C++ or in Python.
+
+        Threads of torch do so now and then while a process exits. After an exception in Python, the abort hides it.
+        """
+        return not self._has_traceback and any(_TERMINATED in line for line in self.last_errors)
+
+    def add_lines(self, lines: list[str], is_error: bool) -> None:
+        """Show and keep lines."""
+        shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+        if is_error:
+            self.last_errors.extend(line for line in shown if line.strip())
+            self._has_traceback |= any(_TRACEBACK in line for line in shown)  # torch writes [rank0]: before it
+        if self.listener is not None:
+            for line in shown:
+                self.listener.take_line(line, _get_stream_name(is_error))
+        for line in shown if self.label else ():
+            self._lines.append(line[-_MAX_CHARACTERS:])
+            self._character_count += len(self._lines[-1])
+            while self._character_count > _MAX_CHARACTERS and len(self._lines) > 1:
+                self._character_count -= len(self._lines.popleft())
+                self._dropped_lines += 1
+        label = f"{self.label} | " if self.label else ""
+        with suppress(OSError, ValueError):  # a full disk, or nobody reads it: the search goes on
+            stream: TextIO | None = sys.stderr if is_error else sys.stdout
+            if stream is not None:
+                stream.write("".join(f"{label}{line}\n" for line in shown))
+                stream.flush()
+
+    def add_note(self, note: str, is_error: bool) -> None:
+        """Pass a note on to the listener."""
+        if self.listener is not None:
+            self.listener.take_note(note, _get_stream_name(is_error))
+
+    def take_printed(self) -> str:
+        """Return what was printed since the last call, as lines that are labelled with the rank."""
+        lines = list(self._lines)
+        if self._dropped_lines:
+            lines.insert(0, f"({self._dropped_lines} lines before these are not kept)")
+        self._lines.clear()
+        self._character_count = self._dropped_lines = 0
+        return "".join(f"rank {self.rank} | {line}\n" for line in lines)
+
+
+class OutputPipe:
+    """The reading end of a trainer's standard output, or of its standard error."""
+
+    def __init__(self, output: TrainerOutput, is_error: bool) -> None:
+        self._output = output
+        self._is_error = is_error
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._partial_line = b""
+        self.is_open = True
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        return self._read_end
+
+    def read(self) -> None:
+        """Take in what there is to read, without waiting."""
+        while self.is_open:
+            try:
+                data = os.read(self._read_end, _MAX_READ_BYTES)
+            except BlockingIOError:
+                return
+            self.is_open = bool(data)
+            text, *others = NOTE_PATTERN.split(self._partial_line + data)
+            self._take_lines(text)
+            for note, text in zip(others[::2], others[1::2], strict=True):
+                self._output.add_note(note.decode(errors="replace"), self._is_error)
+                self._take_lines(self._partial_line + text)
+
+    def _take_lines(self, text: bytes) -> None:
+        """Take in the lines of a text, and keep the line that has no end yet."""
+        *lines, rest = text.split(b"\n")
+        self._partial_line = rest[rest[:-1].rfind(b"\r") + 1 :]  # without what a carriage return has overwritten
+        if len(self._partial_line) > _MAX_CHARACTERS:
+            lines, self._partial_line = [*lines, self._partial_line], b""
+        if lines:
+            self._output.add_lines([line.decode(errors="replace") for line in lines], self._is_error)
+
+    def end_line(self) -> None:
+        """Take a line that has been begun for complete."""
+        if self._partial_line:
+            line, self._partial_line = self._partial_line, b""
+            self._output.add_lines([line.decode(errors="replace")], self._is_error)
+
+    def close_write_end(self) -> None:
+        """Close this process's copy of the end that the trainer writes to."""
+        os.close(self.write_end)
+
+    def close(self) -> None:
+        """Read what is left, and close the pipe."""
+        self.read()
+        self.end_line()
+        os.close(self._read_end)
+
+
+def _get_stream_name(is_error: bool) -> str:
+    return "stderr" if is_error else "stdout"

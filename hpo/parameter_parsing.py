@@ -1,0 +1,51 @@
+"""Parameters read from their text, which is never run as code."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
+
+_PARAMETER_CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Float, Int, Ordinal)}
+
+
+def parse_parameter(text: str) -> Parameter:
+    """Return the parameter that a text constructs, such as `Float(1e-4, 1e-1, log=True)`.
+
+    Arguments are numbers, texts, booleans, dictionaries and, in these, ranges.
+
+    Raises ValueError if the text constructs no parameter.
+    """
+    try:
+        call = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"{text!r} is not a parameter") from None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in _PARAMETER_CLASSES:
+        raise ValueError(f"there are {', '.join(_PARAMETER_CLASSES)}")
+    values = [_read_value(node) for node in call.args]
+    options = {_read_name(keyword): _read_value(keyword.value) for keyword in call.keywords}
+    try:
+        parameter: Parameter = _PARAMETER_CLASSES[call.func.id](*values, **options)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return parameter
+
+
+def _read_name(keyword: ast.keyword) -> str:
+    if keyword.arg is None:  # **options
+        raise ValueError("its arguments must be numbers, texts, True or False")
+    return keyword.arg
+
+
+def _read_value(node: ast.expr | None) -> Any:
+    if isinstance(node, ast.Dict):
+        return {_read_value(key): _read_value(value) for key, value in zip(node.keys, node.values, strict=True)}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range" and node.args:
+        return range(*map(_read_value, node.args))
+    try:
+        if node is not None:  # the key of **more in a dictionary
+            return ast.literal_eval(node)
+        raise ValueError
+    except ValueError:
+        raise ValueError("its arguments must be numbers, texts, True or False") from None

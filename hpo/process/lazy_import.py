@@ -1,0 +1,34 @@
+"""Modules that are imported only when they are needed; on few cores, imports take most of the time to start."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class LazyModule(ModuleType):
+    """A stand-in for a module, which is imported when one of its attributes is asked for.
+
+    The standard library's LazyLoader does not wait for that: ``import`` itself looks at the module's ``__spec__``,
+    which makes it load (Python 3.10 to 3.12).
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        # Debuggers and test runners look for special names in all modules; only a package's path means that it is used.
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        try:
+            return getattr(importlib.import_module(self.__name__), name)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{error}; this project neither uses nor installs it: pip install {error.name}"
+            ) from error
+
+
+def import_lazily(name: str) -> None:
+    """Put a stand-in in a module's place, unless the module is there already."""
+    sys.modules.setdefault(name, LazyModule(name))

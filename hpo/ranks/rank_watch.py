@@ -1,0 +1,266 @@
+"""The watch over a rank: a thread that sees signals, deadlines and messages of other ranks while the rank computes.
+
+The main thread waits for its trainer or for other ranks most of the time; it also breeds, and sums the run up. The
+watch calls an evaluation off by waking the main thread, which then cancels the objective in its trainer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any
+
+from hpo.errors import CollectiveUsageError, ExitStatus, StopRequest
+from hpo.process import clock
+from hpo.process.standard_streams import warn
+from hpo.process.wakeup import WakeupPipe
+from hpo.ranks.communicator import SleepingComm, allows_threads
+from hpo.ranks.control_channel import ControlChannel
+from hpo.ranks.peers import Peers, find_peers
+from hpo.ranks.run_stop import RunStop
+from hpo.ranks.watched_evaluation import WatchedEvaluation
+
+RUN_STOPS = "the run stops"
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+_POLL_SECONDS = 0.1
+_SECONDS_PER_CTRL_C = 1.0  # mpirun and the terminal may both deliver it
+_SECONDS_TO_STOP = 7.0
+_SECONDS_TO_SUMMARIZE = 2.5
+_MIN_SILENCE = 15.0
+_SECONDS_TO_ABORT = 5.0
+
+
+class RankWatch:
+    """The thread that watches over a rank, and what the main thread tells it; made and left by all ranks together."""
+
+    def __init__(self, world: SleepingComm) -> None:
+        if not allows_threads():
+            raise CollectiveUsageError(
+                "this MPI does not let threads communicate (MPI_THREAD_MULTIPLE), which the watch over each rank "
+                "needs; unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, or use another MPI"
+            )
+        self.control_channel = ControlChannel(world)
+        self._peers: Peers | None = None
+        self._on_stop: Callable[[], None] = lambda: None
+        self._summarize_late: Callable[[], int] | None = None
+        self._parent_pid = os.getppid()
+        self._deadlines: dict[str, float] = {}
+        self._run_stop = RunStop()
+        self._abort_lock = threading.Lock()
+        self._has_ended = False
+        self._evaluation_count = 0  # evaluations of the worker
+        self._evaluation: WatchedEvaluation | None = None
+        self._early_cancellation: tuple[int, str] = (
+            -1,
+            "",
+        )  # a call-off that came before this rank has begun the evaluation
+        self._early_reports: list[tuple[int, Any]] = []
+        self._evaluation_lock = threading.Lock()
+        self._wakeup = WakeupPipe(_STOP_SIGNALS)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> RankWatch:
+        self._wakeup.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None and not isinstance(error, CollectiveUsageError):
+            return  # the job is about to end, and the watch helps to end it
+        self._has_ended = True
+        self._wakeup.wake()
+        self._thread.join()
+        self.control_channel.close()
+        self._wakeup.__exit__()
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller is the watch's own thread, which must not wait."""
+        return threading.current_thread() is self._thread
+
+    # For the main thread
+
+    def join_worker(self, worker: SleepingComm, index: int, patience: float) -> None:
+        """Learn this rank's peers in the worker of this number, or in its team; collective over the ranks of that.
+
+        `patience` is the seconds for which ranks wait for each other.
+        """
+        self.control_channel.set_worker_name(worker.rank, index)
+        self._peers = find_peers(worker, self.control_channel, patience)
+        self._evaluation_count = worker.allreduce(self._evaluation_count, max)
+
+    def set_stop_callbacks(self, sign_off: Callable[[], None], last_words: Callable[[], int]) -> None:
+        """On the first rank: call `mark_ended` when the run begins to stop.
+
+        And `conclude_once`, a status, if it is late.
+        """
+        self._on_stop, self._summarize_late = sign_off, last_words
+
+    def schedule_stop(self, seconds: float, reason: str) -> None:
+        """Stop the run after so many seconds from now."""
+        self._deadlines[reason] = time.monotonic() + seconds
+
+    @property
+    def active_stop(self) -> StopRequest | None:
+        """Why the whole run is to stop, None while it is not."""
+        return self._run_stop.reason
+
+    @property
+    def peer_names(self) -> str:
+        """The names of the worker's other ranks, for a person."""
+        return self._peers.names if self._peers else ""
+
+    @contextmanager
+    def watch_evaluation(self) -> Iterator[WatchedEvaluation]:
+        """Watch over an evaluation, which all ranks of the worker begin and end together."""
+        with self._evaluation_lock:
+            self._evaluation_count += 1
+            watched = WatchedEvaluation(self._evaluation_count, self._event, self._notify_peers, self._notify_leader)
+            self._evaluation = watched
+            for number, content in self._early_reports:
+                if number == watched.number:
+                    watched.add_report(content)
+            self._early_reports.clear()
+            if self._early_cancellation[0] == watched.number:
+                watched.cancel_here(self._early_cancellation[1])
+        if self.active_stop:
+            watched.cancel_here(RUN_STOPS)
+        try:
+            yield watched
+        finally:
+            self._evaluation = None
+
+    def stop_run(self, stop: StopRequest) -> None:
+        """Stop the whole run: evaluations are called off, and no others are started."""
+        if not self._run_stop.begin_stop(stop):
+            return
+        if stop.status != ExitStatus.BUDGET_SPENT:
+            with suppress(Exception):  # running evaluations are suspected then, as if the job had died
+                self._on_stop()
+        for rank in range(1, self.control_channel.size) if self.control_channel.rank == 0 else [0]:
+            self._queue_message(rank, "stop", stop)
+        if evaluation := self._evaluation:
+            evaluation.cancel_here(RUN_STOPS)
+
+    def cancel_stop(self, stop: StopRequest) -> None:
+        """Go on after a stop, once all ranks have stopped; messages of it that still come are ignored."""
+        self._run_stop.cancel_stop(stop)
+
+    def abort_job(self, message: str, status: int = ExitStatus.CRASHED) -> None:
+        """End the whole job at once, with one message, the first that reaches the first rank; does not return."""
+        if self.control_channel.rank != 0:
+            self._send_promptly(0, "die", message, status)
+            time.sleep(_SECONDS_TO_ABORT)
+        self._abort_now(message, status)
+
+    # For the watch's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._has_ended:
+                for number in self._wakeup.wait(_POLL_SECONDS):
+                    self._on_signal(number)
+                for message in self.control_channel.exchange_messages():
+                    self._on_message(*message)
+                self._check_clock()
+        except BaseException:
+            self.abort_job(traceback.format_exc())
+
+    def _on_signal(self, number: int) -> None:
+        stop = StopRequest(signal.Signals(number).name)
+        if not self._run_stop.is_final(stop):
+            self.stop_run(stop)
+        elif number == signal.SIGINT and self._run_stop.measure_seconds() > _SECONDS_PER_CTRL_C:
+            self.abort_job("stopped at once", ExitStatus.INTERRUPTED)
+
+    def _on_message(self, kind: str, *rest: Any) -> None:
+        if kind == "call off":
+            self._on_cancel(*rest)
+        elif kind == "report":
+            self._on_report(*rest)
+        elif kind == "stop":
+            self.stop_run(*rest)
+        elif kind == "die":
+            self._abort_now(*rest)
+
+    def _on_cancel(self, number: int, cause: str) -> None:
+        with self._evaluation_lock:
+            if self._evaluation and self._evaluation.number == number:
+                self._evaluation.cancel_here(cause)
+            elif number > max(self._evaluation_count, self._early_cancellation[0]):
+                self._early_cancellation = (number, cause)
+
+    def _on_report(self, number: int, content: Any) -> None:
+        with self._evaluation_lock:
+            if self._evaluation and self._evaluation.number == number:
+                self._evaluation.add_report(content)
+            elif number > self._evaluation_count:
+                self._early_reports.append((number, content))
+
+    def _check_clock(self) -> None:
+        clock.now()  # which has to be asked often
+        if self.control_channel.size > 1 and os.getppid() != self._parent_pid:
+            os._exit(ExitStatus.CRASHED)  # mpirun was killed, and some mpiruns leave their ranks behind
+        for reason, end in self._deadlines.items():
+            if time.monotonic() > end:
+                self.stop_run(StopRequest(reason))
+        if self.active_stop and self._run_stop.measure_seconds() > _SECONDS_TO_STOP:
+            self._abort_late_stop(self.active_stop)
+        patience = self._peers.patience if self._peers else math.inf
+        if (silence := self.control_channel.measure_silence()) > max(patience, _MIN_SILENCE) + _SECONDS_TO_ABORT:
+            why = "its host may be gone, or the process is stopped"
+            self.abort_job(
+                f"error: nothing has come from {self.control_channel.previous_name} for {silence:.0f} s "
+                f"(--collective-timeout): {why}"
+            )
+
+    def _abort_late_stop(self, stopping: StopRequest) -> None:
+        """End the job though a rank has not stopped; the first rank sums the run up, and the others leave it time."""
+        if self.control_channel.rank == 0:
+            status = stopping.status or ExitStatus.UNFINISHED  # it is not known whether there is more to do
+            with suppress(Exception):
+                status = self._summarize_late() if self._summarize_late else status
+            self._abort_now(f"stopped ({stopping.reason}), though some ranks did not come to an end", status)
+        if self._run_stop.measure_seconds() > _SECONDS_TO_STOP + _SECONDS_TO_SUMMARIZE:
+            self._abort_now(f"stopped ({stopping.reason})", stopping.status or ExitStatus.UNFINISHED)
+
+    # For both
+
+    def _notify_peers(self, number: int, cause: str) -> None:
+        for peer in self._peers.others if self._peers else ():
+            self._queue_message(peer, "call off", number, cause)
+        self._wakeup.wake()
+
+    def _notify_leader(self, number: int, content: Any) -> None:
+        if self._peers:
+            self._queue_message(self._peers.leader, "report", number, content)
+
+    def _queue_message(self, rank: int, *message: Any) -> None:
+        self.control_channel.send(rank, *message)
+        self._wakeup.wake()
+
+    def _send_promptly(self, rank: int, *message: Any) -> None:
+        """Send a message at once where this is the watch's thread, which may never exchange messages again."""
+        if self.is_own_thread:
+            self.control_channel.send_now(rank, *message)
+        else:
+            self._queue_message(rank, *message)
+
+    def _abort_now(self, message: str, status: int) -> None:
+        if not self._abort_lock.acquire(blocking=False):
+            time.sleep(_SECONDS_TO_ABORT)  # another thread of this rank is ending the job
+            os._exit(status)
+        warn(message)
+        time.sleep(0.5)  # mpirun may drop what arrives together with the abort
+        self.control_channel.abort(status)
+        os._exit(status)  # an abort may return

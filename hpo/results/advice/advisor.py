@@ -1,0 +1,23 @@
+"""All rules in one place. Each seldom speaks without a cause; where nothing follows, nothing is said."""
+
+from __future__ import annotations
+
+from hpo.results.advice.bound_advice import advise_wider_space
+from hpo.results.advice.budget_advice import advise_more_epochs, advise_stop
+from hpo.results.advice.run_result import Advice, RunResult
+from hpo.results.advice.seed_advice import advise_confirmation
+from hpo.results.advice.worker_advice import advise_on_broken_workers, advise_on_idle_workers
+
+_RULES = (
+    advise_on_broken_workers,
+    advise_confirmation,
+    advise_wider_space,
+    advise_more_epochs,
+    advise_stop,
+    advise_on_idle_workers,
+)
+
+
+def find_advice(result: RunResult) -> list[Advice]:
+    """Return what follows from a result, the most urgent first."""
+    return [one for rule in _RULES if (one := rule(result)) is not None]

@@ -1,0 +1,66 @@
+"""Hyperparameters that a person gives a run to start with: a JSON list of objects, complete or partial."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpo.errors import UsageError
+from hpo.parameters import Categorical, Float, Int, Ordinal, Value
+from hpo.space import SearchSpace
+from hpo.text_format import cut_text
+
+_RELATIVE_ROUNDING = 1e-9  # relative: what is further from a step is not meant to be it
+LONGEST_MISTAKE = 300  # characters of what is wrong with hyperparameters, which may be of any length
+
+
+def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
+    """Return the hyperparameters in a file, each once; missing values are drawn, the same for the same seed.
+
+    Raises UsageError, naming the entry, where one is not of the space.
+    """
+    try:
+        entries = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"--enqueue {path}: cannot be read: {error}") from error
+    if not isinstance(entries, list) or not entries:
+        example = json.dumps([space.draw(random.Random(0))])
+        raise UsageError(f"--enqueue {path}: must be a list of objects, such as {example}")
+    given: list[dict[str, Value]] = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            params = _complete_params(entry, space, random.Random(f"{seed}/{number}"))
+        except ValueError as error:
+            raise UsageError(f"--enqueue {path}: entry {number}: {cut_text(str(error), LONGEST_MISTAKE)}") from error
+        if params not in given:
+            given.append(params)
+    return given
+
+
+def convert_params(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
+    """Return values in the types of a space, and with its digits.
+
+    A float may be given as an integer or with more digits, and an integer as a float.
+    """
+    values = dict(params)
+    for name, value in params.items():
+        parameter = space.parameters.get(name)
+        if isinstance(parameter, Float) and type(value) in (int, float) and parameter.low <= value <= parameter.high:
+            nearest = parameter.decode(parameter.encode(float(value)))
+            values[name] = nearest if math.isclose(nearest, value, rel_tol=_RELATIVE_ROUNDING) else float(value)
+        if isinstance(parameter, Int) and type(value) is float and value.is_integer():
+            values[name] = int(value)
+        if isinstance(parameter, (Categorical, Ordinal)) and type(value) in (int, float) and value in parameter.choices:
+            values[name] = parameter.choices[parameter.choices.index(value)]
+    return values
+
+
+def _complete_params(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
+    """Return an entry with its missing values drawn at random; raises ValueError where it is not of the space."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"must be an object, not {entry!r}")
+    return space.draw(rng, convert_params(entry, space))

@@ -1,0 +1,40 @@
+"""The options of a session: recorded, kept by a resumed run, and compared with those of the session before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpo.run.request import RunRequest
+from hpo.store.recorded_options import OPTIONS, to_json
+from hpo.text_format import make_printable
+
+_AMOUNT_OPTIONS = ("evaluations", "confirm_seeds", "top_n")  # These may grow, and losses still compare.
+
+
+def collect_options(request: RunRequest) -> dict[str, Any]:
+    """Return the options of this session for run.json, with the values that they have in the run."""
+    before = request.previous.sessions[-1].options if request.previous else {}
+    given = vars(request.options)
+    resolved = {name: getattr(request, name) for name in ("propagators", "seed", "pruner", "confirm_seeds", "pbt")}
+    islands = given["islands"] if given["islands"] is not None else before.get("islands")
+    return to_json({**given, **resolved, "evaluations": request.budget, "islands": islands})
+
+
+def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return lines that name the options which differ from the session before, except those for amounts."""
+    lines = []
+    for name, option in OPTIONS.items():
+        if option.is_kept_on_resume and name not in _AMOUNT_OPTIONS and name in before and before[name] != now[name]:
+            then, here = (_describe_value(name, values[name]) for values in (before, now))
+            hint = ": losses may not compare" if name == "seed" else ""
+            lines.append(make_printable(f"{option.name} was {then} before, and is {here} now{hint}"))
+    return lines
+
+
+def _describe_value(name: str, value: Any) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "off" if value == OPTIONS[name].default else "on"
+    return OPTIONS[name].format_words(value)[1]

@@ -1,0 +1,134 @@
+"""The first rank's part in a run: it writes the record, shows progress, and writes the summary."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+
+from hpo.evaluation.testing_client import run_test_in_trainer
+from hpo.process.standard_streams import warn
+from hpo.ranks.job import Job
+from hpo.run.finalize import finalize_run
+from hpo.run.options import Options
+from hpo.run.outcome import RunOutcome
+from hpo.run.rank_state import RankState
+from hpo.run.session import Session
+from hpo.store.checkpoints import CheckpointStore
+from hpo.store.claims import Claims
+from hpo.store.evaluations import CONFIRMATION_PREFIX
+from hpo.store.heirs import InheritancePolicy
+from hpo.store.output_log import OutputLog
+from hpo.store.pruning import make_pruner
+from hpo.store.storage_retry import StorageRetry
+from hpo.store.storage_url import mask_password
+from hpo.store.study_writer import StudyWriter
+from hpo.store.successive_halving import HALVING_SCHEDULES
+from hpo.store.weights import BestWeights, ConfirmedWeights
+from hpo.text_format import format_count
+from hpo.trackers.tracker_processes import TrackerProcesses
+from hpo.views.progress import ProgressPrinter
+
+_NICENESS_OF_TRACKERS = 5  # ranks come first: one of them may have the same core
+_SECONDS_FOR_TRACKERS = 10.0
+_SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # the watch ends a run that has not stopped after 7 s
+
+
+class RootRank:
+    """The first rank's part in a session of a run; all ranks may know its ``manifest`` and ``files``."""
+
+    def __init__(self, options: Options, job: Job, session: Session, ready: RankState) -> None:
+        self._options = options
+        self._job = job
+        self._ready = ready
+        self.manifest = session.manifest
+        self.files = session.run_dir
+        self._space = ready.problem.space
+        patience = StorageRetry(mask_password(session.storage), warn, self._cannot_wait)
+        self._session = replace(session, patience=patience)
+        self._outcome = RunOutcome(
+            self._session, lambda: job.watch.active_stop, job.started_at, options.top_n, options.target, self._space
+        )
+        job.watch.set_stop_callbacks(self.files.mark_ended, self._outcome.conclude_once)
+        print(session.headline, flush=True)
+        self._tracking = TrackerProcesses(options.trackers, self.files.path, niceness=_NICENESS_OF_TRACKERS)
+        self._tracking.add_study(session.storage, session.manifest.study)
+
+    def is_search_over(self) -> bool:
+        """Return whether the search is over: the budget is spent, or the target reached."""
+        return self._outcome.is_search_over()
+
+    def make_search_writer(self) -> StudyWriter:
+        """Return what writes the record of the search."""
+        session, run, space = self._session, self.manifest, self._space
+        record, mirror = session.open_own_record(run.study)
+        halving = HALVING_SCHEDULES.get(run.pruner)
+        return StudyWriter(
+            record,
+            Claims(record, space.make_distributions(), run.budget, self._is_stopping, halving),
+            OutputLog(self.files.get_log_path),
+            CheckpointStore(self.files.checkpoints),
+            mirror,
+            pruner=make_pruner(run.pruner, run.budget, run.objectives),
+            halving=halving,
+            inheritance=InheritancePolicy(record, space, run.layout.islands, CheckpointStore(self.files.checkpoints))
+            if run.pbt
+            else None,
+            weights=BestWeights(self.files, run.objectives),
+        )
+
+    def begin_confirmations(self) -> int:
+        """Return the number of evaluations that confirm the best; 0 if there is nothing to do, or no time for it."""
+        session, space = self._session, self._space
+        evaluations = session.open_record().read_evaluations()
+        if self._is_stopping() or not session.select_best(evaluations, 1):
+            return 0
+        session.create_confirmations(space)
+        record = session.open_confirmations()
+        best = session.find_to_confirm(evaluations, record.read_evaluations(), self._options.top_n)
+        to_do = session.confirmation_plan.count_remaining(best, record.read_evaluations())
+        total = session.confirmation_plan.enqueue_planned(record, best, space)
+        self._tracking.add_study(session.storage, session.manifest.confirmation_study)
+        if not to_do:
+            return 0
+        seeds = format_count(session.confirmation_plan.count, "other seed")
+        print(f"confirming the best with {seeds} each: {to_do} evaluations", flush=True)
+        return total
+
+    def make_confirmations_writer(self, total: int) -> StudyWriter:
+        """Return the writer of the record of `total` evaluations that confirm the best."""
+        record, mirror = self._session.open_own_record(self.manifest.confirmation_study)
+        claims = Claims(record, self._space.make_distributions(), total, self._is_stopping)
+        log = OutputLog(partial(self.files.get_log_path, confirms=True))
+        weights = ConfirmedWeights(self.files, self.manifest.settings)
+        return StudyWriter(
+            record, claims, log, CheckpointStore(self.files.checkpoints, CONFIRMATION_PREFIX), mirror, weights=weights
+        )
+
+    def show_progress(self, writer: StudyWriter, budget: int) -> AbstractContextManager[object]:
+        """Return what prints, from a thread, the news that become durable inside ``with``."""
+        objectives = self.manifest.objectives
+        return ProgressPrinter(writer.take_committed, budget, on_error=self._job.watch.abort_job, objectives=objectives)
+
+    def conclude(self) -> int:
+        """Print the summary, test the winner, write the report, wait for trackers, and return the exit status."""
+        self._tracking.finish()
+        status, stopping = self._outcome.conclude(), self._job.watch.active_stop
+        self._remove_checkpoints()
+        run_test = partial(run_test_in_trainer, self._ready.slot.fork_other) if stopping is None else None
+        finalize_run(self.files.path, self._session.storage, self._ready.problem, run_test)
+        self._tracking.wait(_SECONDS_FOR_TRACKERS if stopping is None else _SECONDS_FOR_TRACKERS_AT_A_STOP)
+        return status
+
+    def _remove_checkpoints(self) -> None:
+        """Remove the states of a search that is over; one that continues keeps its own."""
+        states = CheckpointStore(self.files.checkpoints)
+        if self._outcome.is_search_done:
+            states.remove_all_except(self._session.find_roots_to_inherit(self._session.open_record()))
+        states.remove_empty_folder()
+
+    def _is_stopping(self) -> bool:
+        return self._job.watch.active_stop is not None
+
+    def _cannot_wait(self) -> bool:
+        return self._is_stopping() or self._job.watch.is_own_thread

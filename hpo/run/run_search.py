@@ -1,0 +1,170 @@
+"""One run, from its options to its summary, on all ranks together."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from hpo.errors import RunError, UsageError
+from hpo.layout import Layout
+from hpo.problem import Problem, RemoteConstraints
+from hpo.ranks.agreement import run_on_all
+from hpo.ranks.communicator import split_by_host
+from hpo.ranks.job import Job
+from hpo.ranks.rank_watch import RankWatch
+from hpo.run.options import Options
+from hpo.run.rank_state import RankState, RunContext
+from hpo.text_format import format_duration
+
+if TYPE_CHECKING:
+    from hpo.evaluation.template_client import TemplateClient
+    from hpo.evaluation.trainer_client import TrainerSlot
+    from hpo.run.request import RunRequest
+    from hpo.run.root_rank import RootRank
+
+_SECONDS_BEFORE_JOB_ENDS = 60.0
+
+
+def run_search(options: Options, layout: Layout, job: Job) -> int:
+    """Run a search to its end, and return the exit status; collective over the job's ranks, which the layout divides.
+
+    Raises UsageError, on all ranks alike, before anything starts where a person has to mend something first.
+    """
+    world = job.world
+    index, patience = layout.find_worker(world.rank), options.collective_timeout
+    leads = world.rank == layout.list_ranks(index)[0]
+    if leads:
+        from hpo.run import leader_stages  # noqa: F401 - Propulate and numpy, while the template imports torch
+    if job.is_first:
+        from hpo.run import root_rank  # noqa: F401 - Optuna, too
+
+        _limit_time(options, job.watch)
+    from hpo.evaluation.rank_group import RankGroup
+    from hpo.run.run_stages import RunStages
+
+    with prepare_rank(options, layout, job) as ready, ExitStack() as held:
+        hosts = world.allgather((ready.host.number, socket.gethostname()))
+        names = list(dict(hosts).values())
+        first = run_on_all(world, lambda: _begin_session(options, job, ready, names, held) if job.is_first else None)
+        run = RunContext(options, *world.bcast((first.manifest, first.files) if first else None))
+        group = held.enter_context(RankGroup(world.split(index, world.rank), ready.host, index, patience, ready.slot))
+        leaders = world.split(int(leads), index)
+        stages = RunStages(run, job, ready, group, leaders if leads else None, first)
+        stages.search()
+        stages.confirm()
+        return stages.conclude()
+
+
+def _begin_session(options: Options, job: Job, ready: RankState, hosts: Sequence[str], held: ExitStack) -> RootRank:
+    """Begin this session of the run, on the first rank; the run directory is kept for as long as `held` is open."""
+    from hpo.run.root_rank import RootRank
+    from hpo.run.session import begin_session, enter_run_dir
+    from hpo.store.storage import cache_journals
+
+    assert ready.request is not None
+    held.enter_context(cache_journals())
+    run_dir = enter_run_dir(options.run_dir, ready.problem.file.path.stem, options.resume, held)
+    return RootRank(options, job, begin_session(run_dir, ready.request, hosts), ready)
+
+
+def _limit_time(options: Options, watch: RankWatch) -> None:
+    """Let the run stop before its time is over: what a person allows it, or what is left of its SLURM job."""
+    if options.time_limit is not None:
+        watch.schedule_stop(options.time_limit, f"--time-limit {format_duration(options.time_limit)}")
+    job_end = os.environ.get("SLURM_JOB_END_TIME", "")
+    if job_end.isdigit() and int(job_end) > time.time():  # else of another job, or of this one before it was prolonged
+        watch.schedule_stop(int(job_end) - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the SLURM job")
+
+
+@contextmanager
+def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool = False) -> Iterator[RankState]:
+    """Let templates load the search file, and its data once per template; yield what this rank has then.
+
+    The job's first rank, which alone has a request, checks everything before the others begin, so that a mistake shows
+    soon. It also prepares its data first: where hosts share a file system, the first ranks of the other hosts find what
+    it has downloaded.
+    """
+    from hpo.evaluation.constraint_client import ConstraintClient
+    from hpo.evaluation.host import Host, share_threads
+    from hpo.evaluation.template_client import share_template
+    from hpo.evaluation.trainer_client import TrainerOptions, TrainerSlot
+    from hpo.evaluation.trainer_output import TrainerOutput
+
+    world, comm = job.world, split_by_host(job.world)
+    with ExitStack() as held:
+        template, is_first_of_template = share_template(job.template, comm)
+        held.callback(template.close)
+        terms = TrainerOptions(share_threads(comm), options.log_level.upper(), is_attended)
+        slot = TrainerSlot(template, TrainerOutput(), terms, options.fresh_trainers)
+        helper = ConstraintClient(slot.fork_other)
+        held.callback(helper.close)
+        constraints = RemoteConstraints(helper)
+
+        def resolve_on_root() -> RunRequest | None:
+            if world.rank != 0:
+                return None
+            from hpo.run.request import resolve_request
+
+            return resolve_request(options, layout, template.ask, constraints)
+
+        request = run_on_all(world, resolve_on_root)
+        data = world.bcast(request.problem.data if request else None)
+        problem = request.problem if request else Problem.from_data(data, constraints=constraints)
+        run_on_all(world, lambda: _load_search_file(template, problem, is_first_of_template and request is None))
+        for package, danger in [
+            *([("it", template.unsafe_reason)] if template.unsafe_reason else []),
+            *template.skipped_packages.items(),
+        ]:
+            if world.rank == 0:
+                text = f"when {package} is imported, {danger}: each trainer imports it"
+                print(f"{problem.file.path}: {text}", flush=True)
+        if problem.file.has_prepare:
+            run_on_all(world, lambda: _prepare_data(problem, slot, template) if request else None)
+            run_on_all(
+                world, lambda: _prepare_data(problem, slot, template) if is_first_of_template and not request else None
+            )
+            if not is_first_of_template:
+                template.fetch_data()
+        host = Host(comm, world.rank)
+        if any(comm.allgather(template.gpus)):
+            host.find_gpus(slot)
+        gc.freeze()  # garbage collection is quick if it leaves out what stays
+        gc.enable()
+        yield RankState(request, problem, host, slot)
+
+
+def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bool) -> None:
+    """Let this rank's template load what the job's first rank has read, or learn what another rank has let it load.
+
+    The file may change while a run goes on, and hosts may see different files.
+    """
+    requests = [("load", problem.file.data), ("bind", {"assignments": list(problem.assignments)})]
+    for kind, content in requests if is_to_load else ():
+        template.ask(kind, **content)
+    template.remember_requests(requests)
+
+
+def _prepare_data(problem: Problem, slot: TrainerSlot, template: TemplateClient) -> None:
+    """Let a trainer call `prepare`, and give what it returns to the template."""
+    from hpo.evaluation.trainer_client import TrainerEnd
+
+    trainer = slot.fork_other()
+    try:
+        found = trainer.ask("prepare", "prepared")
+    finally:
+        trainer.kill()
+        trainer.close()
+    if isinstance(found, TrainerEnd):
+        raise UsageError(f"{problem.file.path}: prepare: {found.text}")
+    if found["mistake"]:
+        raise UsageError(found["mistake"])
+    (descriptor,) = found.descriptors
+    try:
+        template.keep_data(descriptor)
+    except OSError as error:
+        raise RunError(f"the data cannot be shared: {error}") from error

@@ -1,0 +1,94 @@
+"""The source of a run: which version of the search space file each session ran, and what has changed since the last."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpo.problem import SearchDescription
+from hpo.run.git import Commit, find_commit
+from hpo.store.manifest import SEARCH_FILE_PATTERN, SessionEntry
+from hpo.store.run_dir import RunDir, write_atomically
+from hpo.text_format import cut_text, format_count, make_printable
+
+_MOST_DIFFERENCE_LINES = 10  # of a difference, which a person is to notice and not to review
+
+
+def keep_source(
+    run_dir: RunDir, search: SearchDescription, earlier: Sequence[SessionEntry], started: str
+) -> SessionEntry:
+    """Keep the file in the run directory as it was imported, and return what run.json is to say of this session."""
+    commit, kept = find_commit(search.location), _keep_copy(run_dir, search.source, earlier)
+    version = (commit.id, commit.dirty) if commit else (None, None)
+    return SessionEntry(started, kept.name, search.sha256, *version)
+
+
+def describe_source_changes(
+    run_dir: RunDir, search: SearchDescription, earlier: Sequence[SessionEntry], now: SessionEntry
+) -> list[str]:
+    """Return lines that say what is different from the session before."""
+    if not earlier:
+        return []
+    before = earlier[-1]
+    if before.sha256 != now.sha256:
+        files = ", ".join(dict.fromkeys(session.file for session in earlier))
+        difference, lines = _describe_difference(search, before.sha256, run_dir.path / before.file, now.file)
+        return [
+            f"{search.path} is not what ran before{difference}; evaluations from before were made by {files} in "
+            f"{run_dir.path}: losses may not compare",
+            *lines,
+        ]
+    then, here = _make_commit(before), _make_commit(now)
+    if then is None or here is None or then == here:
+        return []
+    return [
+        f"{search.path} is what ran before, but its repository was at commit {then} before, and is at {here} now: what "
+        "it imports may differ"
+    ]
+
+
+def _keep_copy(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) -> Path:
+    """Return the copy of the file, or make one, under a number that no session and no other file has had."""
+    there = [path for path in run_dir.path.iterdir() if SEARCH_FILE_PATTERN.fullmatch(path.name)]
+    for path in there:
+        if _read_bytes(path) == source:
+            return path
+    names = [*(path.name for path in there), *(session.file for session in earlier)]
+    number = 1 + max((int(match[1]) for match in map(SEARCH_FILE_PATTERN.fullmatch, names) if match), default=0)
+    path = run_dir.path / f"search_space-{number}.py"
+    write_atomically(path, source)
+    return path
+
+
+def _describe_difference(search: SearchDescription, sha256: str, before: Path, now: str) -> tuple[str, list[str]]:
+    """Return the number of lines that differ from an earlier copy, in words, and the first of them to be shown."""
+    source = _read_bytes(before)
+    if source is None or hashlib.sha256(source).hexdigest() != sha256:
+        return f", of which the copy {before} is missing or was edited", []
+    difference = list(difflib.unified_diff(_split_lines(source), _split_lines(search.source), n=0, lineterm=""))[2:]
+    added, removed = (sum(line.startswith(sign) for line in difference) for sign in "+-")
+    lines = [
+        f"  {cut_text(make_printable(line.expandtabs(4)))}".rstrip() for line in difference[:_MOST_DIFFERENCE_LINES]
+    ]
+    if len(difference) > _MOST_DIFFERENCE_LINES:
+        command = shlex.join(["diff", str(before), str(before.with_name(now))])
+        lines.append(f"  and {len(difference) - _MOST_DIFFERENCE_LINES} more: {command}")
+    return f": {format_count(added, 'line')} added, {removed} removed", lines
+
+
+def _split_lines(source: bytes) -> list[str]:
+    return source.decode(errors="surrogateescape").split("\n")
+
+
+def _read_bytes(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _make_commit(session: SessionEntry) -> Commit | None:
+    return Commit(session.commit, bool(session.dirty)) if session.commit else None

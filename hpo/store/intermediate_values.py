@@ -1,0 +1,40 @@
+"""Losses in an Optuna storage: many with one transaction, where the storage is a database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages._cached_storage import _CachedStorage
+
+from hpo.store.storage_retry import StorageRetry
+
+IntermediateValue = tuple[int, int, float]  # a trial's id, a step and its intermediate value
+
+
+def set_intermediate_values(
+    storage: BaseStorage, values: Sequence[IntermediateValue], retry: StorageRetry | None = None
+) -> None:
+    """Set intermediate values; with `patience`, a database that is away is waited for.
+
+    A database takes a round trip for each question, and a flush for each transaction: Optuna makes a transaction of
+    each value, here they share one.
+    """
+    if isinstance(storage, _CachedStorage) and len(values) > 1:
+        step = partial(_set_in_one_transaction, storage._backend, values)
+        if retry is None:
+            step()
+        else:
+            retry.call(step)  # a value that has been set is set again
+        return
+    for value in values:
+        storage.set_trial_intermediate_value(*value)
+
+
+def _set_in_one_transaction(database: RDBStorage, values: Sequence[IntermediateValue]) -> None:
+    from optuna.storages._rdb.storage import _create_scoped_session
+
+    with _create_scoped_session(database.scoped_session, True) as session:
+        for value in values:
+            database._set_trial_intermediate_value_without_commit(session, *value)

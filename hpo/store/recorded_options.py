@@ -1,0 +1,104 @@
+"""The options of a search that each session of a run records in run.json, as JSON holds them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpo.store.json_values import is_number, is_text, is_whole_number
+
+_OFF = "off"
+
+
+@dataclass(frozen=True)
+class RecordedOption:
+    """An option on the command line.
+
+    Attributes:
+        name: The option; of a switch, the form that changes the default.
+        default: The value without this option.
+        fits: Tells whether JSON holds a value that the option can have.
+        off: The value of ``off``, which JSON holds as a text; None if the option cannot be switched off.
+        is_kept: Whether a resumed run keeps the value. What depends on the machine or on the job is not kept.
+    """
+
+    name: str
+    default: Any
+    is_valid: Callable[[Any], bool]
+    off_value: float | None = None
+    is_kept_on_resume: bool = True
+
+    def format_words(self, value: Any) -> list[str]:
+        """Return the words of a command line that give this value."""
+        if isinstance(value, bool):
+            return [self.name]
+        if isinstance(value, list):
+            return [self.name, ",".join(value)]
+        is_integral = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+        return [self.name, str(int(value) if is_integral else value)]
+
+
+def _is_switch(value: object) -> bool:
+    return type(value) is bool
+
+
+def _is_count(value: object) -> bool:
+    return is_whole_number(value) and value != 0
+
+
+def _is_number(value: Any) -> bool:
+    return is_number(value) and math.isfinite(value)
+
+
+def _is_list(value: object) -> bool:
+    return type(value) is list and bool(value) and all(map(is_text, value))
+
+
+# By the fields of hpo.run.options.Options.
+OPTIONS: dict[str, RecordedOption] = {
+    "evaluations": RecordedOption("--evaluations", 64, _is_count),
+    "islands": RecordedOption("--islands", None, _is_count),
+    "ranks_per_worker": RecordedOption("--ranks-per-worker", None, _is_count, is_kept_on_resume=False),
+    "propagators": RecordedOption("--propagators", ["ga"], _is_list),
+    "migration_probability": RecordedOption("--migration-probability", 0.9, _is_number),
+    "pollination": RecordedOption("--migration", True, _is_switch),
+    "seed": RecordedOption("--seed", 0, is_whole_number),
+    "top_n": RecordedOption("--top-n", 3, _is_count),
+    "pbt": RecordedOption("--pbt", False, _is_switch),
+    "confirm_seeds": RecordedOption("--confirm-seeds", 0, is_whole_number),
+    "collective_timeout": RecordedOption("--collective-timeout", 600.0, _is_number),
+    "evaluation_timeout": RecordedOption("--evaluation-timeout", None, _is_number, off_value=math.inf),
+    "fresh_trainers": RecordedOption("--fresh-trainers", False, _is_switch),
+    "checkpoint_every": RecordedOption("--checkpoint-every", None, _is_number, off_value=math.inf),
+    "elastic": RecordedOption("--elastic", False, _is_switch),
+    "max_failures": RecordedOption("--max-failures", None, is_whole_number),
+    "pruner": RecordedOption("--pruner", "none", is_text),
+    "target_loss": RecordedOption("--target-loss", None, _is_number, off_value=-math.inf),
+}
+
+
+def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options as JSON holds them; other values are left out."""
+    chosen = {name: values[name] for name in OPTIONS if name in values}
+    lists = {name: list(value) for name, value in chosen.items() if isinstance(value, tuple)}
+    off = {name: _OFF for name, value in chosen.items() if isinstance(value, float) and math.isinf(value)}
+    return {**chosen, **lists, **off}
+
+
+def from_json(name: str, value: Any) -> Any:
+    """Return the value of an option that JSON holds, as `hpo.run.options.Options` takes it."""
+    if value == _OFF and OPTIONS[name].off_value is not None:
+        return OPTIONS[name].off_value
+    return tuple(value) if isinstance(value, list) else value
+
+
+def is_valid_value(name: str, value: Any) -> bool:
+    """Tell whether JSON holds a value that an option can have; an unknown option has any."""
+    option = OPTIONS.get(name)
+    if option is None:
+        return True
+    if value is None:
+        return option.default is None
+    return option.is_valid(value) or (value == _OFF and option.off_value is not None)

@@ -1,0 +1,68 @@
+"""Where a study is: the path of a file, or the URL of an Optuna storage, which may have a password in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+
+_SECRETS = ("pass", "pwd", "secret", "token", "key")
+
+
+def has_hidden_password(storage: str) -> bool:
+    """Tell whether `mask_password` has left something out of a storage URL."""
+    return "***" in storage or storage.endswith("://...")
+
+
+def is_url(storage: str) -> bool:
+    """Tell whether a storage has a URL: then it is no file of the run's own, and may be away for a while."""
+    return "://" in storage
+
+
+def find_storage_file(storage: str) -> Path | None:
+    """Return the file that holds a storage; None for a server, or for an SQLite database without a plain file."""
+    if not is_url(storage):
+        return Path(storage)
+    url = _parse_url(storage)
+    if url is None or url.get_backend_name() != "sqlite" or not url.database:
+        return None
+    return None if url.database == ":memory:" or url.database.startswith("file:") else Path(url.database)
+
+
+def resolve_url(storage: str) -> str:
+    """Return a storage's URL in a form that means the same in all folders; a path stays as it is."""
+    if not is_url(storage):
+        return storage
+    path, url = find_storage_file(storage), _parse_url(storage)
+    if path is None or url is None or path.is_absolute():
+        return storage
+    return url.set(database=str(path.absolute())).render_as_string(hide_password=False)
+
+
+def mask_password(storage: str) -> str:
+    """Return a storage URL, or URL#STUDY, with asterisks for the password; a path stays as it is."""
+    if not is_url(storage):
+        return storage
+    before, mark, study = storage.partition("#")
+    if mark:
+        return before.split("://")[0] + "://..." if "@" in study else mask_password(before) + mark + study
+    url = _parse_url(storage)
+    # An @ in a host or a database belongs to a password that is not percent-encoded.
+    if url is None or "@" in (url.host or "") or "@" in (url.database or ""):
+        return storage.split("://")[0] + "://..."
+    secret = [name for name in url.query if any(word in name.lower() for word in _SECRETS)]
+    hidden = url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
+    return hidden.replace("%2A%2A%2A", "***")
+
+
+def _parse_url(storage: str) -> URL | None:
+    """Return a storage URL in its parts; None where it is no URL."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        return make_url(storage)
+    except (ArgumentError, ValueError):
+        return None

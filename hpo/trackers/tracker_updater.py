@@ -1,0 +1,67 @@
+"""From the record to a tracker: individuals are shown as they start, go on and end, each of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpo.store.record import Record
+from hpo.store.successive_halving import is_search_over
+from hpo.trackers.individual_trials import Individuals
+from hpo.trackers.shown_evaluations import ShownEvaluations
+from hpo.trackers.tracker import Tracker
+
+
+class TrackerUpdater:
+    """Shows a tracker the individuals in the studies of a run; none that has not changed since is shown again.
+
+    An individual that is evaluated again, or promoted, is written again as a whole, in place of what was there.
+    Evaluations that were taken over from another run are not shown.
+    """
+
+    def __init__(self, tracker: Tracker, shown_evaluations: ShownEvaluations) -> None:
+        self._tracker = tracker
+        self._shown_evaluations = shown_evaluations
+        self._records: dict[str, tuple[Record, Individuals]] = {}
+        self._shown_losses: dict[
+            tuple[str, int], dict[int, float]
+        ] = {}  # the losses that were shown of unended individuals
+
+    def add_study(self, storage: str, study: str) -> None:
+        """Follow a study, in addition to the others."""
+        self._records[study] = Record(storage, study), Individuals()
+
+    def is_over(self, study: str, budget: int, pruner: str) -> bool:
+        """Tell whether the search in a study has spent its budget, and has nothing to promote."""
+        record, _ = self._records[study]
+        return is_search_over(record.read_evaluations(), budget, pruner, record.objectives)
+
+    def show_changes(self, running: bool = True) -> None:
+        """Show what is new; individuals that have not ended only if `running`: then there will be another look."""
+        for study, (record, individuals) in self._records.items():
+            news = {one.trial: one for one in [*(record.read_running() if running else []), *record.read_changes()]}
+            for root in individuals.add_trials(news.values()):
+                self._show_individual(study, individuals, root, running)
+
+    def _show_individual(self, study: str, individuals: Individuals, root: int, running: bool) -> None:
+        latest = individuals.find_latest(root)
+        if latest is None or latest.imported_from or (latest.state == "running" and not running):
+            return
+        key, is_running = (study, root), latest.state == "running"
+        if not is_running and self._shown_evaluations.contains(self._tracker.destination, study, latest):
+            return
+        whole = individuals.merge_trials(root)
+        shown = self._shown_losses.get(key)
+        if shown is not None and not _is_continued(shown, whole.curve, is_running):
+            shown = None
+        losses = {epoch: loss for epoch, loss in sorted(whole.curve.items()) if epoch not in (shown or {})}
+        if losses or shown is None or not is_running:
+            self._tracker.show_individual(whole, losses, from_start=shown is None)
+        self._shown_losses[key] = {**(shown or {}), **losses}
+        if not is_running:
+            self._shown_evaluations.add(self._tracker.destination, study, latest)
+            del self._shown_losses[key]
+
+
+def _is_continued(shown: Mapping[int, float], curve: Mapping[int, float], is_running: bool) -> bool:
+    """Tell whether a curve contains the losses that were shown; of one that still grows, as far as it has come."""
+    return all(curve[epoch] == loss if epoch in curve else is_running for epoch, loss in shown.items())

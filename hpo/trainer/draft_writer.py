@@ -1,0 +1,83 @@
+"""Drafts that a script writes for its supervisor: checkpoints and weights. The supervisor keeps those it wants."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from hpo.evaluation_api import count_reports, reads_lines, send_draft
+from hpo.store.checkpoints import STATE_PREFIX, check_space
+from hpo.text_format import format_error
+from hpo.trainer.checkpoint_file import read_checkpoint_file
+from hpo.trainer.state_tree import copy_parts, is_state_function, join_state, split_state
+from hpo.trainer.worker import check_weights
+
+_draft_numbers = itertools.count()
+_last_drafts: dict[str, tuple[int, Path]] = {}  # of each kind, the last draft with the number of reports before it
+_warned_kinds: set[str] = set()
+
+
+def write_checkpoint(drafts: Path, state: Any) -> None:
+    """Write a checkpoint on rank 0; on all ranks, gather its sharded tensors. See ``hpo.save_checkpoint``."""
+    is_first = _find_rank() == 0
+    parts = split_state(state() if is_state_function(state) else state)
+    if not is_first and not parts.is_sharded:
+        return
+    parts = copy_parts(parts, is_kept=is_first)
+    if is_first:
+        tensors = {STATE_PREFIX + name: tensor for name, tensor in parts.leaves.items()}
+        _write_draft("checkpoint", drafts, tensors, {"tree": json.dumps(parts.tree)})
+
+
+def write_weights(drafts: Path, weights: Mapping[str, Any] | Callable[[], Any]) -> None:
+    """Write weights on rank 0; on all ranks, call a function that gathers them. See ``hpo.offer_weights``."""
+    is_function_given = callable(weights) and not isinstance(weights, (Mapping, torch.nn.Module))
+    whole = weights() if is_function_given else weights  # type: ignore[operator]
+    if _find_rank() == 0:
+        checked = check_weights(whole)
+        _write_draft(
+            "weights", drafts, {name: one.detach().cpu().clone().contiguous() for name, one in checked.items()}, {}
+        )
+
+
+def read_checkpoint(path: Path) -> Any:
+    """Return the state in a checkpoint. Raises ValueError if the file cannot be read."""
+    state = read_checkpoint_file(path)
+    return join_state(state.metadata.tree, state.tensors)
+
+
+def _find_rank() -> int:
+    """Return the rank in the process group; a script may have started the processes of its ranks itself."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return int(os.environ.get("RANK", "0"))
+
+
+def _write_draft(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> None:
+    """Write a draft, and send its name. A full disk is a warning: the evaluation is worth more than the file."""
+    name = f"{os.getpid()}-{next(_draft_numbers)}"
+    path = drafts.with_name(f"{drafts.name}-{name}.safetensors")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        check_space(path, sum(tensor.nbytes for tensor in tensors.values()))
+        save_file(dict(tensors), path, dict(texts))
+    except Exception as error:  # of the file system, or of safetensors
+        path.unlink(missing_ok=True)
+        if kind not in _warned_kinds:
+            _warned_kinds.add(kind)
+            print(f"warning: the {kind} cannot be saved: {format_error(error)}", file=sys.stderr, flush=True)
+        return
+    send_draft(kind, name)
+    reports, before = _last_drafts.get(kind, (-1, path))
+    if reports == count_reports() and not reads_lines():
+        before.unlink(missing_ok=True)  # no loss belongs to it
+    _last_drafts[kind] = count_reports(), path

@@ -1,0 +1,82 @@
+"""The test of the best network: calls `test` of a search file with the weights that a run has kept."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo.prediction import MOST_PREDICTIONS, MOST_TEXTS, Prediction, TextSample, shorten_text
+from hpo.process.failure import format_with_hint
+from hpo.process.user_frames import UserFrames, extract_error_frames
+from hpo.store.weights import read_weights
+from hpo.text_format import format_repr
+
+if TYPE_CHECKING:
+    from hpo.trainer.search_file import BoundSearch
+
+
+def run_test(search: BoundSearch, params: Mapping[str, Any], weights_path: Path) -> Iterator[dict[str, Any]]:
+    """Call the file's `test` with kept weights, and yield the parts of its result as data that JSON can hold.
+
+    The parts are ``{"kind": "metrics", "metrics": {...}}``, then ``{"kind": "samples", "predictions": [...], "texts":
+    [...]}``. If either fails, the last part is ``{"kind": "failure", "text": ...}``.
+    """
+    try:
+        weights = read_weights(weights_path)
+        if weights is None:
+            raise FileNotFoundError(f"the weights {weights_path} are missing")
+        result = search.call_test(dict(params), weights.state)
+        metrics, samples = result if isinstance(result, tuple) else (result, ())
+        finite = {str(name): _to_finite(name, value) for name, value in dict(metrics).items()}
+        yield {"kind": "metrics", "metrics": finite}
+        yield {"kind": "samples", **_encode_samples(samples)}
+    except (Exception, SystemExit) as error:
+        place = UserFrames(search.file.location).find_position(extract_error_frames(error))
+        yield {
+            "kind": "failure",
+            "text": f"{f'{place}: ' if place else ''}{type(error).__name__}: {format_with_hint(error)}",
+        }
+
+
+def _to_finite(name: object, value: object) -> float:
+    value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"the test metric {name!r} must be a finite number, not {value!r}")
+    return float(value)
+
+
+def _encode_samples(samples: Iterable[object]) -> dict[str, list[Any]]:
+    """Return the first predictions and the first texts among samples, as JSON can hold them."""
+    predictions: list[dict[str, Any]] = []
+    texts: list[dict[str, str]] = []
+    for sample in samples:
+        if isinstance(sample, Prediction):
+            predictions += [_encode_prediction(sample)] if len(predictions) < MOST_PREDICTIONS else []
+        elif isinstance(sample, TextSample):
+            texts += [shorten_text(sample.prompt, sample.text)] if len(texts) < MOST_TEXTS else []
+        else:
+            raise ValueError(
+                f"test returns metrics, and a list of hpo.Prediction and hpo.TextSample: {format_repr(sample)} is "
+                f"neither"
+            )
+    return {"predictions": predictions, "texts": texts}
+
+
+def _encode_prediction(prediction: Prediction) -> dict[str, Any]:
+    """Return a prediction as JSON can hold it, its image as the URL of a PNG."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(prediction.image).save(file, "PNG")
+    return {
+        "image": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode(),
+        "label": str(prediction.label),
+        "predicted": str(prediction.predicted),
+        "confidence": float(prediction.confidence),
+        "wrong": not prediction.is_correct,
+    }

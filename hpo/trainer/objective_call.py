@@ -1,0 +1,132 @@
+"""An objective that is being evaluated: called on one rank, taken from loss to loss, and closed."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
+
+from hpo.process.user_frames import UserFrames, extract_generator_frames
+
+if TYPE_CHECKING:
+    from hpo.trainer.search_file import BoundSearch
+    from hpo.trainer.worker import Worker
+
+
+_NOT_FINITE_PREFIX = "the validation loss is"
+
+
+class ObjectiveCall:
+    """The objective of a search space file for one individual; called when its first loss is asked for.
+
+    ``has_loss`` is whether there was a loss, yielded or reported, and ``has_ended`` whether there is no other step.
+    """
+
+    def __init__(self, search: BoundSearch, params: Mapping[str, Any]) -> None:
+        self._search = search
+        self._params = dict(params)
+        self._user_frames = UserFrames(search.file.location)
+        self._losses: GeneratorType[Any, Any, Any] | None = None
+        self.has_loss = False
+        self.has_ended = False
+
+    def advance_to_loss(self, worker: Worker) -> tuple[float, dict[str, float]] | None:
+        """Go on to the next validation loss that is yielded or returned, and return it with its metrics.
+
+        Returns None where there are no more. What a function returns that has reported losses is none.
+        """
+        if self.has_ended:
+            return None
+        if self._losses is None:
+            result = self._search.call_objective(self._params, worker)
+            if not isinstance(result, GeneratorType):
+                self.has_ended = True
+                return None if self.has_loss else parse_loss(result)
+            self._losses = result
+        try:
+            value = next(self._losses)
+        except StopIteration as end:
+            self.has_ended = True
+            if self.has_loss:
+                return None
+            value = end.value
+            lost = "" if value is None else f", but returned {reprlib.repr(value)}: it has a yield somewhere"
+            raise ValueError(f"the objective yielded no loss{lost}") from None
+        self.has_loss = True
+        return parse_loss(value)
+
+    def list_frames(self) -> list[traceback.FrameSummary]:
+        """Return the frames in which the objective waits at a yield; an empty list where it has returned."""
+        return extract_generator_frames(self._losses) if self._losses is not None else []
+
+    def call_gather_function(self, function: Callable[[], Any]) -> Any:
+        """Return what a function of the objective gathers; it is called here to be found as a part of the objective."""
+        return function()
+
+    def find_line(self, frames: Sequence[traceback.FrameSummary]) -> str:
+        """Return the line of the user's code in these frames; "" where there is none."""
+        return self._user_frames.find_position(frames)
+
+    def list_definition_frames(self) -> list[traceback.FrameSummary]:
+        """Return where the objective is defined, for a failure that no single line in it has caused."""
+        code = getattr(self._losses, "gi_code", None) or getattr(self._search.file.objective, "__code__", None)
+        return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)] if code else []
+
+    def close(self) -> None:
+        """End the objective where it has not ended by itself."""
+        self.has_ended = True
+        if self._losses is not None:
+            self._losses.close()
+
+
+def parse_loss(value: Any) -> tuple[float, dict[str, float]]:
+    """Return the loss and the finite metrics of what an objective yielded: a loss, or a tuple of a loss and metrics.
+
+    Raises TypeError where it is neither, and ValueError where the loss is not finite.
+    """
+    loss, metrics = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
+    if not isinstance(_unwrap_scalar(loss), Real):
+        raise TypeError(f"an objective yields its validation loss, a number, not {reprlib.repr(value)}")
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics are a dict of numbers by name, not {reprlib.repr(metrics)}: yield loss, {{'accuracy': 0.9}}"
+        )
+    return parse_report(loss, metrics)
+
+
+def parse_report(loss: Any, metrics: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
+    """Return the loss and the finite metrics that an objective has reported.
+
+    Raises TypeError where one of them is no number, and ValueError where the loss is not finite.
+    """
+    plain = _unwrap_scalar(loss)
+    if not isinstance(plain, Real):
+        raise TypeError(f"worker.report takes the validation loss, a number, not {reprlib.repr(loss)}")
+    if not math.isfinite(plain):
+        raise ValueError(f"{_NOT_FINITE_PREFIX} {float(plain)}")
+    numbers = {str(name): _to_number(name, metric) for name, metric in metrics.items()}
+    return float(plain), {name: metric for name, metric in numbers.items() if math.isfinite(metric)}
+
+
+def has_diverged(error: BaseException) -> bool:
+    """Tell whether an error says that a loss is not finite."""
+    return isinstance(error, ValueError) and bool(error.args) and str(error.args[0]).startswith(_NOT_FINITE_PREFIX)
+
+
+def _to_number(name: object, metric: Any) -> float:
+    plain = _unwrap_scalar(metric)
+    if not isinstance(plain, Real):
+        raise TypeError(f"metric {str(name)!r} must be a number, not {reprlib.repr(metric)}")
+    return float(plain)
+
+
+def _unwrap_scalar(value: Any) -> Any:
+    """Return the number in a tensor or a numpy scalar; a value that does not hold just one number stays as it is."""
+    try:
+        return value.item() if hasattr(value, "item") else value
+    except (RuntimeError, ValueError, TypeError):
+        return value

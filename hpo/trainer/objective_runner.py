@@ -1,0 +1,290 @@
+"""One evaluation on a trainer: it reports each loss of the objective to its supervisor, which says what follows."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpo.evaluation_api import set_worker
+from hpo.process.channel import Channel, ChannelClosed, Message
+from hpo.process.failure import format_stack, format_traceback, format_with_hint
+from hpo.process.user_frames import extract_current_frames, extract_error_frames
+from hpo.text_format import format_error as message_of
+from hpo.trainer.forks import end_if_forked, is_forked
+from hpo.trainer.interrupts import Cancelled, InterruptHandler
+from hpo.trainer.objective_call import ObjectiveCall, has_diverged, parse_report
+from hpo.trainer.process_group import default_group
+from hpo.trainer.process_state import restore_process_state
+from hpo.trainer.snapshot_buffer import SnapshotBuffer
+from hpo.trainer.trainer_group import TrainerGroup
+from hpo.trainer.worker import Worker, WorkerCallbacks
+
+# What gloo says if a peer has ended the connection, or has crashed.
+CONNECTION_ERRORS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+# What it says if a rank has waited in vain, in a collective or in the check of torch's own before it.
+_TIMEOUT_CLOSURE = "Application timeout caused pair closure"  # also if an earlier collective has timed out
+TIMEOUT_ERRORS = ("Timed out waiting", _TIMEOUT_CLOSURE, "failed to pass monitoredBarrier")
+
+_MAX_MESSAGES = 10
+
+T = TypeVar("T")
+Frames = Sequence[traceback.FrameSummary]
+
+
+class ObjectiveRunner:
+    """Runs an objective on one rank, as the other trainers of the worker do at the same time.
+
+    ``on_loss`` is called after each loss that all ranks have agreed on. ``failures`` are the messages of the exception
+    that has ended the objective, if one has, and ``place`` is the line of the objective where it was raised.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        objective: ObjectiveCall,
+        group: TrainerGroup,
+        interrupts: InterruptHandler,
+        keeper: SnapshotBuffer,
+    ) -> None:
+        self._channel = channel
+        self._objective_call = objective
+        self._group = group
+        self._interrupts = interrupts
+        self._snapshots = keeper
+        self._is_over = self._has_ended = False
+        self._last_step: dict[str, Any] | None = None
+        self._is_processing_step = False
+        self._start_time = time.monotonic()
+        self.on_loss: Callable[[], object] = lambda: None
+        self.failure_messages: list[str] = []
+        self.failure_line = ""
+        self.trial, self.folder = 0, Path()
+
+    def run(
+        self, seed: int, data: Callable[[], Any], ticket: Mapping[str, Any] | None, is_compared: bool = False
+    ) -> dict[str, Any] | None:
+        """Take the objective to its end, in the process group of a ticket if there is one.
+
+        If `is_compared`, the ranks compare their collectives before these begin. Returns the last step if the objective
+        has returned with it, and nothing of it is to be gathered: it is not sent yet. Returns None otherwise.
+        """
+        self._interrupts.begin_evaluation()
+        joined = self._catch_failure(lambda: self._enter_group(ticket, is_compared))
+        if isinstance(joined, dict):
+            self._send_message("step", **joined)
+            return None
+        if ticket is not None:
+            self._send_message("joined")
+        calls = WorkerCallbacks(
+            data,
+            self._snapshots.offer_weights,
+            self._process_report,
+            self._snapshots.save_checkpoint,
+            self._load_checkpoint,
+            self._load_parent_checkpoint,
+        )
+        worker = self._group.make_worker(seed, calls)
+        worker.trial, worker._folder = self.trial, self.folder
+        with restore_process_state():
+            set_worker(worker)
+            while not self._is_over:
+                self._advance(worker)
+            self._close_objective()
+            set_worker(None)
+        self._has_ended = True
+        return self._last_step
+
+    def _enter_group(self, ticket: Mapping[str, Any] | None, is_compared: bool) -> None:
+        if ticket is not None:
+            self._group.join(ticket)
+        self._group.compare_collectives(is_compared)
+
+    # Steps
+
+    def _advance(self, worker: Worker) -> None:
+        """Let the objective go on to its next yield, or to its end, and settle what comes of it."""
+        said = self._catch_failure(lambda: self._objective_call.advance_to_loss(worker))
+        if not self._is_over:
+            frames = self._objective_call.list_frames()
+            self._process_step(said if isinstance(said, dict) else self._make_step(said, frames), frames)
+
+    def _process_report(self, loss: Any, metrics: Mapping[str, Any]) -> None:
+        """Settle a loss that the objective reports.
+
+        Raises Cancelled if the evaluation is over, and RuntimeError if it is not the objective that calls this.
+        """
+        if is_forked():
+            raise RuntimeError("worker.report is called by the worker's ranks, not by processes that they have forked")
+        if threading.current_thread() is not threading.main_thread():
+            name = threading.current_thread().name
+            raise RuntimeError(f"worker.report is called in the main thread, in which the objective is, not in {name}")
+        if self._is_processing_step:
+            raise RuntimeError("worker.report is called in a function that was given to worker.offer_weights")
+        if self._has_ended or not self._interrupts.allows_cancellation:
+            raise RuntimeError("worker.report is called after the evaluation of this worker has ended")
+        with self._interrupts.block_cancellation():
+            if not self._is_over:
+                self._process_step(
+                    self._make_report_step(loss, metrics, extract_current_frames()), extract_current_frames()
+                )
+        if self._is_over:
+            raise Cancelled
+        self._start_time = time.monotonic()
+
+    def _make_report_step(self, loss: Any, metrics: Mapping[str, Any], frames: Frames) -> dict[str, Any]:
+        try:
+            if self._interrupts.is_cancel_requested:  # the objective has caught Cancelled
+                raise Cancelled
+            said = parse_report(loss, metrics)
+        except (Cancelled, TypeError, ValueError) as error:
+            return self._make_failed_step(error, frames)
+        self._objective_call.has_loss = True
+        return self._make_step(said, frames)
+
+    def _process_step(self, step: dict[str, Any], frames: Frames) -> None:
+        """Send a step, and do what the supervisor says: keep what belongs to the loss, go on, or end."""
+        self._is_processing_step = True
+        try:
+            if step.get("failure") is not None:
+                self._send_message("step", **step)
+                self._is_over = True
+                return
+            if step["ended"] and not (step["gathers"] or step["saves"]):
+                self._is_over, self._last_step = True, step
+                return
+            verdict = self._request_verdict("step", **step)
+            if verdict["gathers"]:
+                failed = self._catch_failure(
+                    lambda: self._snapshots.gather_offers(self._objective_call, verdict), frames
+                )
+                if failed is not None:
+                    self._send_message("gathered", **failed)
+                    self._is_over = True
+                    return
+                verdict = self._request_verdict("gathered", place=step["place"])
+            if (kept := self._snapshots.copy_requested(verdict)) is not None:
+                self._send_message("kept", **kept)
+            self._is_over = not verdict["goes_on"]
+            if verdict["has_loss"]:
+                self.on_loss()
+        finally:
+            self._is_processing_step = False
+            if self._last_step is None:
+                self._snapshots.clear_offers()
+
+    def _make_step(self, said: tuple[float, dict[str, float]] | None, frames: Frames) -> dict[str, Any]:
+        _flush_streams()
+        loss, metrics = said if said is not None else (None, {})
+        place, ended = self._objective_call.find_line(frames), self._objective_call.has_ended
+        return {"loss": loss, "metrics": metrics, "place": place, "ended": ended, **self._snapshots.make_flags()}
+
+    def _make_failed_step(self, error: BaseException, frames: Frames) -> dict[str, Any]:
+        """Return what the objective has raised as a step that has failed."""
+        _flush_streams()
+        seconds = time.monotonic() - self._start_time
+        reason = f"{type(error).__name__}: {format_with_hint(error)}"
+        is_cancelled = isinstance(error, Cancelled) or self._interrupts.is_cancel_requested
+        frames = (
+            [*frames, *extract_error_frames(error)]
+            or self._objective_call.list_frames()
+            or self._objective_call.list_definition_frames()
+        )
+        self.failure_messages, self.failure_line = _list_messages(error), self._objective_call.find_line(frames)
+        return {
+            "failure": reason,
+            "is_cancelled": is_cancelled,
+            "diverged": has_diverged(error),
+            "echo": any(text in reason for text in CONNECTION_ERRORS)
+            or (_TIMEOUT_CLOSURE in reason and seconds < default_group.timeout.total_seconds()),
+            "gave_up": isinstance(error, RuntimeError) and any(text in reason for text in TIMEOUT_ERRORS),
+            "seconds": seconds,
+            "at": time.time(),
+            "place": self.failure_line,
+            "traceback": format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
+            **self._snapshots.make_flags(),
+        }
+
+    def _catch_failure(self, act: Callable[[], T], frames: Frames = ()) -> T | dict[str, Any]:
+        """Let the objective act; whatever it raises is caught, and becomes a step that has failed.
+
+        `frames` is where the objective is, if it is not `act` that takes it there.
+        """
+        self._start_time = time.monotonic()
+        try:
+            with self._interrupts.allow_cancellation():
+                done = act()
+        except BaseException as error:
+            end_if_forked(error)
+            if not self._is_over:
+                return self._make_failed_step(error, frames)
+            _log_error(error)  # it was raised because the evaluation was over
+            return {}
+        end_if_forked()
+        return done
+
+    def _close_objective(self) -> None:
+        """End an objective that has not ended by itself."""
+        try:
+            self._objective_call.close()
+        except BaseException as error:
+            _log_error(error)
+
+    # What the objective asks for
+
+    def _load_checkpoint(self) -> Any:
+        state, losses = self._snapshots.load_checkpoint(self._objective_call.has_loss)
+        self._objective_call.has_loss |= losses > 0
+        return state
+
+    def _load_parent_checkpoint(self) -> Any:
+        return self._snapshots.load_parent_checkpoint(self._objective_call.has_loss)
+
+    # Messages
+
+    def _send_message(self, kind: str, **content: Any) -> None:
+        try:
+            self._channel.send(kind, **content)
+        except ChannelClosed:
+            os._exit(1)  # not an exception, which the objective may catch
+
+    def _request_verdict(self, kind: str, **content: Any) -> Message:
+        """Send a message, and return the verdict on it."""
+        self._send_message(kind, **content)
+        try:
+            message = self._channel.receive()
+        except ChannelClosed:
+            message = None
+        if message is None:
+            os._exit(1)
+        return message
+
+
+def _list_messages(error: BaseException | None) -> list[str]:
+    """Return the messages of an exception, and of those during the handling of which it was raised."""
+    messages: list[str] = []
+    while error is not None and len(messages) < _MAX_MESSAGES:
+        messages.append(message_of(error))
+        error = error.__cause__ or error.__context__
+    return messages
+
+
+def _flush_streams() -> None:
+    """Let the supervisor have what the objective has printed, lines without an end too."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the objective may have closed it
+            stream.flush()
+
+
+def _log_error(error: BaseException) -> None:
+    """Log what an objective has raised while it was closed, unless it was only told to end."""
+    if not isinstance(error, Cancelled):
+        text = "".join(traceback.format_exception(error))
+        logging.getLogger(__name__).info("while an objective was closed:\n%s", text)

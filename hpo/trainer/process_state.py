@@ -1,0 +1,142 @@
+"""Undoing what an objective has changed in its process, so that it does not affect the next evaluations."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.backends import cudnn
+
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+# The signals that people catch; to ask for the handlers of all signals takes 0.1 ms.
+_SIGNALS = [
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM, signal.SIGCHLD),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG, signal.SIGVTALRM, signal.SIGPROF),
+]
+
+
+def _set_device(device: torch.device) -> None:
+    torch.set_default_device(device if device.type != "cpu" else None)  # a default device costs time in each call
+
+
+def _get_deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(before: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _get_cudnn() -> tuple[bool, bool, bool]:
+    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+
+
+def _set_cudnn(before: tuple[bool, bool, bool]) -> None:
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = before
+
+
+def _get_environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def _set_environment(before: dict[str, str]) -> None:
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _get_streams() -> tuple[Any, Any, Any]:
+    return sys.stdin, sys.stdout, sys.stderr
+
+
+def _set_streams(before: tuple[Any, Any, Any]) -> None:
+    sys.stdin, sys.stdout, sys.stderr = before
+
+
+def _make_list_functions(module: ModuleType, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Return two functions for a module's list: one reads it, and the other puts it back, with its old content."""
+
+    def get_list() -> tuple[list[Any], list[Any]]:
+        kept = getattr(module, name)
+        return kept, list(kept)
+
+    def set_list(before: tuple[list[Any], list[Any]]) -> None:
+        kept, content = before
+        kept[:] = content
+        setattr(module, name, kept)
+
+    return get_list, set_list
+
+
+# How each state is read, and how it is set.
+_PROCESS_STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+    (_get_environment, _set_environment),
+    (_get_streams, _set_streams),
+    _make_list_functions(sys, "path"),
+    _make_list_functions(warnings, "filters"),
+    (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    (sys.getswitchinterval, sys.setswitchinterval),
+    (np.geterr, lambda before: np.seterr(**before)),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, _set_device),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (_get_deterministic, _set_deterministic),
+    (_get_cudnn, _set_cudnn),
+]
+
+
+@contextmanager
+def restore_process_state() -> Iterator[None]:
+    """Undo what changes inside ``with``: `_STATES`, signal handlers, timers, the umask and the working directory.
+
+    Compiled code is dropped: torch's compiler gives up on code that it has compiled eight times.
+    """
+    folder, mask = _get_working_directory(), _get_umask()
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    states = [look() for look, _ in _PROCESS_STATES]
+    try:
+        yield
+    finally:
+        for timer in _TIMERS:  # first: without its handler, a timer's signal ends the process
+            signal.setitimer(timer, 0)
+        for number, handler in handlers.items():
+            if handler is not None and signal.getsignal(number) != handler:  # None: the handler is not Python's
+                signal.signal(number, handler)
+        for (look, put), state in zip(_PROCESS_STATES, states, strict=True):
+            if look() != state:
+                put(state)
+        os.umask(mask)
+        if folder is not None:
+            with suppress(OSError):  # it is gone
+                os.chdir(folder)
+        if (compiler := sys.modules.get("torch._dynamo")) is not None:
+            compiler.reset()  # 0.1 ms
+
+
+def _get_working_directory() -> Path | None:
+    with suppress(OSError):
+        return Path.cwd()
+    return None
+
+
+def _get_umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,120 @@
+"""How a trainer executes a program: a Python script or module as `__main__`, or a command as a child process."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import gc
+import importlib.util
+import io
+import linecache
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType, ModuleType
+
+import numpy as np
+import torch
+
+from hpo.process.failure import describe_status
+from hpo.trainer.interrupts import Cancelled
+
+_TERMINATION_SECONDS = 2.0  # of a command that is cancelled
+_ABORT_STATUSES = (
+    -signal.SIGABRT,
+    128 + signal.SIGABRT,
+)  # the second is a shell's status if its last process has aborted
+
+
+class ExitStatusError(Exception):
+    """A command has ended with a status other than 0, or by a signal; SIGABRT if `is_abort`."""
+
+    def __init__(self, text: str, is_abort: bool) -> None:
+        super().__init__(text)
+        self.is_abort = is_abort
+
+
+def reset_process() -> None:
+    """Make this process, which was forked from a template, like a new one for a program."""
+    # Forked processes would draw the same numbers, for batches as well as for names of files.
+    random.seed()
+    np.random.seed()
+    torch.seed()
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+
+
+def end_process() -> None:
+    """End as Python does: wait for threads that are not daemons, call the functions registered for the exit, flush."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for file in gc.get_objects():
+        with suppress(Exception):
+            if isinstance(file, (io.TextIOWrapper, io.BufferedWriter)):
+                file.flush()
+
+
+def execute_program(command: Sequence[str], source: bytes | None) -> None:
+    """Run a program to its end. `source` is the content of a Python script, or None to read it.
+
+    Raises the exceptions of the program, and StatusError if a command fails.
+    """
+    if command[0] == "-m":
+        _run_module(command[1], command[2:])
+    elif Path(command[0]).suffix == ".py":
+        _run_script(Path(command[0]), command[1:], source)
+    else:
+        _run_command(command)
+
+
+def _run_script(path: Path, arguments: Sequence[str], source: bytes | None) -> None:
+    location = str(path.absolute())
+    source = path.read_bytes() if source is None else source
+    lines = io.StringIO(importlib.util.decode_source(source)).readlines()
+    linecache.cache[location] = (len(source), None, lines, location)
+    sys.argv[:] = [str(path), *arguments]
+    sys.path.insert(0, str(Path(location).resolve().parent))
+    _run_main(compile(source, location, "exec", dont_inherit=True), __file__=location)
+
+
+def _run_module(name: str, arguments: Sequence[str]) -> None:
+    sys.path.insert(0, str(Path.cwd()))
+    sys.argv[:] = ["-m", *arguments]
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    code = spec.loader.get_code(spec.name) if spec is not None and spec.loader is not None else None  # type: ignore[attr-defined]
+    if spec is None or code is None:
+        raise ModuleNotFoundError(f"there is no module {name!r} that can be run")
+    sys.argv[0] = spec.origin or name
+    _run_main(code, __file__=spec.origin, __spec__=spec, __package__=spec.parent)
+
+
+def _run_main(code: CodeType, **names: object) -> None:
+    """Run code as `__main__`, which stays for threads, finalizers and processes that are spawned."""
+    module = ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins, __cached__=None, **names)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    exec(code, module.__dict__)  # noqa: S102 - a user's own program
+
+
+def _run_command(command: Sequence[str]) -> None:
+    # Its lines are read while it runs, so that pruners see its losses.
+    process = subprocess.Popen(command, env={"PYTHONUNBUFFERED": "1", **os.environ})
+    try:
+        status = process.wait()
+    except Cancelled:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TERMINATION_SECONDS)
+        process.kill()
+        raise
+    if status:
+        raise ExitStatusError(f"{command[0]} {describe_status(status)}", status in _ABORT_STATUSES)

@@ -1,0 +1,138 @@
+"""A training program in a trainer: it runs to its end, which is the end of this process, and is reported."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hpo.process.channel import Channel, ChannelClosed
+from hpo.process.failure import format_stack, format_traceback, format_with_hint
+from hpo.process.user_frames import UserFrames, extract_error_frames
+from hpo.trainer.forks import end_if_forked
+from hpo.trainer.interrupts import Cancelled, InterruptHandler
+from hpo.trainer.objective_runner import CONNECTION_ERRORS, TIMEOUT_ERRORS
+from hpo.trainer.program_execution import ExitStatusError, end_process, execute_program, reset_process
+from hpo.trainer.program_probe import ProgramProbe
+
+_CANCEL_WAIT_SECONDS = 3.0  # after a peer was, before an error of its connection is shown
+
+
+class ProgramRunner:
+    """A program that this process runs to its end, and with which it ends.
+
+    `source` is the content of a Python script as it was read first, None to read it.
+    """
+
+    def __init__(
+        self, channel: Channel, interrupts: InterruptHandler, command: Sequence[str], source: bytes | None = None
+    ) -> None:
+        self._channel = channel
+        self._interrupts = interrupts
+        self._command = command
+        self._source = source
+        self._name = command[1] if command[0] == "-m" else Path(command[0]).name
+        self._location = Path(command[0]).absolute()
+        self._probe: ProgramProbe | None = None
+
+    def start_probe(self) -> None:
+        """See what the program does, for `hpo check`."""
+        self._probe = ProgramProbe()
+
+    def run(self, environment: Mapping[str, str]) -> NoReturn:
+        """Run the program, send its end to the supervisor, and end this process."""
+        os.environ.update(environment)
+        reset_process()
+        self._interrupts.begin_evaluation()
+        self._channel.send("joined")
+        step, status = self._run_to_end()
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            with suppress(Exception):
+                stream.flush()  # type: ignore[union-attr]
+        with suppress(ChannelClosed):
+            if self._probe is not None:
+                seen = self._probe.stop_probe(is_cut=bool(step.get("is_cancelled")))
+                self._channel.send("seen", **seen.to_data())
+            self._channel.send("step", **step, is_clean=False)
+        os._exit(status)  # without destructors of native code, in which torch aborts now and then
+
+    def _run_to_end(self) -> tuple[dict[str, Any], int]:
+        """Return the last step of the program, and its exit status; functions for the exit run after a failure, too."""
+        step: dict[str, Any] = {"ended": True}
+        status = 0
+        try:
+            with self._interrupts.allow_cancellation():
+                execute_program(self._command, self._source)
+        except BaseException as error:
+            end_if_forked(error)
+            if status := _compute_exit_status(error):
+                step = self._make_failed_step(self._find_cause(error))
+        end_if_forked()
+        if step.get("is_cancelled"):
+            return step, status
+        try:
+            # Without Cancelled, which functions for the exit would print. If it is cancelled now, it has some seconds
+            # to end: on busy cores it needs more than one, and `hpo check` would see nothing of it.
+            with self._interrupts.only_acknowledge():
+                end_process()
+        except BaseException as error:
+            end_if_forked(error)
+            if not status:
+                step, status = self._make_failed_step(error), 1
+        return step, status
+
+    def _find_cause(self, error: BaseException) -> BaseException:
+        """Return Cancelled instead of an error about the connection to a peer, if the evaluation was called off."""
+        if any(text in str(error) for text in CONNECTION_ERRORS):
+            try:
+                with self._interrupts.allow_cancellation():
+                    time.sleep(_CANCEL_WAIT_SECONDS)
+            except Cancelled as cancelled:
+                return cancelled
+        return error
+
+    def _make_failed_step(self, error: BaseException) -> dict[str, Any]:
+        """Return the failure of the program as a step; print an exception as Python does."""
+        is_status = isinstance(error, (ExitStatusError, SystemExit))
+        reason = f"{type(error).__name__}: {format_with_hint(error)}"
+        if isinstance(error, ExitStatusError):
+            reason = str(error)
+        elif isinstance(error, SystemExit):
+            reason = f"{self._name} ended with status {_compute_exit_status(error)}"
+            if error.code is not None and not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
+        elif not isinstance(error, Cancelled):
+            traceback.print_exception(type(error), error, self._trim_traceback(error.__traceback__))
+        frames = extract_error_frames(error)
+        return {
+            "failure": reason,
+            "is_cancelled": isinstance(error, Cancelled) or self._interrupts.is_cancel_requested,
+            "is_status": is_status,
+            "is_abort": isinstance(error, ExitStatusError) and error.is_abort,
+            "echo": any(text in reason for text in CONNECTION_ERRORS),
+            "gave_up": isinstance(error, RuntimeError) and any(text in reason for text in TIMEOUT_ERRORS),
+            "seconds": 0.0,
+            "at": time.time(),
+            "place": "" if is_status else UserFrames(self._location).find_position(frames),
+            "traceback": format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
+        }
+
+    def _trim_traceback(self, found: Any) -> Any:
+        """Return the part of a traceback that begins in the script."""
+        begin = found
+        while begin is not None and begin.tb_frame.f_globals.get("__name__") != "__main__":
+            begin = begin.tb_next
+        return begin or found
+
+
+def _compute_exit_status(error: BaseException) -> int:
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1

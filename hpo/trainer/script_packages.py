@@ -1,0 +1,70 @@
+"""The packages that a training script imports at its top: a template imports them once for all evaluations."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sysconfig
+from collections.abc import Container, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from hpo.process.linux import count_threads
+
+_EFFECTLESS_STATEMENTS = (ast.FunctionDef, ast.ClassDef, ast.Try)
+
+
+def import_packages(path: Path, source: bytes, skipped: Container[str]) -> Iterator[str]:
+    """Import the installed packages that a script imports, and yield the name of each after its import.
+
+    The script reports an import that fails. The `skipped` ones are left out.
+    """
+    with suppress(SyntaxError, ValueError):
+        for module, names in _find_imports(ast.parse(source)):
+            package = module.partition(".")[0]
+            if package not in skipped and _is_installed(module, path.absolute().parent):
+                with suppress(Exception, SystemExit):
+                    imported = importlib.import_module(module)
+                    for name in names:  # some packages, such as transformers, import a module when its name is read
+                        getattr(imported, name, None)
+                yield package
+
+
+def find_fork_hazard() -> str:
+    """Return why this process is not safe to fork; empty if it is."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "it initialises CUDA"
+    threads = count_threads() - 1
+    return f"it starts {threads} thread{'s' if threads > 1 else ''}" if threads else ""
+
+
+def _find_imports(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
+    """Yield the modules at the top of a script, and the names that it takes from each.
+
+    A statement with an effect ends the search: it may set an environment variable for the imports behind it.
+    """
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0 and node.module:
+                yield node.module, [alias.name for alias in node.names]
+        elif not isinstance(node, _EFFECTLESS_STATEMENTS) and not (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        ):
+            return
+
+
+def _is_installed(name: str, folder: Path) -> bool:
+    """Return whether a module belongs to an installed package, and not to the user's own code, also in a folder."""
+    root = name.partition(".")[0]
+    if (folder / root).exists() or (folder / f"{root}.py").exists():
+        return False
+    with suppress(ImportError, ValueError, AttributeError):
+        spec = importlib.util.find_spec(root)
+        origin = spec.origin if spec is not None else None
+        folders = [sysconfig.get_path(kind) for kind in ("purelib", "platlib")]
+        return origin is not None and any(Path(origin).is_relative_to(folder) for folder in folders)
+    return False

@@ -1,0 +1,97 @@
+"""What a search prepares: one copy for all trainers of a host, which each evaluation gets as it was prepared."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import mmap
+import os
+import pickle
+import sys
+import tempfile
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+_ALIGNMENT = 64
+_MAX_MAPPINGS = 16  # each has a descriptor; those of past evaluations live as long as reference cycles hold them
+
+
+class SharedData:
+    """Reads what `pack_data` has written into a file without a name; one that is not there (-1) is None.
+
+    The contents of numpy arrays and torch tensors (the buffers that pickle's protocol 5 leaves out) are mapped.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._mappings: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+    def load(self) -> Any:
+        """Return a new copy of the object, as it was prepared; changes to it, or to its arrays, change this copy only.
+
+        The arrays are mapped, not copied: pages are shared with all trainers and all other evaluations until they are
+        written to.
+        """
+        if self._descriptor < 0:
+            return None
+        # Private and writable: torch warns of read-only arrays, and writing to read-only pages would end the process.
+        mapped = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_COPY)
+        self._mappings.add(mapped)
+        if len(self._mappings) > _MAX_MAPPINGS:
+            gc.collect()
+        view = memoryview(mapped)
+        payload, *spans = json.loads(bytes(view[int.from_bytes(view[:_ALIGNMENT], "little") :]))
+        return pickle.loads(view[slice(*payload)], buffers=[view[slice(*span)] for span in spans])
+
+
+def pack_data(obj: Any) -> int:
+    """Write an object into a file without a name, in the folder for temporary files, and return its descriptor.
+
+    Raises whatever pickling raises, and OSError if the disk is full.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    _TensorPickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
+    payload = stream.getvalue()
+    pickle.loads(payload, buffers=buffers)  # it may be one that cannot be read back
+    spans = []
+    with tempfile.TemporaryFile() as file:
+        for part in (memoryview(payload), *(buffer.raw() for buffer in buffers)):
+            begin = -(-max(file.tell(), 1) // _ALIGNMENT) * _ALIGNMENT
+            file.seek(begin)
+            file.write(part)
+            spans.append((begin, begin + part.nbytes))
+        table = file.tell()
+        file.write(json.dumps(spans).encode())
+        file.seek(0)
+        file.write(table.to_bytes(_ALIGNMENT, "little"))
+        file.flush()
+        return os.dup(file.fileno())
+
+
+class _TensorPickler(pickle.Pickler):
+    """Leaves the contents of tensors out of the pickle, as numpy's arrays do by themselves."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or type(obj) is not torch.Tensor or obj.requires_grad or obj.numel() < 2:
+            return NotImplemented
+        if obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_quantized or obj.__dict__:
+            return NotImplemented
+        plain = obj.resolve_conj().resolve_neg()
+        order = sorted(range(plain.dim()), key=plain.stride, reverse=True)  # such as channels last
+        dense = plain.permute(order).contiguous().view(-1)
+        if dense.stride(0) != 1:
+            return NotImplemented
+        dtype = str(obj.dtype).removeprefix("torch.")
+        return _build_tensor, (pickle.PickleBuffer(dense.view(torch.uint8).numpy()), dtype, tuple(obj.shape), order)
+
+
+def _build_tensor(buffer: Any, dtype: str, shape: tuple[int, ...], order: Sequence[int]) -> Any:
+    import torch
+
+    flat = torch.frombuffer(buffer, dtype=torch.uint8).view(getattr(torch, dtype))
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return flat.reshape([shape[index] for index in order]).permute(inverse)

@@ -1,0 +1,173 @@
+"""What a trainer keeps of an evaluation: the weights of its lowest loss, and what it continues from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo.process.channel import Message
+from hpo.store.checkpoints import CheckpointInfo
+from hpo.store.tensors import write_tensors
+from hpo.text_format import format_error
+from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file, write_checkpoint_file
+from hpo.trainer.state_tree import StateParts, copy_parts, is_state_function, join_state, split_state
+from hpo.trainer.worker import OfferedWeights, check_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpo.trainer.objective_call import ObjectiveCall
+
+
+class SnapshotBuffer:
+    """Keeps what one evaluation offers and saves, as its supervisor wants it; only the leader's trainer copies any.
+
+    `restored` is what this evaluation continues from if the objective asks for it, `inherited` what it begins with.
+    """
+
+    def __init__(
+        self, params: Mapping[str, Any], is_leader: bool, restored: Checkpoint | None, inherited: Checkpoint | None
+    ) -> None:
+        self._params = dict(params)
+        self._is_leader = is_leader
+        self._checkpoint = restored
+        self._parent_checkpoint = inherited
+        self._has_resumed = self._has_loaded_parent = False
+        self._offered_weights: OfferedWeights | None = None
+        self._saved_state: StateParts | Callable[[], Any] | None = None
+        self._gathered_state: StateParts | None = None
+        self._best_weights: dict[str, Tensor] | None = None
+        self._copied_checkpoint: Checkpoint | None = None
+
+    # For the objective
+
+    def offer_weights(self, weights: OfferedWeights) -> None:
+        """Remember the weights that the next loss belongs to, or what gathers them."""
+        self._offered_weights = weights
+
+    def save_checkpoint(self, state: Any) -> None:
+        """Remember what the objective continues from after its next loss."""
+        self._saved_state = state if is_state_function(state) else split_state(state)
+
+    def load_checkpoint(self, has_loss: bool) -> tuple[Any, int]:
+        """Return what the interrupted evaluation has saved, and the number of its losses; (None, 0) without one."""
+        if has_loss and not self._has_resumed:
+            raise RuntimeError("worker.checkpoint is asked for before the first loss, to go on from")
+        if self._checkpoint is None:
+            return None, 0
+        if not self._has_resumed:
+            self._has_resumed = True
+            self._best_weights = dict(self._checkpoint.weights) if self._checkpoint.weights else None
+        about = self._checkpoint.metadata
+        return join_state(about.tree, self._checkpoint.tensors), len(about.losses)
+
+    def load_parent_checkpoint(self, has_loss: bool) -> Any:
+        """Return what the parent has saved last; None without one."""
+        if has_loss:
+            raise RuntimeError("worker.parent_checkpoint is asked for before the first loss, to begin with")
+        if self._parent_checkpoint is None:
+            return None
+        self._has_loaded_parent = True
+        return join_state(self._parent_checkpoint.metadata.tree, self._parent_checkpoint.tensors)
+
+    # For a step
+
+    def make_flags(self) -> dict[str, Any]:
+        """Return what a supervisor needs to know of what is offered and saved."""
+        saving = self._saved_state
+        return {
+            "offers": self._offered_weights is not None,
+            "gathers": callable(self._offered_weights),
+            "has_saved": saving is not None,
+            "saves": saving is not None and (not isinstance(saving, StateParts) or saving.is_sharded),
+            "went_on": self._has_resumed,
+            "inherited": self._has_loaded_parent,
+        }
+
+    def gather_offers(self, objective: ObjectiveCall, verdict: Message) -> None:
+        """Call the functions that all ranks have offered, or saved; collective over the worker's ranks."""
+        if verdict["keep"] and callable(self._offered_weights):
+            weights = objective.call_gather_function(self._offered_weights)
+            self._offered_weights = check_weights(weights) if self._is_leader else None
+        flags = self.make_flags()
+        if verdict["save"] and flags["saves"]:
+            saving = self._saved_state
+            assert saving is not None
+            parts = saving if isinstance(saving, StateParts) else split_state(objective.call_gather_function(saving))
+            self._gathered_state = copy_parts(parts, is_kept=self._is_leader)
+
+    def copy_requested(self, verdict: Message) -> dict[str, Any] | None:
+        """Keep what the supervisor wants of a loss, and return what came of it; None if it wants nothing."""
+        if verdict["has_loss"]:
+            self._checkpoint = self._parent_checkpoint = None  # their files may be replaced from now on
+        if verdict["is_best"]:
+            self._best_weights = None
+        if not self._is_leader or not (verdict["keep"] or verdict["save"]):
+            return None
+        found: dict[str, Any] = {"warnings": [], "has_weights": False, "has_state": False}
+        if verdict["keep"]:
+            found["warnings"] += self._copy_weights()
+            found["has_weights"] = self._best_weights is not None
+        if verdict["save"]:
+            found |= self._copy_checkpoint(verdict["about"])
+            if verdict["draft"] and found["has_state"]:
+                found["written"] = self.write_checkpoint(verdict["draft"])
+        return found
+
+    def clear_offers(self) -> None:
+        """Forget what was offered and saved for a loss: it holds the model."""
+        self._offered_weights = self._saved_state = self._gathered_state = None
+
+    def _copy_weights(self) -> list[str]:
+        assert isinstance(self._offered_weights, Mapping)
+        try:
+            self._best_weights = {
+                name: one.detach().cpu().clone().contiguous() for name, one in self._offered_weights.items()
+            }
+        except Exception as error:  # any kind of tensor may raise, a sharded one for example, or memory is full
+            return [f"the weights of the best so far cannot be kept: {format_error(error)}"]
+        return []
+
+    def _copy_checkpoint(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        saved = self._saved_state
+        try:
+            parts = (
+                copy_parts(saved)
+                if self._gathered_state is None and isinstance(saved, StateParts)
+                else self._gathered_state
+            )
+        except Exception as error:  # a device may fail, or memory be full
+            return {"state_error": format_error(error)}
+        assert parts is not None
+        known = CheckpointInfo(self._params, about["losses"], about["metrics"], about["seconds"], parts.tree)
+        self._copied_checkpoint = Checkpoint(known, parts.leaves, self._best_weights)
+        return {"has_state": True}
+
+    # For the supervisor, also after the evaluation
+
+    def write_checkpoint(self, path: str) -> dict[str, Any]:
+        """Write the last state that was copied to a path, and return its number of losses, or an error."""
+        began = time.monotonic()
+        if self._copied_checkpoint is None:
+            return {"losses": 0, "seconds": 0.0}
+        try:
+            write_checkpoint_file(Path(path), self._copied_checkpoint)
+        except Exception as error:  # the search is worth more than this file
+            return {"error": format_error(error), "losses": 0, "seconds": time.monotonic() - began}
+        return {"losses": len(self._copied_checkpoint.metadata.losses), "seconds": time.monotonic() - began}
+
+    def write_weights(self, path: str, about: Mapping[str, str]) -> dict[str, Any]:
+        """Write the weights of the lowest loss to a path, with texts about them; return an error, or an empty text."""
+        try:
+            assert self._best_weights is not None
+            write_tensors(Path(path), self._best_weights, about)
+        except Exception as error:  # the evaluation is safe, and worth more than this file
+            return {"error": format_error(error)}
+        return {"error": ""}
+
+
+def read_optional_checkpoint(path: str | None) -> Checkpoint | None:
+    """Return the state in a file; None without a path."""
+    return read_checkpoint_file(Path(path)) if path else None

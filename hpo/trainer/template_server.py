@@ -1,0 +1,302 @@
+"""The template: a process that imports torch and the search file once, and from which trainers are forked.
+
+It is started by exec before its rank initialises MPI, and computes nothing: a process in which OpenMP, autograd or CUDA
+has run is not safe to fork. Several ranks of a host may use one template, each over a connection of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import faulthandler
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hpo.errors import UsageError
+from hpo.process.channel import Channel, ChannelClosed, Message
+from hpo.process.linux import adopt_orphans, end_with_parent, find_children
+from hpo.trainer.forks import IGNORED_SIGNALS
+from hpo.trainer.script_packages import find_fork_hazard, import_packages
+from hpo.trainer.search_file import SearchFile, SearchSource, load_search_file
+
+_IDLE_SECONDS = 0.01
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True)
+class _Child:
+    process: int
+    owner: Channel
+
+
+class TemplateServer:
+    """Serves the ranks that connect to a listening socket.
+
+    If importing the search file made this process unsafe to fork, it replaces itself by a new one, in which trainers
+    import the file themselves (`cold`). If a package of a script did, the new one leaves that package to trainers:
+    `skipped` are the packages and what they do.
+    """
+
+    def __init__(
+        self, listener: socket.socket, cold: SearchSource | None = None, skipped: Mapping[str, str] | None = None
+    ) -> None:
+        self._listener = listener
+        self._channels: list[Channel] = []
+        self._children: dict[int, _Child] = {}
+        self._file: SearchFile | None = None
+        self._unimported_search = cold
+        self._skipped = dict(skipped or {})
+        self._assignments: list[str] = []
+        self._data = -1  # the descriptor of what `prepare` has returned
+        self._requester = 0  # the index of the connection whose request is answered
+        self._has_preloaded = self._has_forked = False
+        self._foreign_children = set(
+            find_children(os.getpid())
+        )  # which the search file has started when it was imported
+        self._wakeup_reader, self._wakeup_writer = os.pipe()
+        for end in (self._wakeup_reader, self._wakeup_writer):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
+        self._answers: Mapping[str, Callable[[Message], dict[str, Any]]] = {
+            "load": self._load_search_file,
+            "check_setting": self._check_setting,
+            "bind": self._bind_settings,
+            "keep_data": self._keep_data,
+        }
+
+    def serve(self) -> None:
+        """Answer requests for as long as the process lives."""
+        while True:
+            waiting: list[Any] = [self._listener, self._wakeup_reader, *self._channels]
+            ready = select.select(waiting, [], [], _IDLE_SECONDS if self._may_preload else None)[0]
+            if not ready:
+                self._preload_compiler()
+            if self._wakeup_reader in ready:
+                with suppress(BlockingIOError):
+                    os.read(self._wakeup_reader, 4096)
+                self._reap_trainers()
+            if self._listener in ready:
+                self._accept_connection()
+            for channel in [channel for channel in self._channels if channel in ready]:
+                try:
+                    while (message := channel.receive(0)) is not None:
+                        self._answer_request(channel, message)
+                except ChannelClosed:  # noqa: PERF203 - of one of them
+                    self._drop_connection(channel)
+
+    @property
+    def _may_preload(self) -> bool:
+        """Whether to import what trainings use as soon as there is time: while `prepare` runs, and ranks begin."""
+        has_prepare = self._file is not None and self._file.prepare is not None
+        return self._file is not None and not self._has_preloaded and (self._has_forked or not has_prepare)
+
+    def _accept_connection(self) -> None:
+        connection, _ = self._listener.accept()
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(peer)[1] == os.getuid():
+            self._channels.append(Channel(connection))
+        else:
+            connection.close()
+
+    def _drop_connection(self, channel: Channel) -> None:
+        """Kill the trainers of a rank that has gone."""
+        self._channels.remove(channel)
+        channel.close()
+        for child in self._children.values():
+            if child.owner is channel:
+                os.kill(child.process, signal.SIGKILL)
+
+    def _answer_request(self, channel: Channel, message: Message) -> None:
+        if message.kind == "spawn":
+            self._spawn_trainer(channel, message)
+        elif message.kind == "fetch_data":
+            channel.send("data", [self._data] if self._data >= 0 else [])
+        else:
+            self._requester = self._channels.index(channel)
+            try:
+                channel.send("answer", **self._answers[message.kind](message))
+            except UsageError as error:
+                channel.send("mistake", text=ValueError.__str__(error))
+            if message.kind == "bind" and self._unimported_search is not None:
+                self._restart_process(self._unimported_search, "cold")
+
+    def bind_again(self, search: SearchSource, asker: int) -> None:
+        """Load the search file as an earlier self of this process has, and answer the request to bind it."""
+        self._file = load_search_file(search.path, search.source)
+        self._answer_request(self._channels[asker], Message("bind", {"assignments": search.assignments}))
+
+    # Requests
+
+    def _load_search_file(self, message: Message) -> dict[str, Any]:
+        source = base64.b64decode(message["source"]) if "source" in message.content else None
+        self._file = load_search_file(Path(message["path"]), source)
+        return self._file.describe()
+
+    def _check_setting(self, message: Message) -> dict[str, Any]:
+        assert self._file is not None
+        self._file.check_setting(message["assignment"])
+        return {}
+
+    def _bind_settings(self, message: Message) -> dict[str, Any]:
+        """Make the settings; trainers that are forked from now on have them."""
+        import torch
+
+        assert self._file is not None
+        self._assignments = list(message["assignments"])
+        answer = self._file.make_setting_values(self._assignments)
+        self._foreign_children = set(find_children(os.getpid()))
+        if unsafe := find_fork_hazard():
+            self._unimported_search = self._make_search_source()
+        else:
+            self._import_packages()
+        gc.freeze()
+        gpus = torch.cuda.device_count()  # does not initialise CUDA
+        return {**answer, "unsafe": unsafe, "skipped": self._skipped, "gpus": gpus}
+
+    def _make_search_source(self) -> SearchSource:
+        assert self._file is not None
+        return SearchSource(self._file.path, self._file.source, self._assignments)
+
+    def _import_packages(self) -> None:
+        """Import the packages of a script; start again without one that makes this process unsafe to fork.
+
+        The new process answers the request that this one answers.
+        """
+        if self._file is None or (path := self._file.program) is None:
+            return
+        for package in import_packages(path, self._file.program_source, self._skipped):
+            if danger := find_fork_hazard():
+                self._skipped[package] = danger
+                self._restart_process(self._make_search_source(), "source")
+
+    def _keep_data(self, message: Message) -> dict[str, Any]:
+        (self._data,) = message.descriptors
+        return {}
+
+    def _restart_process(self, search: SearchSource, kind: str) -> NoReturn:
+        """Replace this process by one that has not imported the search file; connections stay.
+
+        Its trainers import the file if the `kind` is "cold", otherwise it does so itself.
+        """
+        for number in (self._listener.fileno(), *(channel.fileno() for channel in self._channels)):
+            os.set_inheritable(number, True)
+        source = os.memfd_create("hpo-source", 0)
+        os.write(source, search.source)
+        state = {
+            "listener": self._listener.fileno(),
+            "channels": [channel.fileno() for channel in self._channels],
+            kind: [str(search.path), source, search.assignments],
+            "skipped": self._skipped,
+            "asker": self._requester,
+        }
+        from hpo.process.template_start import make_template_command
+
+        sys.stdout.flush()
+        os.execv(sys.executable, make_template_command(state))  # noqa: S606 - this program itself
+
+    def _preload_compiler(self) -> None:
+        from hpo.trainer.preloading import import_compiler
+
+        self._has_preloaded = True
+        import_compiler()
+        gc.freeze()  # garbage collection in trainers is quick if it leaves out what stays
+
+    def _spawn_trainer(self, channel: Channel, message: Message) -> None:
+        if message["trains"] and not self._has_preloaded:
+            self._preload_compiler()
+        template = os.getpid()
+        try:
+            process = os.fork()
+        except OSError as error:
+            for number in message.descriptors:
+                os.close(number)
+            channel.send("mistake", text=f"a trainer cannot be forked: {error.strerror}")
+            return
+        if process == 0:
+            self._become_trainer(template, message)
+        for number in message.descriptors:
+            os.close(number)
+        self._children[process] = _Child(process, channel)
+        self._has_forked = True
+        channel.send("spawned", process=process)
+
+    def _become_trainer(self, template: int, message: Message) -> None:
+        """Leave the template's connections, and serve a rank; does not return."""
+        status = 1
+        try:
+            end_with_parent(template)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(self._wakeup_reader)
+            os.close(self._wakeup_writer)
+            for channel in self._channels:
+                channel.close()
+            self._listener.close()
+            from hpo.trainer.trainer_server import serve_trainer
+
+            serve_trainer(message, self._file, self._unimported_search or self._assignments, self._data)
+            status = 0
+        except ChannelClosed:
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    # Children
+
+    def _reap_trainers(self) -> None:
+        """Report the trainers that have ended, and kill what they have left behind."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            child = self._children.pop(ended.si_pid, None)
+            if child is not None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.process, signal.SIGKILL)  # its number is taken until it is waited for
+            _, status = os.waitpid(ended.si_pid, 0)
+            for orphan in find_children(os.getpid()):  # those of a trainer, then those of such an orphan
+                if orphan not in self._children and orphan not in self._foreign_children:
+                    with suppress(ProcessLookupError):
+                        os.kill(orphan, signal.SIGKILL)
+            if child is not None:
+                with suppress(ChannelClosed):
+                    child.owner.send("ended", process=child.process, status=os.waitstatus_to_exitcode(status))
+
+
+def main(state: Mapping[str, Any]) -> None:
+    """Become a template; `state` is what `hpo.process.template_start` gives, or an earlier self of this process."""
+    if "parent" in state:
+        end_with_parent(state["parent"])
+    adopt_orphans()
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
+    gc.disable()  # imports make many objects that stay
+    from hpo.trainer.preloading import import_torch
+
+    import_torch()
+    template = TemplateServer(
+        socket.socket(fileno=state["listener"]), SearchSource.read(state.get("cold")), state.get("skipped")
+    )
+    template._channels = [Channel(socket.socket(fileno=number)) for number in state.get("channels", ())]
+    if (search := SearchSource.read(state.get("source"))) is not None:
+        template.bind_again(search, state["asker"])
+    template.serve()

@@ -1,0 +1,136 @@
+"""A trainer's part in its worker: its rank, devices and process group."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from hpo.text_format import format_error
+from hpo.trainer.collective_check import CollectiveCheck, disable_torch_check, is_check_always_on
+from hpo.trainer.object_comm import Comm
+from hpo.trainer.process_group import default_group
+from hpo.trainer.worker import Worker, WorkerCallbacks, seed_torch
+
+_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+_CONNECT_TIMEOUT = timedelta(minutes=5)  # to connect
+
+
+class TrainerGroup:
+    """The ranks of a worker as one trainer knows them, and their torch process group."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.size = 1
+        self.index = 0
+        self.devices: tuple[torch.device, ...] = (torch.device("cpu"),)
+        self.comm = Comm(0, 1)
+        self._check: CollectiveCheck | None = None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was changed in the process group, and all messages were received."""
+        return default_group.is_unchanged and not self.comm.has_pending_sends
+
+    def join(self, ticket: Mapping[str, Any]) -> None:
+        """Make the process group, in the place of the one before; collective over the worker's ranks.
+
+        `ticket` is what `hpo.evaluation.rank_group.Group` has written. Raises RuntimeError if the ranks cannot connect.
+        """
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.rank, self.size, self.index = ticket["rank"], ticket["size"], ticket["index"]
+        os.environ.update(ticket["environment"])
+        self._set_devices(ticket["devices"])
+        timeout = timedelta(seconds=ticket["timeout"])
+        default_group.rank, default_group.size, default_group.backend = self.rank, self.size, ticket["backend"]
+        default_group.timeout = max(timeout, _CONNECT_TIMEOUT)
+        self._check = None
+        try:
+            default_group.store = self._open_store(ticket)
+            with disable_torch_check():
+                default_group.make_process_group(self.devices[0])
+            default_group.timeout = timeout
+            _get_default_group()._get_backend(self.devices[0])._set_default_timeout(timeout)
+            self.comm = Comm(self.rank, self.size)
+            self.comm.connect()
+        except RuntimeError as error:  # torch's own errors among them
+            raise self._make_connection_error(error) from error
+
+    def compare_collectives(self, is_compared: bool) -> None:
+        """Compare the collectives of the worker's ranks from now on, or no longer; collective over the ranks.
+
+        TORCH_DISTRIBUTED_DEBUG=DETAIL asks for it always. Raises RuntimeError if the ranks cannot connect.
+        """
+        if self.size > 1 and (is_compared or is_check_always_on()):
+            assert default_group.store is not None
+            try:
+                self._check = self._check or CollectiveCheck(
+                    _get_default_group(), self.devices[0], default_group.store, default_group.timeout
+                )
+            except RuntimeError as error:
+                raise self._make_connection_error(error) from error
+            self._check.begin()
+        elif self._check is not None:
+            self._check.end()
+
+    def _make_connection_error(self, error: RuntimeError) -> RuntimeError:
+        name = os.environ.get(_INTERFACE_VARIABLE)
+        hint = f" ({_INTERFACE_VARIABLE}={name})" if name else ""
+        return RuntimeError(f"cannot connect to its peers{hint}: {format_error(error)}")
+
+    def make_worker(self, seed: int, calls: WorkerCallbacks) -> Worker:
+        """Return the worker as one objective sees it, and seed all random numbers with `seed`."""
+        seed_torch(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        default_group.begin_evaluation()
+        return Worker(self.rank, self.size, self.devices, seed, self.comm, self.index, calls)
+
+    def _open_store(self, ticket: Mapping[str, Any]) -> Store:
+        """Open the store through which the worker's ranks find each other.
+
+        On one host, it is a file: torch's TCPStore asks the name service for the name of each address, even of
+        127.0.0.1, which takes 5 s and more if no answer comes, as on compute nodes without a network.
+        """
+        if self.size == 1:
+            return HashStore()
+        if ticket["file"]:
+            return FileStore(ticket["file"], self.size)
+        address, port = ticket["address"]
+        store = TCPStore(address, port, is_master=False, timeout=_CONNECT_TIMEOUT)
+        return PrefixStore(ticket["name"], store)
+
+    def _set_devices(self, numbers: list[int]) -> None:
+        self.devices = tuple(torch.device("cuda", number) for number in numbers) or (torch.device("cpu"),)
+        if numbers:
+            torch.cuda.set_device(self.devices[0])
+
+
+def find_gpus() -> list[str]:
+    """Return what identifies each GPU that this process sees."""
+    if not torch.cuda.is_available():
+        return []
+    return [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+
+
+def serve_store(address: str, port: int, listener: int) -> TCPStore:
+    """Serve torch's store on a port that another process listens to, as torchrun's agent does."""
+    with suppress(RuntimeError):
+        return TCPStore(
+            address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener, timeout=_CONNECT_TIMEOUT
+        )
+    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener, use_libuv=False)
+
+
+def _get_default_group() -> Any:
+    """Return the default process group, as Any: torch's types lack most of its methods."""
+    return dist.group.WORLD

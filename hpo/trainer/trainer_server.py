@@ -1,0 +1,284 @@
+"""A trainer: a process forked from the template, which answers the requests of one rank until that rank lets it go."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import gc
+import io
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+
+from hpo.process.channel import Channel, ChannelClosed, Message
+from hpo.process.linux import adopt_orphans, has_children, raise_oom_score
+from hpo.process.stacks import WRITE_STACKS, format_header
+from hpo.text_format import format_error as message_of
+from hpo.trainer.forks import IGNORED_SIGNALS, register_trainer_process
+from hpo.trainer.interrupts import InterruptHandler
+from hpo.trainer.objective_call import ObjectiveCall
+from hpo.trainer.objective_runner import ObjectiveRunner
+from hpo.trainer.program_runner import ProgramRunner
+from hpo.trainer.search_file import BoundSearch, SearchFile, SearchSource
+from hpo.trainer.shared_data import SharedData, pack_data
+from hpo.trainer.snapshot_buffer import SnapshotBuffer, read_optional_checkpoint
+from hpo.trainer.trainer_group import TrainerGroup, find_gpus, serve_store
+
+_EXIT_SECONDS = 5
+_HARMLESS_THREADS = ("TMonitor",)  # tqdm's, which looks at progress bars
+
+
+class TrainerServer:
+    """Answers the requests of one rank."""
+
+    def __init__(self, channel: Channel, search: BoundSearch | None, data: int) -> None:
+        self._channel = channel
+        self._search = search
+        self._data = SharedData(data)
+        self._group = TrainerGroup()
+        self._interrupts = InterruptHandler(lambda: channel.send("interrupted"))
+        self._snapshots: SnapshotBuffer | None = None
+        self._stores: list[object] = []
+
+    @property
+    def search(self) -> BoundSearch:
+        """The search file, with its settings."""
+        assert self._search is not None
+        return self._search
+
+    def serve(self) -> None:
+        """Answer requests until the rank closes the connection."""
+        while True:
+            message = self._channel.receive()
+            assert message is not None
+            getattr(self, f"_on_{message.kind}")(message)
+
+    def _on_evaluate(self, message: Message) -> None:
+        threads = set(threading.enumerate())
+        ticket = message["ticket"]
+        params = message["params"]
+        try:
+            restored, inherited = (
+                read_optional_checkpoint(message["restored"]),
+                read_optional_checkpoint(message["inherited"]),
+            )
+        except ValueError as error:
+            self._channel.send(
+                "step", failure=f"ValueError: {error}", **SnapshotBuffer(params, False, None, None).make_flags()
+            )
+            self._channel.send("ended", is_clean=False)
+            return
+        is_leader = (ticket["rank"] if ticket is not None else self._group.rank) == 0
+        self._snapshots = SnapshotBuffer(params, is_leader, restored, inherited)
+        evaluation = ObjectiveRunner(
+            self._channel, ObjectiveCall(self.search, params), self._group, self._interrupts, self._snapshots
+        )
+        evaluation.trial, evaluation.folder = message["trial"], Path(message["folder"])
+        if message.get("is_watched"):
+            from hpo.trainer.probe import Probe
+
+            devices = ticket["devices"] if ticket is not None else []
+            device = torch.device("cuda", devices[0]) if devices else self._group.devices[0]
+            with Probe(device) as probe:
+                evaluation.on_loss = probe.record_loss
+                last = evaluation.run(message["seed"], self._data.load, ticket, message.get("is_compared", False))
+                if last is not None and last["loss"] is not None:
+                    evaluation.on_loss()
+            probe.trace.failures, probe.trace.place = evaluation.failure_messages, evaluation.failure_line
+            self._channel.send("seen", **probe.trace.to_data())
+        else:
+            last = evaluation.run(message["seed"], self._data.load, ticket)
+        del evaluation, restored, inherited
+        is_clean = self._is_clean(threads)
+        if last is not None:
+            self._channel.send("step", **last, is_clean=is_clean)
+        else:
+            self._channel.send("ended", is_clean=is_clean)
+
+    def _on_run(self, message: Message) -> None:
+        """Run a program in this process, which ends with it."""
+        file = self.search.file
+        source = file.program_source if file.program is not None else None
+        program = ProgramRunner(self._channel, self._interrupts, message["command"], source)
+        if message["is_watched"]:
+            program.start_probe()
+        program.run(message["environment"])
+
+    def _on_verdict(self, message: Message) -> None:
+        """Keep what belongs to a loss with which the objective has returned."""
+        assert self._snapshots is not None
+        if (kept := self._snapshots.copy_requested(message)) is not None:
+            self._channel.send("kept", **kept)
+        self._snapshots.clear_offers()
+
+    def _is_clean(self, before: set[threading.Thread]) -> bool:
+        """Tell whether an evaluation has left nothing behind."""
+        if "torch.distributed.fsdp" in sys.modules:
+            gc.collect()  # FSDP's hooks and modules refer to each other: networks of many evaluations would pile up
+        threads = [one for one in threading.enumerate() if one not in before]
+        if any(type(thread).__name__ not in _HARMLESS_THREADS for thread in threads):
+            return False
+        if sys.stdout.closed or sys.stderr.closed:
+            return False
+        return self._group.is_clean and not has_children()
+
+    def _on_write_state(self, message: Message) -> None:
+        assert self._snapshots is not None
+        self._channel.send("written", **self._snapshots.write_checkpoint(message["path"]))
+
+    def _on_write_weights(self, message: Message) -> None:
+        assert self._snapshots is not None
+        self._channel.send("written", **self._snapshots.write_weights(message["path"], message["about"]))
+
+    def _on_prepare(self, _: Message) -> None:
+        """Call `prepare`, and send what it returns as the descriptor of a file without a name."""
+        from hpo.errors import UsageError
+
+        try:
+            data = self.search.call_prepare()
+        except UsageError as error:
+            self._channel.send("prepared", mistake=ValueError.__str__(error))
+            return
+        try:
+            descriptor = pack_data(data)
+        except OSError as error:
+            text = f"no room for the data: {error.strerror}; TMPDIR=FOLDER names another place"
+            self._channel.send("prepared", mistake=text)
+        except Exception as error:
+            text = (
+                f"what prepare returned cannot be copied for each evaluation ({type(error).__name__}: {error}): return "
+                "arrays, tensors and plain values, and open files in the objective"
+            )
+            self._channel.send("prepared", mistake=text)
+        else:
+            self._channel.send("prepared", [descriptor], mistake="")
+
+    def _on_constraints(self, message: Message) -> None:
+        from hpo.trainer.constraint_server import answer_constraint_request
+
+        self._channel.send("constraints", **answer_constraint_request(self.search.file, message.content))
+
+    def _on_test(self, message: Message) -> None:
+        from hpo.trainer.final_test import run_test
+
+        for part in run_test(self.search, message["params"], Path(message["weights"])):
+            self._channel.send("tested", **part)
+        self._channel.send("tested", kind="end")
+
+    def _on_devices(self, _: Message) -> None:
+        self._channel.send("devices", gpus=find_gpus())
+
+    def _on_store(self, message: Message) -> None:
+        (listener,) = message.descriptors
+        try:
+            self._stores.append(serve_store(message["address"], message["port"], listener))
+        except RuntimeError as error:
+            print(f"torch's store cannot be served: {message_of(error)}", file=sys.stderr, flush=True)
+
+
+def serve_trainer(
+    request: Message,
+    file: SearchFile | None,
+    settings: list[str] | SearchSource,
+    data: int,
+) -> None:
+    """Become the trainer that a rank has asked for, and serve it; raises ChannelClosed when the rank lets it go."""
+    number, out, err, stacks, *terminal = request.descriptors
+    channel = Channel(socket.socket(fileno=number))
+    raise_oom_score()
+    adopt_orphans()  # what an objective has left shows as a child of this process
+    if request["is_attended"]:
+        os.dup2(terminal[0], 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        register_trainer_process(())
+    else:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        register_trainer_process(IGNORED_SIGNALS)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, request["cores"])
+    _redirect_streams(out, err)
+    os.write(stacks, format_header(threading.main_thread().ident or 0).encode())
+    faulthandler.enable(stacks)
+    faulthandler.register(WRITE_STACKS, stacks, all_threads=True)
+    _start_logging(request["log_level"])
+    _set_threads(request["threads"])
+    dist.set_debug_level_from_env()  # type: ignore[attr-defined]
+    gc.enable()
+    search = _bind_settings(file, settings)
+    channel.send("started", process=os.getpid())
+    try:
+        TrainerServer(channel, search, data).serve()
+    except ChannelClosed:
+        _exit_process()
+        raise
+
+
+def _bind_settings(file: SearchFile | None, settings: list[str] | SearchSource) -> BoundSearch | None:
+    if isinstance(settings, SearchSource):
+        return settings.load()
+    return file.bind_settings(settings) if file is not None else None
+
+
+def _redirect_streams(out: int, err: int) -> None:
+    """Let what this process and those that it starts print go to the supervisor."""
+    for number, target in ((out, 1), (err, 2)):
+        os.dup2(number, target)
+    for number in {out, err} - {1, 2}:
+        os.close(number)
+    for name, target in (("stdout", 1), ("stderr", 2)):
+        binary = open(target, "wb", buffering=0, closefd=False)  # noqa: SIM115 - for as long as the process lives
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(binary), "utf-8", errors="backslashreplace", line_buffering=True, write_through=True
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _start_logging(level: str) -> None:
+    """Show logs on standard error until a search file configures logging, which it may do at any time.
+
+    `basicConfig` would not have an effect if the root logger had a handler.
+    """
+    if not logging.getLogger().handlers:
+        logging.getLogger().setLevel(level)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(level)  # for libraries whose loggers have levels of their own
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.lastResort = handler
+
+
+def _set_threads(threads: int) -> None:
+    """Let torch and BLAS use this rank's share of the host's cores; the template has one thread.
+
+    Frameworks and child processes read the variable. Without it, Lightning and Accelerate give each worker all cores.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        with_default = os.environ["OMP_NUM_THREADS"].split(",")[0]
+        threads = int(with_default) if with_default.isdigit() and int(with_default) else threads
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    torch.set_num_threads(threads)
+    if threads > 1:
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(threads, user_api="blas")
+
+
+def _exit_process() -> None:
+    """End as Python does, but within some seconds, whatever is left."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    signal.alarm(_EXIT_SECONDS)
+    atexit._run_exitfuncs()

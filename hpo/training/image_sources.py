@@ -1,0 +1,246 @@
+"""Where the data sets come from: a package, files that are there already, or a download through torchvision."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+# Images, uint8 of shape (N, channels, height, width), and labels, int64 of shape (N,).
+Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+
+
+_DIGITS = tuple("0123456789")
+_CLOTHES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+
+
+class ImageSource(Protocol):
+    """A data set: its published training part, of which some samples are kept for validation, and its test part."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the labels."""
+        ...
+
+    @property
+    def validation_samples(self) -> int:
+        """The number of samples that are kept for validation."""
+        ...
+
+    def read_development(self, folder: Path) -> Arrays:
+        """Read the part that training and validation samples are taken from."""
+        ...
+
+    def read_test(self, folder: Path) -> Arrays:
+        """Read the test part."""
+        ...
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The UCI handwritten digits that scikit-learn ships (1,797 images of 8x8): no file, no download.
+
+    They have no published test part: every fifth image is taken as a test image.
+    """
+
+    class_names: tuple[str, ...] = _DIGITS
+    validation_samples: int = 360
+
+    def read_development(self, folder: Path) -> Arrays:  # noqa: ARG002 - nothing is read from it
+        """Read four fifths of the images."""
+        images, labels, is_test = self._read_digits()
+        return images[~is_test], labels[~is_test]
+
+    def read_test(self, folder: Path) -> Arrays:  # noqa: ARG002 - nothing is read from it
+        """Read every fifth image."""
+        images, labels, is_test = self._read_digits()
+        return images[is_test], labels[is_test]
+
+    def _read_digits(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        images = digits.images.astype(np.uint8)[:, None]
+        return images, digits.target.astype(np.int64), np.arange(len(images)) % 5 == 4
+
+
+@dataclass(frozen=True)
+class IdxFiles:
+    """MNIST (LeCun, Cortes and Burges 1998) or a data set in its format: four IDX files, gzipped or not.
+
+    They are read from the folder itself, or from NAME/raw in it, where torchvision puts them; if they are in neither,
+    they are downloaded there.
+    """
+
+    torchvision_name: str
+    class_names: tuple[str, ...] = _DIGITS
+    validation_samples: int = 10_000
+
+    def read_development(self, folder: Path) -> Arrays:
+        """Read the training files."""
+        return self._read_part(folder, "train")
+
+    def read_test(self, folder: Path) -> Arrays:
+        """Read the test files."""
+        return self._read_part(folder, "t10k")
+
+    def _read_part(self, folder: Path, part: str) -> Arrays:
+        names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
+        places = [folder, folder / self.torchvision_name / "raw"]
+        if not all(_find_file(name, places) for name in names):
+            _download_dataset(
+                self.torchvision_name, folder, [f"{name}[.gz]" for name in names], places, self._fetch_files
+            )
+        images, labels = (_read_idx(_find_downloaded_file(name, places)) for name in names)
+        if images.ndim != 3 or labels.shape != images.shape[:1]:
+            raise ValueError(
+                f"{_find_file(names[0], places)} holds images of shape {images.shape}, "
+                f"{_find_file(names[1], places)} labels of "
+                f"shape {labels.shape}: expected as many labels as images of two dimensions"
+            )
+        if labels.max(initial=0) >= len(self.class_names):
+            raise ValueError(
+                f"{_find_file(names[1], places)} holds the label {labels.max()}, and there are "
+                f"{len(self.class_names)} classes"
+            )
+        return images[:, None], labels.astype(np.int64)
+
+    def _fetch_files(self, root: Path) -> None:
+        # Imported here because it takes 1.4 s of CPU, and is not needed where the files are there.
+        import torchvision.datasets
+
+        getattr(torchvision.datasets, self.torchvision_name)(root=str(root), download=True)
+
+
+@dataclass(frozen=True)
+class Cifar10:
+    """CIFAR-10 (Krizhevsky 2009) in its binary version, downloaded where it is not there.
+
+    Its Python version, which torchvision reads, is pickled: reading it would run whatever is in the files.
+    """
+
+    class_names: tuple[str, ...] = (
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    )
+    validation_samples: int = 10_000
+    url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+    md5: str = "c32a1d4ab5d03f1284b67883e8d87530"
+
+    def read_development(self, folder: Path) -> Arrays:
+        """Read the training batches."""
+        return self._read_batches(folder, [f"data_batch_{number}.bin" for number in range(1, 6)])
+
+    def read_test(self, folder: Path) -> Arrays:
+        """Read the test batch."""
+        return self._read_batches(folder, ["test_batch.bin"])
+
+    def _read_batches(self, folder: Path, names: Sequence[str]) -> Arrays:
+        places = [folder, folder / "cifar-10-batches-bin"]
+        if not all(_find_file(name, places) for name in names):
+            _download_dataset("CIFAR10 (binary version)", folder, names, places, self._fetch_files)
+        batches = [self._read_batch(_find_downloaded_file(name, places)) for name in names]
+        return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+
+    def _fetch_files(self, root: Path) -> None:
+        from torchvision.datasets.utils import download_and_extract_archive
+
+        download_and_extract_archive(self.url, str(root), md5=self.md5, remove_finished=True)
+
+    def _read_batch(self, path: Path) -> Arrays:
+        """Read a file of records, each of one byte, which is the label, and an image of 3 x 32 x 32 bytes."""
+        content = np.fromfile(path, np.uint8)
+        if len(content) == 0 or len(content) % 3073:
+            raise ValueError(f"{path} holds {len(content)} bytes, and not records of 1 + 3 x 32 x 32: it is damaged")
+        records = content.reshape(-1, 3073)
+        if records[:, 0].max() >= len(self.class_names):
+            raise ValueError(
+                f"{path} holds the label {records[:, 0].max()}, and there are {len(self.class_names)} classes"
+            )
+        return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
+
+
+SOURCES: dict[str, ImageSource] = {
+    "digits": Digits(),
+    "mnist": IdxFiles("MNIST"),
+    "fashion-mnist": IdxFiles("FashionMNIST", _CLOTHES),
+    "cifar10": Cifar10(),
+}
+
+
+def _find_file(name: str, places: Sequence[Path]) -> Path | None:
+    paths = (place / (name + suffix) for place in places for suffix in ("", ".gz"))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _find_downloaded_file(name: str, places: Sequence[Path]) -> Path:
+    path = _find_file(name, places)
+    if path is None:
+        raise FileNotFoundError(f"no {name} in {' or '.join(map(str, places))} after the download")
+    return path
+
+
+def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """Read an IDX file of bytes: a magic number, one big-endian uint32 per dimension, then the values."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise ValueError(f"{path} is not an IDX file of bytes: it begins with {content[:4]!r}, not with 0, 0, 8")
+    start = 4 + 4 * content[3]
+    if len(content) < start:
+        raise ValueError(f"{path} is cut off: it ends within its header, after {len(content)} bytes")
+    shape = struct.unpack(f">{content[3]}I", content[4:start])
+    if len(content) - start != math.prod(shape):
+        raise ValueError(f"{path} holds {len(content) - start} values; its header says {shape}: {math.prod(shape)}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _download_dataset(
+    name: str, folder: Path, files: Sequence[str], places: Sequence[Path], fetch: Callable[[Path], object]
+) -> None:
+    """Let `fetch` download a data set into a temporary folder, and move it to its place when it is complete.
+
+    Raises FileNotFoundError where it cannot be downloaded.
+    """
+    there = folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as root:
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                fetch(Path(root))
+            for path in filter(Path.is_file, Path(root).rglob("*")):
+                place = folder / path.relative_to(root)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(place)
+    except (OSError, RuntimeError) as error:
+        if not there:
+            with suppress(OSError):
+                folder.rmdir()
+        reason = " ".join(str(error).split())
+        raise FileNotFoundError(
+            f"{name} is not there and could not be downloaded. Looked for {' and '.join(files)} in "
+            f"{' and in '.join(map(str, places))}; downloading into {folder} failed: {type(error).__name__}: {reason}. "
+            f"Point --set data_dir=FOLDER to a folder that has them"
+        ) from error

@@ -1,0 +1,133 @@
+"""Finding one evaluation of a run by its name, or the one that matters most, and all that is known of it."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+from hpo.errors import UsageError
+from hpo.results.confirmation import make_plan
+from hpo.results.reader import RunReader
+from hpo.results.recommendation import find_winner
+from hpo.store.evaluations import Evaluation
+from hpo.store.manifest import Manifest
+from hpo.store.output_log import read_log_tail
+from hpo.store.pareto_front import find_front
+from hpo.store.run_dir import RunDir
+from hpo.views.evaluation_details import EvaluationDetails
+
+
+class EvaluationLookup:
+    """The evaluations of a run, and those that confirm its best, as they were at one moment."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        manifest: Manifest,
+        in_use: bool | None,
+        evaluations: Sequence[Evaluation],
+        confirmations: Sequence[Evaluation],
+    ) -> None:
+        self.run_dir = run_dir
+        self._manifest = manifest
+        self._in_use = in_use
+        self._evaluations = evaluations
+        self._confirmations = confirmations
+
+    @classmethod
+    def read(cls, reader: RunReader) -> EvaluationLookup:
+        """Look up evaluations as the record holds them now."""
+        in_use = reader.run_dir.is_in_use  # first: if the run has ended by now, all of it is in the record
+        return cls(
+            reader.run_dir,
+            reader.manifest,
+            in_use,
+            reader.read_evaluations(),
+            reader.read_confirmations(all_plans=True),
+        )
+
+    def find_evaluation(self, name: str) -> Evaluation:
+        """Return the evaluation with this label; raises UsageError, saying which there are, where there is none."""
+        if not re.fullmatch(r"(confirm-)?[0-9]{1,18}", name):
+            raise UsageError(f"{name!r} is no trial: give a number, or confirm-0 for the first that confirms the best")
+        place = int(name.removeprefix("confirm-"))
+        among = self._confirmations if name.startswith("confirm-") else self._evaluations
+        found = next((one for one in among if one.trial == place), None)
+        if found is None:
+            there = (
+                " and ".join(filter(None, map(_format_span, (self._evaluations, self._confirmations)))) or "none yet"
+            )
+            raise UsageError(f"{self.run_dir.path} has no trial {name}: there are {there}")
+        return found
+
+    def choose_evaluation(self) -> tuple[Evaluation, str]:
+        """Return the winner, or else what failed last, and why it was chosen; raises UsageError without either."""
+        confirmations = make_plan(self._manifest).select_planned(self._confirmations)
+        winner = find_winner(self._evaluations, confirmations, self._manifest.objectives)
+        if winner is not None:
+            ended = all(one.is_finished for one in confirmations)
+            confirmed = any(one.confirms == winner.trial and one.state == "complete" for one in confirmations)
+            return winner, f"the winner: the lowest {'mean loss over other seeds' if ended and confirmed else 'loss'}"
+        failed = self.list_failed()
+        if failed:
+            return failed[0], "the last that failed, as nothing has succeeded"
+        raise UsageError(
+            f"{self.run_dir.path}: nothing has succeeded or failed; name a trial: there are "
+            f"{_format_span(self._evaluations) or 'none yet'}"
+        )
+
+    def list_failed(self) -> list[Evaluation]:
+        """Return what failed, the latest first."""
+        failed = [one for one in [*self._evaluations, *self._confirmations] if one.state == "failed"]
+        return sorted(failed, key=lambda one: (one.ended, one.trial), reverse=True)
+
+    def collect_details(self, evaluation: Evaluation) -> EvaluationDetails:
+        """Return everything about an evaluation."""
+        confirms = evaluation.confirms is not None
+        own, run = self._confirmations if confirms else self._evaluations, self._manifest
+        return EvaluationDetails(
+            evaluation,
+            run.confirmation_study if confirms else run.study,
+            self._in_use,
+            self._find_seed(evaluation),
+            next((one.trial for one in own if one.retry_of == evaluation.trial), None),
+            next((one.state for one in own if one.trial == evaluation.retry_of), ""),
+            [] if confirms else [one for one in self._confirmations if one.confirms == evaluation.trial],
+            read_log_tail(self.run_dir.get_log_path(evaluation.trial, confirms)),
+            *self._compare_with_front(evaluation),
+        )
+
+    def _find_seed(self, evaluation: Evaluation) -> int | None:
+        """Return the seed of an evaluation; None if another run made it, or it is from before seeds were recorded."""
+        run = self._manifest
+        is_told_by_run = evaluation.state == "waiting" or len(run.sessions) == 1
+        return (
+            run.seed if evaluation.seed is None and is_told_by_run and not evaluation.imported_from else evaluation.seed
+        )
+
+    def _compare_with_front(self, evaluation: Evaluation) -> tuple[bool | None, int | None]:
+        """Return whether an evaluation is on the front, and a trial of the front that is as good or better in all."""
+        objectives = self._manifest.objectives
+        if not objectives.is_multi_objective:
+            return None, None
+        if evaluation.state != "complete" or evaluation.confirms is not None:
+            return False, None
+        if any(one.trial == evaluation.trial for one in self._front):
+            return True, None
+        own = objectives.compute_costs(evaluation.values)
+        better = (one for one in self._front if all(map(operator.le, objectives.compute_costs(one.values), own)))
+        return False, next((one.trial for one in better), None)
+
+    @cached_property
+    def _front(self) -> list[Evaluation]:
+        return find_front(self._evaluations, self._manifest.objectives)
+
+
+def _format_span(evaluations: Sequence[Evaluation]) -> str:
+    """Return which trials there are, as text; empty where there are none."""
+    if not evaluations:
+        return ""
+    first, last = (evaluations[place].label for place in (0, -1))
+    return first if first == last else f"{first} to {last}"

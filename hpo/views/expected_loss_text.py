@@ -1,0 +1,24 @@
+"""What a model expects of the best individual, as a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpo.text_format import format_number
+
+_TOLERANCE = 0.02  # of a loss
+
+
+def format_expected_loss(summary: Mapping[str, Any]) -> str:
+    """Return what a model expects of the best, and of whom it expects the lowest loss; empty where it cannot say."""
+    expected = summary["expected"]
+    if expected is None:
+        return ""
+    loss, lowest, count = summary["best"]["loss"], expected["lowest"], expected["evaluations"]
+    text = f"A model of {count} losses expects {format_number(expected['loss'])} of trial {expected['trial']}"
+    if expected["loss"] - loss > _TOLERANCE * abs(loss):
+        text += f", and not {format_number(loss)}, which may be partly luck"
+    if expected["loss"] - lowest["loss"] > _TOLERANCE * abs(lowest["loss"]):
+        text += f"; it expects the lowest loss of trial {lowest['trial']}, {format_number(lowest['loss'])}"
+    return f"{text}."

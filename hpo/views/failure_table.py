@@ -1,0 +1,79 @@
+"""A table of the evaluations that failed, as wide as the terminal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from hpo.results.display_names import collect_names, name_params
+from hpo.results.summary import format_reason
+from hpo.store.evaluations import Evaluation
+from hpo.text_format import cut_text, format_tenths, format_value, make_printable, make_show_command
+from hpo.views.individual_table import MAX_HYPERPARAMETERS
+from hpo.views.table_format import format_table, make_table
+
+_MIN_FAILURE_WIDTH = 40  # columns that a failure gets at least, however little room the others leave
+_LONGEST_VALUE = 24
+_GAP = 3  # columns
+
+
+def format_failed(failed: Sequence[Evaluation], n: int, run_dir: Path) -> list[str]:
+    """Return lines on the latest `n` evaluations that failed, and how to see more; `failed` has the latest first."""
+    if not failed:
+        return ["No evaluation failed."]
+    shown = failed[:n]
+    width = max(map(cell_len, format_table("", _make_failure_table(shown)).split("\n")))
+    reasons = [make_printable(format_reason(one)) for one in shown]
+    if sys.stdout.isatty():
+        room = max(_MIN_FAILURE_WIDTH, shutil.get_terminal_size().columns - width - _GAP)
+        reasons = [_truncate(reason, room) for reason in reasons]
+    whole = width + _GAP + max(map(cell_len, ["failure", *reasons])) + 1  # the table's right edge, a space
+    text = format_table("Failed", _make_failure_table(shown, reasons), width=whole)
+    more = f"{make_show_command(run_dir, shown[0].label)} shows everything about trial {shown[0].label}"
+    if (many := len(_find_param_names(shown))) > MAX_HYPERPARAMETERS:
+        more += f", its {many} hyperparameters too"
+    return [text, make_printable(f"{_describe_count(len(shown), len(failed))} that failed; {more}")]
+
+
+def _truncate(reason: str, room: int) -> str:
+    text = Text(reason)
+    text.truncate(room, overflow="ellipsis")
+    return text.plain
+
+
+def _describe_count(shown: int, failed: int) -> str:
+    if shown < failed:
+        return f"the latest {shown} of {failed}" if shown > 1 else f"the last of {failed}"
+    return f"all {failed}" if failed > 1 else "the only one"
+
+
+def _make_failure_table(failed: Sequence[Evaluation], reasons: Sequence[str] = ()) -> Table:
+    """Return a table with a row for each evaluation, and with the reasons in the last column, if they are given."""
+    columns = [
+        ("trial", [one.label for one in failed]),
+        ("island", [str(one.island) for one in failed]),
+        ("worker", [str(one.worker) for one in failed]),
+        ("seconds", [format_tenths(one.seconds) for one in failed]),
+        ("epochs", [str(max(one.curve, default=0)) for one in failed]),
+    ]
+    names = name_params(_find_param_names(failed), [*(name for name, _ in columns), "failure"])
+    if len(names) <= MAX_HYPERPARAMETERS:  # more would leave no room for what matters here
+        for name, shown in names.items():
+            columns.append(
+                (shown, [cut_text(format_value(one.params.get(name, "")), _LONGEST_VALUE) for one in failed])
+            )
+    if not reasons:
+        return make_table(columns)
+    table = make_table([*columns, ("failure", list(reasons))])
+    table.columns[-1].justify = "left"
+    return table
+
+
+def _find_param_names(failed: Sequence[Evaluation]) -> list[str]:
+    return collect_names(one.params for one in failed)

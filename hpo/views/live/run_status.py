@@ -1,0 +1,191 @@
+"""How a run stands at a moment: how far it is, how fast, and what its islands and workers do. Pure computation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpo.objectives import Objectives
+from hpo.results.confirmation import compare_confirmed
+from hpo.results.reader import RunSnapshot, parse_session_start
+from hpo.results.search_history import find_improvements
+from hpo.results.summary import summarize_rungs
+from hpo.store.evaluations import Evaluation, find_best, group_by_individual
+from hpo.store.pareto_front import find_front
+from hpo.store.successive_halving import is_search_over
+from hpo.views.loss_scale import find_complete_losses
+from hpo.views.pace import Pace, compute_pace
+from hpo.views.working_time import WorkingTime
+
+ACTIVE_PHASES = ("searching", "confirming", "ending", "unknown")
+
+
+@dataclass(frozen=True)
+class IslandStatus:
+    """An island: how many individuals have been evaluated on it, its best, and how many of them failed."""
+
+    index: int
+    population: int
+    best: Evaluation | None
+    failed: int
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What is shown of a run.
+
+    `phase` is searching, confirming, ending, finished, stopped, died or unknown (whether it goes on cannot be told from
+    this host), and `why` says more of it. `done` of `total` evaluations are those of the search, or of its
+    confirmation while that goes on. `running` holds one evaluation per worker, the oldest first, and `idle` the other
+    workers of this session, of which some are `helping`, with a text of what; `rungs` are those of
+    `hpo.results.summary`.
+    `front` are the individuals that no other one dominates in the `objectives`, and `best` is the first of them; the
+    front is empty where the loss is the only objective.
+    `improvements` are pairs: the seconds in which something was evaluated before a new best was found, and its loss.
+    `worked` is the sum of such seconds until now, and `losses` are those of all complete evaluations. `to_confirm` says
+    that the best will be confirmed, and `confirmed` what came out of it, as `hpo.results.confirmation.compare` returns
+    it.
+    """
+
+    at: float
+    phase: str
+    reason: str
+    remedy: str
+    done: int
+    total: int
+    pace: Pace
+    counts: dict[str, int]
+    objectives: Objectives
+    best: Evaluation | None
+    front: list[Evaluation]
+    islands: list[IslandStatus]
+    running: list[Evaluation]
+    idle_workers: list[int]
+    helper_texts: dict[int, str]
+    rungs: list[dict[str, Any]]
+    improvements: list[tuple[float, float]]
+    working_seconds: float
+    losses: list[float]
+    to_confirm: bool
+    confirmed: list[dict[str, Any]]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has ended by itself, or has done all it was to do."""
+        return self.phase in ("finished", "stopped")
+
+    @property
+    def may_be_running(self) -> bool:
+        """Whether the run goes on, or may go on for all that can be told."""
+        return self.phase in ACTIVE_PHASES
+
+
+def compute_run_status(look: RunSnapshot) -> RunStatus:
+    """Return how a run stands."""
+    evaluations, confirmations = look.evaluations, look.confirmations
+    everything = [*evaluations, *confirmations]
+    phase, why = _find_phase(look)
+    shown = confirmations if phase == "confirming" else evaluations
+    total = len(confirmations) if phase == "confirming" else look.manifest.budget
+    done = sum(
+        any(evaluation.has_ended_in_run for evaluation in group) for group in group_by_individual(shown).values()
+    )
+    goes_on = phase in ACTIVE_PHASES
+    running = _find_running(everything)
+    since = parse_session_start(look.manifest)
+    objectives = look.manifest.objectives
+    found = find_front(evaluations, objectives) if objectives.is_multi_objective else []
+    time = WorkingTime(everything, look.taken_at if goes_on else None)
+    return RunStatus(
+        at=look.taken_at,
+        phase=phase,
+        reason=why,
+        remedy=look.remedy,
+        done=done,
+        total=total,
+        pace=compute_pace(shown, total - done, since, look.taken_at if goes_on else None),
+        counts=_count_states(evaluations),
+        objectives=objectives,
+        best=found[0] if found else find_best(evaluations),
+        front=found,
+        islands=_summarize_islands(evaluations, look.manifest.layout.islands),
+        running=running,
+        idle_workers=_find_idle_workers(everything, running, since) if goes_on else [],
+        helper_texts=_describe_helpers(running) if goes_on else {},
+        rungs=summarize_rungs(evaluations, look.manifest.pruner, look.manifest.objectives),
+        improvements=_find_improvements(evaluations, time),
+        working_seconds=time.total,
+        losses=find_complete_losses(evaluations),
+        to_confirm=phase == "searching" and look.manifest.confirm_seeds > 0,
+        confirmed=compare_confirmed(confirmations) if confirmations else [],
+    )
+
+
+def _find_phase(look: RunSnapshot) -> tuple[str, str]:
+    """Return the phase that a run is in, and a text that says more of it."""
+    confirming = any(evaluation.state == "running" for evaluation in look.confirmations)
+    unconfirmed = confirming or any(evaluation.state == "waiting" for evaluation in look.confirmations)
+    searching = any(evaluation.state == "running" for evaluation in look.evaluations)
+    run = look.manifest
+    spent = is_search_over(look.evaluations, run.budget, run.pruner, run.objectives)
+    to_confirm = look.manifest.confirm_seeds and not look.confirmations and find_best(look.evaluations) is not None
+    finished = spent and not searching and not unconfirmed and not to_confirm
+    if look.is_in_use:
+        confirming = confirming or (unconfirmed and spent and not searching)
+        return ("ending" if finished else "confirming" if confirming else "searching"), ""
+    if finished:
+        return "finished", ""
+    if look.is_in_use is None:
+        return "unknown", f"{look.holder or 'the run'} may still go on; its lock cannot be seen from this host"
+    return ("died", look.holder.split(" since ")[0]) if look.holder else ("stopped", look.stop_reason)
+
+
+def _count_states(evaluations: Iterable[Evaluation]) -> dict[str, int]:
+    """Return the number of evaluations by state; those that were taken over are counted apart."""
+    return dict(Counter("taken over" if evaluation.imported_from else evaluation.state for evaluation in evaluations))
+
+
+def _summarize_islands(evaluations: Sequence[Evaluation], count: int) -> list[IslandStatus]:
+    """Return the islands on which something was evaluated; evaluations of islands that are gone are dealt to them."""
+    groups: dict[int, list[Evaluation]] = {}
+    for evaluation in evaluations:
+        if evaluation.is_finished or evaluation.state == "running":
+            groups.setdefault(evaluation.island % count, []).append(evaluation)
+    return [
+        IslandStatus(
+            index,
+            sum(evaluation.is_finished for evaluation in group),
+            find_best(group),
+            sum(evaluation.state == "failed" for evaluation in group),
+        )
+        for index, group in sorted(groups.items())
+    ]
+
+
+def _find_running(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+    """Return what each worker evaluates; of several that a session has left when it died, the last one counts."""
+    by_worker: dict[int, Evaluation] = {}
+    for evaluation in sorted((e for e in evaluations if e.state == "running"), key=lambda e: e.started):
+        by_worker[evaluation.worker] = evaluation
+    return sorted(by_worker.values(), key=lambda evaluation: (evaluation.started, evaluation.worker))
+
+
+def _find_idle_workers(evaluations: Iterable[Evaluation], running: Iterable[Evaluation], since: float) -> list[int]:
+    seen = {worker for evaluation in evaluations if evaluation.started >= since for worker in evaluation.workers}
+    return sorted(seen - {evaluation.worker for evaluation in running})
+
+
+def _describe_helpers(running: Sequence[Evaluation]) -> dict[int, str]:
+    """Return what workers do that are at evaluations of others."""
+    # A worker may have parted, and begun another evaluation, before the one that it has helped with is over.
+    own = {one.worker for one in running}
+    return {worker: f"helps worker {one.worker}" for one in running for worker in one.workers[1:] if worker not in own}
+
+
+def _find_improvements(evaluations: Sequence[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:
+    """Return when there was a new best, and its loss; what was taken over was there from the beginning."""
+    first = find_best(one for one in evaluations if one.imported_from)
+    found = [(0.0, first.loss)] if first else []
+    return found + [(time.compute_seconds(one.ended), one.loss) for one in find_improvements(evaluations)]

@@ -1,0 +1,135 @@
+"""A run while it goes on: on a screen if there is a terminal, or else a line for each evaluation that ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from io import TextIOWrapper
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from hpo.results.reader import RunReader, RunSnapshot
+from hpo.store.run_dir import RunDir
+from hpo.text_format import make_printable, make_show_command
+from hpo.views.front_text import format_best_so_far
+from hpo.views.live.run_header import format_header, format_progress
+from hpo.views.live.run_status import RunStatus, compute_run_status
+from hpo.views.progress import SECONDS_BETWEEN_ESTIMATES, ProgressLines
+
+_MIN_SECONDS_BETWEEN_LOOKS = 1.0
+_MAX_CPU_SHARE = 0.02  # of a core that looking may take: at 10,000 evaluations, it is this which makes looks rarer
+
+
+def watch_run(path: Path, storage: str | None = None) -> int:
+    """Show a run until the user quits, or as lines until it ends; return the exit status.
+
+    Raises UsageError if the directory holds no run.
+    """
+    RunDir(path).read_manifest()  # a mistake is told before the terminal is taken over
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # of hyperparameters, in a terminal that cannot show them
+    try:
+        return _show_screen(path, storage) if _has_capable_terminal() else _print_listing(path, storage)
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:  # the pipe's reader has gone; Python would try to write once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _has_capable_terminal() -> bool:
+    """Tell whether there is a terminal that can be taken over: Textual reads from stdin, and writes to stderr."""
+    terminals = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    is_capable = os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+    return terminals and is_capable and sys.stdout.encoding.lower().startswith("utf")
+
+
+def _read_updates(path: Path, storage: str | None) -> Iterator[tuple[RunSnapshot, RunStatus, float]]:
+    """Yield the run as it is, again and again, each time with the seconds to wait before the next.
+
+    How a run stands is the same object as before if it has ended and nothing has changed.
+    """
+    follower = RunReader(path, storage).make_follower()
+    look = follower.take_snapshot()
+    run, pause = compute_run_status(look), _MIN_SECONDS_BETWEEN_LOOKS  # the first look alone reads everything
+    while True:
+        yield look, run, pause
+        began = time.thread_time()
+        before, look = look, follower.take_snapshot()
+        if run.may_be_running or replace(look, taken_at=before.taken_at) != before:
+            run = compute_run_status(look)
+        pause = max(_MIN_SECONDS_BETWEEN_LOOKS, (time.thread_time() - began) / _MAX_CPU_SHARE)
+
+
+def _show_screen(path: Path, storage: str | None) -> int:
+    from hpo.views.live.app import WatchApp  # Textual takes 0.3 s
+
+    app = WatchApp(path, _read_updates(path, storage))
+    status = app.run() or 0
+    if app.error:
+        raise app.error
+    if app.run_status:
+        with suppress(OSError):  # The terminal may be gone.
+            _print_lines(format_header(replace(app.run_status, at=time.time()), path))
+    return status
+
+
+def _print_listing(path: Path, storage: str | None) -> int:
+    """Print how the run stands, and a line for each evaluation that ends until it does."""
+    listing: RunListing | None = None
+    for look, run, pause in _read_updates(path, storage):
+        if listing is None:
+            _print_lines(format_header(run, path))
+            if not run.may_be_running:
+                return 0
+            listing = RunListing(look, path)
+        _print_lines(Text(make_printable(line)) for line in listing.format_lines(look, run))
+        if not run.may_be_running:
+            _print_lines(format_header(run, path))
+            return 0
+        time.sleep(pause)
+    return 0
+
+
+class RunListing:
+    """Writes a line for each evaluation that has ended since the look before, and now and then the time left."""
+
+    def __init__(self, first_look: RunSnapshot, path: Path) -> None:
+        self._path = path
+        self._stages = [
+            ProgressLines(past, 0, first_look.manifest.objectives)
+            for past in (first_look.evaluations, first_look.confirmations)
+        ]
+        self._stages_with_heading: set[ProgressLines] = set()
+        self._estimated_at = time.monotonic()
+
+    def format_lines(self, look: RunSnapshot, run: RunStatus) -> Iterator[str]:
+        """Yield the lines; the search and its confirmation each have a heading."""
+        budgets = look.manifest.budget, len(look.confirmations)
+        for stage, evaluations, budget in zip(
+            self._stages, (look.evaluations, look.confirmations), budgets, strict=True
+        ):
+            stage.budget = budget
+            for one in stage.take_ended(evaluations):
+                if stage not in self._stages_with_heading:
+                    self._stages_with_heading.add(stage)
+                    yield stage.heading
+                yield stage.format_line(one) + (
+                    f"  ({make_show_command(self._path, one.label)})" * (one.state == "failed")
+                )
+        if time.monotonic() - self._estimated_at > SECONDS_BETWEEN_ESTIMATES and run.done < run.total:
+            self._estimated_at = time.monotonic()
+            yield f"-- {format_best_so_far(run.best, len(run.front))}{format_progress(run)}"
+
+
+def _print_lines(lines: Iterable[Text]) -> None:
+    """Print lines, in colour if a terminal can show it."""
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for line in lines:
+        console.print(line)

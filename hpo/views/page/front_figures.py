@@ -1,0 +1,235 @@
+"""The Pareto front as figures: what was found, what of it nobody dominates, and how that came to be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpo.dominance import find_non_dominated
+from hpo.objectives import Objectives
+from hpo.results.hypervolume import ReferenceBox, compute_shares_over_time, make_box
+from hpo.results.search_history import sort_by_end
+from hpo.store.evaluations import Evaluation
+from hpo.store.pareto_front import compute_costs, find_front
+from hpo.text_format import format_count, format_number
+from hpo.views.loss_scale import LossScale, make_loss_scale
+from hpo.views.page.axes import compute_linear_ticks, escape_markup, make_axis
+from hpo.views.page.figure import Figure, Trace, format_label, make_points, sample_evaluations
+from hpo.views.page.out_of_range import (
+    SEPARATOR_POSITION,
+    TRIANGLE_SIZE,
+    compute_loss_heights,
+    make_cut_axis,
+    make_separator,
+)
+
+_MIN_EVALUATIONS = 8  # evaluations: before, there is no earlier front to see
+_MIN_FRONT_FRACTION = 1 / 4  # of an axis, from the best to a little behind the front
+_EDGES = {
+    "right": ("triangle-right", "\N{BLACK RIGHT-POINTING TRIANGLE} at the right edge"),
+    "upper": ("triangle-up", "\N{BLACK UP-POINTING TRIANGLE} at the upper edge"),
+    "lower": ("triangle-down", "\N{BLACK DOWN-POINTING TRIANGLE} at the lower edge"),
+}
+
+
+@dataclass(frozen=True)
+class _FrontAxis:
+    """An objective as an axis, at this `place` among all; `edge` is where values are drawn that are beyond its scale.
+
+    If it is `turned`, the scale is that of the values with the other sign, of which the lowest are at the top.
+    """
+
+    name: str
+    index: int
+    scale: LossScale
+    edge: str
+    is_reversed: bool = False
+
+    def compute_value(self, one: Evaluation) -> float:
+        """Return an evaluation's value on the scale."""
+        return -one.values[self.index] if self.is_reversed else one.values[self.index]
+
+    def compute_heights(self, evaluations: Sequence[Evaluation]) -> list[float]:
+        """Return where on the axis evaluations are drawn."""
+        return compute_loss_heights(map(self.compute_value, evaluations), self.scale)
+
+    def is_out_of_range(self, one: Evaluation) -> bool:
+        """Tell whether an evaluation is beyond the scale."""
+        return self.scale.is_out_of_range(self.compute_value(one))
+
+    def make_layout(self, cut: bool, title: str) -> dict[str, Any]:
+        """Return the axis, with room for what is beyond the scale if it is `cut`."""
+        scale = self.scale
+        made = (
+            make_cut_axis(title, scale)
+            if cut
+            else make_axis(title, [scale.lowest, scale.highest], log=scale.is_logarithmic)
+        )
+        if not self.is_reversed:
+            return made
+        ticks = made.get("tickvals", compute_linear_ticks(scale.lowest, scale.highest))
+        ends = {"range": made["range"][::-1]} if cut else {"autorange": "reversed"}
+        return {**made, "tickvals": ticks, "ticktext": [f"{-tick or 0.0:.8g}" for tick in ticks], **ends}
+
+    def describe_out_of_range(self, evaluations: Sequence[Evaluation]) -> str:
+        """Return a sentence on how many evaluations are beyond the scale; empty where none is."""
+        far = [one.values[self.index] for one in evaluations if self.is_out_of_range(one)]
+        if not far:
+            return ""
+        verb, to = "goes" if len(far) == 1 else "go", f"down to {format_number(min(far))}"
+        to = to if self.is_reversed else f"up to {format_number(max(far))}"
+        count = format_count(len(far), "evaluation")
+        return f"{count} {verb} beyond the scale of {self.name}, {to}: {_EDGES[self.edge][1]}."
+
+
+def _make_front_axis(
+    evaluations: Sequence[Evaluation], objectives: Objectives, index: int, box: ReferenceBox | None
+) -> _FrontAxis:
+    """Return the axis of an objective; what is far worse than usual, or than the front, is beyond its scale."""
+    name, values = objectives.names[index], [one.values[index] for one in evaluations]
+    whole = LossScale(min(values), max(values))
+    costs = [-one for one in values] if name in objectives.maximized else values
+    scale = _limit_scale(make_loss_scale(costs, costs), costs, float(box.reference[index]) if box else math.inf)
+    if name not in objectives.maximized:
+        return _FrontAxis(name, index, scale, "upper" if index else "right")
+    if not whole.is_logarithmic and (scale.is_logarithmic or scale.is_out_of_range(max(costs))):
+        return _FrontAxis(name, index, scale, "lower", is_reversed=True)
+    return _FrontAxis(name, index, whole, "lower")
+
+
+def _limit_scale(scale: LossScale, costs: Sequence[float], reference: float) -> LossScale:
+    """Return a scale of which what lies before the reference has a quarter at least."""
+    if scale.is_out_of_range(reference) or scale.compute_fraction(reference) >= _MIN_FRONT_FRACTION:
+        return scale
+    end = scale.compute_loss(scale.compute_fraction(reference) / _MIN_FRONT_FRACTION)
+    return LossScale(scale.lowest, max(cost for cost in costs if cost <= end))
+
+
+def draw_fronts(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Figure]:
+    """Draw each objective but the loss over the loss, and the front; nothing without any."""
+    complete = _find_complete(evaluations, objectives)
+    if not complete or not objectives.is_multi_objective:
+        return []
+    groups, box = _group_by_progress(evaluations, objectives), make_box(complete, objectives)
+    across, *others = [_make_front_axis(complete, objectives, place, box) for place in range(len(objectives.names))]
+    return [_draw_front(complete, groups, objectives, (across, up)) for up in others]
+
+
+def _find_complete(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
+    """Return the complete evaluations with a finite value of each objective."""
+    complete = [one for one in evaluations if one.state == "complete"]
+    return [one for one in complete if all(map(math.isfinite, objectives.compute_costs(one.values)))]
+
+
+def _group_by_progress(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[str, list[Evaluation]]:
+    """Return what was complete after a quarter and a half of the run and is now, each with a name."""
+    given, ended = [one for one in evaluations if one.imported_from], sort_by_end(evaluations)
+    counts = (len(ended) // 4, len(ended) // 2) if len(ended) >= _MIN_EVALUATIONS else ()
+    before = {f"after {count} evaluations": _find_complete([*given, *ended[:count]], objectives) for count in counts}
+    return {**before, "front": _find_complete(evaluations, objectives)}
+
+
+def _draw_front(
+    complete: Sequence[Evaluation],
+    groups: Mapping[str, Sequence[Evaluation]],
+    objectives: Objectives,
+    sides: tuple[_FrontAxis, _FrontAxis],
+) -> Figure:
+    best = find_front(complete, objectives)
+    across, up = sides
+    on_front = {one.trial for one in best}
+    others = sample_evaluations([one for one in complete if one.trial not in on_front])
+    look, accent = {"color": "--muted", "size": 6, "opacity": 0.6}, {"color": "--accent", "size": 8, "opacity": 1}
+    traces = [_draw_points(others, (across, up), objectives, "dominated", look)] if others else []
+    traces += _draw_stairs(groups, (across, up), objectives)
+    traces.append(_draw_points(sample_evaluations(best), (across, up), objectives, "on the front", accent))
+    layout, shapes = {}, []
+    for which, side in (("x", across), ("y", up)):
+        cut = any(map(side.is_out_of_range, complete))
+        title = f"{side.name} (maximised)" if side.name in objectives.maximized else side.name
+        layout[f"{which}axis"] = side.make_layout(cut, title)
+        shapes += [make_separator(which, side.scale.compute_loss(SEPARATOR_POSITION))] if cut else []
+    beyond = " ".join(filter(None, (side.describe_out_of_range(complete) for side in (across, up))))
+    about = _describe_figure(objectives, up.name, len(groups) > 1)
+    title = f"{up.name} over the loss"
+    return Figure(
+        f"front-{up.index}", title, about, traces, {**layout, "shapes": shapes}, height=420, out_of_range_note=beyond
+    )
+
+
+def _describe_figure(objectives: Objectives, name: str, has_past: bool) -> str:
+    text = "Each point is a complete evaluation. The line is the front"
+    if len(objectives.names) > 2:
+        text += f" of loss and {name} alone; individuals of the front that are not on it are better in something else"
+    return text + (". Thinner lines are what it was before." if has_past else ".")
+
+
+def _draw_points(
+    evaluations: Sequence[Evaluation],
+    sides: tuple[_FrontAxis, _FrontAxis],
+    objectives: Objectives,
+    name: str,
+    look: dict[str, Any],
+) -> Trace:
+    """Draw evaluations as points, and as triangles at the edges where they are beyond a scale.
+
+    These come last: the legend has the first symbol.
+    """
+    across, up = sides
+    evaluations = sorted(evaluations, key=lambda one: any(side.is_out_of_range(one) for side in sides))
+    edges = [next((side.edge for side in sides if side.is_out_of_range(one)), "") for one in evaluations]
+    marker = {**look, "symbol": [_EDGES[edge][0] if edge else "circle" for edge in edges]}
+    marker |= {"size": [TRIANGLE_SIZE if edge else look["size"] for edge in edges], "line": {"width": 0}}
+    trace = make_points(across.compute_heights(evaluations), evaluations, name)
+    texts = [_format_front_label(one, objectives) for one in evaluations]
+    return {**trace, "y": up.compute_heights(evaluations), "text": texts, "marker": marker}
+
+
+def _format_front_label(one: Evaluation, objectives: Objectives) -> str:
+    """Return what an evaluation was, one fact per line, with the values of all objectives."""
+    first, rest = format_label(one).split("<br>", 1)
+    others = zip(objectives.metric_names, one.other_values, strict=True)
+    return "<br>".join([first, *(escape_markup(f"{name} {format_number(value)}") for name, value in others), rest])
+
+
+def _draw_stairs(
+    groups: Mapping[str, Sequence[Evaluation]], sides: tuple[_FrontAxis, _FrontAxis], objectives: Objectives
+) -> list[Trace]:
+    """Draw the front of each group in two objectives as stairs, the last one strongest."""
+    across, up = sides
+    looks = (("--muted", 1, "dot"), ("--accent-soft", 1.5, "solid"), ("--accent", 2, "solid"))[-len(groups) :]
+    traces: list[Trace] = []
+    for (name, group), (colour, width, dash) in zip(groups.items(), looks, strict=True):
+        stairs = _find_stairs(group, objectives, up.index)
+        # What one of them dominates begins at its place, to the right of it, and ends above the next one.
+        line = {"color": colour, "width": width, "dash": dash, "shape": "hv"}
+        place = {"x": across.compute_heights(stairs), "y": up.compute_heights(stairs)}
+        traces.append({**place, "name": name, "mode": "lines", "line": line, "hoverinfo": "skip"})
+    return traces
+
+
+def _find_stairs(evaluations: Sequence[Evaluation], objectives: Objectives, place: int) -> list[Evaluation]:
+    """Return the evaluations that nobody dominates in the loss and one other objective, the lowest loss first."""
+    costs = compute_costs(evaluations, objectives)[:, [0, place]]
+    kept = [one for one, is_kept in zip(evaluations, find_non_dominated(costs), strict=True) if is_kept]
+    return sorted(kept, key=lambda one: one.loss)
+
+
+def draw_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) -> Figure | None:
+    """Draw how the hypervolume has grown; None where there is none, or nothing to see of it."""
+    grown, ended = compute_shares_over_time(evaluations, objectives), len(sort_by_end(evaluations))
+    if not grown or ended < 2:
+        return None
+    x, y = [count for count, _ in grown], [round(share, 4) for _, share in grown]
+    line = {"color": "--accent", "width": 2, "shape": "hv"}
+    trace = {"x": [*x, ended], "y": [*y, y[-1]], "mode": "lines", "line": line, "name": "hypervolume"}
+    trace["hovertemplate"] = "after %{x} evaluations: %{y:.1%}<extra></extra>"
+    layout = {
+        "xaxis": make_axis("evaluations that have ended"),
+        "yaxis": {**make_axis("share of the box"), "tickformat": ".0%", "rangemode": "tozero"},
+        "showlegend": False,
+    }
+    about = "How much of the box between the best and the worst of the front its individuals dominate, by then."
+    return Figure("hypervolume", "Hypervolume", about, [trace], layout, height=280)

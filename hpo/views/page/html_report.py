@@ -1,0 +1,244 @@
+"""The report of a run: one HTML file that opens anywhere, with no network and no server."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import shlex
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from hpo.errors import UsageError
+from hpo.objectives import Objectives
+from hpo.parameters import is_conditional
+from hpo.results.display_names import collect_names, name_metrics, name_params
+from hpo.results.reader import RunReader
+from hpo.results.recommendation import find_winner, read_winner_test
+from hpo.results.summary import group_by_reason, summarize
+from hpo.results.trained_network import find_network
+from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import find_best as best_of
+from hpo.store.manifest import Manifest
+from hpo.store.pareto_front import select_far_apart
+from hpo.store.run_dir import write_atomically
+from hpo.store.weights import find_weights, read_weights_trial
+from hpo.text_format import (
+    escape_invisible,
+    format_date,
+    format_duration,
+    format_number,
+    format_numbers,
+    format_tenths,
+    format_value,
+)
+from hpo.views.confirmation_text import describe_confirmed
+from hpo.views.expected_loss_text import format_expected_loss
+from hpo.views.front_text import (
+    compute_entry_costs,
+    describe_front,
+    describe_hypervolume,
+    format_trial,
+    group_ties,
+    make_improved_heading,
+    put_objectives_first,
+)
+from hpo.views.individual_table import choose_names, find_important_names
+from hpo.views.page import front_figures, hyperparameter_figures, lineage_figures, loss_figures, rung_figure, timeline
+from hpo.views.page.figure import Figure
+from hpo.views.rung_columns import make_rung_columns
+
+_MAX_FAILURES, _MAX_FRONT_ROWS = 50, 100
+_RESERVED_COLUMNS = ("place", "loss", "trial", "island", "worker", "generation", "seconds")
+_TEMPLATE_FOLDER = Path(__file__).parent
+
+
+def write_report(run: RunReader, path: Path, ask_models: bool = True) -> None:
+    """Write the report of a run as it stands; raises RunError where the file cannot be written."""
+    write_atomically(path, make_report(run, top_n=10, ask_models=ask_models))
+
+
+def make_report(run: RunReader, top_n: int, ask_models: bool = True) -> bytes:
+    """Return the content of the report of a run as it stands."""
+    return render_report(run, top_n, time.time(), ask_models).encode(errors="backslashreplace")
+
+
+def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = True) -> str:
+    """Return the report of a run as HTML; evaluations that still run are drawn until `now`, seconds since the epoch."""
+    goes_on = run.run_dir.is_in_use is not False
+    evaluations, confirmations = run.read_evaluations(), run.read_confirmations()
+    distributions = run.read_distributions()
+    summary = summarize(evaluations, run.manifest, top_n, confirmations, ask_models)
+    important = find_important_names(summary)
+    # A conditional hyperparameter that no evaluation has is in the space, and has no distribution.
+    ranked = [entry["name"] for entry in summary["importances"] if entry["name"] in distributions]
+    order = list(dict.fromkeys([*ranked, *distributions]))
+    objectives = run.manifest.objectives
+    top_metrics, top_params = _make_headings(summary["top"], important, distributions, objectives)
+    layout, best = run.manifest.layout, find_winner(evaluations, confirmations, objectives)
+    fronts = front_figures.draw_fronts(evaluations, objectives)
+    drawn = {
+        "best": None if objectives.is_multi_objective else loss_figures.draw_best_and_runner_up(evaluations, best),
+        "hypervolume": front_figures.draw_hypervolume(evaluations, objectives),
+        "history": loss_figures.draw_history(evaluations),
+        "parallel": hyperparameter_figures.draw_parallel_coordinates(
+            evaluations, {name: distributions[name] for name in distributions if name in top_params}
+        ),
+        "rungs": rung_figure.draw_rungs(evaluations, run.manifest.pruner, objectives),
+        "schedule": lineage_figures.draw_schedule(evaluations, best, distributions),
+        "descent": lineage_figures.draw_descent(evaluations, best),
+        "curves": loss_figures.draw_learning_curves(evaluations, best),
+        "timeline": timeline.draw_timeline([*evaluations, *confirmations], layout.workers, now if goes_on else None),
+        "immigrants": timeline.draw_immigrants(evaluations),
+    }
+    slices = hyperparameter_figures.draw_slices(evaluations, distributions, order)
+    template = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATE_FOLDER),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    template.filters |= {
+        "number": format_number,
+        "numbers": format_numbers,
+        "value": format_value,
+        "duration": format_duration,
+        "tenths": format_tenths,
+    }
+    template.filters |= {"day": format_date, "trial": format_trial}
+    template.filters["lines"] = lambda text: escape_invisible(text, keep="\n\t")
+    return template.get_template("page.html").render(
+        about=_describe_run(run.manifest),
+        space=run.manifest.space,
+        name=run.run_dir.study_name,
+        made=now,
+        goes_on=goes_on,
+        summary=summary,
+        best=best,
+        test=read_winner_test(run.run_dir, best) if best else None,
+        weights=read_weights_trial(run.run_dir.best_weights),
+        network=find_network(run.run_dir, best, run.read_confirmations(all_plans=True)) if best else None,
+        best_json=json.dumps(best.params) if best else "",
+        best_metrics=name_metrics(best.metrics, best.params, _RESERVED_COLUMNS) if best else {},
+        top_metrics=top_metrics,
+        top_params=top_params,
+        params_of_top=collect_names(entry["params"] for entry in summary["top"]),
+        confirmed=_find_confirmation(summary, best),
+        comparison=describe_confirmed(summary, [f"trial {entry['trial']}" for entry in summary["confirmed"]]),
+        advice=run.find_advice(),
+        lineage=summary["lineage"],
+        pruner=run.manifest.pruner,
+        rungs=make_rung_columns(summary["rungs"]),
+        runner_up=loss_figures.find_runner_up(evaluations, best),
+        first=min((one.started for one in evaluations if not one.imported_from and one.started > 0), default=now),
+        importances=summary["importances"],
+        important=important,
+        conditional=any(map(is_conditional, run.manifest.space.values())),
+        islands=_summarize_islands(evaluations),
+        failures=_group_failures([*evaluations, *confirmations]),
+        figures=drawn,
+        slices=slices,
+        count=len(evaluations),
+        several=objectives.is_multi_objective,
+        improved=make_improved_heading(objectives),
+        front=_make_front_table(run, summary["front"], important, distributions),
+        expected=format_expected_loss(summary),
+        front_about=describe_front(len(summary["front"]), objectives),
+        front_worth=describe_hypervolume(summary["hypervolume"], objectives),
+        fronts=fronts,
+        figures_json=_compress(json.dumps(_index_by_name([*drawn.values(), *fronts, *slices]), allow_nan=False)),
+        plotly=_compress(_read_plotly()),
+    )
+
+
+def _describe_run(run: Manifest) -> list[tuple[str, str]]:
+    """Return what the last session has run, as pairs of names and texts."""
+    return [
+        ("command", run.command),
+        ("search space", run.search_space),
+        ("started", run.started),
+        ("layout", str(run.layout)),
+        ("hosts", ", ".join(run.hosts)),
+        ("budget", f"{run.budget} evaluations"),
+        ("seed", str(run.seed)),
+        ("propagators", ", ".join(run.propagators)),
+        ("pruner", run.pruner),
+        ("settings", ", ".join(f"{name} = {value}" for name, value in run.settings.items())),
+        ("study", f"{run.study} in {run.storage}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
+    ]
+
+
+def _find_confirmation(summary: Mapping[str, Any], best: Evaluation | None) -> dict[str, Any] | None:
+    """Return the best individual's confirmation; None where the best was not chosen by a confirmation."""
+    first: dict[str, Any] | None = next(iter(summary["confirmed"]), None)
+    if first is None or best is None or summary["unconfirmed"] or first["mean"] is None:
+        return None
+    return first
+
+
+def _index_by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:
+    return {figure.name: {"data": figure.data, "layout": figure.layout} for figure in drawn if figure}
+
+
+def _make_headings(
+    entries: Sequence[Mapping[str, Any]],
+    important: Sequence[str],
+    distributions: Mapping[str, Any],
+    objectives: Objectives,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the metrics and the hyperparameters that a table of individuals has columns for, with their headings."""
+    shown = choose_names([entry["params"] for entry in entries], important)
+    metrics = put_objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
+    params = {name: text for name, text in name_params(distributions, _RESERVED_COLUMNS).items() if name in shown}
+    return name_metrics(metrics, distributions, _RESERVED_COLUMNS), params
+
+
+def _make_front_table(
+    run: RunReader, entries: Sequence[Mapping[str, Any]], important: Sequence[str], distributions: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the content of the table of the front; of a long front, individuals that are far apart."""
+    objectives = run.manifest.objectives
+    entries = entries if len(entries) <= _MAX_FRONT_ROWS else group_ties(entries, objectives)
+    rows = [entries[index] for index in select_far_apart(compute_entry_costs(entries, objectives), _MAX_FRONT_ROWS)]
+    metrics, params = _make_headings(rows, important, distributions, objectives)
+    files = {entry["trial"]: find_weights(run.run_dir, entry["trial"]) for entry in rows}
+    weights = {trial: path.relative_to(run.run_dir.path) for trial, path in files.items() if path}
+    ways = [f"--by {shlex.quote(name)}" for name in objectives.names]
+    return {"rows": rows, "metrics": metrics, "params": params, "weights": weights, "ways": ways}
+
+
+def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Return what each island evaluated, its best, and the immigrants on it at its last evaluation."""
+    found = []
+    for island in sorted({one.island for one in evaluations if one.counts_for_budget}):
+        own = [one for one in evaluations if one.island == island and one.counts_for_budget]
+        last = max(own, key=lambda one: one.started)
+        found.append({"island": island, "evaluations": len(own), "best": best_of(own), "immigrants": last.immigrants})
+    return found
+
+
+def _group_failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Return failures by their reasons, the most frequent first, with the last evaluation of each."""
+    groups = group_by_reason(evaluations)[:_MAX_FAILURES]
+    return [{"reason": reason, "count": len(group), "last": group[-1]} for reason, group in groups]
+
+
+def _compress(text: str | bytes) -> str:
+    """Return a text compressed, for the page to unpack: plotly.js takes 2 MB like this, and 4.8 MB otherwise."""
+    content = text.encode() if isinstance(text, str) else text
+    return base64.b64encode(zlib.compress(content, 6)).decode()
+
+
+def _read_plotly() -> bytes:
+    """Return the script that draws; plotly itself, which takes 0.4 s to import, is not needed."""
+    package = importlib.util.find_spec("plotly")
+    if package is None or package.origin is None:
+        raise UsageError("the report needs the package plotly: pip install plotly")
+    return (Path(package.origin).parent / "package_data" / "plotly.min.js").read_bytes()

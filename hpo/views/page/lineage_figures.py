@@ -1,0 +1,134 @@
+"""Figures of inheritance: who came from whom, and how hyperparameters changed along the line of the best."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpo.results.display_names import collect_names
+from hpo.store.evaluations import Evaluation
+from hpo.store.inheritance import trace_lineage
+from hpo.text_format import format_number, format_value
+from hpo.views.loss_scale import find_complete_losses, make_loss_scale
+from hpo.views.page.axes import escape_markup, is_log, make_axis, make_category_ticks, round_number
+from hpo.views.page.figure import (
+    Figure,
+    Trace,
+    find_island_colour,
+    find_island_symbol,
+    join_lines,
+    make_points,
+    sample_evaluations,
+)
+from hpo.views.page.out_of_range import compute_loss_heights, describe_out_of_range, make_loss_layout, make_loss_markers
+
+_MAX_ROWS = 8
+_ROW_HEIGHT, _ROW_GAP = 90, 0.02  # pixels, share of the height
+
+
+def draw_descent(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
+    """Draw each loss over the epochs that its line was trained, and lines to it from whom it came; None without any."""
+    known = {one.trial: one for one in evaluations}
+    complete = [one for one in evaluations if one.state == "complete"]
+    if not any(one.inherits in known for one in complete):
+        return None
+    shown = sample_evaluations(complete)
+    epochs = _count_epochs(evaluations)
+    losses = [one.loss for one in shown]
+    scale = make_loss_scale(losses, find_complete_losses(evaluations))
+    pairs = [(known[one.inherits], one) for one in shown if one.inherits in known]
+    x, y = join_lines(
+        ([epochs[a.trial], epochs[b.trial]], compute_loss_heights([a.loss, b.loss], scale)) for a, b in pairs
+    )
+    faint = {"color": "--muted", "width": 1}
+    traces: list[Trace] = [
+        {"x": x, "y": y, "mode": "lines", "line": faint, "opacity": 0.5, "hoverinfo": "skip", "name": "inherits"}
+    ]
+    for island in sorted({one.island for one in shown}):
+        group = [one for one in shown if one.island == island]
+        look = {"color": find_island_colour(island), "symbol": find_island_symbol(island), "size": 6}
+        trace = make_points([epochs[one.trial] for one in group], group, f"island {island}")
+        traces.append(trace | make_loss_markers([one.loss for one in group], scale, look))
+    if winner is not None:
+        line = trace_lineage(winner, known)
+        path = {"x": [epochs[one.trial] for one in line], "y": compute_loss_heights([one.loss for one in line], scale)}
+        look = {"color": "--accent", "width": 2.5}
+        traces.append({**path, "mode": "lines", "line": look, "name": "the line of the best", "hoverinfo": "skip"})
+    layout = {
+        "xaxis": make_axis("epochs, of all its line", list(epochs.values()), whole=True),
+        **make_loss_layout(losses, scale),
+    }
+    about = "Each point is a complete evaluation; a line leads to it from the one whose weights it began with."
+    return Figure("descent", "Lineage", about, traces, layout, out_of_range_note=describe_out_of_range(losses, scale))
+
+
+def draw_schedule(
+    evaluations: Sequence[Evaluation], winner: Evaluation | None, distributions: Mapping[str, Any]
+) -> Figure | None:
+    """Draw the losses and the hyperparameters that changed along the winner's line; None where it has none."""
+    known = {one.trial: one for one in evaluations}
+    line = trace_lineage(winner, known) if winner is not None else []
+    if len(line) < 2:
+        return None
+    every = collect_names(one.params for one in line)
+    changed = [name for name in every if len({one.params.get(name) for one in line}) > 1]
+    names = changed[: _MAX_ROWS - 1]
+    ends = list(itertools.accumulate(len(one.curve) for one in line))
+    begins = [0, *ends[:-1]]
+    losses = [loss for one in line for loss in one.curve.values()]
+    texts = [f"trial {one.trial}: loss {format_number(loss)}" for one in line for loss in one.curve.values()]
+    scale = make_loss_scale(losses, find_complete_losses(evaluations))
+    colour = {"color": "--accent", "width": 2}
+    loss: Trace = {
+        "x": list(range(1, len(losses) + 1)),
+        "y": compute_loss_heights(losses, scale),
+        "mode": "lines+markers",
+    }
+    traces: list[Trace] = [{**loss, "line": colour, "text": texts, "hovertemplate": "%{text}<extra></extra>"}]
+    height = (1 - _ROW_GAP * len(names)) / (len(names) + 1)
+    tops = [1 - row * (height + _ROW_GAP) for row in range(len(names) + 1)]
+    layout: dict[str, Any] = make_loss_layout(losses, scale) | {"showlegend": False}
+    layout["yaxis"]["domain"] = [max(0.0, tops[0] - height), tops[0]]
+    for row, name in enumerate(names, start=2):
+        having = [(one.params[name], at) for one, *at in zip(line, begins, ends, strict=True) if name in one.params]
+        values = [item for item, _ in having]
+        choices = getattr(distributions[name], "choices", None)
+        heights = [choices.index(item) for item in values] if choices else values
+        x = [at for _, pair in having for at in pair]
+        y = [item if isinstance(item, int) else round_number(item) for item in heights for _ in (0, 1)]
+        trials = [one.trial for one in line if name in one.params]
+        said = [
+            escape_markup(f"trial {trial}: {name} = {format_value(item)}")
+            for trial, item in zip(trials, values, strict=True)
+            for _ in (0, 1)
+        ]
+        own: Trace = {"x": x, "y": y, "text": said, "hovertemplate": "%{text}<extra></extra>", "mode": "lines"}
+        traces.append({**own, "line": {"color": "--text", "width": 1.5}, "yaxis": f"y{row}"})
+        upright = make_axis(name, heights, log=is_log(distributions[name]))
+        if choices:
+            upright |= make_category_ticks(choices)
+        elif len(upright.get("tickvals", [0, 0])) < 2:  # the range is too narrow for round numbers
+            ends_of_range = [min(heights), max(heights)]
+            upright |= {
+                "tickvals": ends_of_range,
+                "ticktext": [escape_markup(format_value(item)) for item in ends_of_range],
+            }
+        layout[f"yaxis{row}"] = {**upright, "domain": [max(0.0, tops[row - 1] - height), tops[row - 1]]}
+    layout["xaxis"] = {**make_axis("epoch", ends, whole=True), "anchor": f"y{len(names) + 1}" if names else "y"}
+    about = (
+        f"The best, trial {line[-1].trial}, goes back to trial {line[0].trial}: its losses, and how hyperparameters "
+        "changed from evaluation to evaluation. That is the schedule which was found."
+    )
+    return Figure(
+        "schedule", "The line of the best", about, traces, layout, height=120 + _ROW_HEIGHT * (len(names) + 1)
+    )
+
+
+def _count_epochs(evaluations: Sequence[Evaluation]) -> dict[int, int]:
+    """Return how many epochs each evaluation has been trained for with all from whom it comes."""
+    epochs: dict[int, int] = {}
+    for one in evaluations:  # who inherits has a higher number
+        before = 0 if one.inherits is None else epochs.get(one.inherits, 0)
+        epochs[one.trial] = before + len(one.curve)
+    return epochs

@@ -1,0 +1,193 @@
+"""The top-n tables of a run, from its summary."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.results.advice.run_result import Advice
+from hpo.results.display_names import collect_names, name_metrics
+from hpo.results.summary import COUNTED_STATES
+from hpo.store.evaluations import format_label
+from hpo.store.pareto_front import select_far_apart
+from hpo.text_format import (
+    cut_text,
+    format_count,
+    format_duration,
+    format_number,
+    format_numbers,
+    format_tenths,
+    format_value,
+    make_printable,
+    make_show_command,
+)
+from hpo.views.confirmation_text import describe_confirmed, format_confirmed
+from hpo.views.expected_loss_text import format_expected_loss
+from hpo.views.front_text import (
+    compute_entry_costs,
+    describe_front,
+    describe_hypervolume,
+    format_trial,
+    group_ties,
+    make_improved_heading,
+    put_objectives_first,
+)
+from hpo.views.individual_table import find_important_names, format_individuals
+from hpo.views.rung_columns import make_rung_columns
+from hpo.views.table_format import format_table, make_empty_table, make_table
+
+_MAX_REASONS = 10
+_MAX_FRONT_ROWS = 20  # individuals of the front in its table, or as many as are asked for
+_LINE_WIDTH = 100  # of sentences
+_MAX_CHANGED = 8  # hyperparameters in a table
+RESERVED_COLUMNS = ("loss", "trial", "island", "worker", "generation", "seconds")  # columns
+
+
+def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives = ONLY_LOSS) -> None:
+    """Print the counts, and the best individuals of each island and of the whole run."""
+    for island in summary["islands"]:
+        if island["top"]:
+            print(_format_entries(f"Island {island['island']}", island["top"], summary, run_dir, objectives))
+    print(_format_best(summary, run_dir, objectives))
+    if summary["confirmed"]:
+        print(format_confirmed(summary, run_dir))
+        if not summary["unconfirmed"]:
+            places = [str(place) for place in range(1, 1 + len(summary["confirmed"]))]
+            lines = (textwrap.fill(sentence, _LINE_WIDTH) for sentence in describe_confirmed(summary, places))
+            print(*lines, "", sep="\n")
+    if summary["best"]:
+        print(_format_propagators(summary["propagators"], make_improved_heading(objectives)))
+    print(_format_ancestry_and_rungs(summary), end="")
+    if summary["failures"]:
+        print(_format_failure_reasons(summary["failures"], run_dir))
+    counts = summary["evaluations"]
+    states = [f"{counts[state]} {state}" for state in COUNTED_STATES if counts[state]]
+    if summary["waiting"]:
+        states.append(f"{summary['waiting']} waiting to be evaluated")
+    if summary["unconfirmed"]:
+        states.append(f"{summary['unconfirmed']} to confirm the best")
+    taken_over = f"; {summary['taken_over']} taken over" if summary["taken_over"] else ""
+    grown = f"; {summary['grown']} with more than one worker" if summary["grown"] else ""
+    print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{taken_over}{grown}")
+
+
+def print_times(summary: Mapping[str, Any]) -> None:
+    """Print the wall time and how busy the workers were."""
+    took = f"{format_duration(summary['wall_seconds'])}, " if summary["wall_seconds"] >= 0 else ""  # the clock was set
+    print(f"{took}workers busy {summary['worker_busy_fraction']:.1%} of the time")
+
+
+def print_advice(advice: Sequence[Advice]) -> None:
+    """Print what follows from a run: what to do, why, and what to type; nothing where nothing follows."""
+    lines = ["", "What to do next"] if advice else []
+    for one in advice:
+        for text, first in ((one.text, "- "), (one.evidence, "  ")):
+            lines += textwrap.wrap(make_printable(text), _LINE_WIDTH, initial_indent=first, subsequent_indent="  ")
+        lines += [f"      {make_printable(one.command)}"] if one.command else []
+    if lines:
+        print("\n".join(lines))
+
+
+def _format_best(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:
+    """Return the table of the best of the whole run."""
+    if summary["front"]:
+        return _format_front(summary, run_dir, objectives)
+    if summary["top"]:
+        text = _format_entries("All islands", summary["top"], summary, run_dir, objectives)
+        expected = "\n".join(textwrap.wrap(format_expected_loss(summary), _LINE_WIDTH))
+        return f"{text}{expected}\n" if expected and not summary["confirmed"] else text
+    return "No evaluation succeeded."
+
+
+def _format_front(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:
+    """Return the table of the front, and what it is; of a long one, ties in a row, and rows that are far apart."""
+    front, most = summary["front"], max(_MAX_FRONT_ROWS, len(summary["top"]))
+    entries = front if len(front) <= most else group_ties(front, objectives)
+    shown = [entries[place] for place in select_far_apart(compute_entry_costs(entries, objectives), most)]
+    lines = textwrap.wrap(make_printable(describe_front(len(front), objectives)), _LINE_WIDTH)
+    lines += textwrap.wrap(make_printable(describe_hypervolume(summary["hypervolume"], objectives)), _LINE_WIDTH)
+    if rest := len(front) - len(shown):
+        command = f"hpo top {shlex.quote(str(run_dir))} -n {len(front)}"
+        ties = "; +1 is another trial with the same values" if len(entries) < len(front) else ""
+        lines.insert(0, make_printable(f"{format_count(rest, 'other')} of the front: {command} shows all{ties}"))
+    return "\n".join(
+        [_format_entries("The Pareto front", shown, summary, run_dir, objectives) + lines[0], *lines[1:], ""]
+    )
+
+
+def _format_entries(
+    title: str,
+    entries: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    run_dir: Path,
+    objectives: Objectives,
+) -> str:
+    metrics = put_objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
+    names = name_metrics(metrics, collect_names(entry["params"] for entry in entries), RESERVED_COLUMNS)
+    left = [
+        ("loss", format_numbers([entry["loss"] for entry in entries])),
+        *((names[name], format_numbers([entry["metrics"].get(name) for entry in entries])) for name in metrics),
+    ]
+    right = [("trial", [format_trial(entry) for entry in entries])]
+    right += [(name, [str(entry[name]) for entry in entries]) for name in ("island", "worker", "generation")]
+    right.append(("seconds", [format_tenths(entry["seconds"]) for entry in entries]))
+    if any(entry["inherits"] is not None for entry in entries):
+        right.append(("inherits", [_format_parent(entry) for entry in entries]))
+    if any(entry["origin"] for entry in entries):
+        right.append(("taken over from", [entry["origin"] for entry in entries]))
+    more = make_show_command(run_dir, str(entries[0]["trial"]))
+    return format_individuals(
+        title, [entry["params"] for entry in entries], left, right, more, find_important_names(summary)
+    )
+
+
+def _format_parent(entry: Mapping[str, Any]) -> str:
+    return "" if entry["inherits"] is None else f"from {entry['inherits']}"
+
+
+def _format_propagators(entries: Sequence[Mapping[str, Any]], improved_heading: str) -> str:
+    table = make_empty_table()
+    table.add_column("propagator", no_wrap=True)
+    for column in ("evaluations", improved_heading, "own best"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for entry in entries:
+        own_best = "" if entry["best"] is None else format_number(entry["best"])
+        table.add_row(make_printable(entry["propagator"]), str(entry["evaluations"]), str(entry["improved"]), own_best)
+    return format_table("Propagators", table)
+
+
+def _format_ancestry_and_rungs(summary: Mapping[str, Any]) -> str:
+    """Return how individuals came to be what they are: the line of the best, and the rungs; empty without either."""
+    texts = [_format_ancestry(summary["lineage"])] if summary["lineage"] else []
+    if summary["rungs"]:
+        texts.append(format_table("Rungs, in epochs", make_table(make_rung_columns(summary["rungs"]))))
+    return "".join(f"{text}\n" for text in texts)
+
+
+def _format_ancestry(ancestry: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of those from whom the best has come, with what has changed from one to the next."""
+    names = collect_names(entry["params"] for entry in ancestry)
+    changed = [name for name in names if len({entry["params"].get(name) for entry in ancestry}) > 1]
+    columns = [(name, [str(entry[name]) for entry in ancestry]) for name in ("trial", "epochs")]
+    columns.append(("loss", format_numbers([entry["loss"] for entry in ancestry])))
+    columns += [
+        (name, [format_value(entry["params"].get(name, "")) for entry in ancestry]) for name in changed[:_MAX_CHANGED]
+    ]
+    return format_table("The line of the best: each began with the weights of the one above", make_table(columns))
+
+
+def _format_failure_reasons(reasons: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
+    table = make_empty_table()
+    table.add_column("count", justify="right")
+    table.add_column("reason", no_wrap=True)
+    for entry in reasons[:_MAX_REASONS]:
+        table.add_row(str(entry["count"]), cut_text(make_printable(entry["reason"])))
+    if rest := reasons[_MAX_REASONS:]:
+        table.add_row(str(sum(entry["count"] for entry in rest)), f"{len(rest)} other reasons")
+    first = format_label(reasons[0]["trial"], reasons[0]["confirms"] is not None)
+    more = "the traceback" if reasons[0]["has_traceback"] else "more of it"
+    return format_table("Failures", table, f"{make_show_command(run_dir, first)} shows {more}")

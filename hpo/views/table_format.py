@@ -1,0 +1,36 @@
+"""The style of all tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hpo.text_format import make_printable
+
+
+def make_empty_table() -> Table:
+    """Make a table without columns, in the style of all."""
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def make_table(columns: Sequence[tuple[str, Sequence[str]]]) -> Table:
+    """Make a table of columns of figures, each with its heading."""
+    table = make_empty_table()
+    for heading, _ in columns:
+        table.add_column(make_printable(heading), justify="right", no_wrap=True)
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*map(make_printable, row))
+    return table
+
+
+def format_table(title: str, table: Table, *below: str, width: int = 1000) -> str:
+    """Return a table as text, with a title above it, lines below it, and an empty line at the end."""
+    # As wide as it needs: under mpirun, output is a pipe, or a terminal that has 80 columns whatever the real one has.
+    console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
+    with console.capture() as captured:
+        console.print(table, markup=False)
+    lines = [make_printable(line).rstrip() for line in [*captured.get().split("\n"), *below] if line.strip()]
+    return "\n".join([title, *lines, ""])

@@ -1,0 +1,91 @@
+"""The individual that a run recommends: how good it is, and which of its networks was tested."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpo.results.display_names import name_metrics
+from hpo.results.reader import RunReader
+from hpo.results.recommendation import find_confirmed_entry, read_winner_test
+from hpo.results.trained_network import TrainedNetwork, find_network
+from hpo.store.evaluations import Evaluation, format_label
+from hpo.store.weights import read_weights_trial
+from hpo.text_format import format_count, format_named_values, format_number, make_printable
+from hpo.views.front_text import describe_alternatives, put_objectives_first
+from hpo.views.summary_tables import RESERVED_COLUMNS
+
+
+def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = None) -> None:
+    """Print on stderr how good the best individual is, and where its weights are; `by` says in what it is the best."""
+    objectives, test = run.manifest.objectives, read_winner_test(run.run_dir, chosen)
+    names = name_metrics(chosen.metrics, chosen.params, RESERVED_COLUMNS)
+    metrics = {names[name]: chosen.metrics[name] for name in put_objectives_first(chosen.metrics, objectives)}
+    first = f"trial {chosen.trial}: {format_named_values({'loss': chosen.loss, **metrics})}"
+    entry = find_confirmed_entry(chosen, run.read_confirmations())
+    lines = [f"{first} in the search", _format_confirmation(entry)] if entry else [first]
+    if objectives.is_multi_objective and objective is None:
+        lines.append(describe_alternatives(run.find_front(), objectives))
+    if test:
+        other = (
+            "" if test["confirmation"] is None else f", with the weights of {format_label(test['confirmation'], True)}"
+        )
+        lines.append(f"on test data{other}: {format_named_values(test['metrics'])}")
+    lines += _format_weights(run, chosen)
+    print(*map(make_printable, lines), sep="\n", file=sys.stderr)
+
+
+def format_test_result(run: RunReader, winner: Evaluation, content: Mapping[str, Any]) -> list[str]:
+    """Return which network was tested, and what came out; and why this one, if other seeds have decided."""
+    metrics = ", ".join(f"{make_printable(name)} {format_number(value)}" for name, value in content["metrics"].items())
+    network = find_network(run.run_dir, winner, run.read_confirmations(all_plans=True))
+    name = network.name if network else f"trial {winner.trial}"
+    lines = [f"On test data, which the search has not seen, the network of {name} has {metrics}"]
+    if network and find_confirmed_entry(winner, run.read_confirmations()):
+        loss = format_number(network.trained_by.loss)
+        lines.append(
+            f"Trial {winner.trial} has the lowest mean loss over other seeds. Of its networks, the one with the lowest "
+            f"validation loss, {loss}, was tested: {network.path}"
+        )
+    return lines
+
+
+def explain_missing_test(run: RunReader, winner: Evaluation) -> str:
+    """Return why the winner's network was not tested; empty if no weights are kept, or it was tested before."""
+    kept = read_weights_trial(run.run_dir.best_weights)
+    network = find_network(run.run_dir, winner, run.read_confirmations(all_plans=True))
+    if kept is None or (network and network.info.settings == run.manifest.settings):
+        return ""
+    if network:
+        return f"No network was tested: the weights of trial {winner.trial} were trained with other settings"
+    why = (
+        "the lowest mean loss over other seeds"
+        if find_confirmed_entry(winner, run.read_confirmations())
+        else "the lowest loss"
+    )
+    return (
+        f"No network was tested: trial {winner.trial} has {why}, but no weights of it are kept; those of trial {kept} "
+        f"are in {run.run_dir.best_weights}"
+    )
+
+
+def _format_confirmation(entry: Mapping[str, Any]) -> str:
+    seeds = format_count(len(entry["losses"]), "other seed")
+    deviation = "" if entry["deviation"] is None else f", standard deviation {format_number(entry['deviation'])}"
+    failed = f"; {entry['failed']} failed" if entry["failed"] else ""
+    return f"trained again with {seeds}: mean loss {format_number(entry['mean'])}{deviation}{failed}"
+
+
+def _format_weights(run: RunReader, chosen: Evaluation) -> Sequence[str]:
+    """Return a line that says where an individual's weights are, or whose there are; none without any."""
+    network = find_network(run.run_dir, chosen, run.read_confirmations(all_plans=True))
+    if network:
+        return [f"its weights: {network.path}{_format_seed(network)}"]
+    kept = read_weights_trial(run.run_dir.best_weights)
+    return [] if kept is None else [f"the weights of trial {kept}: {run.run_dir.best_weights}"]
+
+
+def _format_seed(network: TrainedNetwork) -> str:
+    one = network.trained_by
+    return "" if one.confirms is None else f" (seed {one.seed}, loss {format_number(one.loss)})"

@@ -1,0 +1,31 @@
+"""What a run leaves behind: the lines that it has printed, and its study as plain Optuna reads it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages.journal import JournalFileBackend
+
+RESULT_LINE = re.compile(
+    r"^ *(?P<done>\d+)/(?P<budget>\d+) +(?P<island>\d+) +(?P<worker>\d+) +(?P<generation>\d+) +(?P<loss>\S+)"
+    r" +(?P<best>best|front)? +(?P<seconds>[\d.]+)  (?P<params>.*)\n",
+    re.MULTILINE,
+)
+
+
+def parse_lines(output: str) -> list[dict[str, Any]]:
+    """Take apart the whole lines of evaluations that have ended."""
+    return [match.groupdict() for match in RESULT_LINE.finditer(output)]
+
+
+def load_trials(run_dir: Path, study: str = "") -> list[optuna.trial.FrozenTrial]:
+    backend = JournalFileBackend(str((run_dir / "study.log").absolute()))
+    return optuna.load_study(study_name=study or run_dir.name, storage=optuna.storages.JournalStorage(backend)).trials
+
+
+def find_complete_losses(trials: list[optuna.trial.FrozenTrial]) -> dict[int, float]:
+    """Return the losses of the complete trials."""
+    return {trial.number: trial.values[0] for trial in trials if trial.state == optuna.trial.TrialState.COMPLETE}
