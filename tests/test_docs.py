@@ -241,8 +241,8 @@ def test_scripts_are_bash(script: str) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-# Messages of torch, which users see in failures.
-TORCH = ("CUDA out of memory",)
+# Messages of torch that failures contain.
+TORCH = ("CUDA out of memory", "DataLoader worker (pid(s) ...) exited unexpectedly")
 
 
 def string_pieces() -> set[str]:
@@ -306,4 +306,5 @@ def test_documented_commands_have_known_options(page: Path) -> None:
         command = commands[name]
         own = arguments[: arguments.index("--")] if "--" in arguments else arguments
         # Raises NoSuchOption, or BadOptionUsage if a value is missing.
-        command.make_parser(command.context_class(command, info_name=name)).parse_args(own)
+        context = command.context_class(command, info_name=name, **command.context_settings)
+        command.make_parser(context).parse_args(own)
