@@ -220,9 +220,7 @@ def test_any_number_of_ranks_is_compared_with_one(mpi: Mpi, tmp_path: Path) -> N
         assert ("Nothing was compared with more ranks" in printed) == (ranks == 1)
 
 
-@pytest.mark.parametrize(
-    ("page", "name", "ranks"), [("pipeline", "my_pipeline.py", 3), ("fsdp", "my_sharded.py", 2)]
-)
+@pytest.mark.parametrize(("page", "name", "ranks"), [("pipeline", "my_pipeline.py", 3), ("fsdp", "my_sharded.py", 2)])
 def test_networks_in_parts_are_right(mpi: Mpi, tmp_path: Path, page: str, name: str, ranks: int) -> None:
     """With three stages, torch's check of collectives, which is too strict, fails the first evaluation.
 
