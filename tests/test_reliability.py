@@ -1,4 +1,4 @@
-"""The promises of docs/reliability.md, on real jobs that fail, hang, are killed and are stopped."""
+"""The events of docs/explanation/fault-tolerance.md, in real jobs that fail, hang, are killed or stopped."""
 
 from __future__ import annotations
 
