@@ -24,7 +24,7 @@ class ConstraintClient:
         self._end_count = 0
 
     def __call__(self, **content: Any) -> Mapping[str, Any]:
-        """Return the answer to a request, as `answer_constraint_request` of `hpo.trainer.constraint_server` makes it."""
+        """Return the answer of `hpo.trainer.constraint_server` to a request."""
         while True:
             if self._trainer is None:
                 self._trainer = self._fork()
