@@ -57,18 +57,18 @@ class Program:
         return bool(files) and all(file.exists() for file in files)
 
 
-def advise_on_loss(lines: Sequence[str], program: Program, not_numbers: str) -> tuple[str, str]:
+def advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -> tuple[str, str]:
     """Return why no loss was found, and the option that a resumed run needs.
 
     Args:
         lines: The last lines that the program printed.
         program: The program.
-        not_numbers: The last text that `--loss` has matched, if it is not a number.
+        unparsed_text: The last text that `--loss` has matched, if it is not a number.
     """
     script, found_none = program.script, "no loss was found in what the program printed"
     where = f" in the Script of {program.search_file}" if program.search_file else ""
-    if not_numbers:
-        failure = f"no loss was found: --loss has matched {not_numbers!r}, which is not a number"
+    if unparsed_text:
+        failure = f"no loss was found: --loss has matched {unparsed_text!r}, which is not a number"
         return failure, f"another loss={where}" if where else "another --loss"
     if pattern := propose_loss_pattern(lines):
         option = f"loss={pattern!r}{where}" if where else f"--loss {shlex.quote(pattern)}"

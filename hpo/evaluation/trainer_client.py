@@ -65,7 +65,7 @@ class TrainerClient:
     Args:
         template: The template.
         output: Takes the lines that the trainer prints.
-        terms: Options of the trainer.
+        options: Options of the trainer.
         variables: Environment variables of a trainer for evaluations, possibly none. None for other tasks.
     """
 
@@ -73,18 +73,18 @@ class TrainerClient:
         self,
         template: TemplateClient,
         output: TrainerOutput,
-        terms: TrainerOptions,
+        options: TrainerOptions,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self._template = template
         self._output = output
-        self._pipes = [] if terms.is_attended else [OutputPipe(output, False), OutputPipe(output, True)]
+        self._pipes = [] if options.is_attended else [OutputPipe(output, False), OutputPipe(output, True)]
         self._stack_file = os.memfd_create("hpo-stacks")
         self._memory_kill_count = count_memory_kills()
         self._template_crash_count = template.crash_count
         self.is_killed = self._has_started = False
         self._killed_at = math.inf
-        ends = [0, 1, 2] if terms.is_attended else [pipe.write_end for pipe in self._pipes]
+        ends = [0, 1, 2] if options.is_attended else [pipe.write_end for pipe in self._pipes]
         streams = [*ends[-2:], self._stack_file, *ends[:-2]]
         self.process, self._channel = template.spawn(
             streams,
@@ -92,9 +92,9 @@ class TrainerClient:
             trains=variables is not None,
             cores=list_usable_cores(),
             folder=os.getcwd(),  # noqa: PTH109 - a text
-            threads=terms.threads,
-            log_level=terms.log_level,
-            is_attended=terms.is_attended,
+            threads=options.threads,
+            log_level=options.log_level,
+            is_attended=options.is_attended,
         )
         for pipe in self._pipes:
             pipe.close_write_end()

@@ -15,16 +15,16 @@ class TrainerSlot:
     Args:
         template: The template.
         output: Takes the lines that trainers print.
-        terms: Options of the trainers.
+        options: Options of the trainers.
         fresh: Whether each evaluation gets a new trainer.
     """
 
     def __init__(
-        self, template: TemplateClient, output: TrainerOutput, terms: TrainerOptions, fresh: bool = False
+        self, template: TemplateClient, output: TrainerOutput, options: TrainerOptions, fresh: bool = False
     ) -> None:
         self._template = template
         self.output = output
-        self._terms = terms
+        self._options = options
         self._is_fresh = fresh
         self.variables: dict[str, str] = {}
         self._trainer: TrainerClient | None = None
@@ -43,7 +43,7 @@ class TrainerSlot:
         """The trainer, which is forked if none is running."""
         if not self.is_ready:
             self.discard_trainer()
-            self._trainer = TrainerClient(self._template, self.output, self._terms, self.variables)
+            self._trainer = TrainerClient(self._template, self.output, self._options, self.variables)
         assert self._trainer is not None
         return self._trainer
 
@@ -53,7 +53,7 @@ class TrainerSlot:
 
     def fork_other(self, output: TrainerOutput | None = None) -> TrainerClient:
         """Fork another trainer for the caller, with an output of its own."""
-        return TrainerClient(self._template, output or TrainerOutput(), replace(self._terms, is_attended=False))
+        return TrainerClient(self._template, output or TrainerOutput(), replace(self._options, is_attended=False))
 
     def finish_evaluation(self, is_clean: bool) -> None:
         """End an evaluation; release the trainer unless it is clean and may be used again."""

@@ -23,14 +23,14 @@ class Peers:
     """Maximum seconds for which a rank waits for its peers."""
 
 
-def find_peers(worker: SleepingComm, post: ControlChannel, patience: float) -> Peers:
+def find_peers(worker: SleepingComm, control_channel: ControlChannel, patience: float) -> Peers:
     """Return the peers of this rank. Collective: call on all ranks of the worker.
 
     Args:
         worker: Communicator of the worker's ranks.
-        post: Control channel of this rank.
+        control_channel: Control channel of this rank.
         patience: Maximum seconds for which a rank waits for its peers.
     """
-    names = dict(worker.allgather((post.rank, post.name)))
-    others = [rank for rank in names if rank != post.rank]
+    names = dict(worker.allgather((control_channel.rank, control_channel.name)))
+    others = [rank for rank in names if rank != control_channel.rank]
     return Peers(next(iter(names)), others, ", ".join(names[rank] for rank in others), patience)

@@ -107,14 +107,14 @@ class RankWatch:
         self._peers = find_peers(worker, self.control_channel, patience)
         self._evaluation_count = worker.allreduce(self._evaluation_count, max)
 
-    def set_stop_callbacks(self, sign_off: Callable[[], None], last_words: Callable[[], int]) -> None:
+    def set_stop_callbacks(self, on_stop: Callable[[], None], summarize_late: Callable[[], int]) -> None:
         """Set callbacks for a stop of the run, on the first rank.
 
         Args:
-            sign_off: Called when the run begins to stop.
-            last_words: Writes the summary if the stop takes too long, and returns the exit status.
+            on_stop: Called when the run begins to stop.
+            summarize_late: Writes the summary if the stop takes too long, and returns the exit status.
         """
-        self._on_stop, self._summarize_late = sign_off, last_words
+        self._on_stop, self._summarize_late = on_stop, summarize_late
 
     def schedule_stop(self, seconds: float, reason: str) -> None:
         """Stop the run `seconds` from now."""
