@@ -69,8 +69,8 @@ def test_mistake_failure_names_line_and_remedy(mpi: Mpi, tmp_path: Path) -> None
     reasons = {
         "tuple": f"{match_line('yield wrong')}: TypeError: metrics are a dict of numbers by name, not 0\\.9: .*",
         "text": f"{match_line('yield wrong')}: TypeError: metric 'note' must be a number, not 'good'",
-        "model": rf"{match_line('offer(model)')}: TypeError: .* offer model\.state_dict\(\)",
-        "sharded": f"{match_line('offer(model.state_dict())')}: TypeError: "
+        "model": rf"{match_line('offer_weights(model)')}: TypeError: .* offer model\.state_dict\(\)",
+        "sharded": f"{match_line('offer_weights(model.state_dict())')}: TypeError: "
         ".* is sharded: offer, on all ranks, get_model_.*",
         "path": rf"{match_line('missing.bin')}: FileNotFoundError: .* \(a relative path, looked for in /.*\)",
         "cuda": rf"{match_line('model.cuda()')}: {computes}",
