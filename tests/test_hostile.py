@@ -67,7 +67,7 @@ def test_an_individual_that_kills_the_job_is_given_up_and_no_other(mpi: Mpi, tmp
     assert "7 complete, 1 failed, of 8" in job.stdout
     assert re.search(r"going on after .*; \d that may have killed the job twice, alone at the end", job.stdout)
     failures = {trial.params["k"]: trial.user_attrs.get("failure") for trial in load_trials(tmp_path / "run")}
-    assert failures[5] == "the job died 3 times while this was evaluated, the last time while nothing else was"
+    assert failures[5] == "the job crashed 3 times during this evaluation, the last time with no other running"
     assert [k for k, failure in failures.items() if failure] == [5]
     crashes = re.findall(
         r"hpo supervise: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ", job.stdout

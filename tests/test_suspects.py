@@ -72,7 +72,7 @@ def test_only_what_kills_the_job_is_given_up(tmp_path: Path, workers: int, guilt
     for evaluation in ended:
         if evaluation.state == "failed":
             assert evaluation.failure == (
-                "the job died 3 times while this was evaluated, the last time while nothing else was"
+                "the job crashed 3 times during this evaluation, the last time with no other running"
             )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpo.store.checkpoints import CheckpointStore
     from hpo.store.claims import Claims
     from hpo.store.evaluations import Assignment, Evaluation
-    from hpo.store.heirs import InheritancePolicy
+    from hpo.store.inheritance import InheritancePolicy
     from hpo.store.output_log import OutputLog
     from hpo.store.pruning import Pruner, PruningDecision
     from hpo.store.record import Record
