@@ -68,7 +68,7 @@ def test_a_line_that_was_lost_changed_repeated_or_moved_is_noticed(run_dir: Path
         for n in range(len(lines) - 1):
             if damaged(n) != lines:
                 number = n + 2 if way == "repeated" else n + 1
-                assert_refused(run_dir, damaged(n), rf"study.log is damaged: line {number} is not what was written")
+                assert_refused(run_dir, damaged(n), rf"study.log is damaged: line {number} does not match its checksum")
     (run_dir / "study.log").write_bytes(b"".join(lines[:-1]))
     assert [one.state for one in RunReader(run_dir).read_evaluations()] == ["complete", "complete", "running"]
 
@@ -82,8 +82,8 @@ def test_lines_that_another_program_writes_are_vouched_for_by_the_next_one(run_d
     note = next(number for number, line in enumerate(lines) if b"look at 1" in line)
     assert b"crc" not in lines[note]
     changed = [*lines[:note], lines[note].replace(b"look at 1", b"look at 2"), *lines[note + 1 :]]
-    assert_refused(run_dir, changed, f"line {note + 2} is not what was written")
-    assert_refused(run_dir, [*lines[:note], *lines[note + 1 :]], f"line {note + 1} is not what was written")
+    assert_refused(run_dir, changed, f"line {note + 2} does not match its checksum")
+    assert_refused(run_dir, [*lines[:note], *lines[note + 1 :]], f"line {note + 1} does not match its checksum")
 
 
 def test_several_writers_vouch_for_each_others_lines(run_dir: Path) -> None:
@@ -136,7 +136,7 @@ def test_json_that_is_nested_too_deeply_is_one_message(run_dir: Path) -> None:
         copied = run_dir.with_name(f"copy{depth}") / "run"
         shutil.copytree(run_dir, copied)
         (copied / "run.json").write_text(text)
-        with pytest.raises(UsageError, match=r"run\.json (cannot be read|is not as a run has written it)") as raised:
+        with pytest.raises(UsageError, match=r"run\.json(: 'budget' must be| cannot be read)") as raised:
             RunReader(copied)
         assert len(str(raised.value)) < 500
     (run_dir / "summary.json").write_text("[" * 100_000)

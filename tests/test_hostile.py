@@ -171,7 +171,7 @@ def test_a_database_that_is_away_costs_nothing(mpi: Mpi, tmp_path: Path) -> None
     assert status == 0, errors
     # Optuna itself may warn before, where a trial is being added; and on a busy machine, processes that write at once
     # are in each other's way for long enough to be told of, too.
-    told = r"^warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for it"
+    told = r"^warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for at most"
     assert re.search(told, errors, re.MULTILINE), errors
     waited = re.findall(r"^the storage sqlite://\S+ answers again, after (\d+\.\d) s$", errors, re.MULTILINE)
     assert max(map(float, waited)) >= 4.0, errors

@@ -68,7 +68,7 @@ def test_what_is_recorded_while_a_database_is_away_is_recorded_once(tmp_path: Pa
     assert [(one.state, dict(one.curve)) for one in evaluations] == [("complete", {1: 0.5})] * 2
     assert len(said) == 8, "one line when it is away, and one when it is back"
     first, second = said[:2]
-    why = "does not answer (database is locked): waiting for it, for 10 min 00 s at most"
+    why = "does not answer (database is locked): waiting for at most 10 min 00 s"
     assert first == f"warning: the storage the database {why}"
     assert second.startswith("the storage the database answers again, after ")
 
@@ -154,7 +154,7 @@ def test_an_outage_ends_a_run_where_it_lasts_too_long_or_the_run_is_to_stop(
     record = made(tmp_path, [], is_over=lambda: stops)
     holder = away(tmp_path, 1.5)
     with pytest.raises(
-        StorageUnavailableError, match=r"has not answered for \d\.\d s \(database is locked\): what it holds is whole"
+        StorageUnavailableError, match=r"has not answered for \d\.\d s \(database is locked\)\. It is undamaged"
     ):
         record.read_evaluations()
     holder.join()

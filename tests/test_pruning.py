@@ -17,7 +17,7 @@ from tests.support.run_output import load_trials
     "name", ["", "medium", "percentile", "percentile:0", "percentile:100", "percentile:x", "Median"]
 )
 def test_a_pruner_that_does_not_exist_is_named(name: str) -> None:
-    with pytest.raises(UsageError, match=f"asha, hyperband or one-epoch, not '{name}'"):
+    with pytest.raises(UsageError, match=f"asha, hyperband or one-epoch, got '{name}'"):
         make_pruner(name, budget=8)
 
 

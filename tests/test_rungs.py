@@ -258,7 +258,7 @@ def test_rung_without_recorded_objectives_uses_last_values() -> None:
         "warning: --pruner asha: 3 evaluations"
     )
     assert describe_blind_spot("asha", TWO, [*known, *late]) == describe_blind_spot("asha", ONLY_LOSS, before) == ""
-    assert "--pruner median judges by the loss alone" in describe_blind_spot("median", TWO, [])
+    assert "--pruner median compares only the loss" in describe_blind_spot("median", TWO, [])
     assert describe_blind_spot("median", ONLY_LOSS, before) == describe_blind_spot("none", TWO, before) == ""
 
 

@@ -359,7 +359,7 @@ def test_what_it_printed_is_shown(tmp_path: Path, hpo: Hpo) -> None:
     assert facts_of(hpo("show", run_dir, 7)[1])["printed"] == "nothing that was kept"
     paths[0].unlink()
     paths[0].mkdir()
-    assert facts_of(hpo("show", run_dir, 7)[1])["printed"] == f"{paths[0]} cannot be read: it is no file"
+    assert facts_of(hpo("show", run_dir, 7)[1])["printed"] == f"{paths[0]} cannot be read: it is not a file"
 
 
 def test_a_study_elsewhere_is_read_too(tmp_path: Path, hpo: Hpo) -> None:

@@ -215,9 +215,9 @@ def test_what_is_known_of_an_evaluation_is_kept_with_its_state(tmp_path: Path) -
     assert state.weights is not None
     assert torch.equal(state.weights["bias"], torch.ones(2))
     assert not state.tensors
-    with pytest.raises(ValueError, match="is of other hyperparameters"):
+    with pytest.raises(ValueError, match="belongs to other hyperparameters"):
         read_checkpoint_info(states.get_path(2), {**PARAMS, "lr": 0.2})
-    with pytest.raises(ValueError, match="is of other hyperparameters"):
+    with pytest.raises(ValueError, match="belongs to other hyperparameters"):
         read_checkpoint_info(states.get_path(2), {**PARAMS, "lr": 0.2}, is_checked=False)
 
 
@@ -335,7 +335,7 @@ def test_the_state_before_stays_where_the_disk_is_full_or_writing_fails(
     with pytest.raises(TypeError):
         write(states, assignment(0), Checkpoint(CheckpointInfo(PARAMS, [], {}, 0.0, object()), {}))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60e6))
-    with pytest.raises(OSError, match="it takes 0 MB, and of the 60 MB that are free, 67 MB are kept for the record"):
+    with pytest.raises(OSError, match="it needs 0 MB, but 60 MB are free and 67 MB must stay free for the record"):
         write(states, assignment(0), state_of({"a": torch.ones(3)}))
     assert [path.name for path in tmp_path.iterdir()] == ["0.safetensors"]
     assert (tmp_path / "0.safetensors").read_bytes() == before
@@ -367,7 +367,7 @@ def test_a_small_disk_is_said_before_a_run_starts(tmp_path: Path, monkeypatch: p
         return states.describe_shortage(most=20)
 
     assert shortage(2e9) == ""
-    some = "are free for what evaluations go on from (--checkpoint-every):"
+    some = "are free for checkpoints (--checkpoint-every):"
     assert shortage(0.5e9) == f"0.5 GB {some} that may be too little"
     monkeypatch.undo()
     write(states, assignment(0), state_of({"a": torch.zeros(10_000_000)}))

@@ -230,7 +230,7 @@ def test_what_cannot_be_written_whole_is_not_written_at_all(tmp_path: Path) -> N
 
     written: list[bytes] = []
     try:
-        with pytest.raises(RunError, match=r"study\.log cannot be written: File too large; what it holds is whole"):
+        with pytest.raises(RunError, match=r"study\.log cannot be written: File too large. It is undamaged"):
             go_on_with_a_full_disk()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -433,7 +433,7 @@ def test_a_journal_is_whole_and_vouched_for_where_two_programs_have_written_it_b
     first = next(number for number, line in enumerate(lines) if b"look at 0" in line)
     lines[first] = lines[first].replace(b"look at 0", b"look at 9")
     run.journal.write_bytes(b"".join(lines))
-    with pytest.raises(RunError, match=f"study.log is damaged: line {first + 2} is not what was written"):
+    with pytest.raises(RunError, match=f"study.log is damaged: line {first + 2} does not match its checksum"):
         list(Journal(run.journal).read_logs(0))
 
 

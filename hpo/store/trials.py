@@ -187,5 +187,5 @@ def _make_seconds_attribute(seconds: float) -> dict[str, float]:
 
 
 def make_metrics_attribute(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the trial attribute that holds metrics; an empty dict if there are no metrics."""
+    """Return the trial attribute that holds metrics; an empty dict without metrics."""
     return {"metrics": dict(metrics)} if metrics else {}
