@@ -59,7 +59,7 @@ class HalvingSchedule:
         return epochs in self.list_rungs(self.find_bracket(root), epochs)
 
     def locate_in_rungs(self, root: int, epochs: int) -> tuple[int, float]:
-        """Return the number of rungs that an individual has passed after `epochs`, and the next one; infinite if last."""
+        """Return the number of rungs that an individual has passed after `epochs`, and the next one (or infinity)."""
         first = self.first_rungs[self.find_bracket(root)]
         passed = len(self.list_rungs(self.find_bracket(root), epochs))
         return passed, math.inf if passed and self.promotion_limit is not None else first * self.factor**passed
