@@ -55,7 +55,7 @@ def touched(folder: Path, mpi: Mpi, *arguments: object) -> list[tuple[int, str, 
     return [(rank, event, path) for rank, event, path, when in notes if first < when < last]
 
 
-def test_the_first_rank_alone_touches_the_run_directory(each_mpi: Mpi, tmp_path: Path) -> None:
+def test_run_dir_is_changed_by_root_rank_only(each_mpi: Mpi, tmp_path: Path) -> None:
     done = touched(tmp_path, each_mpi, BUSY, *ALONE, "--evaluations", 12, "--set", "seconds=0.2")
     assert done, "nothing was written, or nothing noted"
     assert {rank for rank, _, _ in done} == {0}
@@ -71,7 +71,7 @@ def test_the_first_rank_alone_touches_the_run_directory(each_mpi: Mpi, tmp_path:
     assert storage.get_study_user_attrs(study)["note"] == "by another program"
 
 
-def test_trainers_write_drafts_and_leaders_put_states_in_their_place(mpi: Mpi, tmp_path: Path) -> None:
+def test_checkpoint_draft_of_trainer_is_moved_by_leader(mpi: Mpi, tmp_path: Path) -> None:
     settings = ["--set", "epochs=4", "--set", "seconds=0.4", "--evaluations", 6, "--checkpoint-every", "1s"]
     done = touched(tmp_path, mpi, SEARCHES / "saving.py", "--ranks-per-worker", 2, *settings)
     by_rank = {rank: {(event, path) for other, event, path in done if other == rank} for rank in range(-1, 4)}
@@ -87,7 +87,7 @@ def test_trainers_write_drafts_and_leaders_put_states_in_their_place(mpi: Mpi, t
     assert {path for path in renamed if path.startswith(".best")} <= {path for _, path in by_rank[0]}
 
 
-def test_others_go_on_while_the_trainer_of_the_first_rank_is_busy(mpi: Mpi, tmp_path: Path) -> None:
+def test_worker_continues_while_root_ranks_trainer_is_busy(mpi: Mpi, tmp_path: Path) -> None:
     arguments = [BUSY, *ALONE, "--evaluations", 12, "--set", "way=native", "--propagators", "random"]
     job = mpi.run(2, PROGRAM, *arguments, "--run-dir", "run", cwd=tmp_path)
     assert job.returncode == 0, job.stderr

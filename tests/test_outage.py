@@ -51,7 +51,7 @@ def away(folder: Path, seconds: float, lock: str = "EXCLUSIVE") -> threading.Thr
 
 
 @pytest.mark.slow
-def test_what_is_recorded_while_a_database_is_away_is_recorded_once(tmp_path: Path) -> None:
+def test_record_during_outage_writes_each_change_once(tmp_path: Path) -> None:
     said: list[str] = []
     record = made(tmp_path, said)
     for number in range(2):
@@ -74,7 +74,7 @@ def test_what_is_recorded_while_a_database_is_away_is_recorded_once(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_what_was_recorded_though_no_answer_came_is_not_recorded_again(tmp_path: Path) -> None:
+def test_retry_after_lost_answer_does_not_repeat_change(tmp_path: Path) -> None:
     Record.create(url(tmp_path), "run", SPACE.describe())
     storage = open_storage(url(tmp_path))
     study, lost = storage.get_study_id_from_name("run"), 0
@@ -110,7 +110,7 @@ def test_what_was_recorded_though_no_answer_came_is_not_recorded_again(tmp_path:
 
 
 @pytest.mark.slow
-def test_who_may_read_does_not_hide_that_nobody_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outage_of_writes_is_reported_while_reads_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage_retry, "_MAX_WAIT", 3.0)
     said: list[str] = []
     record = made(tmp_path, said)
@@ -135,7 +135,7 @@ def test_who_may_read_does_not_hide_that_nobody_may_write(tmp_path: Path, monkey
     assert len(said) == 1, "it did not answer, and did not again"
 
 
-def test_workers_that_are_in_each_others_way_for_a_moment_say_nothing(tmp_path: Path) -> None:
+def test_short_lock_conflict_prints_nothing(tmp_path: Path) -> None:
     said: list[str] = []
     record = made(tmp_path, said)
     holder = away(tmp_path, 0.1)
@@ -146,7 +146,7 @@ def test_workers_that_are_in_each_others_way_for_a_moment_say_nothing(tmp_path: 
 
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.slow
-def test_an_outage_ends_a_run_where_it_lasts_too_long_or_the_run_is_to_stop(
+def test_outage_that_is_too_long_raises_unavailable_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
     if not stops:
@@ -160,7 +160,7 @@ def test_an_outage_ends_a_run_where_it_lasts_too_long_or_the_run_is_to_stop(
     holder.join()
 
 
-def test_what_is_no_outage_is_not_waited_for(tmp_path: Path) -> None:
+def test_error_that_is_not_an_outage_is_raised_at_once(tmp_path: Path) -> None:
     record = made(tmp_path, [])
     with pytest.raises(KeyError):
         record._storage.get_study_id_from_name("another")

@@ -16,7 +16,7 @@ from tests.support.run_output import load_trials
 @pytest.mark.parametrize(
     "name", ["", "medium", "percentile", "percentile:0", "percentile:100", "percentile:x", "Median"]
 )
-def test_a_pruner_that_does_not_exist_is_named(name: str) -> None:
+def test_make_pruner_with_unknown_name_raises_usage_error(name: str) -> None:
     with pytest.raises(UsageError, match=f"asha, hyperband or one-epoch, got '{name}'"):
         make_pruner(name, budget=8)
 
@@ -31,7 +31,7 @@ def test_a_pruner_that_does_not_exist_is_named(name: str) -> None:
         (2, 1, "hyperband", 60, False),
     ],
 )
-def test_all_ranks_give_up_the_same_evaluations(
+def test_pruned_evaluations_are_equal_on_all_ranks(
     mpi: Mpi, tmp_path: Path, workers: int, size: int, pruner: str, evaluations: int, reports: bool
 ) -> None:
     options = ["--ranks-per-worker", size, "--evaluations", evaluations, "--pruner", pruner, "--propagators", "random"]

@@ -48,7 +48,7 @@ def started(record: Record, **params: Any) -> Assignment:
     return assignment
 
 
-def test_an_evaluation_is_there_again_as_it_was_recorded(tmp_path: Path) -> None:
+def test_record_reopened_returns_equal_evaluation(tmp_path: Path) -> None:
     record = make(tmp_path)
     assignment = started(record, act=True)
     record.report(assignment, 1, 0.9)
@@ -63,7 +63,7 @@ def test_an_evaluation_is_there_again_as_it_was_recorded(tmp_path: Path) -> None
     assert evaluation.started <= evaluation.ended
 
 
-def test_plain_optuna_opens_the_study(tmp_path: Path) -> None:
+def test_record_opened_by_plain_optuna_shows_trials(tmp_path: Path) -> None:
     record = make(tmp_path)
     for number, lr in enumerate((0.001, 0.01, 0.1, 0.5)):
         assignment = started(record, lr=lr, layers=number + 1)
@@ -80,7 +80,7 @@ def test_plain_optuna_opens_the_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_leaders_that_share_a_budget_never_exceed_it_nor_start_anything_twice(tmp_path: Path, seed: int) -> None:
+def test_claims_by_several_leaders_stay_in_budget_and_unique(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     make(tmp_path)
     record, mirror = open_mirrored(tmp_path / "study.log")
@@ -108,7 +108,7 @@ def test_leaders_that_share_a_budget_never_exceed_it_nor_start_anything_twice(tm
     assert {evaluation.params["lr"] for evaluation in evaluations} == {number / 100 for number in range(1, 31)}
 
 
-def test_what_is_known_is_not_started_again(tmp_path: Path) -> None:
+def test_claim_with_known_params_raises_duplicate_error(tmp_path: Path) -> None:
     record = make(tmp_path)
     record.complete(started(record, layers=1), 0.5, 1.0, {})
     record.fail(started(record, layers=2), "rank 0: ValueError: no", "", 1.0)
@@ -125,7 +125,7 @@ def test_what_is_known_is_not_started_again(tmp_path: Path) -> None:
         start(resumed, layers=3)
 
 
-def test_news_are_told_once(tmp_path: Path) -> None:
+def test_read_changes_returns_each_change_once(tmp_path: Path) -> None:
     record, other = make(tmp_path), reopen(tmp_path)
     first, second = started(record, layers=1), started(record, layers=2)
     record.complete(second, 0.5, 1.0, {})
@@ -144,7 +144,7 @@ def test_news_are_told_once(tmp_path: Path) -> None:
     assert news() == [(3, "running")]
 
 
-def test_what_was_interrupted_is_started_again_first_and_counted_once(tmp_path: Path) -> None:
+def test_interrupted_trial_is_retried_first_and_counts_once(tmp_path: Path) -> None:
     record = make(tmp_path)
     record.complete(started(record, layers=1), 0.5, 1.0, {})
     started(record, layers=2)
@@ -172,7 +172,7 @@ def test_what_was_interrupted_is_started_again_first_and_counted_once(tmp_path: 
     }
 
 
-def test_a_smaller_budget_leaves_waiting_trials_waiting(tmp_path: Path) -> None:
+def test_claim_with_smaller_budget_leaves_trials_waiting(tmp_path: Path) -> None:
     record = make(tmp_path)
     record.complete(started(record), 0.5, 1.0, {})
     started(record, layers=3)
@@ -181,7 +181,7 @@ def test_a_smaller_budget_leaves_waiting_trials_waiting(tmp_path: Path) -> None:
     assert start(resumed, budget=1) is None
 
 
-def test_a_torn_last_line_is_cut_off_and_the_rest_stays(tmp_path: Path) -> None:
+def test_journal_with_torn_last_line_keeps_other_lines(tmp_path: Path) -> None:
     record = make(tmp_path)
     record.complete(started(record), 0.5, 1.0, {})
     journal = tmp_path / "study.log"
@@ -194,13 +194,13 @@ def test_a_torn_last_line_is_cut_off_and_the_rest_stays(tmp_path: Path) -> None:
     assert [evaluation.loss for evaluation in reopen(tmp_path).read_evaluations()] == [0.5, 0.25]
 
 
-def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
+def test_create_with_taken_name_raises_value_error(tmp_path: Path) -> None:
     make(tmp_path)
     with pytest.raises(ValueError, match="'run'"):
         make(tmp_path)
 
 
-def test_other_storages_work_alike(tmp_path: Path) -> None:
+def test_record_in_other_storages_behaves_alike(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
     record = Record.create(url, "run", SPACE.describe())
     record.complete(started(record), 0.5, 1.0, {"accuracy": 1.0})
@@ -209,7 +209,7 @@ def test_other_storages_work_alike(tmp_path: Path) -> None:
     assert (evaluation.params, evaluation.loss, evaluation.metrics) == (PARAMS, 0.5, {"accuracy": 1.0})
 
 
-def test_passwords_are_hidden() -> None:
+def test_mask_password_hides_passwords() -> None:
     assert mask_password("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
     assert mask_password("postgresql://me:secret@host/db#study") == "postgresql://me:***@host/db#study"
     assert mask_password("postgresql://me:sec#ret@host/db") == "postgresql://..."
@@ -217,7 +217,7 @@ def test_passwords_are_hidden() -> None:
     assert mask_password("/path/to/study.log") == "/path/to/study.log"
 
 
-def test_ranking_shows_only_complete_evaluations(tmp_path: Path) -> None:
+def test_rank_evaluations_returns_only_complete_ones(tmp_path: Path) -> None:
     record = make(tmp_path)
     for layers, loss in ((4, 0.5), (2, 0.2), (1, 0.4), (3, 0.3)):
         record.complete(started(record, layers=layers), loss, 1.0, {})
@@ -238,7 +238,7 @@ def test_ranking_shows_only_complete_evaluations(tmp_path: Path) -> None:
     assert json.loads(json.dumps(summary)) == summary
 
 
-def test_the_summary_says_which_propagator_improved_the_best(tmp_path: Path) -> None:
+def test_summary_counts_improvements_by_propagator(tmp_path: Path) -> None:
     record = make(tmp_path)
     assignments = [
         claim_evaluation(
@@ -262,7 +262,7 @@ def test_the_summary_says_which_propagator_improved_the_best(tmp_path: Path) -> 
     }
 
 
-def test_a_run_in_which_nothing_succeeded_has_a_summary(tmp_path: Path) -> None:
+def test_summary_of_run_without_success_has_no_best(tmp_path: Path) -> None:
     record = make(tmp_path)
     record.fail(started(record), "rank 0: ValueError: no", "", 1.0)
     (evaluation,) = record.read_evaluations()
@@ -271,7 +271,7 @@ def test_a_run_in_which_nothing_succeeded_has_a_summary(tmp_path: Path) -> None:
     assert (summary["best"], summary["islands"]) == (None, [{"island": 1, "top": []}])
 
 
-def test_the_busy_fraction_counts_this_session_only() -> None:
+def test_busy_fraction_ignores_earlier_sessions() -> None:
     evaluations = [
         make_evaluation(0, started=0.0, ended=50.0, seconds=50.0),  # an earlier session
         make_evaluation(1, started=100.0, ended=110.0, seconds=10.0),

@@ -46,17 +46,17 @@ def one(trial: int, state: str, *losses: float, **others: Any) -> Evaluation:
 
 
 @pytest.mark.parametrize(("epochs", "is_rung"), [(1, True), (2, False), (3, True), (6, False), (9, True), (27, True)])
-def test_rungs_are_powers_of_three(epochs: int, is_rung: bool) -> None:
+def test_schedule_rungs_are_powers_of_three(epochs: int, is_rung: bool) -> None:
     assert ASHA.has_rung(0, epochs) is is_rung
 
 
-def test_there_is_one_rung_where_only_the_first_epoch_counts() -> None:
+def test_one_epoch_schedule_has_one_rung() -> None:
     halving = HALVING_SCHEDULES["one-epoch"]
     assert [epochs for epochs in range(1, 30) if halving.has_rung(5, epochs)] == [1]
     assert [halving.count_promoted(reached) for reached in (1, 10, 1000)] == [3, 3, 3]
 
 
-def test_brackets_get_about_the_same_number_of_epochs() -> None:
+def test_brackets_get_similar_numbers_of_epochs() -> None:
     halving = HALVING_SCHEDULES["hyperband"]
     assert Counter(map(halving.find_bracket, range(130))) == {0: 90, 1: 30, 2: 10}
     assert len(set(map(halving.find_bracket, range(8)))) == 3, "also in a short run"
@@ -65,7 +65,7 @@ def test_brackets_get_about_the_same_number_of_epochs() -> None:
     assert found == {0: [1, 3, 9, 27, 81], 1: [3, 9, 27, 81], 2: [9, 27, 81]}
 
 
-def test_a_third_goes_on_and_the_best_of_few() -> None:
+def test_rung_lets_a_third_and_at_least_one_continue() -> None:
     assert [ASHA.count_promoted(reached) for reached in (1, 2, 3, 5, 6, 8, 9)] == [1, 1, 1, 1, 2, 2, 3]
     assert [ASHA.count_needed(place) for place in (0, 1, 2)] == [1, 6, 9]
     assert all(
@@ -76,7 +76,7 @@ def test_a_third_goes_on_and_the_best_of_few() -> None:
     )
 
 
-def test_what_is_among_the_best_later_is_promoted_the_highest_rung_first() -> None:
+def test_find_promotable_returns_highest_rung_first() -> None:
     evaluations = [
         one(0, "complete", 0.5, 0.4, 0.3, *[0.2] * 6),
         one(1, "paused", 0.6, 0.5, 0.4),
@@ -94,7 +94,7 @@ def test_what_is_among_the_best_later_is_promoted_the_highest_rung_first() -> No
     assert [e.trial for e in find_promotable(ASHA, [*evaluations, last, good])] == [14, 13]
 
 
-def test_a_rung_near_the_end_is_none() -> None:
+def test_rung_near_the_end_is_not_effective() -> None:
     evaluations = [one(0, "complete", *[0.5] * 10), one(1, "running", *[0.6] * 9)]
     assert [rung.epochs for rung in compute_rungs(ASHA, evaluations)] == [1, 3]
     longer = [one(0, "complete", *[0.5] * 27), evaluations[1]]
@@ -104,7 +104,7 @@ def test_a_rung_near_the_end_is_none() -> None:
     assert [rung.epochs for rung in compute_rungs(ASHA, cut)] == [1, 3, 9], "it could have been longer"
 
 
-def test_what_was_paused_where_nobody_knew_the_end_goes_on_when_it_is_known() -> None:
+def test_paused_evaluation_near_the_end_is_promoted() -> None:
     first, second, third = one(0, "running", *[0.5] * 9), one(1, "paused", *[0.6] * 9), one(2, "paused", 0.8, 0.7, 0.7)
     assert find_promotable(ASHA, [first, second, third]) == [], "9 epochs may be a third of them"
     first = one(0, "complete", *[0.5] * 9)
@@ -114,7 +114,7 @@ def test_what_was_paused_where_nobody_knew_the_end_goes_on_when_it_is_known() ->
     assert find_promotable(ASHA, [first, *promoted, third]) == []
 
 
-def test_what_was_paused_beyond_rungs_that_count_goes_on_and_nobody_else_stops_there(tmp_path: Path) -> None:
+def test_ineffective_rung_promotes_its_paused_evaluations(tmp_path: Path) -> None:
     """Evaluations of ten epochs: two were paused at 9 before one was complete, and another is there now."""
     early = [one(2, "paused", *[0.6] * 9), one(3, "paused", *[0.7] * 9)]
     evaluations = [one(0, "complete", *[0.5] * 10), *early, one(4, "running", *[0.9] * 9)]
@@ -134,7 +134,7 @@ def test_what_was_paused_beyond_rungs_that_count_goes_on_and_nobody_else_stops_t
     assert run.pausing.decide_pruning(run.record, begun[2], 9).state == "going"
 
 
-def test_an_individual_counts_once_however_often_it_was_interrupted_or_promoted() -> None:
+def test_individual_with_several_trials_counts_once() -> None:
     evaluations = [
         one(0, "promoted", 0.5, paused_after=1),
         one(1, "interrupted", 0.5, 0.4, retry_of=0),
@@ -145,7 +145,7 @@ def test_an_individual_counts_once_however_often_it_was_interrupted_or_promoted(
     assert (rung.losses, rung.continued, list(rung.paused)) == ([(0.5, 0), (0.6, 3)], {0}, [3])
 
 
-def test_what_failed_is_not_among_the_best() -> None:
+def test_failed_evaluation_is_not_promoted() -> None:
     evaluations = [one(trial, "paused", 0.5 + trial) for trial in range(5)]
     assert [e.trial for e in find_promotable(ASHA, evaluations)] == [0]
     evaluations[0] = one(0, "failed", 0.5)
@@ -180,7 +180,7 @@ def expected(halving: HalvingSchedule, evaluations: Sequence[Evaluation]) -> lis
 
 
 @pytest.mark.parametrize("name", HALVING_SCHEDULES)
-def test_a_ladder_that_learns_step_by_step_is_one_that_is_made_anew(tmp_path: Path, name: str) -> None:
+def test_halving_updated_step_by_step_equals_new_one(tmp_path: Path, name: str) -> None:
     """A search by five workers, whose evaluations are paused, promoted, fail and are interrupted, loss by loss."""
     halving, drawn = HALVING_SCHEDULES[name], random.Random(7)
     record = make_run(tmp_path / "run")
@@ -318,7 +318,7 @@ def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -
     assert states >= {"complete", "paused", "interrupted"} | (set() if name == "one-epoch" else {"promoted"})
 
 
-def test_the_summary_says_what_goes_on_next() -> None:
+def test_summary_lists_next_promotions() -> None:
     evaluations = [one(0, "complete", *[0.5] * 9), *(one(trial, "paused", 0.5 + trial) for trial in (1, 2))]
     (first, second) = summarize_rungs(evaluations, "asha")
     assert first == {
@@ -367,7 +367,7 @@ class Halved:
         return "complete"
 
 
-def test_a_promoted_evaluation_is_a_trial_of_its_own_that_counts_once(tmp_path: Path) -> None:
+def test_promoted_evaluation_is_new_trial_and_counts_once(tmp_path: Path) -> None:
     run, curves = Halved(tmp_path, budget=6), {}
     for place, loss in enumerate((0.5, 0.7, 0.6, 0.9, 0.8, 0.4)):
         assignment = run.claim()
@@ -402,7 +402,7 @@ def test_a_promoted_evaluation_is_a_trial_of_its_own_that_counts_once(tmp_path: 
     assert run.record.find_resumable_roots() == {1, 2, 3, 4, 6, 7, 8}
 
 
-def test_a_promoted_evaluation_that_has_lost_its_state_is_not_paused_where_it_was_promoted_from(tmp_path: Path) -> None:
+def test_promoted_trial_without_checkpoint_passes_old_rung(tmp_path: Path) -> None:
     run = Halved(tmp_path, budget=9)
     first = run.claim()
     assert first is not None
@@ -425,7 +425,7 @@ def test_a_promoted_evaluation_that_has_lost_its_state_is_not_paused_where_it_wa
     assert run.pausing.decide_pruning(run.record, promoted, 1).state == "going", "it has been further than here"
 
 
-def test_what_was_taken_over_reaches_no_rung() -> None:
+def test_imported_evaluation_reaches_no_rung() -> None:
     evaluations = [*(one(trial, "complete", *[0.1] * 9, imported_from="trial 0 of runs/before") for trial in range(9))]
     evaluations += [one(9, "paused", 0.5), one(10, "paused", 0.6)]
     (rung,) = compute_rungs(ASHA, evaluations)
@@ -433,7 +433,7 @@ def test_what_was_taken_over_reaches_no_rung() -> None:
     assert [e.trial for e in find_promotable(ASHA, evaluations)] == [9]
 
 
-def test_who_may_have_killed_the_job_twice_waits_until_there_is_nothing_to_promote(tmp_path: Path) -> None:
+def test_suspect_of_two_crashes_waits_for_promotions(tmp_path: Path) -> None:
     run = Halved(tmp_path, budget=2)
     suspect, other = run.claim(), run.claim()
     assert suspect is not None
@@ -456,7 +456,7 @@ def test_who_may_have_killed_the_job_twice_waits_until_there_is_nothing_to_promo
     assert alone.root == suspect.number
 
 
-def test_what_others_have_written_into_a_study_is_no_pause_and_no_parent(tmp_path: Path) -> None:
+def test_attributes_of_other_programs_are_not_pause_or_parent(tmp_path: Path) -> None:
     run = Halved(tmp_path, budget=9)
     for attributes in (
         {"retry_of": 99, "inherits": 99, "paused_after": "x"},
@@ -476,7 +476,7 @@ def test_what_others_have_written_into_a_study_is_no_pause_and_no_parent(tmp_pat
     assert summarize(evaluations, make_manifest(budget=9, pruner="asha"), 3)["lineage"] == []
 
 
-def test_of_two_leaders_one_gets_what_is_promoted(tmp_path: Path) -> None:
+def test_promotion_is_claimed_by_one_of_two_leaders(tmp_path: Path) -> None:
     run = Halved(tmp_path, budget=4)
     first, second = run.claim(), run.claim()
     assert first is not None
@@ -497,7 +497,7 @@ def test_of_two_leaders_one_gets_what_is_promoted(tmp_path: Path) -> None:
     assert another.root == another.number == 3
 
 
-def test_a_promoted_evaluation_that_is_interrupted_waits_and_goes_on_from_the_same_state(tmp_path: Path) -> None:
+def test_interrupted_promotion_resumes_from_same_checkpoint(tmp_path: Path) -> None:
     run = Halved(tmp_path, budget=1)
     assignment = run.claim()
     assert assignment is not None
@@ -515,7 +515,7 @@ def test_a_promoted_evaluation_that_is_interrupted_waits_and_goes_on_from_the_sa
     assert claims.claim_waiting(island=0, worker=0, generation=0) is None
 
 
-def test_what_can_never_be_promoted_keeps_no_state(tmp_path: Path) -> None:
+def test_eliminated_evaluation_loses_its_checkpoint(tmp_path: Path) -> None:
     """Of 6, two go on at most: whoever is third after them will not, and those that fall behind lose their state."""
     run = Halved(tmp_path, budget=6)
     states, keep, out = [], [], []

@@ -34,7 +34,7 @@ from tests.support.runs import QUICK, claim_evaluation, complete_evaluations, st
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])
-def test_a_run_that_was_killed_while_it_began_can_begin(tmp_path: Path, url: str | None) -> None:
+def test_run_killed_at_its_start_can_start_again(tmp_path: Path, url: str | None) -> None:
     run_dir, storage = tmp_path / "run", url and url.format(tmp_path)
     start_session(run_dir, storage=storage)
     (run_dir / "run.json").unlink()
@@ -48,7 +48,7 @@ def test_a_run_that_was_killed_while_it_began_can_begin(tmp_path: Path, url: str
         start_session(run_dir, resume=True, storage=storage)
 
 
-def test_settings_are_those_that_were_set_last(tmp_path: Path) -> None:
+def test_resume_keeps_settings_that_were_set_last(tmp_path: Path) -> None:
     for settings, epochs in ((("epochs=3", "seconds=0.5"), 3), (("epochs=4",), 4), ((), 4)):
         session = start_session(tmp_path / "run", resume=True, settings=settings)
         content = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -70,7 +70,7 @@ def test_resume_with_nan_setting_reports_no_difference(tmp_path: Path) -> None:
         assert "losses may not compare" not in session.headline
 
 
-def test_no_password_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_json_holds_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = (
         f"sqlite://me:secret@/{tmp_path}/study.db"  # not one that SQLite takes, but the message is written all the same
     )
@@ -87,7 +87,7 @@ def test_no_password_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         start_session(tmp_path / "other", resume=True)
 
 
-def test_looking_at_a_run_needs_its_study(tmp_path: Path) -> None:
+def test_reader_without_study_file_raises_usage_error(tmp_path: Path) -> None:
     session = start_session(tmp_path / "run")
     assert RunReader(tmp_path / "run").make_summary(3)["evaluations"]["budget"] == session.manifest.budget
     (tmp_path / "run" / "study.log").unlink()
@@ -114,7 +114,7 @@ def a_run(path: Path, evaluations: int = 3) -> Session:
 
 
 @pytest.mark.slow
-def test_a_study_cut_anywhere_goes_on_with_what_it_holds_or_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_resume_with_cut_journal_continues_or_is_refused(tmp_path: Path) -> None:
     a_run(tmp_path / "whole")
     whole = (tmp_path / "whole" / "study.log").read_bytes()
     starts = [0, *(place for place, byte in enumerate(whole, 1) if byte == ord("\n"))]
@@ -152,9 +152,7 @@ def test_a_study_cut_anywhere_goes_on_with_what_it_holds_or_is_refused_and_left_
     ],
     ids=["empty", "binary", "json", "glued", "missing", "another study", "another space"],
 )
-def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
-    tmp_path: Path, content: bytes | str | None, message: str
-) -> None:
+def test_resume_with_foreign_study_is_refused(tmp_path: Path, content: bytes | str | None, message: str) -> None:
     a_run(tmp_path / "run")
     journal = tmp_path / "run" / "study.log"
     if content is None:
@@ -214,7 +212,7 @@ def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
         ({"sessions": [{"file": "search_space-1.py", "sha256": "0" * 64, "commit": "main"}]}, "'commit': 'main'"),
     ],
 )
-def test_an_edited_run_json_is_one_message(tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_resume_with_edited_run_json_is_one_message(tmp_path: Path, change: dict[str, object], message: str) -> None:
     a_run(tmp_path / "run")
     path = tmp_path / "run" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -233,9 +231,7 @@ def test_an_edited_run_json_is_one_message(tmp_path: Path, change: dict[str, obj
     ],
     ids=["missing", "empty", "cut", "binary", "deep", "list"],
 )
-def test_a_run_json_that_is_none_is_one_message_and_the_study_stays(
-    tmp_path: Path, content: str | None, message: str
-) -> None:
+def test_resume_with_invalid_run_json_is_one_message(tmp_path: Path, content: str | None, message: str) -> None:
     a_run(tmp_path / "run")
     path, journal = tmp_path / "run" / "run.json", (tmp_path / "run" / "study.log").read_bytes()
     path.unlink()
@@ -246,7 +242,7 @@ def test_a_run_json_that_is_none_is_one_message_and_the_study_stays(
     assert (tmp_path / "run" / "study.log").read_bytes() == journal
 
 
-def test_a_place_that_cannot_be_written_to_is_one_message(tmp_path: Path) -> None:
+def test_run_dir_without_write_permission_is_one_message(tmp_path: Path) -> None:
     a_run(tmp_path / "run")
     mount = ["mount", "--bind", "-o", "ro", str(tmp_path / "run"), str(tmp_path / "run")]
     if os.geteuid() or subprocess.run(mount, capture_output=True, timeout=20).returncode:
@@ -259,7 +255,7 @@ def test_a_place_that_cannot_be_written_to_is_one_message(tmp_path: Path) -> Non
         subprocess.run(["umount", str(tmp_path / "run")], check=True, timeout=20)
 
 
-def test_the_study_of_a_relative_sqlite_url_is_found_from_everywhere(
+def test_study_of_relative_sqlite_url_is_found_from_all_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -285,7 +281,7 @@ def test_the_study_of_a_relative_sqlite_url_is_found_from_everywhere(
     assert [path.name for path in (*Path().iterdir(), *(tmp_path / "here").iterdir())] == ["moved.db"]
 
 
-def test_a_run_that_looks_whether_it_is_in_use_keeps_others_out(tmp_path: Path) -> None:
+def test_run_dir_in_use_is_locked_for_others(tmp_path: Path) -> None:
     start_session(tmp_path / "run")
     run_dir = RunDir(tmp_path / "run")
     code = "import sys, pathlib, hpo.store.run_dir\nplace = hpo.store.run_dir.RunDir(pathlib.Path(sys.argv[1]))\n"
@@ -302,7 +298,7 @@ def test_a_run_that_looks_whether_it_is_in_use_keeps_others_out(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("place", [0, 3, 13, 60, "line"])
-def test_a_session_that_was_killed_while_it_made_the_study_can_begin_again(tmp_path: Path, place: int | str) -> None:
+def test_session_killed_while_creating_study_can_start_again(tmp_path: Path, place: int | str) -> None:
     start_session(tmp_path / "run")
     journal = tmp_path / "run" / "study.log"
     whole = journal.read_bytes()
@@ -315,7 +311,7 @@ def test_a_session_that_was_killed_while_it_made_the_study_can_begin_again(tmp_p
     assert session.open_record().read_attributes()["space"] == load_search_file(QUICK).space.describe()
 
 
-def test_a_study_of_confirmations_that_has_lost_its_space_is_gone_on_with(tmp_path: Path) -> None:
+def test_confirmation_study_without_space_is_continued(tmp_path: Path) -> None:
     session, space = start_session(tmp_path / "run", confirm_seeds=1), load_search_file(QUICK).space
     storage = open_storage(session.storage)
     study = make_study(storage, session.manifest.confirmation_study, session.manifest.objectives)
@@ -338,7 +334,7 @@ def test_a_study_of_confirmations_that_has_lost_its_space_is_gone_on_with(tmp_pa
         ("postgresql://me:sec/ret:secret@host/db", "postgresql://me:***@host/db"),
     ],
 )
-def test_secrets_in_a_storage_url_are_hidden(tmp_path: Path, url: str, shown: str) -> None:
+def test_mask_password_hides_secrets_in_query(tmp_path: Path, url: str, shown: str) -> None:
     assert mask_password(url) == shown
     with pytest.raises(UsageError) as raised:
         start_session(tmp_path / "run", storage=url)
@@ -348,7 +344,7 @@ def test_secrets_in_a_storage_url_are_hidden(tmp_path: Path, url: str, shown: st
     assert "secret" not in str(raised.value)
 
 
-def test_a_study_of_another_program_is_a_start_whatever_its_attributes(tmp_path: Path) -> None:
+def test_warm_start_from_foreign_study_ignores_attributes(tmp_path: Path) -> None:
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "mine.log"))
     study = optuna.create_study(study_name="mine", storage=optuna.storages.JournalStorage(backend))
     some: list[dict[str, Any]] = [
@@ -382,7 +378,7 @@ def objective_of_another_program(trial: optuna.Trial) -> float:
     return float(depth)
 
 
-def test_parameters_of_other_distributions_are_taken_for_what_they_mean(tmp_path: Path) -> None:
+def test_warm_start_converts_other_distributions(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="mine", storage=f"sqlite:///{tmp_path}/mine.db")
     fitting: list[dict[str, Any]] = [
         {"depth": 2.0, "act": "relu", "flag": 1, "lr": 1},
@@ -419,7 +415,7 @@ def test_parameters_of_other_distributions_are_taken_for_what_they_mean(tmp_path
     assert "parameter 'depth': 2.5 is not in Int(1, 9)" in session.headline
 
 
-def test_what_was_taken_over_in_part_is_said(tmp_path: Path) -> None:
+def test_warm_start_killed_halfway_is_reported(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="mine", storage=f"sqlite:///{tmp_path}/mine.db")
     study.enqueue_trial({"depth": 2, "act": "relu", "flag": True, "lr": 0.1})
     study.optimize(objective_of_another_program, n_trials=1)
@@ -433,7 +429,7 @@ def test_what_was_taken_over_in_part_is_said(tmp_path: Path) -> None:
     assert "only a part of runs/other was taken over: give --warm-start again for the rest" in again.headline
 
 
-def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
+def test_warm_start_leaves_source_unchanged(tmp_path: Path) -> None:
     database = tmp_path / "other.db"
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("CREATE TABLE mine (x)")
@@ -451,7 +447,7 @@ def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "moved.db").exists()
 
 
-def test_a_study_that_is_missing_is_not_made_by_looking_for_what_confirms_it(tmp_path: Path) -> None:
+def test_lookup_of_confirmations_does_not_create_storage(tmp_path: Path) -> None:
     start_session(tmp_path / "run")
     run_json = tmp_path / "run" / "run.json"
     run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm_seeds": 2}))
@@ -473,9 +469,7 @@ def sessions_of(run_dir: Path) -> list[dict[str, Any]]:
     return sessions
 
 
-def test_a_resumed_run_says_what_has_changed_in_its_search_space_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_prints_changes_of_search_space_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_dir, path, text = Path("runs", "mine"), Path("mine.py"), QUICK.read_text()
     other = text.replace("1 / (epoch + 1)", "2 / (epoch + 1)").replace("import time\n", "import math\nimport time\n")
@@ -508,7 +502,7 @@ def test_a_resumed_run_says_what_has_changed_in_its_search_space_file(
     assert sorted(path.name for path in run_dir.glob("*.py")) == ["search_space-1.py", "search_space-2.py"]
 
 
-def test_a_long_change_is_cut_with_how_to_see_all_of_it_and_moves_no_cursor(tmp_path: Path) -> None:
+def test_resume_with_long_change_prints_its_beginning(tmp_path: Path) -> None:
     run_dir, path, text = tmp_path / "my runs", tmp_path / "mine.py", QUICK.read_text()
     saved_and_resumed(run_dir, path, text)
     hostile = "# \x1b[31m\x07\u202e\t" + "x" * 1000
@@ -522,7 +516,7 @@ def test_a_long_change_is_cut_with_how_to_see_all_of_it_and_moves_no_cursor(tmp_
 
 
 @pytest.mark.parametrize("ends", ["\r\n", "\n\n"])
-def test_a_change_that_is_not_seen_is_a_change(tmp_path: Path, ends: str) -> None:
+def test_resume_prints_invisible_change(tmp_path: Path, ends: str) -> None:
     path, text = tmp_path / "mine.py", QUICK.read_text()
     saved_and_resumed(tmp_path / "run", path, text)
     other = text.replace("\n", ends) if ends == "\r\n" else text[:-1] + ends
@@ -535,7 +529,7 @@ def test_a_change_that_is_not_seen_is_a_change(tmp_path: Path, ends: str) -> Non
 
 
 @pytest.mark.parametrize("content", [None, "# edited\n"])
-def test_a_copy_that_is_not_what_ran_is_said_and_left_alone(tmp_path: Path, content: str | None) -> None:
+def test_resume_with_edited_copy_of_file_warns(tmp_path: Path, content: str | None) -> None:
     run_dir, path, text = tmp_path / "run", tmp_path / "mine.py", QUICK.read_text()
     saved_and_resumed(run_dir, path, text)
     copy = run_dir / "search_space-1.py"
@@ -549,7 +543,7 @@ def test_a_copy_that_is_not_what_ran_is_said_and_left_alone(tmp_path: Path, cont
     assert saved_and_resumed(run_dir, path, text + "# new\n") == []
 
 
-def test_a_copy_takes_no_other_files_place(tmp_path: Path) -> None:
+def test_copy_of_search_space_file_overwrites_no_file(tmp_path: Path) -> None:
     run_dir, path, text = tmp_path / "run", tmp_path / "mine.py", QUICK.read_text()
     run_dir.mkdir()
     (run_dir / "search_space-7.py").write_text("mine")
@@ -591,9 +585,7 @@ def tree(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 @needs_git
-def test_a_resumed_run_says_that_the_repository_of_its_file_is_at_another_commit(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_prints_other_commit_of_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir, path, text = repository / "runs" / "mine", repository / "searches" / "mine.py", QUICK.read_text()
     first = git(repository, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook of another repository
@@ -617,7 +609,7 @@ def test_a_resumed_run_says_that_the_repository_of_its_file_is_at_another_commit
 
 
 @needs_git
-def test_git_is_asked_and_writes_nothing(repository: Path) -> None:
+def test_git_query_leaves_index_unchanged(repository: Path) -> None:
     (repository / "new.py").write_text("")  # which git does not know
     model = repository / "model.py"
     os.utime(model, (1, 1))  # git finds that it is the same, and would note that in its index
@@ -638,7 +630,7 @@ def replace_git(programs: Path, script: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @needs_git
 @pytest.mark.parametrize("why", ["no repository", "no commit", "somebody else's", "no git", "fails"])
-def test_where_git_tells_no_commit_there_is_none(
+def test_git_without_commit_yields_none(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     path, text = repository / "searches" / "mine.py", QUICK.read_text()
@@ -666,7 +658,7 @@ def test_where_git_tells_no_commit_there_is_none(
 
 @needs_git
 @pytest.mark.slow
-def test_git_that_hangs_is_given_up_and_tells_no_commit(
+def test_git_that_hangs_is_killed_and_yields_none(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = repository / "searches" / "mine.py"

@@ -46,7 +46,7 @@ def load_saved(saved: Any, path: Path) -> Any:
         {"nested": [Counter(a=1), (OrderedDict(),)]},
     ],
 )
-def test_saved_kind_is_the_kind_that_is_read(saved: Any, tmp_path: Path) -> None:
+def test_checkpoint_keeps_type_of_container(saved: Any, tmp_path: Path) -> None:
     read = load_saved(saved, tmp_path / "state")
     assert read == saved
     assert repr(read) == repr(saved), "repr has the kinds"
@@ -54,18 +54,18 @@ def test_saved_kind_is_the_kind_that_is_read(saved: Any, tmp_path: Path) -> None
     assert getattr(read, "default_factory", None) is getattr(saved, "default_factory", None)
 
 
-def test_saved_kinds_hold_tensors(tmp_path: Path) -> None:
+def test_checkpoint_of_container_keeps_tensors(tmp_path: Path) -> None:
     read = load_saved(Point(1.0, OrderedDict(w=torch.arange(3))), tmp_path / "state")
     assert torch.equal(read.y["w"], torch.arange(3))
 
 
-def test_namedtuple_whose_class_is_gone_keeps_its_fields(tmp_path: Path) -> None:
+def test_namedtuple_without_class_keeps_fields(tmp_path: Path) -> None:
     Gone = namedtuple("Gone", "loss epoch")
     read = load_saved(Gone(0.5, 3), tmp_path / "state")
     assert (read.loss, read.epoch, read._fields) == (0.5, 3, ("loss", "epoch"))
 
 
-def test_namedtuple_in_a_file_runs_no_other_class() -> None:
+def test_namedtuple_in_file_calls_no_other_class() -> None:
     tree = json.loads('{"namedtuple": ["subprocess", "Popen", ["args"], {"list": ["true"]}]}')
     read = join_state(tree, {})
     assert (type(read).__name__, read.args, isinstance(read, tuple)) == ("Popen", "true", True)

@@ -101,7 +101,7 @@ def assert_equal(one: Any, other: Any) -> None:
         assert (type(one), one) == (type(other), other)
 
 
-def test_states_of_torch_come_back_as_they_were(tmp_path: Path) -> None:
+def test_checkpoint_of_torch_state_is_read_unchanged(tmp_path: Path) -> None:
     saved = trained()
     read = through(CheckpointStore(tmp_path / "checkpoints"), saved)
     assert_equal(read, {**saved, "network": dict(saved["network"])})
@@ -126,19 +126,19 @@ def test_states_of_torch_come_back_as_they_were(tmp_path: Path) -> None:
         [torch.arange(6).to(torch.complex64).reshape(2, 3).conj(), torch.ones(2, dtype=torch.complex128).imag],
     ],
 )
-def test_whatever_is_plain_comes_back_as_it_was(tmp_path: Path, saved: Any) -> None:
+def test_checkpoint_of_plain_values_is_read_unchanged(tmp_path: Path, saved: Any) -> None:
     assert_equal(through(CheckpointStore(tmp_path / "checkpoints"), saved), saved)
 
 
 @pytest.mark.parametrize("name", ["float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2", "uint16", "uint64", "float16"])
-def test_tensors_of_rare_types_come_back_bit_by_bit(tmp_path: Path, name: str) -> None:
+def test_checkpoint_of_rare_dtypes_keeps_all_bits(tmp_path: Path, name: str) -> None:
     saved = torch.arange(6).reshape(2, 3).to(getattr(torch, name))
     read = through(CheckpointStore(tmp_path / "checkpoints"), saved)
     assert read.dtype == saved.dtype
     assert torch.equal(read.view(torch.uint8), saved.view(torch.uint8))
 
 
-def test_numbers_of_numpy_and_parameters_become_plain(tmp_path: Path) -> None:
+def test_checkpoint_converts_numpy_and_parameters(tmp_path: Path) -> None:
     read = through(
         CheckpointStore(tmp_path / "checkpoints"),
         {"a": np.float64(0.5), "b": np.int32(3), "c": nn.Parameter(torch.ones(1))},
@@ -147,7 +147,7 @@ def test_numbers_of_numpy_and_parameters_become_plain(tmp_path: Path) -> None:
     assert not read["c"].requires_grad
 
 
-def test_a_copy_is_a_copy_and_a_tensor_in_two_places_is_one() -> None:
+def test_copied_state_is_independent_and_keeps_shared_tensors() -> None:
     tensor, history = torch.zeros(3), [0.5]
     state = {"epoch": 1, "history": history}
     parts = split_state({"a": tensor, "b": [tensor], "state": state})
@@ -182,18 +182,18 @@ def itself() -> list[Any]:
         (itself(), r"must not contain itself: \[0\]\[0\]"),
     ],
 )
-def test_what_cannot_be_saved_is_named_with_its_place(saved: Any, message: str) -> None:
+def test_save_of_unsupported_value_names_its_path(saved: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         split_state(saved)
 
 
-def test_functions_are_told_from_states() -> None:
+def test_is_state_rejects_functions() -> None:
     assert is_state_function(dict)
     assert is_state_function(trained)
     assert not any(map(is_state_function, ({}, OrderedDict(), [], nn.Linear(1, 1), None)))
 
 
-def test_what_is_known_of_an_evaluation_is_kept_with_its_state(tmp_path: Path) -> None:
+def test_checkpoint_keeps_description_of_evaluation(tmp_path: Path) -> None:
     states = CheckpointStore(tmp_path / "checkpoints")
     assert states.find_checkpoint(assignment(5, root=2)) is None
     write(states, assignment(5, root=2), state_of({"epoch": 2}, {"bias": torch.ones(2)}))
@@ -236,7 +236,7 @@ def changed(content: bytes, place: int) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [lambda c, at: c[:at], changed, lambda c, at: c[:at] + b"\0" + c[at:]])
-def test_no_damage_goes_unnoticed(tmp_path: Path, damage: Callable[[bytes, int], bytes]) -> None:
+def test_checkpoint_with_any_damage_is_refused(tmp_path: Path, damage: Callable[[bytes, int], bytes]) -> None:
     path = tmp_path / "0.safetensors"
     write(
         CheckpointStore(tmp_path), assignment(0), state_of({"a": torch.arange(4), "b": [1, "x"]}, {"w": torch.ones(2)})
@@ -262,7 +262,7 @@ def test_no_damage_goes_unnoticed(tmp_path: Path, damage: Callable[[bytes, int],
     assert unnoticed < 20
 
 
-def test_read_about_of_a_file_cut_off_unchecked_fails(tmp_path: Path) -> None:
+def test_read_info_of_cut_file_without_check_fails(tmp_path: Path) -> None:
     path = tmp_path / "0.safetensors"
     write(CheckpointStore(tmp_path), assignment(0), state_of({"a": torch.arange(4)}, {"w": torch.ones(2)}))
     content = path.read_bytes()
@@ -273,7 +273,7 @@ def test_read_about_of_a_file_cut_off_unchecked_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["9" * 23, "9223372036854775807", "1e308", "-5", "1.5", "NaN", "null", "[]", '""'])
-def test_read_about_with_any_wrong_number_fails(tmp_path: Path, number: str) -> None:
+def test_read_info_with_any_wrong_number_fails(tmp_path: Path, number: str) -> None:
     path = tmp_path / "0.safetensors"
     write(CheckpointStore(tmp_path), assignment(0), state_of({"a": torch.arange(4)}, {"w": torch.ones(2)}))
     content = path.read_bytes()
@@ -287,7 +287,7 @@ def test_read_about_with_any_wrong_number_fails(tmp_path: Path, number: str) -> 
             assert read_checkpoint_info(path, PARAMS).params == PARAMS
 
 
-def test_states_are_never_unpickled(tmp_path: Path) -> None:
+def test_checkpoint_with_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
     """A pickle in the place of a state is refused by both readers, and is not run."""
     path = tmp_path / "0.safetensors"
     code = f"open({str(tmp_path / 'was run')!r}, 'w')"
@@ -316,7 +316,7 @@ def test_states_are_never_unpickled(tmp_path: Path) -> None:
         {"params": PARAMS, "losses": [1.0], "metrics": {}, "seconds": 1.0, "more": 1},
     ],
 )
-def test_what_no_evaluation_has_written_is_refused(tmp_path: Path, about: Any) -> None:
+def test_checkpoint_with_invalid_info_is_refused(tmp_path: Path, about: Any) -> None:
     from safetensors.torch import save_file
 
     save_file({}, tmp_path / "0.safetensors", {"about": json.dumps(about), "checksum": "0"})
@@ -326,9 +326,7 @@ def test_what_no_evaluation_has_written_is_refused(tmp_path: Path, about: Any) -
         read_checkpoint_file(tmp_path / "0.safetensors")
 
 
-def test_the_state_before_stays_where_the_disk_is_full_or_writing_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_keeps_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states = CheckpointStore(tmp_path)
     write(states, assignment(0), state_of({"a": torch.zeros(3)}))
     before = (tmp_path / "0.safetensors").read_bytes()
@@ -341,7 +339,7 @@ def test_the_state_before_stays_where_the_disk_is_full_or_writing_fails(
     assert (tmp_path / "0.safetensors").read_bytes() == before
 
 
-def test_states_of_what_has_ended_are_removed_and_no_others(tmp_path: Path) -> None:
+def test_checkpoint_store_removes_only_ended_evaluations(tmp_path: Path) -> None:
     states, confirming = (
         CheckpointStore(tmp_path / "checkpoints"),
         CheckpointStore(tmp_path / "checkpoints", "confirm-"),
@@ -359,7 +357,7 @@ def test_states_of_what_has_ended_are_removed_and_no_others(tmp_path: Path) -> N
     assert (tmp_path / "checkpoints").exists()
 
 
-def test_a_small_disk_is_said_before_a_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_shortage_with_small_disk_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states = CheckpointStore(tmp_path / "checkpoints")
 
     def shortage(free: float) -> str:
@@ -384,7 +382,7 @@ def settled(keeper: SnapshotBuffer, **verdict: Any) -> dict[str, Any] | None:
     return kept
 
 
-def test_keeper_writes_the_state_of_its_last_loss(tmp_path: Path) -> None:
+def test_snapshot_buffer_writes_state_of_last_loss(tmp_path: Path) -> None:
     keeper, tensor = SnapshotBuffer(PARAMS, True, None, None), torch.zeros(3)
     assert keeper.write_checkpoint(str(tmp_path / "draft")) == {"losses": 0, "seconds": 0.0}
     for step in (1.0, 2.0):
@@ -402,7 +400,7 @@ def test_keeper_writes_the_state_of_its_last_loss(tmp_path: Path) -> None:
     assert_equal(state.weights, {"w": torch.ones(3)})
 
 
-def test_keeper_of_no_leader_or_without_a_wish_copies_nothing(tmp_path: Path) -> None:
+def test_snapshot_buffer_without_request_copies_nothing(tmp_path: Path) -> None:
     for is_leader, wanted in ((False, True), (True, False)):
         keeper = SnapshotBuffer(PARAMS, is_leader, None, None)
         keeper.offer_weights({"w": torch.zeros(3)})
@@ -412,7 +410,7 @@ def test_keeper_of_no_leader_or_without_a_wish_copies_nothing(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_keeper_that_cannot_write_reports_the_error(tmp_path: Path) -> None:
+def test_snapshot_buffer_with_failing_write_reports_error(tmp_path: Path) -> None:
     keeper = SnapshotBuffer(PARAMS, True, None, None)
     keeper.save_checkpoint({"a": torch.zeros(3)})
     kept = settled(keeper, save=True, draft=str(tmp_path / "none" / "draft"))
@@ -422,7 +420,7 @@ def test_keeper_that_cannot_write_reports_the_error(tmp_path: Path) -> None:
     assert kept["written"]["losses"] == 0
 
 
-def test_keeper_restores_until_the_next_loss(tmp_path: Path) -> None:
+def test_snapshot_buffer_restores_until_next_loss(tmp_path: Path) -> None:
     state = state_of({"epoch": 2}, {"w": torch.ones(2)})
     keeper = SnapshotBuffer(PARAMS, True, state, None)
     assert keeper.make_flags()["went_on"] is False

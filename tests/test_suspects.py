@@ -59,7 +59,7 @@ class Job:
 
 
 @pytest.mark.parametrize(("workers", "guilty"), [(1, {0}), (2, {3}), (6, {0, 5, 17}), (24, {0, 1})])
-def test_only_what_kills_the_job_is_given_up(tmp_path: Path, workers: int, guilty: set[int]) -> None:
+def test_crash_isolation_fails_only_culprits(tmp_path: Path, workers: int, guilty: set[int]) -> None:
     budget = 18 if workers < 10 else 40
     job = Job(tmp_path, workers, budget, guilty, seed=0)
     deaths = 0
@@ -76,7 +76,7 @@ def test_only_what_kills_the_job_is_given_up(tmp_path: Path, workers: int, guilt
             )
 
 
-def test_deaths_that_no_individual_has_caused_cost_none(tmp_path: Path) -> None:
+def test_crashes_without_culprit_fail_no_individual(tmp_path: Path) -> None:
     job = Job(tmp_path, 6, 40, set(), seed=0)
     for _ in range(4):
         assert job.session(killed_after=9)
@@ -84,7 +84,7 @@ def test_deaths_that_no_individual_has_caused_cost_none(tmp_path: Path) -> None:
     assert [evaluation.state for evaluation in job.ended()] == ["complete"] * 40
 
 
-def test_who_was_in_flight_when_a_run_was_stopped_is_not_suspected(tmp_path: Path) -> None:
+def test_individuals_running_at_regular_stop_are_not_suspected(tmp_path: Path) -> None:
     job = Job(tmp_path, 1, 3, set(), seed=0)
     for _ in range(4):
         record = job.opened()
@@ -94,7 +94,7 @@ def test_who_was_in_flight_when_a_run_was_stopped_is_not_suspected(tmp_path: Pat
     assert [evaluation.state for evaluation in job.ended()] == ["complete"] * 3
 
 
-def test_what_saves_a_later_state_each_time_is_not_suspected_and_what_does_not_is(tmp_path: Path) -> None:
+def test_individual_with_later_checkpoints_is_not_suspected(tmp_path: Path) -> None:
     job = Job(tmp_path, 1, 1, set(), seed=0)
     for saved in (3, 5, 9):
         record = job.opened()

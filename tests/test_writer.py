@@ -107,7 +107,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 # What is durable, and when
 
 
-def test_what_is_told_is_settled_and_in_the_file_once_it_is_committed_and_not_before(tmp_path: Path) -> None:
+def test_journal_change_is_durable_only_after_commit(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader = run.leader()
     assert run.writer.take_committed() == []
@@ -137,7 +137,7 @@ def test_what_is_told_is_settled_and_in_the_file_once_it_is_committed_and_not_be
 
 
 @pytest.mark.slow
-def test_in_a_database_all_but_losses_is_durable_at_once_and_settled_when_it_is_committed(tmp_path: Path) -> None:
+def test_database_change_is_durable_at_once_except_losses(tmp_path: Path) -> None:
     run = Written(tmp_path, "sqlite")
     leader = run.leader()
     with run.writer.batch_writes():
@@ -158,7 +158,7 @@ def test_in_a_database_all_but_losses_is_durable_at_once_and_settled_when_it_is_
     assert told(run.writer.take_committed()) == [(0, "complete")]
 
 
-def test_what_many_leaders_have_told_is_written_with_one_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_with_many_leaders_flushes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Written(tmp_path)
     leaders = [run.leader() for _ in range(12)]
     with run.writer.batch_writes():
@@ -179,9 +179,7 @@ def test_what_many_leaders_have_told_is_written_with_one_flush(tmp_path: Path, m
         assert (run.folder / "logs" / "11.txt").read_text() == "hello\n"
 
 
-def test_whoever_tells_a_writer_in_the_same_thread_finds_it_durable_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_direct_connection_makes_change_durable_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = make_run(tmp_path / "run")
     leader = StudyClient(DirectConnection(make_writer(record, tmp_path / "run")))
     assignment = claimed(leader, 1)
@@ -193,7 +191,7 @@ def test_whoever_tells_a_writer_in_the_same_thread_finds_it_durable_at_once(
 
 
 @pytest.mark.parametrize(("flushing", "pause"), [(0.001, 0.1), (0.05, 0.2)])
-def test_what_is_told_after_a_commit_waits_for_the_next_one_and_longer_after_a_slow_one(
+def test_commit_if_due_waits_longer_after_slow_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushing: float, pause: float
 ) -> None:
     run, now = Written(tmp_path), [1000.0]
@@ -214,7 +212,7 @@ def test_what_is_told_after_a_commit_waits_for_the_next_one_and_longer_after_a_s
             assert (run.plainly().trials[0].state == TrialState.COMPLETE) is is_settled
 
 
-def test_what_cannot_be_written_whole_is_not_written_at_all(tmp_path: Path) -> None:
+def test_commit_on_full_disk_writes_nothing(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader = run.leader()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -238,7 +236,7 @@ def test_what_cannot_be_written_whole_is_not_written_at_all(tmp_path: Path) -> N
     assert told(run.writer.take_committed()) == [(0, "running")], "nobody has been told more"
 
 
-def test_what_a_writer_that_was_killed_has_left_of_a_line_is_cut_off(tmp_path: Path) -> None:
+def test_writer_cuts_off_line_of_killed_writer(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader = run.leader()
     torn = b'{"op_code": 6, "tri'
@@ -340,9 +338,7 @@ def assert_alike(shows: list[FrozenTrial], there: list[FrozenTrial]) -> None:
 @pytest.mark.parametrize(
     ("storage", "seed"), [*(("journal", seed) for seed in range(4)), pytest.param("sqlite", 4, marks=pytest.mark.slow)]
 )
-def test_what_a_mirror_shows_is_what_plain_optuna_reads_after_each_commit(
-    tmp_path: Path, storage: str, seed: int
-) -> None:
+def test_cached_storage_after_commit_equals_plain_optuna(tmp_path: Path, storage: str, seed: int) -> None:
     run = Written(tmp_path, storage, HALVING_SCHEDULES["asha"])
     anything, states = Anything(run, seed), set[str]()
     with run.writer.batch_writes():
@@ -360,7 +356,7 @@ def test_what_a_mirror_shows_is_what_plain_optuna_reads_after_each_commit(
     assert [json.dumps(one, sort_keys=True) for one in here] == [json.dumps(one, sort_keys=True) for one in there]
 
 
-def test_nothing_that_was_told_after_a_commit_is_in_the_file_before_the_next(tmp_path: Path) -> None:
+def test_file_between_commits_does_not_change(tmp_path: Path) -> None:
     run = Written(tmp_path, halving=HALVING_SCHEDULES["asha"])
     anything, ahead = Anything(run, seed=6), 0
     with run.writer.batch_writes():
@@ -387,7 +383,7 @@ def add_waiting(study: optuna.Study, number: int) -> None:
 
 
 @pytest.mark.parametrize("storage", ["journal", pytest.param("sqlite", marks=pytest.mark.slow)])
-def test_a_trial_that_another_program_adds_keeps_its_number_and_is_claimed_later(tmp_path: Path, storage: str) -> None:
+def test_trial_of_other_program_keeps_number_and_is_claimed(tmp_path: Path, storage: str) -> None:
     run = Written(tmp_path, storage)
     leader, other = run.leader(), run.plainly()
     with run.writer.batch_writes():
@@ -415,7 +411,7 @@ def test_a_trial_that_another_program_adds_keeps_its_number_and_is_claimed_later
     assert run.record.read_attributes()["note"] == run.reopened().read_attributes()["note"] == "look at 2"
 
 
-def test_a_journal_is_whole_and_vouched_for_where_two_programs_have_written_it_by_turns(tmp_path: Path) -> None:
+def test_journal_written_by_two_programs_has_valid_checksums(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader, other = run.leader(), run.plainly()
     with run.writer.batch_writes():
@@ -438,7 +434,7 @@ def test_a_journal_is_whole_and_vouched_for_where_two_programs_have_written_it_b
 
 
 @pytest.mark.slow
-def test_other_programs_wait_until_the_writer_rests(tmp_path: Path) -> None:
+def test_other_program_waits_until_writer_rests(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader, other = run.leader(), run.plainly()
     others = threading.Thread(target=other.set_user_attr, args=("note", "look at 1"), daemon=True)
@@ -464,9 +460,7 @@ def test_other_programs_wait_until_the_writer_rests(tmp_path: Path) -> None:
     assert len(run.reopened().read_evaluations()[0].curve) == 10
 
 
-def test_the_writer_keeps_others_out_while_entries_follow_each_other_closely(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writer_with_frequent_entries_keeps_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, now = Written(tmp_path), [1000.0]
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
     leader = run.leader()
@@ -483,9 +477,7 @@ def test_the_writer_keeps_others_out_while_entries_follow_each_other_closely(
     assert len(run.plainly().trials) == 3
 
 
-def test_a_writer_that_is_never_at_rest_lets_other_programs_have_their_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writer_without_rest_releases_lock_after_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, now = Written(tmp_path), [1000.0]
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
     leader, free = run.leader(), 0
@@ -500,7 +492,7 @@ def test_a_writer_that_is_never_at_rest_lets_other_programs_have_their_turn(
     assert len(run.plainly().trials[0].intermediate_values) == 120
 
 
-def test_the_writer_waits_for_another_program_that_writes(tmp_path: Path) -> None:
+def test_writer_waits_while_other_program_writes(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader = run.leader()
     ended: list[list[tuple[int, str]]] = []
@@ -580,21 +572,21 @@ def error_of(run: Written, way: str, rests: bool) -> str:
 
 
 @pytest.mark.parametrize(("way", "rests"), BEHIND)
-def test_a_journal_that_is_changed_behind_the_writers_back_ends_the_run(tmp_path: Path, way: str, rests: bool) -> None:
+def test_journal_changed_during_run_raises_run_error(tmp_path: Path, way: str, rests: bool) -> None:
     run = Written(tmp_path)
     assert error_of(run, way, rests).startswith(str(run.journal))
     assert told(run.writer.take_committed()) == [(0, "running"), (1, "running")]
 
 
 @pytest.mark.parametrize(("way", "rests"), BEHIND)
-def test_it_is_said_what_has_happened_to_a_journal(tmp_path: Path, way: str, rests: bool) -> None:
+def test_journal_error_names_the_change(tmp_path: Path, way: str, rests: bool) -> None:
     assert WAYS[way][1] in error_of(Written(tmp_path), way, rests)
 
 
 # What leaders hear
 
 
-def test_a_leader_hears_each_change_once_and_in_order_however_late_it_asks(tmp_path: Path) -> None:
+def test_leader_receives_each_change_once_in_order(tmp_path: Path) -> None:
     run = Written(tmp_path, halving=HALVING_SCHEDULES["asha"])
     early, late = run.leader(), run.leader()
     heard: list[Evaluation] = []
@@ -629,7 +621,7 @@ def test_a_leader_hears_each_change_once_and_in_order_however_late_it_asks(tmp_p
     assert told(by_listener) == told(heard)
 
 
-def test_leaders_hear_what_breeding_needs_and_no_more(tmp_path: Path) -> None:
+def test_leaders_receive_only_shared_fields(tmp_path: Path) -> None:
     make_run(tmp_path / "run", objectives=TWO)
     record, mirror = open_mirrored(tmp_path / "run" / "study.log")
     leader = StudyClient(DelayedLine(make_writer(record, tmp_path / "run", mirror=mirror)), TWO)
@@ -653,7 +645,7 @@ def test_leaders_hear_what_breeding_needs_and_no_more(tmp_path: Path) -> None:
     assert record.read_evaluations()[0].curve == {1: 0.5}
 
 
-def test_whoever_goes_on_with_a_run_hears_and_shows_what_it_was_at_first(tmp_path: Path) -> None:
+def test_resumed_run_sends_all_evaluations_at_first(tmp_path: Path) -> None:
     run = Written(tmp_path)
     leader = run.leader()
     with run.writer.batch_writes():
@@ -667,7 +659,7 @@ def test_whoever_goes_on_with_a_run_hears_and_shows_what_it_was_at_first(tmp_pat
     assert writer.take_committed() == []
 
 
-def test_nothing_is_claimed_once_a_run_is_stopping(tmp_path: Path) -> None:
+def test_claim_while_run_is_stopping_returns_none(tmp_path: Path) -> None:
     run = Written(tmp_path)
     stopping = [False]
     leader = StudyClient(DelayedLine(run.writer), ONLY_LOSS, lambda: stopping[0])
@@ -684,7 +676,7 @@ def test_nothing_is_claimed_once_a_run_is_stopping(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_losses_are_told_to_a_database_in_one_transaction(tmp_path: Path) -> None:
+def test_losses_in_database_share_one_transaction(tmp_path: Path) -> None:
     run = Written(tmp_path, "sqlite")
     leaders = [run.leader() for _ in range(4)]
     assignments = [claimed(leader, number) for number, leader in enumerate(leaders)]
@@ -776,14 +768,14 @@ def run_hungry(folder: Path, program: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_printed_while_no_file_can_be_opened_is_written_later(tmp_path: Path) -> None:
+def test_output_log_without_descriptors_writes_later(tmp_path: Path) -> None:
     run_hungry(tmp_path, PRINTS)
     assert (tmp_path / "logs" / "0.txt").read_text() == "before\nmeanwhile 1\nmeanwhile 2\n"
     assert (tmp_path / "logs" / "1.txt").read_text() == "by another\n" * 2
 
 
 @pytest.mark.slow
-def test_an_objective_that_has_used_up_all_descriptors_does_not_keep_others_evaluations_from_the_record(
+def test_journal_without_descriptors_records_other_evaluations(
     tmp_path: Path,
 ) -> None:
     make_run(tmp_path / "run")
@@ -797,7 +789,7 @@ def test_an_objective_that_has_used_up_all_descriptors_does_not_keep_others_eval
 
 @pytest.mark.parametrize("better_first", [True, False])
 @pytest.mark.parametrize("objectives", [ONLY_LOSS, TWO])
-def test_of_two_leaders_that_end_at_the_same_time_the_better_ones_weights_are_kept(
+def test_weights_of_two_simultaneous_ends_are_the_better_ones(
     tmp_path: Path, objectives: Objectives, better_first: bool
 ) -> None:
     record = make_run(tmp_path / "run", objectives=objectives)
@@ -822,7 +814,7 @@ def test_of_two_leaders_that_end_at_the_same_time_the_better_ones_weights_are_ke
     assert front == ({"1.safetensors"} if objectives.is_multi_objective else set())
 
 
-def test_a_leader_that_has_not_heard_of_a_better_one_writes_no_weights(tmp_path: Path) -> None:
+def test_leader_with_worse_loss_than_unread_best_keeps_no_weights(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
     writer = make_writer(record, tmp_path / "run")
     late, early = LeaderStub(writer), LeaderStub(writer)
