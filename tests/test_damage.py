@@ -1,4 +1,4 @@
-"""Run directories that disks, editors and other programs have been at."""
+"""Test run directories that disks, editors and other programs have damaged."""
 
 from __future__ import annotations
 
@@ -41,44 +41,48 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def lines_of(run_dir: Path) -> list[bytes]:
+def read_lines(run_dir: Path) -> list[bytes]:
     return (run_dir / "study.log").read_bytes().splitlines(keepends=True)
 
 
 def assert_refused(run_dir: Path, lines: list[bytes], message: str) -> None:
-    """Put lines into a study, and assert that it is neither read nor resumed nor changed."""
+    """Write lines to the journal, and assert that it is refused by readers and by a resume, and not changed."""
     (run_dir / "study.log").write_bytes(b"".join(lines))
     with pytest.raises(UsageError, match=message):
         RunReader(run_dir)
     with pytest.raises(UsageError, match=message):
         start_session(run_dir, resume=True)
-    assert lines_of(run_dir) == lines
+    assert read_lines(run_dir) == lines
 
 
 @pytest.mark.slow
 def test_journal_with_damaged_line_is_refused(run_dir: Path) -> None:
-    lines = lines_of(run_dir)
-    ways: dict[str, Callable[[int], list[bytes]]] = {
+    lines = read_lines(run_dir)
+    damages: dict[str, Callable[[int], list[bytes]]] = {
         "lost": lambda n: [*lines[:n], *lines[n + 1 :]],
         "changed": lambda n: [*lines[:n], lines[n].replace(b":1", b":2", 1), *lines[n + 1 :]],
         "repeated": lambda n: [*lines[: n + 1], *lines[n:]],
         "moved": lambda n: [*lines[:n], lines[n + 1], lines[n], *lines[n + 2 :]],
     }
-    for way, damaged in ways.items():
+    for name, damaged in damages.items():
         for n in range(len(lines) - 1):
             if damaged(n) != lines:
-                number = n + 2 if way == "repeated" else n + 1
+                number = n + 2 if name == "repeated" else n + 1
                 assert_refused(run_dir, damaged(n), rf"study.log is damaged: line {number} does not match its checksum")
     (run_dir / "study.log").write_bytes(b"".join(lines[:-1]))
-    assert [one.state for one in RunReader(run_dir).read_evaluations()] == ["complete", "complete", "running"]
+    assert [evaluation.state for evaluation in RunReader(run_dir).read_evaluations()] == [
+        "complete",
+        "complete",
+        "running",
+    ]
 
 
 def test_next_checksum_covers_lines_of_other_program(run_dir: Path) -> None:
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(run_dir / "study.log")))
     optuna.load_study(study_name="run", storage=storage).set_user_attr("note", "look at 1")
     complete_evaluations(start_session(run_dir, resume=True).open_record(), 4)
-    lines = lines_of(run_dir)
-    assert [one.loss for one in RunReader(run_dir).read_evaluations()] == [1, 2, 3, 4]
+    lines = read_lines(run_dir)
+    assert [evaluation.loss for evaluation in RunReader(run_dir).read_evaluations()] == [1, 2, 3, 4]
     note = next(number for number, line in enumerate(lines) if b"look at 1" in line)
     assert b"crc" not in lines[note]
     changed = [*lines[:note], lines[note].replace(b"look at 1", b"look at 2"), *lines[note + 1 :]]
@@ -92,7 +96,7 @@ def test_journal_of_several_writers_has_valid_checksums(run_dir: Path) -> None:
     assignments = [start_evaluation(record, depth) for depth, record in enumerate(records, start=4)]
     for record, assignment in zip(reversed(records), assignments, strict=True):
         record.complete(assignment, 9.0, 1.0, {})
-    assert [one.loss for one in RunReader(run_dir).read_evaluations()] == [1, 2, 3, 9, 9, 9]
+    assert [evaluation.loss for evaluation in RunReader(run_dir).read_evaluations()] == [1, 2, 3, 9, 9, 9]
 
 
 @pytest.mark.parametrize("params", [{"layers": 3}, {"depth": 3, "act": "relu", "flag": True, "lr": 2.0}])
@@ -103,14 +107,14 @@ def test_resume_with_trial_of_other_space_is_refused(run_dir: Path, params: dict
         for name, value in params.items()
     }
     study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=1.0))  # type: ignore[arg-type]
-    lines = lines_of(run_dir)
+    lines = read_lines(run_dir)
     with pytest.raises(
         UsageError, match=r"study\.log: trial 3: (unknown parameter 'layers'|parameter 'lr': 2.0 is not)"
     ):
         start_session(run_dir, resume=True)
     with pytest.raises(UsageError, match=r"trial 3 is not of this run's search space: parameter '\w+' is 3 of Categ"):
         RunReader(run_dir)
-    assert lines_of(run_dir) == lines
+    assert read_lines(run_dir) == lines
 
 
 def test_trial_attribute_of_wrong_type_counts_as_missing(tmp_path: Path) -> None:
@@ -123,9 +127,15 @@ def test_trial_attribute_of_wrong_type_counts_as_missing(tmp_path: Path) -> None
         "crash_count": "two",
     }
     add_evaluation(record, **{**strange, "metrics": {"accuracy": "high", "recall": 1}, "propagator": 7})
-    (one,) = RunReader(tmp_path / "run").read_evaluations()
-    assert (one.island, one.worker, one.generation, one.confirms, one.crash_count) == (0, 0, 0, None, 0)
-    assert (one.metrics, one.propagator) == ({"recall": 1}, "")
+    (evaluation,) = RunReader(tmp_path / "run").read_evaluations()
+    assert (
+        evaluation.island,
+        evaluation.worker,
+        evaluation.generation,
+        evaluation.confirms,
+        evaluation.crash_count,
+    ) == (0, 0, 0, None, 0)
+    assert (evaluation.metrics, evaluation.propagator) == ({"recall": 1}, "")
 
 
 def test_deeply_nested_json_is_one_message(run_dir: Path) -> None:
@@ -141,7 +151,7 @@ def test_deeply_nested_json_is_one_message(run_dir: Path) -> None:
         assert len(str(raised.value)) < 500
     (run_dir / "summary.json").write_text("[" * 100_000)
     assert RunReader(run_dir).make_follower().take_snapshot().stop_reason == ""
-    assert_refused(run_dir, [*lines_of(run_dir), b"[" * 100_000 + b"\n"], "is damaged: line .* is not JSON")
+    assert_refused(run_dir, [*read_lines(run_dir), b"[" * 100_000 + b"\n"], "is damaged: line .* is not JSON")
 
 
 def test_missing_study_file_is_one_message(run_dir: Path) -> None:
@@ -184,7 +194,7 @@ def test_edited_summary_counts_as_missing(tmp_path: Path, content: str | None) -
 
 
 def test_journal_end_without_value_is_refused(run_dir: Path) -> None:
-    lines = lines_of(run_dir)
+    lines = read_lines(run_dir)
     end = next(number for number, line in enumerate(lines) if b'"values":[' in line)
     entry = {**json.loads(lines[end]), "values": []}
     entry.pop("crc")
@@ -197,5 +207,5 @@ def test_integer_loss_of_other_program_is_shown(tmp_path: Path) -> None:
     for trial in range(3):
         add_evaluation(record, curve={1: 3 + trial})
     run = RunReader(tmp_path / "run")
-    assert [type(one.loss) for one in run.read_evaluations()] == [float] * 3
+    assert [type(evaluation.loss) for evaluation in run.read_evaluations()] == [float] * 3
     assert "Parallel coordinates" in render_report(run, 3, START_SECONDS)

@@ -71,9 +71,7 @@ def test_resume_with_nan_setting_reports_no_difference(tmp_path: Path) -> None:
 
 
 def test_run_json_holds_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = (
-        f"sqlite://me:secret@/{tmp_path}/study.db"  # not one that SQLite takes, but the message is written all the same
-    )
+    url = f"sqlite://me:secret@/{tmp_path}/study.db"  # SQLite refuses it, but the message must hide the password.
     monkeypatch.setattr("sys.argv", ["run_islands.py", "--storage", url])
     with pytest.raises(UsageError, match=r"the storage sqlite://me:\*\*\*@/") as raised:
         start_session(tmp_path / "run", storage=url)
@@ -100,8 +98,8 @@ def test_reader_without_study_file_raises_usage_error(tmp_path: Path) -> None:
 PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
 
 
-def a_run(path: Path, evaluations: int = 3) -> Session:
-    """Leave a run that was killed: some evaluations complete, and one running."""
+def make_killed_run(path: Path, evaluations: int = 3) -> Session:
+    """Make a run that was killed: some evaluations complete, and one running."""
     session = start_session(path)
     record, distributions = session.open_record(), load_search_file(QUICK).space.make_distributions()
     for number in range(evaluations + 1):
@@ -115,20 +113,24 @@ def a_run(path: Path, evaluations: int = 3) -> Session:
 
 @pytest.mark.slow
 def test_resume_with_cut_journal_continues_or_is_refused(tmp_path: Path) -> None:
-    a_run(tmp_path / "whole")
+    make_killed_run(tmp_path / "whole")
     whole = (tmp_path / "whole" / "study.log").read_bytes()
-    starts = [0, *(place for place, byte in enumerate(whole, 1) if byte == ord("\n"))]
-    in_lines = {place for start, end in pairwise(starts) for place in (start, start + 1, (start + end) // 2, end - 1)}
+    starts = [0, *(position for position, byte in enumerate(whole, 1) if byte == ord("\n"))]
+    in_lines = {
+        position for start, end in pairwise(starts) for position in (start, start + 1, (start + end) // 2, end - 1)
+    }
     outcomes = Counter[int]()
-    for place in sorted({*in_lines, len(whole)}):
-        run_dir = tmp_path / f"cut{place}" / "whole"
+    for position in sorted({*in_lines, len(whole)}):
+        run_dir = tmp_path / f"cut{position}" / "whole"
         shutil.copytree(tmp_path / "whole", run_dir)
-        (run_dir / "study.log").write_bytes(whole[:place])
-        complete = sum(b'"state":1' in line for line in whole[:place].splitlines(keepends=True) if line[-1:] == b"\n")
-        if whole[:place].count(b"\n") < 2:  # the lines that make the study and say what its space is
+        (run_dir / "study.log").write_bytes(whole[:position])
+        complete = sum(
+            b'"state":1' in line for line in whole[:position].splitlines(keepends=True) if line[-1:] == b"\n"
+        )
+        if whole[:position].count(b"\n") < 2:  # These lines create the study and record its space.
             with pytest.raises(UsageError, match=r"there is no study 'whole' in|is of another search space"):
                 start_session(run_dir, resume=True)
-            assert (run_dir / "study.log").read_bytes() == whole[:place]
+            assert (run_dir / "study.log").read_bytes() == whole[:position]
             continue
         session = start_session(run_dir, resume=True)
         outcomes[complete] += 1
@@ -153,7 +155,7 @@ def test_resume_with_cut_journal_continues_or_is_refused(tmp_path: Path) -> None
     ids=["empty", "binary", "json", "glued", "missing", "another study", "another space"],
 )
 def test_resume_with_foreign_study_is_refused(tmp_path: Path, content: bytes | str | None, message: str) -> None:
-    a_run(tmp_path / "run")
+    make_killed_run(tmp_path / "run")
     journal = tmp_path / "run" / "study.log"
     if content is None:
         journal.unlink()
@@ -213,7 +215,7 @@ def test_resume_with_foreign_study_is_refused(tmp_path: Path, content: bytes | s
     ],
 )
 def test_resume_with_edited_run_json_is_one_message(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    a_run(tmp_path / "run")
+    make_killed_run(tmp_path / "run")
     path = tmp_path / "run" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     journal = (tmp_path / "run" / "study.log").read_bytes()
@@ -232,7 +234,7 @@ def test_resume_with_edited_run_json_is_one_message(tmp_path: Path, change: dict
     ids=["missing", "empty", "cut", "binary", "deep", "list"],
 )
 def test_resume_with_invalid_run_json_is_one_message(tmp_path: Path, content: str | None, message: str) -> None:
-    a_run(tmp_path / "run")
+    make_killed_run(tmp_path / "run")
     path, journal = tmp_path / "run" / "run.json", (tmp_path / "run" / "study.log").read_bytes()
     path.unlink()
     if content is not None:
@@ -243,14 +245,14 @@ def test_resume_with_invalid_run_json_is_one_message(tmp_path: Path, content: st
 
 
 def test_run_dir_without_write_permission_is_one_message(tmp_path: Path) -> None:
-    a_run(tmp_path / "run")
+    make_killed_run(tmp_path / "run")
     mount = ["mount", "--bind", "-o", "ro", str(tmp_path / "run"), str(tmp_path / "run")]
     if os.geteuid() or subprocess.run(mount, capture_output=True, timeout=20).returncode:
-        pytest.skip("a read-only place needs root, and leave to mount it")
+        pytest.skip("a read-only folder needs root, and permission to mount it")
     try:
         with pytest.raises(UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Read-only"):
             start_session(tmp_path / "run", resume=True)
-        assert RunReader(tmp_path / "run").make_summary(3)["evaluations"]["complete"] == 3, "it can be looked at"
+        assert RunReader(tmp_path / "run").make_summary(3)["evaluations"]["complete"] == 3, "the run must be readable"
     finally:
         subprocess.run(["umount", str(tmp_path / "run")], check=True, timeout=20)
 
@@ -286,28 +288,28 @@ def test_run_dir_in_use_is_locked_for_others(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     code = "import sys, pathlib, hpo.store.run_dir\nplace = hpo.store.run_dir.RunDir(pathlib.Path(sys.argv[1]))\n"
     code += "print(place.is_in_use)\nwith place.hold_lock():\n    print('held')\n"
-    asked = [sys.executable, "-c", code, str(run_dir.path)]
+    command = [sys.executable, "-c", code, str(run_dir.path)]
     with run_dir.hold_lock():
         assert run_dir.is_in_use
-        other = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+        other = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert other.stdout == "True\n"
         assert f"is in use by process {os.getpid()} on " in other.stderr
         assert run_dir.is_in_use
     assert not run_dir.is_in_use
-    assert subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout == "False\nheld\n"
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "False\nheld\n"
 
 
-@pytest.mark.parametrize("place", [0, 3, 13, 60, "line"])
-def test_session_killed_while_creating_study_can_start_again(tmp_path: Path, place: int | str) -> None:
+@pytest.mark.parametrize("position", [0, 3, 13, 60, "line"])
+def test_session_killed_while_creating_study_can_start_again(tmp_path: Path, position: int | str) -> None:
     start_session(tmp_path / "run")
     journal = tmp_path / "run" / "study.log"
     whole = journal.read_bytes()
     (tmp_path / "run" / "run.json").unlink()
-    journal.write_bytes(whole[: place if isinstance(place, int) else whole.index(b"\n") + 1])
+    journal.write_bytes(whole[: position if isinstance(position, int) else whole.index(b"\n") + 1])
     (tmp_path / "run" / "study.log.lock").symlink_to(journal)
     began = time.monotonic()
     session = start_session(tmp_path / "run", resume=True)
-    assert time.monotonic() - began < 20, "it did not wait for the lock"
+    assert time.monotonic() - began < 20, "it must not wait for the lock"
     assert session.open_record().read_attributes()["space"] == load_search_file(QUICK).space.describe()
 
 
@@ -319,7 +321,7 @@ def test_confirmation_study_without_space_is_continued(tmp_path: Path) -> None:
     confirmations = session.open_confirmations()
     confirmations.enqueue({"depth": 1, "act": "relu", "flag": True, "lr": 0.5}, space.make_distributions(), confirms=0)
     session.create_confirmations(space)
-    assert [one.state for one in session.open_confirmations().read_evaluations()] == ["waiting"]
+    assert [evaluation.state for evaluation in session.open_confirmations().read_evaluations()] == ["waiting"]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +356,7 @@ def test_warm_start_from_foreign_study_ignores_attributes(tmp_path: Path) -> Non
     ]
     for depth, attributes in enumerate(some, start=1):
         study.enqueue_trial({"depth": depth, "act": "relu", "flag": True, "lr": 0.123456789012345 / depth}, attributes)
-    study.optimize(objective_of_another_program, n_trials=4)
+    study.optimize(suggest_other_parameters, n_trials=4)
     session = start_session(tmp_path / "run", warm_start=f"{tmp_path}/mine.log#mine")
     assert f"with 3 evaluations of {tmp_path}/mine.log#mine, the best 1\n" in session.headline
     assert "without 1 that is not of this search space, such as trial 3: parameter" in session.headline
@@ -368,7 +370,7 @@ def test_warm_start_from_foreign_study_ignores_attributes(tmp_path: Path) -> Non
     assert RunReader(tmp_path / "run").make_summary(3)["taken_over"] == 3
 
 
-def objective_of_another_program(trial: optuna.Trial) -> float:
+def suggest_other_parameters(trial: optuna.Trial) -> float:
     depth = trial.suggest_int("depth", 1, 20)
     trial.suggest_categorical("act", ["relu", "tanh"])
     if trial.number < 3:
@@ -402,15 +404,15 @@ def test_warm_start_converts_other_distributions(tmp_path: Path) -> None:
 
     for loss, params in enumerate(fitting + others):
         add(params, value=loss, intermediate_values={0: math.nan, 10: loss})
-    add(fitting[0], state=optuna.trial.TrialState.PRUNED)  # before its first loss
+    add(fitting[0], state=optuna.trial.TrialState.PRUNED)  # It was pruned before its first loss.
     session = start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/mine.db")
-    taken = session.open_record().read_evaluations()
-    assert [evaluation.params for evaluation in taken] == [
+    imported = session.open_record().read_evaluations()
+    assert [evaluation.params for evaluation in imported] == [
         {"depth": 2, "act": "relu", "flag": True, "lr": 1.0},
         {"depth": 3, "act": "tanh", "flag": False, "lr": 0.5},
         {"depth": 4, "act": "tanh", "flag": False, "lr": 0.25},
     ]
-    assert all([type(value) for value in e.params.values()] == [int, str, bool, float] for e in taken)
+    assert all([type(value) for value in e.params.values()] == [int, str, bool, float] for e in imported)
     assert "without 4 that are not of this search space, such as trial" in session.headline
     assert "parameter 'depth': 2.5 is not in Int(1, 9)" in session.headline
 
@@ -418,13 +420,13 @@ def test_warm_start_converts_other_distributions(tmp_path: Path) -> None:
 def test_warm_start_killed_halfway_is_reported(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="mine", storage=f"sqlite:///{tmp_path}/mine.db")
     study.enqueue_trial({"depth": 2, "act": "relu", "flag": True, "lr": 0.1})
-    study.optimize(objective_of_another_program, n_trials=1)
+    study.optimize(suggest_other_parameters, n_trials=1)
     run_json = tmp_path / "run" / "run.json"
     first = start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/mine.db")
     assert "with 1 evaluation of sqlite:///" in first.headline
     assert "taken over" not in start_session(tmp_path / "run", resume=True).headline
     content = json.loads(run_json.read_text())
-    run_json.write_text(json.dumps({**content, "warm_start": "runs/other"}))  # as a run leaves it that is killed then
+    run_json.write_text(json.dumps({**content, "warm_start": "runs/other"}))  # As after a kill during the import.
     again = start_session(tmp_path / "run", resume=True)
     assert "only a part of runs/other was taken over: give --warm-start again for the rest" in again.headline
 
@@ -457,14 +459,14 @@ def test_lookup_of_confirmations_does_not_create_storage(tmp_path: Path) -> None
     assert not (tmp_path / "run" / "study.log").exists()
 
 
-def saved_and_resumed(run_dir: Path, path: Path, text: str, **options: Any) -> list[str]:
-    """Save a search space file and resume the run with it as another process does, and give the lines that it says."""
+def save_and_resume(run_dir: Path, path: Path, text: str, **options: Any) -> list[str]:
+    """Save a search space file, resume the run with it as a new process does, and return the printed lines."""
     path.write_text(text)
     load_search_file.cache_clear()
     return start_session(run_dir, path, resume=True, **options).headline.splitlines()[2:]
 
 
-def sessions_of(run_dir: Path) -> list[dict[str, Any]]:
+def read_sessions(run_dir: Path) -> list[dict[str, Any]]:
     sessions: list[dict[str, Any]] = json.loads((run_dir / "run.json").read_text())["sessions"]
     return sessions
 
@@ -473,10 +475,10 @@ def test_resume_prints_changes_of_search_space_file(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     run_dir, path, text = Path("runs", "mine"), Path("mine.py"), QUICK.read_text()
     other = text.replace("1 / (epoch + 1)", "2 / (epoch + 1)").replace("import time\n", "import math\nimport time\n")
-    assert saved_and_resumed(run_dir, path, text) == []
-    assert saved_and_resumed(run_dir, path, text) == []
-    assert saved_and_resumed(run_dir, Path("renamed.py"), text) == []
-    changed = saved_and_resumed(run_dir, path, other)
+    assert save_and_resume(run_dir, path, text) == []
+    assert save_and_resume(run_dir, path, text) == []
+    assert save_and_resume(run_dir, Path("renamed.py"), text) == []
+    changed = save_and_resume(run_dir, path, other)
     number = text.splitlines().index('        yield params["depth"] + params["lr"] + 1 / (epoch + 1)') + 1
     assert changed == [
         "mine.py is not what ran before: 2 lines added, 1 removed; evaluations from before were made by "
@@ -487,13 +489,13 @@ def test_resume_prints_changes_of_search_space_file(tmp_path: Path, monkeypatch:
         '  -        yield params["depth"] + params["lr"] + 1 / (epoch + 1)',
         '  +        yield params["depth"] + params["lr"] + 2 / (epoch + 1)',
     ]
-    assert saved_and_resumed(run_dir, path, other) == []
-    back = saved_and_resumed(run_dir, path, text)
+    assert save_and_resume(run_dir, path, other) == []
+    back = save_and_resume(run_dir, path, text)
     assert back[0] == (
         "mine.py is not what ran before: 1 line added, 2 removed; evaluations from before were made by "
         "search_space-1.py, search_space-2.py in runs/mine: losses may not compare"
     )
-    sessions = sessions_of(run_dir)
+    sessions = read_sessions(run_dir)
     assert [session["file"] for session in sessions] == [f"search_space-{n}.py" for n in (1, 1, 1, 2, 2, 1)]
     for session in sessions:
         content = (run_dir / session["file"]).read_bytes()
@@ -504,9 +506,9 @@ def test_resume_prints_changes_of_search_space_file(tmp_path: Path, monkeypatch:
 
 def test_resume_with_long_change_prints_its_beginning(tmp_path: Path) -> None:
     run_dir, path, text = tmp_path / "my runs", tmp_path / "mine.py", QUICK.read_text()
-    saved_and_resumed(run_dir, path, text)
+    save_and_resume(run_dir, path, text)
     hostile = "# \x1b[31m\x07\u202e\t" + "x" * 1000
-    lines = saved_and_resumed(run_dir, path, "\n".join([hostile, *(f"# {n}" for n in range(12)), text]))
+    lines = save_and_resume(run_dir, path, "\n".join([hostile, *(f"# {n}" for n in range(12)), text]))
     assert len(lines) == 1 + 10 + 1
     assert lines[2].startswith(r"  +# \x1b[31m\x07\u202e  ")
     assert all(line.isprintable() and len(line) < 200 for line in lines[1:-1])
@@ -518,7 +520,7 @@ def test_resume_with_long_change_prints_its_beginning(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ends", ["\r\n", "\n\n"])
 def test_resume_prints_invisible_change(tmp_path: Path, ends: str) -> None:
     path, text = tmp_path / "mine.py", QUICK.read_text()
-    saved_and_resumed(tmp_path / "run", path, text)
+    save_and_resume(tmp_path / "run", path, text)
     other = text.replace("\n", ends) if ends == "\r\n" else text[:-1] + ends
     path.write_bytes(other.encode())
     load_search_file.cache_clear()
@@ -531,16 +533,16 @@ def test_resume_prints_invisible_change(tmp_path: Path, ends: str) -> None:
 @pytest.mark.parametrize("content", [None, "# edited\n"])
 def test_resume_with_edited_copy_of_file_warns(tmp_path: Path, content: str | None) -> None:
     run_dir, path, text = tmp_path / "run", tmp_path / "mine.py", QUICK.read_text()
-    saved_and_resumed(run_dir, path, text)
+    save_and_resume(run_dir, path, text)
     copy = run_dir / "search_space-1.py"
     copy.unlink()
     if content is not None:
         copy.write_text(content)
-    (line,) = saved_and_resumed(run_dir, path, text + "# new\n")
+    (line,) = save_and_resume(run_dir, path, text + "# new\n")
     assert f"{path} is not what ran before, of which the copy {copy} is missing or was edited; eval" in line
     assert (copy.read_text() if copy.exists() else None) == content
     assert (run_dir / "search_space-2.py").read_text() == text + "# new\n"
-    assert saved_and_resumed(run_dir, path, text + "# new\n") == []
+    assert save_and_resume(run_dir, path, text + "# new\n") == []
 
 
 def test_copy_of_search_space_file_overwrites_no_file(tmp_path: Path) -> None:
@@ -548,12 +550,12 @@ def test_copy_of_search_space_file_overwrites_no_file(tmp_path: Path) -> None:
     run_dir.mkdir()
     (run_dir / "search_space-7.py").write_text("mine")
     (run_dir / "search_space-8.py").mkdir()
-    saved_and_resumed(run_dir, path, text)
+    save_and_resume(run_dir, path, text)
     assert (run_dir / "search_space-7.py").read_text() == "mine"
-    assert [session["file"] for session in sessions_of(run_dir)] == ["search_space-9.py"]
-    (run_dir / "run.json").unlink()  # as a session leaves it that is killed before it writes that
-    saved_and_resumed(run_dir, path, text)
-    assert [session["file"] for session in sessions_of(run_dir)] == ["search_space-9.py"]
+    assert [session["file"] for session in read_sessions(run_dir)] == ["search_space-9.py"]
+    (run_dir / "run.json").unlink()  # As after a kill before run.json is written.
+    save_and_resume(run_dir, path, text)
+    assert [session["file"] for session in read_sessions(run_dir)] == ["search_space-9.py"]
     assert (run_dir / "search_space-9.py").read_text() == text
 
 
@@ -567,7 +569,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a repository with a search space file and what it may import."""
+    """Make a git repository with a search space file and a module that it may import."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
     folder = tmp_path / "repository"
@@ -580,7 +582,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def tree(folder: Path) -> dict[Path, tuple[int, bytes]]:
+def read_tree(folder: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
@@ -588,40 +590,40 @@ def tree(folder: Path) -> dict[Path, tuple[int, bytes]]:
 def test_resume_prints_other_commit_of_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir, path, text = repository / "runs" / "mine", repository / "searches" / "mine.py", QUICK.read_text()
     first = git(repository, "rev-parse", "HEAD")
-    monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook of another repository
-    assert saved_and_resumed(run_dir, path, text) == []
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # As in a git hook of another repository.
+    assert save_and_resume(run_dir, path, text) == []
     monkeypatch.delenv("GIT_DIR")
-    assert saved_and_resumed(run_dir, path, text) == [], "the run's own files are not in the repository"
+    assert save_and_resume(run_dir, path, text) == [], "files of the run must not count as changes"
     (repository / "model.py").write_text("width = 2\n")
     what = f"{path} is what ran before, but its repository was at commit"
-    assert saved_and_resumed(run_dir, path, text) == [
+    assert save_and_resume(run_dir, path, text) == [
         f"{what} {first[:7]} before, and is at {first[:7]} with uncommitted changes now: what it imports may differ"
     ]
     git(repository, "commit", "--quiet", "--all", "--message", "second")
     second = git(repository, "rev-parse", "HEAD")
-    assert saved_and_resumed(run_dir, path, text) == [
+    assert save_and_resume(run_dir, path, text) == [
         f"{what} {first[:7]} with uncommitted changes before, and is at {second[:7]} now: what it imports may differ"
     ]
-    assert saved_and_resumed(run_dir, path, text) == []
-    assert [line[:2] for line in saved_and_resumed(run_dir, path, text + "\n# new\n")[1:]] == ["  "] * 3
-    commits = [(session["commit"], session["dirty"]) for session in sessions_of(run_dir)]
+    assert save_and_resume(run_dir, path, text) == []
+    assert [line[:2] for line in save_and_resume(run_dir, path, text + "\n# new\n")[1:]] == ["  "] * 3
+    commits = [(session["commit"], session["dirty"]) for session in read_sessions(run_dir)]
     assert commits == [(first, False)] * 2 + [(first, True)] + [(second, False)] * 2 + [(second, True)]
 
 
 @needs_git
 def test_git_query_leaves_index_unchanged(repository: Path) -> None:
-    (repository / "new.py").write_text("")  # which git does not know
+    (repository / "new.py").write_text("")  # An untracked file.
     model = repository / "model.py"
-    os.utime(model, (1, 1))  # git finds that it is the same, and would note that in its index
-    before = tree(repository)
+    os.utime(model, (1, 1))  # git finds it unchanged, and would update its index.
+    before = read_tree(repository)
     assert find_commit(repository / "searches" / "mine.py") == Commit(git(repository, "rev-parse", "HEAD"), dirty=False)
-    assert tree(repository) == before
+    assert read_tree(repository) == before
     git(repository, "status")
-    assert tree(repository) != before, "git by itself does"
+    assert read_tree(repository) != before, "git status must change the index"
 
 
 def replace_git(programs: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let git be a script, which is the first one in PATH."""
+    """Put a script named git first in PATH."""
     programs.mkdir(exist_ok=True)
     (programs / "git").write_text(f"#!/bin/sh\n{script}\n")
     (programs / "git").chmod(0o755)
@@ -644,16 +646,16 @@ def test_git_without_commit_yields_none(
     if why == "somebody else's":
         if os.geteuid():
             pytest.skip("only root gives files away")
-        for place in (repository, *repository.rglob("*")):
-            os.chown(place, 54321, 54321)
+        for position in (repository, *repository.rglob("*")):
+            os.chown(position, 54321, 54321)
     if why == "no git":
         monkeypatch.setenv("PATH", str(programs))
     if why == "fails":
         replace_git(programs, "echo '# branch.oid'; exit 1", monkeypatch)
     assert find_commit(path) is None
-    assert saved_and_resumed(tmp_path / "run", path, text) == []
-    assert saved_and_resumed(tmp_path / "run", path, text) == []
-    assert [(session["commit"], session["dirty"]) for session in sessions_of(tmp_path / "run")] == [(None, None)] * 2
+    assert save_and_resume(tmp_path / "run", path, text) == []
+    assert save_and_resume(tmp_path / "run", path, text) == []
+    assert [(session["commit"], session["dirty"]) for session in read_sessions(tmp_path / "run")] == [(None, None)] * 2
 
 
 @needs_git
@@ -664,10 +666,10 @@ def test_git_that_hangs_is_killed_and_yields_none(
     path = repository / "searches" / "mine.py"
     assert find_commit(path) is not None
     replace_git(tmp_path / "programs", f"sleep 999 & echo $! > {tmp_path}/sleeping; wait", monkeypatch)
-    assert saved_and_resumed(tmp_path / "run", path, QUICK.read_text()) == []
-    assert [(session["commit"], session["dirty"]) for session in sessions_of(tmp_path / "run")] == [(None, None)]
+    assert save_and_resume(tmp_path / "run", path, QUICK.read_text()) == []
+    assert [(session["commit"], session["dirty"]) for session in read_sessions(tmp_path / "run")] == [(None, None)]
     stat = Path("/proc", (tmp_path / "sleeping").read_text().strip(), "stat")
     deadline = time.monotonic() + 20
     while stat.exists() and ") Z " not in stat.read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not stat.exists() or ") Z " in stat.read_text(), "what git has started has ended with it"
+    assert not stat.exists() or ") Z " in stat.read_text(), "processes started by git must be killed with it"

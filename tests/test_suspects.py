@@ -1,4 +1,4 @@
-"""Which individual kills the job: found among those that are in flight when it dies, and no other is given up."""
+"""Test crash isolation: it finds the individuals that crash the job, and fails no others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPACE = SearchSpace(k=Int(0, 999))
 
 
 class Job:
-    """A run whose individuals 0, 1, 2... are evaluated by workers that free themselves in a random order."""
+    """Simulate a run whose individuals 0, 1, 2... end in a random order; `guilty` ones crash the job."""
 
     def __init__(self, folder: Path, workers: int, budget: int, guilty: set[int], seed: int) -> None:
         self._folder = folder
@@ -30,7 +30,7 @@ class Job:
         return Record(self._folder / "study.log", "run")
 
     def session(self, killed_after: int = 10**9) -> bool:
-        """Evaluate until the job dies, which it tells, or until no worker has anything to do."""
+        """Evaluate until the job crashes or all workers are idle, and return whether it crashed."""
         record, in_flight = self.opened(), list[Assignment]()
         record.requeue_interrupted()
         free = self._workers
@@ -62,10 +62,10 @@ class Job:
 def test_crash_isolation_fails_only_culprits(tmp_path: Path, workers: int, guilty: set[int]) -> None:
     budget = 18 if workers < 10 else 40
     job = Job(tmp_path, workers, budget, guilty, seed=0)
-    deaths = 0
+    crashes = 0
     while job.session():
-        deaths += 1
-        assert deaths <= 3 * len(guilty), "each dies alone, after two deaths beside others"
+        crashes += 1
+        assert crashes <= 3 * len(guilty), "each culprit may crash the job three times"
     ended = job.ended()
     assert len(ended) == budget
     assert {evaluation.params["k"] for evaluation in ended if evaluation.state == "failed"} == guilty
@@ -103,15 +103,15 @@ def test_individual_with_later_checkpoints_is_not_suspected(tmp_path: Path) -> N
         assert assignment is not None
         record.record_resume(assignment, [1.0] * (saved - 2), 2.0)
         record.record_checkpoint(assignment, saved)
-    for deaths in (0, 1, 2):
+    for crashes in (0, 1, 2):
         record = job.opened()
         record.requeue_interrupted()
-        assert record.read_evaluations()[-1].crash_count == deaths
+        assert record.read_evaluations()[-1].crash_count == crashes
         assignment = job._start(record)
         assert assignment is not None
         assert assignment.root == 0
         record.record_resume(assignment, [1.0] * 9, 2.0)
-        record.record_checkpoint(assignment, 9)  # as at a stop
+        record.record_checkpoint(assignment, 9)  # As at a regular stop.
     job.opened().requeue_interrupted()
     (failed,) = job.ended()
     assert failed.state == "failed"
