@@ -1,3 +1,5 @@
+"""Test the record of a run: trials, claims, changes, storages and summaries."""
+
 from __future__ import annotations
 
 import json
@@ -272,9 +274,9 @@ def test_summary_of_run_without_success_has_no_best(tmp_path: Path) -> None:
 
 def test_busy_fraction_ignores_earlier_sessions() -> None:
     evaluations = [
-        make_evaluation(0, start_new_trial=0.0, ended=50.0, seconds=50.0),  # Ran in an earlier session.
-        make_evaluation(1, start_new_trial=100.0, ended=110.0, seconds=10.0),
-        make_evaluation(2, start_new_trial=102.0, ended=108.0, seconds=6.0),
+        make_evaluation(0, started=0.0, ended=50.0, seconds=50.0),  # Ran in an earlier session.
+        make_evaluation(1, started=100.0, ended=110.0, seconds=10.0),
+        make_evaluation(2, started=102.0, ended=108.0, seconds=6.0),
     ]
     assert compute_busy_fraction(evaluations, workers=2, since=90.0) == pytest.approx(16 / 20)
     assert compute_busy_fraction(evaluations, workers=2, since=200.0) is None

@@ -394,8 +394,8 @@ def test_promoted_evaluation_is_new_trial_and_counts_once(tmp_path: Path) -> Non
         assignment = run.claim()
         assert assignment is not None
         curves[assignment.number] = {epoch: loss / epoch for epoch in range(1, 10)}
-        compute_expected_rungs = "complete" if index in (0, 5) else "paused"
-        assert run.train(assignment, curves[assignment.number], 9) == compute_expected_rungs
+        expected = "complete" if index in (0, 5) else "paused"
+        assert run.train(assignment, curves[assignment.number], 9) == expected
     reader = Record(run.record._storage, "run")
     assert [(e.trial, e.state) for e in reader.read_changes()][1:3] == [(1, "paused"), (2, "paused")]
     budget = run.budget

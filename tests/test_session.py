@@ -1,3 +1,5 @@
+"""Test sessions of a run: start, resume, warm start, and the search space file of each session."""
+
 from __future__ import annotations
 
 import hashlib
@@ -286,8 +288,8 @@ def test_study_of_relative_sqlite_url_is_found_from_all_folders(
 def test_run_dir_in_use_is_locked_for_others(tmp_path: Path) -> None:
     start_session(tmp_path / "run")
     run_dir = RunDir(tmp_path / "run")
-    code = "import sys, pathlib, hpo.store.run_dir\nplace = hpo.store.run_dir.RunDir(pathlib.Path(sys.argv[1]))\n"
-    code += "print(place.is_in_use)\nwith place.hold_lock():\n    print('held')\n"
+    code = "import sys, pathlib, hpo.store.run_dir\nrun_dir = hpo.store.run_dir.RunDir(pathlib.Path(sys.argv[1]))\n"
+    code += "print(run_dir.is_in_use)\nwith run_dir.hold_lock():\n    print('held')\n"
     command = [sys.executable, "-c", code, str(run_dir.path)]
     with run_dir.hold_lock():
         assert run_dir.is_in_use
@@ -646,8 +648,8 @@ def test_git_without_commit_yields_none(
     if why == "somebody else's":
         if os.geteuid():
             pytest.skip("only root gives files away")
-        for position in (repository, *repository.rglob("*")):
-            os.chown(position, 54321, 54321)
+        for entry in (repository, *repository.rglob("*")):
+            os.chown(entry, 54321, 54321)
     if why == "no git":
         monkeypatch.setenv("PATH", str(programs))
     if why == "fails":

@@ -187,7 +187,7 @@ def test_save_of_unsupported_value_names_its_path(saved: Any, message: str) -> N
         split_state(saved)
 
 
-def test_is_state_rejects_functions() -> None:
+def test_is_state_function_accepts_functions_only() -> None:
     assert is_state_function(dict)
     assert is_state_function(make_trained_state)
     assert not any(map(is_state_function, ({}, OrderedDict(), [], nn.Linear(1, 1), None)))

@@ -580,14 +580,14 @@ def change_journal(run: WriterRun, action: str, rests: bool) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize(("way", "rests"), CHANGE_CASES)
+@pytest.mark.parametrize(("action", "rests"), CHANGE_CASES)
 def test_journal_changed_during_run_raises_run_error(tmp_path: Path, action: str, rests: bool) -> None:
     run = WriterRun(tmp_path)
     assert change_journal(run, action, rests).startswith(str(run.journal))
     assert list_states(run.writer.take_committed()) == [(0, "running"), (1, "running")]
 
 
-@pytest.mark.parametrize(("way", "rests"), CHANGE_CASES)
+@pytest.mark.parametrize(("action", "rests"), CHANGE_CASES)
 def test_journal_error_names_the_change(tmp_path: Path, action: str, rests: bool) -> None:
     assert CHANGES[action][1] in change_journal(WriterRun(tmp_path), action, rests)
 
@@ -834,7 +834,7 @@ def test_weights_of_two_simultaneous_ends_are_the_better_ones(
     assert front == ({"1.safetensors"} if objectives.is_multi_objective else set())
 
 
-def test_leader_with_worse_loss_than_unread_best_keeps_no_weights(tmp_path: Path) -> None:
+def test_leader_behind_unread_best_keeps_no_weights(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
     writer = make_writer(record, tmp_path / "run")
     late, early = LeaderStub(writer), LeaderStub(writer)

@@ -77,8 +77,8 @@ def make_whole_runs(folder: Path) -> list[Path]:
     record.fail(start_evaluation(record, 4), "rank 0: ValueError: no", "Traceback ...", 0.1)
     record.prune(start_evaluation(record, 5), 5.3, 0.1, {}, paused_after=3)
     record.prune(start_evaluation(record, 6), 6.3, 0.1, {}, paused_after=3)
-    position = {"island": 1, "worker": 0, "generation": 7}
-    promoted = record.promote(record.read_evaluations()[-1], position)
+    attributes = {"island": 1, "worker": 0, "generation": 7}
+    promoted = record.promote(record.read_evaluations()[-1], attributes)
     record.record_resume(promoted, [7.0, 6.5, 6.3], 0.1)
     record.complete(promoted, 6.3, 0.2, {})
     heir = start_evaluation(record, 7)
@@ -217,7 +217,7 @@ def _change_json(path: Path, rng: random.Random) -> str:
     lines = path.read_bytes().splitlines() if path.name == JOURNAL else [path.read_bytes()]
     number = rng.randrange(len(lines))
     entry = json.loads(lines[number])
-    *parents, last = rng.choice([position for position in _iterate_paths(entry) if position])
+    *parents, last = rng.choice([keys for keys in _iterate_paths(entry) if keys])
     inner = entry
     for step in parents:
         inner = inner[step]
@@ -252,7 +252,7 @@ def _iterate_paths(value: Any) -> Iterator[list[Any]]:
     if isinstance(value, (dict, list)):
         items = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
     for name, item in items:
-        yield from ([name, *position] for position in _iterate_paths(item))
+        yield from ([name, *keys] for keys in _iterate_paths(item))
 
 
 class _NullTracker:
@@ -362,9 +362,9 @@ def check_run(run_dir: Path, whole: Path, out: Path, rng: random.Random) -> Coun
     error = find_error(lambda: _resume_run(run_dir))
     assert error is None or (_is_clear_message(error, run_dir) and read_tree(run_dir) == before), error
     again = _read_evaluations(run_dir)
-    assert error or (shown is not None and again and all(first in again for first in shown if first.is_finished)), (
-        "a resume must not lose evaluations"
-    )
+    assert error or (
+        shown is not None and again and all(evaluation in again for evaluation in shown if evaluation.is_finished)
+    ), "a resume must not lose evaluations"
     return outcome + Counter(["resume refused" if error else "resumed"])
 
 
@@ -394,9 +394,11 @@ def _find_lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[
     if b'"crc"' not in journal:
         return []
     existing, own = set(journal.splitlines()), _group_lines_by_trial(original)
-    undamaged = [first for first in RunReader(whole).read_evaluations() if own[first.trial] <= existing]
-    undamaged = [first for first in undamaged if first.state != "promoted"]  # Another trial's lines make it so.
-    return [first.trial for first in undamaged if first not in shown]
+    undamaged = [evaluation for evaluation in RunReader(whole).read_evaluations() if own[evaluation.trial] <= existing]
+    undamaged = [
+        evaluation for evaluation in undamaged if evaluation.state != "promoted"
+    ]  # Another trial's lines make it so.
+    return [evaluation.trial for evaluation in undamaged if evaluation not in shown]
 
 
 def _group_lines_by_trial(journal: bytes) -> dict[int, set[bytes]]:
