@@ -19,17 +19,21 @@ class Individuals:
     def add_trials(self, changed_trials: Collection[Evaluation]) -> list[int]:
         """Learn of new and changed trials, and return the first trials of their individuals."""
         changed = {}
-        for one in sorted(changed_trials, key=lambda one: one.trial):
-            root = find_root(one, self._roots)
-            self._trials.setdefault(root, {})[one.trial] = one
+        for evaluation in sorted(changed_trials, key=lambda evaluation: evaluation.trial):
+            root = find_root(evaluation, self._roots)
+            self._trials.setdefault(root, {})[evaluation.trial] = evaluation
             changed[root] = True
         return list(changed)
 
     def find_latest(self, root: int) -> Evaluation | None:
         """Return the last trial of an individual that has begun; None if none has."""
         # A trial that was withdrawn while it waited has never begun.
-        begun = [one for one in self._trials[root].values() if one.state != "waiting" and math.isfinite(one.started)]
-        return max(begun, key=lambda one: one.trial, default=None)
+        begun = [
+            evaluation
+            for evaluation in self._trials[root].values()
+            if evaluation.state != "waiting" and math.isfinite(evaluation.started)
+        ]
+        return max(begun, key=lambda evaluation: evaluation.trial, default=None)
 
     def merge_trials(self, root: int) -> Evaluation:
         """Return an individual as one evaluation: begun as its first trial, and ended as its latest.
@@ -39,11 +43,11 @@ class Individuals:
         trials = self._trials[root]
         first, latest = trials[min(trials)], self.find_latest(root)
         assert latest is not None
-        with_loss = [one for one in trials.values() if one.curve]
+        with_loss = [evaluation for evaluation in trials.values() if evaluation.curve]
         return replace(
             latest,
             trial=root,
-            curve=max(with_loss, key=lambda one: one.trial).curve if with_loss else {},
+            curve=max(with_loss, key=lambda evaluation: evaluation.trial).curve if with_loss else {},
             started=first.started,
             island=first.island,
             worker=first.worker,

@@ -132,10 +132,10 @@ def _print_to_stderr(line: str) -> None:
 
 def track_run(run_dir: Path, names: Sequence[str], storage: str | None) -> bool:
     """Show a run to trackers, as far as they have not shown it already; return whether all has been shown."""
-    place = RunDir(run_dir)
-    run = place.read_manifest()
-    located = place.locate_storage(storage or run.storage)
-    open_existing_study(place, located, run.study)  # raises where something is wrong with it
+    run_directory = RunDir(run_dir)
+    run = run_directory.read_manifest()
+    located = run_directory.locate_storage(storage or run.storage)
+    open_existing_study(run_directory, located, run.study)  # raises where something is wrong with it
     tracking = TrackerProcesses(names, run_dir)
     tracking.add_study(located, run.study)
     if open_confirmations(located, run.study) is not None:

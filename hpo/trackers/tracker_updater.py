@@ -38,8 +38,11 @@ class TrackerUpdater:
     def show_changes(self, running: bool = True) -> None:
         """Show what is new; individuals that have not ended only if `running`: then there will be another look."""
         for study, (record, individuals) in self._records.items():
-            news = {one.trial: one for one in [*(record.read_running() if running else []), *record.read_changes()]}
-            for root in individuals.add_trials(news.values()):
+            changed = {
+                evaluation.trial: evaluation
+                for evaluation in [*(record.read_running() if running else []), *record.read_changes()]
+            }
+            for root in individuals.add_trials(changed.values()):
                 self._show_individual(study, individuals, root, running)
 
     def _show_individual(self, study: str, individuals: Individuals, root: int, running: bool) -> None:

@@ -52,14 +52,14 @@ class EvaluationLookup:
         """Return the evaluation with this label; raises UsageError, saying which there are, where there is none."""
         if not re.fullmatch(r"(confirm-)?[0-9]{1,18}", name):
             raise UsageError(f"{name!r} is no trial: give a number, or confirm-0 for the first that confirms the best")
-        place = int(name.removeprefix("confirm-"))
-        among = self._confirmations if name.startswith("confirm-") else self._evaluations
-        found = next((one for one in among if one.trial == place), None)
+        trial = int(name.removeprefix("confirm-"))
+        evaluations = self._confirmations if name.startswith("confirm-") else self._evaluations
+        found = next((evaluation for evaluation in evaluations if evaluation.trial == trial), None)
         if found is None:
-            there = (
+            available = (
                 " and ".join(filter(None, map(_format_span, (self._evaluations, self._confirmations)))) or "none yet"
             )
-            raise UsageError(f"{self.run_dir.path} has no trial {name}: there are {there}")
+            raise UsageError(f"{self.run_dir.path} has no trial {name}: there are {available}")
         return found
 
     def choose_evaluation(self) -> tuple[Evaluation, str]:
@@ -67,8 +67,10 @@ class EvaluationLookup:
         confirmations = make_plan(self._manifest).select_planned(self._confirmations)
         winner = find_winner(self._evaluations, confirmations, self._manifest.objectives)
         if winner is not None:
-            ended = all(one.is_finished for one in confirmations)
-            confirmed = any(one.confirms == winner.trial and one.state == "complete" for one in confirmations)
+            ended = all(evaluation.is_finished for evaluation in confirmations)
+            confirmed = any(
+                evaluation.confirms == winner.trial and evaluation.state == "complete" for evaluation in confirmations
+            )
             return winner, f"the winner: the lowest {'mean loss over other seeds' if ended and confirmed else 'loss'}"
         failed = self.list_failed()
         if failed:
@@ -80,8 +82,10 @@ class EvaluationLookup:
 
     def list_failed(self) -> list[Evaluation]:
         """Return what failed, the latest first."""
-        failed = [one for one in [*self._evaluations, *self._confirmations] if one.state == "failed"]
-        return sorted(failed, key=lambda one: (one.ended, one.trial), reverse=True)
+        failed = [
+            evaluation for evaluation in [*self._evaluations, *self._confirmations] if evaluation.state == "failed"
+        ]
+        return sorted(failed, key=lambda evaluation: (evaluation.ended, evaluation.trial), reverse=True)
 
     def collect_details(self, evaluation: Evaluation) -> EvaluationDetails:
         """Return everything about an evaluation."""
@@ -92,9 +96,11 @@ class EvaluationLookup:
             run.confirmation_study if confirms else run.study,
             self._in_use,
             self._find_seed(evaluation),
-            next((one.trial for one in own if one.retry_of == evaluation.trial), None),
-            next((one.state for one in own if one.trial == evaluation.retry_of), ""),
-            [] if confirms else [one for one in self._confirmations if one.confirms == evaluation.trial],
+            next((candidate.trial for candidate in own if candidate.retry_of == evaluation.trial), None),
+            next((candidate.state for candidate in own if candidate.trial == evaluation.retry_of), ""),
+            []
+            if confirms
+            else [candidate for candidate in self._confirmations if candidate.confirms == evaluation.trial],
             read_log_tail(self.run_dir.get_log_path(evaluation.trial, confirms)),
             *self._compare_with_front(evaluation),
         )
@@ -102,9 +108,11 @@ class EvaluationLookup:
     def _find_seed(self, evaluation: Evaluation) -> int | None:
         """Return the seed of an evaluation; None if another run made it, or it is from before seeds were recorded."""
         run = self._manifest
-        is_told_by_run = evaluation.state == "waiting" or len(run.sessions) == 1
+        is_known_from_run = evaluation.state == "waiting" or len(run.sessions) == 1
         return (
-            run.seed if evaluation.seed is None and is_told_by_run and not evaluation.imported_from else evaluation.seed
+            run.seed
+            if evaluation.seed is None and is_known_from_run and not evaluation.imported_from
+            else evaluation.seed
         )
 
     def _compare_with_front(self, evaluation: Evaluation) -> tuple[bool | None, int | None]:
@@ -114,11 +122,15 @@ class EvaluationLookup:
             return None, None
         if evaluation.state != "complete" or evaluation.confirms is not None:
             return False, None
-        if any(one.trial == evaluation.trial for one in self._front):
+        if any(candidate.trial == evaluation.trial for candidate in self._front):
             return True, None
         own = objectives.compute_costs(evaluation.values)
-        better = (one for one in self._front if all(map(operator.le, objectives.compute_costs(one.values), own)))
-        return False, next((one.trial for one in better), None)
+        better = (
+            candidate
+            for candidate in self._front
+            if all(map(operator.le, objectives.compute_costs(candidate.values), own))
+        )
+        return False, next((candidate.trial for candidate in better), None)
 
     @cached_property
     def _front(self) -> list[Evaluation]:
@@ -129,5 +141,5 @@ def _format_span(evaluations: Sequence[Evaluation]) -> str:
     """Return which trials there are, as text; empty where there are none."""
     if not evaluations:
         return ""
-    first, last = (evaluations[place].label for place in (0, -1))
+    first, last = (evaluations[index].label for index in (0, -1))
     return first if first == last else f"{first} to {last}"

@@ -67,7 +67,7 @@ def make_evaluation_table(run: RunReader) -> EvaluationTable:
     evaluations, several = run.read_evaluations(), run.manifest.objectives.is_multi_objective
     rows = [_make_row(run.manifest.study, evaluation) for evaluation in evaluations]
     if several:
-        best = {one.trial for one in find_front(evaluations, run.manifest.objectives)}
+        best = {evaluation.trial for evaluation in find_front(evaluations, run.manifest.objectives)}
         rows = [{**row, _FRONT_COLUMN: row["trial"] in best} for row in rows]
     rows += [
         _make_row(run.manifest.confirmation_study, evaluation) for evaluation in run.read_confirmations(all_plans=True)
@@ -86,8 +86,8 @@ def _find_columns(prefix: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _make_row(study: str, evaluation: Evaluation) -> dict[str, Any]:
-    placed = evaluation.state != "waiting"
-    bred = placed and not evaluation.imported_from and evaluation.confirms is None
+    has_started = evaluation.state != "waiting"
+    is_bred = has_started and not evaluation.imported_from and evaluation.confirms is None
     row = {
         "study": study,
         "trial": evaluation.trial,
@@ -95,9 +95,9 @@ def _make_row(study: str, evaluation: Evaluation) -> dict[str, Any]:
         "loss": evaluation.loss,
         **{PARAM_PREFIX + name: value for name, value in evaluation.params.items()},
         **{METRIC_PREFIX + name: value for name, value in evaluation.metrics.items()},
-        "island": evaluation.island if placed else None,
-        "worker": evaluation.worker if placed else None,
-        "generation": evaluation.generation if bred else None,
+        "island": evaluation.island if has_started else None,
+        "worker": evaluation.worker if has_started else None,
+        "generation": evaluation.generation if is_bred else None,
         "propagator": evaluation.propagator or None,
         "started": _make_datetime(evaluation.started),
         "ended": _make_datetime(evaluation.ended),
@@ -108,7 +108,7 @@ def _make_row(study: str, evaluation: Evaluation) -> dict[str, Any]:
         "confirms": evaluation.confirms,
         "seed": evaluation.seed,
         "inherits": evaluation.inherits,
-        "workers": len(evaluation.workers) if placed else None,
+        "workers": len(evaluation.workers) if has_started else None,
         "curve": [_make_plain_value(evaluation.curve[epoch]) for epoch in sorted(evaluation.curve)],
     }
     return {escape_unencodable(column): _make_plain_value(value) for column, value in row.items()}
@@ -190,8 +190,8 @@ def _encode_parquet(table: EvaluationTable, arrow: ModuleType) -> bytes:
         "time": arrow.timestamp("us", tz="UTC"),
     }
     columns = {}
-    for place, (name, holds) in enumerate(table.column_types.items()):
-        columns[name] = _make_array([row[place] for row in table.rows], types.get(holds), arrow)
+    for index, (name, holds) in enumerate(table.column_types.items()):
+        columns[name] = _make_array([row[index] for row in table.rows], types.get(holds), arrow)
     sink = io.BytesIO()
     arrow.parquet.write_table(arrow.table(columns), sink)
     return sink.getvalue()

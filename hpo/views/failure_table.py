@@ -29,7 +29,7 @@ def format_failed(failed: Sequence[Evaluation], n: int, run_dir: Path) -> list[s
         return ["No evaluation failed."]
     shown = failed[:n]
     width = max(map(cell_len, format_table("", _make_failure_table(shown)).split("\n")))
-    reasons = [make_printable(format_reason(one)) for one in shown]
+    reasons = [make_printable(format_reason(evaluation)) for evaluation in shown]
     if sys.stdout.isatty():
         room = max(_MIN_FAILURE_WIDTH, shutil.get_terminal_size().columns - width - _GAP)
         reasons = [_truncate(reason, room) for reason in reasons]
@@ -56,17 +56,20 @@ def _describe_count(shown: int, failed: int) -> str:
 def _make_failure_table(failed: Sequence[Evaluation], reasons: Sequence[str] = ()) -> Table:
     """Return a table with a row for each evaluation, and with the reasons in the last column, if they are given."""
     columns = [
-        ("trial", [one.label for one in failed]),
-        ("island", [str(one.island) for one in failed]),
-        ("worker", [str(one.worker) for one in failed]),
-        ("seconds", [format_tenths(one.seconds) for one in failed]),
-        ("epochs", [str(max(one.curve, default=0)) for one in failed]),
+        ("trial", [evaluation.label for evaluation in failed]),
+        ("island", [str(evaluation.island) for evaluation in failed]),
+        ("worker", [str(evaluation.worker) for evaluation in failed]),
+        ("seconds", [format_tenths(evaluation.seconds) for evaluation in failed]),
+        ("epochs", [str(max(evaluation.curve, default=0)) for evaluation in failed]),
     ]
     names = name_params(_find_param_names(failed), [*(name for name, _ in columns), "failure"])
     if len(names) <= MAX_HYPERPARAMETERS:  # more would leave no room for what matters here
         for name, shown in names.items():
             columns.append(
-                (shown, [cut_text(format_value(one.params.get(name, "")), _LONGEST_VALUE) for one in failed])
+                (
+                    shown,
+                    [cut_text(format_value(evaluation.params.get(name, "")), _LONGEST_VALUE) for evaluation in failed],
+                )
             )
     if not reasons:
         return make_table(columns)
@@ -76,4 +79,4 @@ def _make_failure_table(failed: Sequence[Evaluation], reasons: Sequence[str] = (
 
 
 def _find_param_names(failed: Sequence[Evaluation]) -> list[str]:
-    return collect_names(one.params for one in failed)
+    return collect_names(evaluation.params for evaluation in failed)

@@ -43,7 +43,9 @@ def format_point(values: Iterable[float], objectives: Objectives) -> str:
 def format_ranges(front: Sequence[Evaluation], objectives: Objectives) -> str:
     """Return from where to where a front reaches in each objective."""
     texts = []
-    for name, own in zip(objectives.names, zip(*(one.values for one in front), strict=True), strict=False):
+    for name, own in zip(
+        objectives.names, zip(*(evaluation.values for evaluation in front), strict=True), strict=False
+    ):
         lowest, highest = format_number(min(own)), format_number(max(own))
         texts.append(f"{name} {lowest} to {highest}" if lowest != highest else f"{name} {lowest}")
     return ", ".join(texts)
@@ -59,9 +61,9 @@ def format_best_so_far(best: Evaluation | None, on_front: int) -> str:
 
 def put_objectives_first(metrics: Iterable[str], objectives: Objectives) -> list[str]:
     """Return names of metrics, those of objectives before the others."""
-    there = list(metrics)
-    own = [name for name in objectives.metric_names if name in there]
-    return own + [name for name in there if name not in own]
+    names = list(metrics)
+    own = [name for name in objectives.metric_names if name in names]
+    return own + [name for name in names if name not in own]
 
 
 def describe_alternatives(front: Sequence[Evaluation], objectives: Objectives) -> str:

@@ -31,13 +31,13 @@ def format_individuals(
     """
     names = name_params(collect_names(params), [heading for heading, _ in (*left, *right)])
     chosen = choose_names(params, important)
-    columns = [(names[name], [format_value(one.get(name, "")) for one in params]) for name in chosen]
-    places = [str(place + 1) for place in range(len(params))]
+    columns = [(names[name], [format_value(values.get(name, "")) for values in params]) for name in chosen]
+    positions = [str(index + 1) for index in range(len(params))]
     if len(chosen) == len(names):
-        return format_table(title, make_table([("", places), *left, *columns, *right]))
+        return format_table(title, make_table([("", positions), *left, *columns, *right]))
     blocks = [
-        _format_columns(title, [*left, *right, *columns], places[first : first + _INDIVIDUALS_PER_BLOCK], first)
-        for first in range(0, len(places), _INDIVIDUALS_PER_BLOCK)
+        _format_columns(title, [*left, *right, *columns], positions[first : first + _INDIVIDUALS_PER_BLOCK], first)
+        for first in range(0, len(positions), _INDIVIDUALS_PER_BLOCK)
     ]
     rest = format_count(len(names) - len(chosen), "other hyperparameter")
     return "\n".join(blocks) + f"{rest}: {more}\n"
@@ -54,7 +54,7 @@ def choose_names(params: Sequence[Mapping[str, Any]], important: Sequence[str]) 
     These are the important ones, then those in which the individuals differ most from each other.
     """
     names = collect_names(params)
-    ranked = sorted(names, key=lambda name: -_compute_difference([one.get(name, "") for one in params]))
+    ranked = sorted(names, key=lambda name: -_compute_difference([values.get(name, "") for values in params]))
     chosen = list(dict.fromkeys([*(name for name in important if name in names), *ranked]))[:MAX_HYPERPARAMETERS]
     return [name for name in names if name in chosen]
 
@@ -67,13 +67,13 @@ def _compute_difference(values: Sequence[Any]) -> float:
     return (len(set(values)) - 1) / max(1, len(values) - 1)
 
 
-def _format_columns(title: str, rows: Columns, places: Sequence[str], first: int) -> str:
+def _format_columns(title: str, rows: Columns, positions: Sequence[str], first: int) -> str:
     """Return some individuals as text, each a column below its place."""
     table = make_empty_table()
     table.add_column("", no_wrap=True)
-    for place in places:
-        table.add_column(place, justify="right", no_wrap=True)
+    for position in positions:
+        table.add_column(position, justify="right", no_wrap=True)
     for name, cells in rows:
-        own = cells[first : first + len(places)]
+        own = cells[first : first + len(positions)]
         table.add_row(cut_text(name, _LONGEST_NAME), *(cut_text(cell, _LONGEST_VALUE) for cell in own))
     return format_table(title, table)

@@ -80,7 +80,11 @@ def make_loss_scale(drawn_losses: Sequence[float], losses: Sequence[float] = ())
 
 def find_complete_losses(evaluations: Sequence[Evaluation]) -> list[float]:
     """Return the losses of what is complete, which say what is usual in a run."""
-    return [one.loss for one in evaluations if one.state == "complete" and math.isfinite(one.loss)]
+    return [
+        evaluation.loss
+        for evaluation in evaluations
+        if evaluation.state == "complete" and math.isfinite(evaluation.loss)
+    ]
 
 
 def _shorten_scale(scale: LossScale, losses: Sequence[float], limit: float) -> LossScale:
@@ -95,8 +99,8 @@ def _compute_upper_limit(losses: Sequence[float]) -> float:
     return usual + (_MAX_LOSS_RATIO - 1) * max(abs(usual), usual - best)
 
 
-def _compute_quantile(losses: Sequence[float], share: float) -> float:
+def _compute_quantile(losses: Sequence[float], fraction: float) -> float:
     """Return the lowest loss that a `share` of those above the best do not exceed; equals of the best do not count."""
     best = min(losses)
     above = sorted(loss for loss in losses if loss > best) or [best]
-    return above[math.ceil(share * len(above)) - 1]
+    return above[math.ceil(fraction * len(above)) - 1]

@@ -34,7 +34,7 @@ class ProgressLines:
         self._ended: set[int] = set()  # trials
         # First trials of the individuals that have ended at least once.
         self._done = {self._roots[evaluation.trial] for evaluation in self.take_ended(past)}
-        self._archive = FrontArchive(objectives, [one for one in past if one.confirms is None])
+        self._archive = FrontArchive(objectives, [evaluation for evaluation in past if evaluation.confirms is None])
         self._several = objectives.is_multi_objective
         self._mark = "front" if self._several else "best"
         self.budget = budget
@@ -140,9 +140,9 @@ class ProgressPrinter:
             self._on_error(traceback.format_exc().rstrip())
 
     def _print_new(self) -> None:
-        news = {evaluation.trial: evaluation for evaluation in self._read_changes()}
-        self._evaluations |= news
-        for evaluation in self._lines.take_ended(news.values()):
+        changed = {evaluation.trial: evaluation for evaluation in self._read_changes()}
+        self._evaluations |= changed
+        for evaluation in self._lines.take_ended(changed.values()):
             self._print_line(self._lines.format_line(evaluation))
         if time.monotonic() - self._estimated_at > SECONDS_BETWEEN_ESTIMATES and self._lines.done_count < self._budget:
             self._estimated_at = time.monotonic()

@@ -56,8 +56,8 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
     if summary["confirmed"]:
         print(format_confirmed(summary, run_dir))
         if not summary["unconfirmed"]:
-            places = [str(place) for place in range(1, 1 + len(summary["confirmed"]))]
-            lines = (textwrap.fill(sentence, _LINE_WIDTH) for sentence in describe_confirmed(summary, places))
+            positions = [str(position) for position in range(1, 1 + len(summary["confirmed"]))]
+            lines = (textwrap.fill(sentence, _LINE_WIDTH) for sentence in describe_confirmed(summary, positions))
             print(*lines, "", sep="\n")
     if summary["best"]:
         print(_format_propagators(summary["propagators"], make_improved_heading(objectives)))
@@ -84,10 +84,10 @@ def print_times(summary: Mapping[str, Any]) -> None:
 def print_advice(advice: Sequence[Advice]) -> None:
     """Print what follows from a run: what to do, why, and what to type; nothing where nothing follows."""
     lines = ["", "What to do next"] if advice else []
-    for one in advice:
-        for text, first in ((one.text, "- "), (one.evidence, "  ")):
+    for item in advice:
+        for text, first in ((item.text, "- "), (item.evidence, "  ")):
             lines += textwrap.wrap(make_printable(text), _LINE_WIDTH, initial_indent=first, subsequent_indent="  ")
-        lines += [f"      {make_printable(one.command)}"] if one.command else []
+        lines += [f"      {make_printable(item.command)}"] if item.command else []
     if lines:
         print("\n".join(lines))
 
@@ -107,7 +107,7 @@ def _format_front(summary: Mapping[str, Any], run_dir: Path, objectives: Objecti
     """Return the table of the front, and what it is; of a long one, ties in a row, and rows that are far apart."""
     front, most = summary["front"], max(_MAX_FRONT_ROWS, len(summary["top"]))
     entries = front if len(front) <= most else group_ties(front, objectives)
-    shown = [entries[place] for place in select_far_apart(compute_entry_costs(entries, objectives), most)]
+    shown = [entries[index] for index in select_far_apart(compute_entry_costs(entries, objectives), most)]
     lines = textwrap.wrap(make_printable(describe_front(len(front), objectives)), _LINE_WIDTH)
     lines += textwrap.wrap(make_printable(describe_hypervolume(summary["hypervolume"], objectives)), _LINE_WIDTH)
     if rest := len(front) - len(shown):

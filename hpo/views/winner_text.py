@@ -28,10 +28,10 @@ def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = Non
     if objectives.is_multi_objective and objective is None:
         lines.append(describe_alternatives(run.find_front(), objectives))
     if test:
-        other = (
+        weights = (
             "" if test["confirmation"] is None else f", with the weights of {format_label(test['confirmation'], True)}"
         )
-        lines.append(f"on test data{other}: {format_named_values(test['metrics'])}")
+        lines.append(f"on test data{weights}: {format_named_values(test['metrics'])}")
     lines += _format_weights(run, chosen)
     print(*map(make_printable, lines), sep="\n", file=sys.stderr)
 
@@ -87,5 +87,5 @@ def _format_weights(run: RunReader, chosen: Evaluation) -> Sequence[str]:
 
 
 def _format_seed(network: TrainedNetwork) -> str:
-    one = network.trained_by
-    return "" if one.confirms is None else f" (seed {one.seed}, loss {format_number(one.loss)})"
+    evaluation = network.trained_by
+    return "" if evaluation.confirms is None else f" (seed {evaluation.seed}, loss {format_number(evaluation.loss)})"

@@ -30,7 +30,9 @@ class WorkingTime:
 
     def __init__(self, evaluations: Iterable[Evaluation], now: float | None) -> None:
         times = sorted(
-            (e.started, compute_end(e, now)) for e in evaluations if not e.imported_from and math.isfinite(e.started)
+            (evaluation.started, compute_end(evaluation, now))
+            for evaluation in evaluations
+            if not evaluation.imported_from and math.isfinite(evaluation.started)
         )
         self.spans: list[tuple[float, float]] = []
         for start, stop in times:
@@ -46,8 +48,8 @@ class WorkingTime:
 
     def compute_seconds(self, moment: float) -> float:
         """Return the seconds of working time up to a moment in which something was evaluated."""
-        place = bisect_right(self.spans, (moment, math.inf)) - 1
-        if place < 0:
+        index = bisect_right(self.spans, (moment, math.inf)) - 1
+        if index < 0:
             return 0.0
-        start, stop = self.spans[place]
-        return self._seconds_before[place] + min(moment, stop) - start
+        start, stop = self.spans[index]
+        return self._seconds_before[index] + min(moment, stop) - start

@@ -51,7 +51,7 @@ _MAX_BEST = 10  # individuals in the overview of a run that has ended
 class RunUpdated(Message):
     """A run as it was read."""
 
-    look: RunSnapshot
+    snapshot: RunSnapshot
     status: RunStatus
 
 
@@ -74,7 +74,7 @@ class WatchApp(App[int]):
     #count { width: auto; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[Any]] = [
-        *(Binding(str(place), f"go('{name}')", name, show=False) for place, name in enumerate(_TABS, 1)),
+        *(Binding(str(number), f"go('{name}')", name, show=False) for number, name in enumerate(_TABS, 1)),
         Binding("tab", "go_by(1)", "next tab", priority=True),
         Binding("shift+tab", "go_by(-1)", "previous tab", show=False, priority=True),
         Binding("slash", "filter", "filter"),
@@ -98,7 +98,7 @@ class WatchApp(App[int]):
         self.run_status: RunStatus | None = None
         self.error: Exception | None = None
         self._path, self._updates = path, updates
-        self._look: RunSnapshot | None = None
+        self._snapshot: RunSnapshot | None = None
         self._row_order = RowOrder()
         self._headings: list[str] = []
 
@@ -130,8 +130,8 @@ class WatchApp(App[int]):
 
     def _follow_updates(self) -> None:
         try:
-            for look, run, pause in self._updates:
-                if not self.post_message(RunUpdated(look, run)):
+            for snapshot, run, pause in self._updates:
+                if not self.post_message(RunUpdated(snapshot, run)):
                     return
                 time.sleep(pause)
         except Exception as error:
@@ -142,7 +142,7 @@ class WatchApp(App[int]):
     def _show_update(self, message: RunUpdated) -> None:
         if message.status is self.run_status:
             return
-        self._look, self.run_status = message.look, message.status
+        self._snapshot, self.run_status = message.look, message.status
         self._show_active_tab()
         if isinstance(self.screen, EvaluationScreen) and not self.screen.evaluation.has_ended:
             self.screen.show(*self._find_evaluation(self.screen.evaluation.label))
@@ -167,7 +167,7 @@ class WatchApp(App[int]):
     def _make_rows(self, tab: str, run: RunStatus) -> TableRows:
         evaluations, choice = self._evaluations, self._row_order
         if tab == "overview" and not run.running and not run.idle_workers:
-            evaluations = select_top(self._look.evaluations if self._look else [], _MAX_BEST, run.objectives)
+            evaluations = select_top(self._snapshot.evaluations if self._snapshot else [], _MAX_BEST, run.objectives)
             choice = RowOrder("loss", reverse=False)
         elif tab != "evaluations":
             return {
@@ -186,7 +186,7 @@ class WatchApp(App[int]):
 
     @property
     def _evaluations(self) -> list[Evaluation]:
-        return [*self._look.evaluations, *self._look.confirmations] if self._look else []
+        return [*self._snapshot.evaluations, *self._snapshot.confirmations] if self._snapshot else []
 
     @property
     def _tabs(self) -> TabbedContent:
@@ -207,10 +207,12 @@ class WatchApp(App[int]):
         self.push_screen(EvaluationScreen(*self._find_evaluation(event.key)))
 
     def _find_evaluation(self, label: str) -> tuple[EvaluationLookup, Evaluation]:
-        assert self._look
-        look, run_dir = self._look, RunDir(self._path)
-        lookup = EvaluationLookup(run_dir, look.manifest, look.is_in_use, look.evaluations, look.confirmations)
-        return lookup, next(one for one in self._evaluations if one.label == label)
+        assert self._snapshot
+        snapshot, run_dir = self._snapshot, RunDir(self._path)
+        lookup = EvaluationLookup(
+            run_dir, snapshot.manifest, snapshot.is_in_use, snapshot.evaluations, snapshot.confirmations
+        )
+        return lookup, next(evaluation for evaluation in self._evaluations if evaluation.label == label)
 
     @on(Table.Sorted)
     def _sort_rows(self, event: Table.Sorted) -> None:
@@ -238,8 +240,8 @@ class WatchApp(App[int]):
             self._tabs.active = tab
 
     def _action_go_by(self, step: int) -> None:
-        there = [name for name in _TABS if self._tabs.get_tab(name).display]
-        self._tabs.active = there[(there.index(self._tabs.active) + step) % len(there)]
+        visible = [name for name in _TABS if self._tabs.get_tab(name).display]
+        self._tabs.active = visible[(visible.index(self._tabs.active) + step) % len(visible)]
 
     def _action_filter(self) -> None:
         self._tabs.active = "evaluations"
@@ -251,8 +253,8 @@ class WatchApp(App[int]):
 
     def _action_sort_by(self, step: int) -> None:
         if self._row_order.heading in self._headings:
-            place = self._headings.index(self._row_order.heading) + step
-            self._row_order.sort_by(self._headings[place % len(self._headings)])
+            index = self._headings.index(self._row_order.heading) + step
+            self._row_order.sort_by(self._headings[index % len(self._headings)])
             self._show_active_tab(from_first=True)
 
     def _action_copy(self) -> None:

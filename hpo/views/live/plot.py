@@ -63,9 +63,9 @@ def plot_steps(
     left = max(map(len, labels))
     width = max(2, size[0] - left - 1)
     moments = [moment for moment, _ in drawn]
-    shares = [None if scale.is_out_of_range(loss) else scale.compute_fraction(loss) for _, loss in drawn]
-    places = [bisect_right(moments, moments[-1] * dot / (2 * width - 1)) - 1 for dot in range(2 * width)]
-    lines = _draw_levels([None if place < 0 else shares[place] for place in places], height)
+    fractions = [None if scale.is_out_of_range(loss) else scale.compute_fraction(loss) for _, loss in drawn]
+    indices = [bisect_right(moments, moments[-1] * dot / (2 * width - 1)) - 1 for dot in range(2 * width)]
+    lines = _draw_levels([None if index < 0 else fractions[index] for index in indices], height)
     text = Text(f"{title}{', logarithmic' if scale.is_logarithmic else ''}", "bold", no_wrap=True)
     for label, line in zip(labels, lines, strict=True):
         text.append_text(Text.assemble(f"\n{label:>{left}} ", (line, "green"), style="not bold"))

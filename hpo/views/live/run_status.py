@@ -82,64 +82,66 @@ class RunStatus:
         return self.phase in ACTIVE_PHASES
 
 
-def compute_run_status(look: RunSnapshot) -> RunStatus:
+def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
     """Return how a run stands."""
-    evaluations, confirmations = look.evaluations, look.confirmations
+    evaluations, confirmations = snapshot.evaluations, snapshot.confirmations
     everything = [*evaluations, *confirmations]
-    phase, why = _find_phase(look)
+    phase, reason = _find_phase(snapshot)
     shown = confirmations if phase == "confirming" else evaluations
-    total = len(confirmations) if phase == "confirming" else look.manifest.budget
+    total = len(confirmations) if phase == "confirming" else snapshot.manifest.budget
     done = sum(
         any(evaluation.has_ended_in_run for evaluation in group) for group in group_by_individual(shown).values()
     )
-    goes_on = phase in ACTIVE_PHASES
+    may_be_running = phase in ACTIVE_PHASES
     running = _find_running(everything)
-    since = parse_session_start(look.manifest)
-    objectives = look.manifest.objectives
+    since = parse_session_start(snapshot.manifest)
+    objectives = snapshot.manifest.objectives
     found = find_front(evaluations, objectives) if objectives.is_multi_objective else []
-    time = WorkingTime(everything, look.taken_at if goes_on else None)
+    time = WorkingTime(everything, snapshot.taken_at if may_be_running else None)
     return RunStatus(
-        at=look.taken_at,
+        at=snapshot.taken_at,
         phase=phase,
-        reason=why,
-        remedy=look.remedy,
+        reason=reason,
+        remedy=snapshot.remedy,
         done=done,
         total=total,
-        pace=compute_pace(shown, total - done, since, look.taken_at if goes_on else None),
+        pace=compute_pace(shown, total - done, since, snapshot.taken_at if may_be_running else None),
         counts=_count_states(evaluations),
         objectives=objectives,
         best=found[0] if found else find_best(evaluations),
         front=found,
-        islands=_summarize_islands(evaluations, look.manifest.layout.islands),
+        islands=_summarize_islands(evaluations, snapshot.manifest.layout.islands),
         running=running,
-        idle_workers=_find_idle_workers(everything, running, since) if goes_on else [],
-        helper_texts=_describe_helpers(running) if goes_on else {},
-        rungs=summarize_rungs(evaluations, look.manifest.pruner, look.manifest.objectives),
+        idle_workers=_find_idle_workers(everything, running, since) if may_be_running else [],
+        helper_texts=_describe_helpers(running) if may_be_running else {},
+        rungs=summarize_rungs(evaluations, snapshot.manifest.pruner, snapshot.manifest.objectives),
         improvements=_find_improvements(evaluations, time),
         working_seconds=time.total,
         losses=find_complete_losses(evaluations),
-        to_confirm=phase == "searching" and look.manifest.confirm_seeds > 0,
+        to_confirm=phase == "searching" and snapshot.manifest.confirm_seeds > 0,
         confirmed=compare_confirmed(confirmations) if confirmations else [],
     )
 
 
-def _find_phase(look: RunSnapshot) -> tuple[str, str]:
+def _find_phase(snapshot: RunSnapshot) -> tuple[str, str]:
     """Return the phase that a run is in, and a text that says more of it."""
-    confirming = any(evaluation.state == "running" for evaluation in look.confirmations)
-    unconfirmed = confirming or any(evaluation.state == "waiting" for evaluation in look.confirmations)
-    searching = any(evaluation.state == "running" for evaluation in look.evaluations)
-    run = look.manifest
-    spent = is_search_over(look.evaluations, run.budget, run.pruner, run.objectives)
-    to_confirm = look.manifest.confirm_seeds and not look.confirmations and find_best(look.evaluations) is not None
+    confirming = any(evaluation.state == "running" for evaluation in snapshot.confirmations)
+    unconfirmed = confirming or any(evaluation.state == "waiting" for evaluation in snapshot.confirmations)
+    searching = any(evaluation.state == "running" for evaluation in snapshot.evaluations)
+    run = snapshot.manifest
+    spent = is_search_over(snapshot.evaluations, run.budget, run.pruner, run.objectives)
+    to_confirm = (
+        snapshot.manifest.confirm_seeds and not snapshot.confirmations and find_best(snapshot.evaluations) is not None
+    )
     finished = spent and not searching and not unconfirmed and not to_confirm
-    if look.is_in_use:
+    if snapshot.is_in_use:
         confirming = confirming or (unconfirmed and spent and not searching)
         return ("ending" if finished else "confirming" if confirming else "searching"), ""
     if finished:
         return "finished", ""
-    if look.is_in_use is None:
-        return "unknown", f"{look.holder or 'the run'} may still go on; its lock cannot be seen from this host"
-    return ("died", look.holder.split(" since ")[0]) if look.holder else ("stopped", look.stop_reason)
+    if snapshot.is_in_use is None:
+        return "unknown", f"{snapshot.holder or 'the run'} may still go on; its lock cannot be seen from this host"
+    return ("died", snapshot.holder.split(" since ")[0]) if snapshot.holder else ("stopped", snapshot.stop_reason)
 
 
 def _count_states(evaluations: Iterable[Evaluation]) -> dict[str, int]:
@@ -180,12 +182,19 @@ def _find_idle_workers(evaluations: Iterable[Evaluation], running: Iterable[Eval
 def _describe_helpers(running: Sequence[Evaluation]) -> dict[int, str]:
     """Return what workers do that are at evaluations of others."""
     # A worker may have parted, and begun another evaluation, before the one that it has helped with is over.
-    own = {one.worker for one in running}
-    return {worker: f"helps worker {one.worker}" for one in running for worker in one.workers[1:] if worker not in own}
+    own = {evaluation.worker for evaluation in running}
+    return {
+        worker: f"helps worker {evaluation.worker}"
+        for evaluation in running
+        for worker in evaluation.workers[1:]
+        if worker not in own
+    }
 
 
 def _find_improvements(evaluations: Sequence[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:
     """Return when there was a new best, and its loss; what was taken over was there from the beginning."""
-    first = find_best(one for one in evaluations if one.imported_from)
+    first = find_best(evaluation for evaluation in evaluations if evaluation.imported_from)
     found = [(0.0, first.loss)] if first else []
-    return found + [(time.compute_seconds(one.ended), one.loss) for one in find_improvements(evaluations)]
+    return found + [
+        (time.compute_seconds(evaluation.ended), evaluation.loss) for evaluation in find_improvements(evaluations)
+    ]

@@ -56,14 +56,14 @@ def _read_updates(path: Path, storage: str | None) -> Iterator[tuple[RunSnapshot
     How a run stands is the same object as before if it has ended and nothing has changed.
     """
     follower = RunReader(path, storage).make_follower()
-    look = follower.take_snapshot()
-    run, pause = compute_run_status(look), _MIN_SECONDS_BETWEEN_LOOKS  # the first look alone reads everything
+    snapshot = follower.take_snapshot()
+    run, pause = compute_run_status(snapshot), _MIN_SECONDS_BETWEEN_LOOKS  # the first look alone reads everything
     while True:
-        yield look, run, pause
+        yield snapshot, run, pause
         began = time.thread_time()
-        before, look = look, follower.take_snapshot()
-        if run.may_be_running or replace(look, taken_at=before.taken_at) != before:
-            run = compute_run_status(look)
+        before, snapshot = snapshot, follower.take_snapshot()
+        if run.may_be_running or replace(snapshot, taken_at=before.taken_at) != before:
+            run = compute_run_status(snapshot)
         pause = max(_MIN_SECONDS_BETWEEN_LOOKS, (time.thread_time() - began) / _MAX_CPU_SHARE)
 
 
@@ -83,13 +83,13 @@ def _show_screen(path: Path, storage: str | None) -> int:
 def _print_listing(path: Path, storage: str | None) -> int:
     """Print how the run stands, and a line for each evaluation that ends until it does."""
     listing: RunListing | None = None
-    for look, run, pause in _read_updates(path, storage):
+    for snapshot, run, pause in _read_updates(path, storage):
         if listing is None:
             _print_lines(format_header(run, path))
             if not run.may_be_running:
                 return 0
-            listing = RunListing(look, path)
-        _print_lines(Text(make_printable(line)) for line in listing.format_lines(look, run))
+            listing = RunListing(snapshot, path)
+        _print_lines(Text(make_printable(line)) for line in listing.format_lines(snapshot, run))
         if not run.may_be_running:
             _print_lines(format_header(run, path))
             return 0
@@ -100,28 +100,28 @@ def _print_listing(path: Path, storage: str | None) -> int:
 class RunListing:
     """Writes a line for each evaluation that has ended since the look before, and now and then the time left."""
 
-    def __init__(self, first_look: RunSnapshot, path: Path) -> None:
+    def __init__(self, first_snapshot: RunSnapshot, path: Path) -> None:
         self._path = path
         self._stages = [
-            ProgressLines(past, 0, first_look.manifest.objectives)
-            for past in (first_look.evaluations, first_look.confirmations)
+            ProgressLines(past, 0, first_snapshot.manifest.objectives)
+            for past in (first_snapshot.evaluations, first_snapshot.confirmations)
         ]
         self._stages_with_heading: set[ProgressLines] = set()
         self._estimated_at = time.monotonic()
 
-    def format_lines(self, look: RunSnapshot, run: RunStatus) -> Iterator[str]:
+    def format_lines(self, snapshot: RunSnapshot, run: RunStatus) -> Iterator[str]:
         """Yield the lines; the search and its confirmation each have a heading."""
-        budgets = look.manifest.budget, len(look.confirmations)
+        budgets = snapshot.manifest.budget, len(snapshot.confirmations)
         for stage, evaluations, budget in zip(
-            self._stages, (look.evaluations, look.confirmations), budgets, strict=True
+            self._stages, (snapshot.evaluations, snapshot.confirmations), budgets, strict=True
         ):
             stage.budget = budget
-            for one in stage.take_ended(evaluations):
+            for evaluation in stage.take_ended(evaluations):
                 if stage not in self._stages_with_heading:
                     self._stages_with_heading.add(stage)
                     yield stage.heading
-                yield stage.format_line(one) + (
-                    f"  ({make_show_command(self._path, one.label)})" * (one.state == "failed")
+                yield stage.format_line(evaluation) + (
+                    f"  ({make_show_command(self._path, evaluation.label)})" * (evaluation.state == "failed")
                 )
         if time.monotonic() - self._estimated_at > SECONDS_BETWEEN_ESTIMATES and run.done < run.total:
             self._estimated_at = time.monotonic()

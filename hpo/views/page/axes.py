@@ -63,7 +63,7 @@ def make_upright_axis(
     choices = getattr(distribution, "choices", None)
     if choices is not None:
         span = max(1, len(choices) - 1)
-        heights = {choice: place / span for place, choice in enumerate(choices)}
+        heights = {choice: index / span for index, choice in enumerate(choices)}
         return [heights[item] for item in values], [(heights[choice], format_value(choice)) for choice in choices]
     low, high = min(values), max(values)
     if log:
@@ -78,8 +78,8 @@ def make_upright_axis(
             return 0.5
         if log:
             return round((math.log10(item) - math.log10(low)) / (math.log10(high) - math.log10(low)), 4)
-        share = (item / 2 - low / 2) / (high / 2 - low / 2)  # halves: the difference of two floats may overflow
-        return float(round(share, 4))
+        fraction = (item / 2 - low / 2) / (high / 2 - low / 2)  # halves: the difference of two floats may overflow
+        return float(round(fraction, 4))
 
     def format_tick(tick: float) -> str:
         return f"{tick:g}" if log and tick not in (low, high) else format_value(tick)

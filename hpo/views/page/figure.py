@@ -65,7 +65,7 @@ def make_points(x: Sequence[Any], evaluations: Sequence[Evaluation], name: str) 
     """Return a point for each evaluation, labelled with what it was; the caller has to add their heights."""
     return {
         "x": list(x),
-        "text": [format_label(one) for one in evaluations],
+        "text": [format_label(evaluation) for evaluation in evaluations],
         "hovertemplate": "%{text}<extra></extra>",
         "name": name,
         "mode": "markers",
@@ -100,10 +100,10 @@ def join_lines(lines: Iterable[tuple[list[Any], list[Any]]]) -> tuple[list[Any],
     return x, y
 
 
-def spread_points(places: Sequence[int]) -> list[float]:
+def spread_points(positions: Sequence[int]) -> list[float]:
     """Return points around the numbers of their categories, so that they do not hide each other."""
     golden = (math.sqrt(5) - 1) / 2  # steps of it fill an interval evenly
-    return [round(place + (count * golden % 1 - 0.5) * 0.5, 3) for count, place in enumerate(places)]
+    return [round(position + (count * golden % 1 - 0.5) * 0.5, 3) for count, position in enumerate(positions)]
 
 
 def round_floats(values: Iterable[Any]) -> list[Any]:

@@ -47,17 +47,17 @@ class _FrontAxis:
     edge: str
     is_reversed: bool = False
 
-    def compute_value(self, one: Evaluation) -> float:
+    def compute_value(self, evaluation: Evaluation) -> float:
         """Return an evaluation's value on the scale."""
-        return -one.values[self.index] if self.is_reversed else one.values[self.index]
+        return -evaluation.values[self.index] if self.is_reversed else evaluation.values[self.index]
 
     def compute_heights(self, evaluations: Sequence[Evaluation]) -> list[float]:
         """Return where on the axis evaluations are drawn."""
         return compute_loss_heights(map(self.compute_value, evaluations), self.scale)
 
-    def is_out_of_range(self, one: Evaluation) -> bool:
+    def is_out_of_range(self, evaluation: Evaluation) -> bool:
         """Tell whether an evaluation is beyond the scale."""
-        return self.scale.is_out_of_range(self.compute_value(one))
+        return self.scale.is_out_of_range(self.compute_value(evaluation))
 
     def make_layout(self, cut: bool, title: str) -> dict[str, Any]:
         """Return the axis, with room for what is beyond the scale if it is `cut`."""
@@ -75,7 +75,7 @@ class _FrontAxis:
 
     def describe_out_of_range(self, evaluations: Sequence[Evaluation]) -> str:
         """Return a sentence on how many evaluations are beyond the scale; empty where none is."""
-        far = [one.values[self.index] for one in evaluations if self.is_out_of_range(one)]
+        far = [evaluation.values[self.index] for evaluation in evaluations if self.is_out_of_range(evaluation)]
         if not far:
             return ""
         verb, to = "goes" if len(far) == 1 else "go", f"down to {format_number(min(far))}"
@@ -88,9 +88,9 @@ def _make_front_axis(
     evaluations: Sequence[Evaluation], objectives: Objectives, index: int, box: ReferenceBox | None
 ) -> _FrontAxis:
     """Return the axis of an objective; what is far worse than usual, or than the front, is beyond its scale."""
-    name, values = objectives.names[index], [one.values[index] for one in evaluations]
+    name, values = objectives.names[index], [evaluation.values[index] for evaluation in evaluations]
     whole = LossScale(min(values), max(values))
-    costs = [-one for one in values] if name in objectives.maximized else values
+    costs = [-value for value in values] if name in objectives.maximized else values
     scale = _limit_scale(make_loss_scale(costs, costs), costs, float(box.reference[index]) if box else math.inf)
     if name not in objectives.maximized:
         return _FrontAxis(name, index, scale, "upper" if index else "right")
@@ -113,19 +113,21 @@ def draw_fronts(evaluations: Sequence[Evaluation], objectives: Objectives) -> li
     if not complete or not objectives.is_multi_objective:
         return []
     groups, box = _group_by_progress(evaluations, objectives), make_box(complete, objectives)
-    across, *others = [_make_front_axis(complete, objectives, place, box) for place in range(len(objectives.names))]
+    across, *others = [_make_front_axis(complete, objectives, index, box) for index in range(len(objectives.names))]
     return [_draw_front(complete, groups, objectives, (across, up)) for up in others]
 
 
 def _find_complete(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
     """Return the complete evaluations with a finite value of each objective."""
-    complete = [one for one in evaluations if one.state == "complete"]
-    return [one for one in complete if all(map(math.isfinite, objectives.compute_costs(one.values)))]
+    complete = [evaluation for evaluation in evaluations if evaluation.state == "complete"]
+    return [
+        evaluation for evaluation in complete if all(map(math.isfinite, objectives.compute_costs(evaluation.values)))
+    ]
 
 
 def _group_by_progress(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[str, list[Evaluation]]:
     """Return what was complete after a quarter and a half of the run and is now, each with a name."""
-    given, ended = [one for one in evaluations if one.imported_from], sort_by_end(evaluations)
+    given, ended = [evaluation for evaluation in evaluations if evaluation.imported_from], sort_by_end(evaluations)
     counts = (len(ended) // 4, len(ended) // 2) if len(ended) >= _MIN_EVALUATIONS else ()
     before = {f"after {count} evaluations": _find_complete([*given, *ended[:count]], objectives) for count in counts}
     return {**before, "front": _find_complete(evaluations, objectives)}
@@ -139,8 +141,8 @@ def _draw_front(
 ) -> Figure:
     best = find_front(complete, objectives)
     across, up = sides
-    on_front = {one.trial for one in best}
-    others = sample_evaluations([one for one in complete if one.trial not in on_front])
+    on_front = {evaluation.trial for evaluation in best}
+    others = sample_evaluations([evaluation for evaluation in complete if evaluation.trial not in on_front])
     look, accent = {"color": "--muted", "size": 6, "opacity": 0.6}, {"color": "--accent", "size": 8, "opacity": 1}
     traces = [_draw_points(others, (across, up), objectives, "dominated", look)] if others else []
     traces += _draw_stairs(groups, (across, up), objectives)
@@ -151,11 +153,17 @@ def _draw_front(
         title = f"{side.name} (maximised)" if side.name in objectives.maximized else side.name
         layout[f"{which}axis"] = side.make_layout(cut, title)
         shapes += [make_separator(which, side.scale.compute_loss(SEPARATOR_POSITION))] if cut else []
-    beyond = " ".join(filter(None, (side.describe_out_of_range(complete) for side in (across, up))))
-    about = _describe_figure(objectives, up.name, len(groups) > 1)
+    out_of_range_note = " ".join(filter(None, (side.describe_out_of_range(complete) for side in (across, up))))
+    description = _describe_figure(objectives, up.name, len(groups) > 1)
     title = f"{up.name} over the loss"
     return Figure(
-        f"front-{up.index}", title, about, traces, {**layout, "shapes": shapes}, height=420, out_of_range_note=beyond
+        f"front-{up.index}",
+        title,
+        description,
+        traces,
+        {**layout, "shapes": shapes},
+        height=420,
+        out_of_range_note=out_of_range_note,
     )
 
 
@@ -178,19 +186,19 @@ def _draw_points(
     These come last: the legend has the first symbol.
     """
     across, up = sides
-    evaluations = sorted(evaluations, key=lambda one: any(side.is_out_of_range(one) for side in sides))
-    edges = [next((side.edge for side in sides if side.is_out_of_range(one)), "") for one in evaluations]
+    evaluations = sorted(evaluations, key=lambda evaluation: any(side.is_out_of_range(evaluation) for side in sides))
+    edges = [next((side.edge for side in sides if side.is_out_of_range(evaluation)), "") for evaluation in evaluations]
     marker = {**look, "symbol": [_EDGES[edge][0] if edge else "circle" for edge in edges]}
     marker |= {"size": [TRIANGLE_SIZE if edge else look["size"] for edge in edges], "line": {"width": 0}}
     trace = make_points(across.compute_heights(evaluations), evaluations, name)
-    texts = [_format_front_label(one, objectives) for one in evaluations]
+    texts = [_format_front_label(evaluation, objectives) for evaluation in evaluations]
     return {**trace, "y": up.compute_heights(evaluations), "text": texts, "marker": marker}
 
 
-def _format_front_label(one: Evaluation, objectives: Objectives) -> str:
+def _format_front_label(evaluation: Evaluation, objectives: Objectives) -> str:
     """Return what an evaluation was, one fact per line, with the values of all objectives."""
-    first, rest = format_label(one).split("<br>", 1)
-    others = zip(objectives.metric_names, one.other_values, strict=True)
+    first, rest = format_label(evaluation).split("<br>", 1)
+    others = zip(objectives.metric_names, evaluation.other_values, strict=True)
     return "<br>".join([first, *(escape_markup(f"{name} {format_number(value)}") for name, value in others), rest])
 
 
@@ -205,16 +213,16 @@ def _draw_stairs(
         stairs = _find_stairs(group, objectives, up.index)
         # What one of them dominates begins at its place, to the right of it, and ends above the next one.
         line = {"color": colour, "width": width, "dash": dash, "shape": "hv"}
-        place = {"x": across.compute_heights(stairs), "y": up.compute_heights(stairs)}
-        traces.append({**place, "name": name, "mode": "lines", "line": line, "hoverinfo": "skip"})
+        index = {"x": across.compute_heights(stairs), "y": up.compute_heights(stairs)}
+        traces.append({**index, "name": name, "mode": "lines", "line": line, "hoverinfo": "skip"})
     return traces
 
 
-def _find_stairs(evaluations: Sequence[Evaluation], objectives: Objectives, place: int) -> list[Evaluation]:
+def _find_stairs(evaluations: Sequence[Evaluation], objectives: Objectives, index: int) -> list[Evaluation]:
     """Return the evaluations that nobody dominates in the loss and one other objective, the lowest loss first."""
-    costs = compute_costs(evaluations, objectives)[:, [0, place]]
-    kept = [one for one, is_kept in zip(evaluations, find_non_dominated(costs), strict=True) if is_kept]
-    return sorted(kept, key=lambda one: one.loss)
+    costs = compute_costs(evaluations, objectives)[:, [0, index]]
+    kept = [evaluation for evaluation, is_kept in zip(evaluations, find_non_dominated(costs), strict=True) if is_kept]
+    return sorted(kept, key=lambda evaluation: evaluation.loss)
 
 
 def draw_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) -> Figure | None:
@@ -231,5 +239,5 @@ def draw_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) 
         "yaxis": {**make_axis("share of the box"), "tickformat": ".0%", "rangemode": "tozero"},
         "showlegend": False,
     }
-    about = "How much of the box between the best and the worst of the front its individuals dominate, by then."
-    return Figure("hypervolume", "Hypervolume", about, [trace], layout, height=280)
+    description = "How much of the box between the best and the worst of the front its individuals dominate, by then."
+    return Figure("hypervolume", "Hypervolume", description, [trace], layout, height=280)

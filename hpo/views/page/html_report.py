@@ -136,7 +136,14 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         pruner=run.manifest.pruner,
         rungs=make_rung_columns(summary["rungs"]),
         runner_up=loss_figures.find_runner_up(evaluations, best),
-        first=min((one.started for one in evaluations if not one.imported_from and one.started > 0), default=now),
+        first=min(
+            (
+                evaluation.started
+                for evaluation in evaluations
+                if not evaluation.imported_from and evaluation.started > 0
+            ),
+            default=now,
+        ),
         importances=summary["importances"],
         important=important,
         conditional=any(map(is_conditional, run.manifest.space.values())),
@@ -217,9 +224,9 @@ def _make_front_table(
 def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return what each island evaluated, its best, and the immigrants on it at its last evaluation."""
     found = []
-    for island in sorted({one.island for one in evaluations if one.counts_for_budget}):
-        own = [one for one in evaluations if one.island == island and one.counts_for_budget]
-        last = max(own, key=lambda one: one.started)
+    for island in sorted({evaluation.island for evaluation in evaluations if evaluation.counts_for_budget}):
+        own = [evaluation for evaluation in evaluations if evaluation.island == island and evaluation.counts_for_budget]
+        last = max(own, key=lambda evaluation: evaluation.started)
         found.append({"island": island, "evaluations": len(own), "best": best_of(own), "immigrants": last.immigrants})
     return found
 

@@ -30,7 +30,7 @@ def make_loss_layout(losses: Iterable[float], scale: LossScale) -> dict[str, Any
 def make_cut_axis(title: str, scale: LossScale) -> dict[str, Any]:
     """Return an axis with room at its end for what is beyond the scale."""
     made = make_axis(title, [scale.lowest, scale.highest], log=scale.is_logarithmic)
-    ends = [scale.compute_loss(share) for share in (_AXIS_START, _AXIS_END)]
+    ends = [scale.compute_loss(fraction) for fraction in (_AXIS_START, _AXIS_END)]
     if scale.is_logarithmic:
         return made | {"range": [math.log10(end) for end in ends]}
     ticks = compute_linear_ticks(scale.lowest, scale.highest)  # plotly's own ticks would go on to the edge
