@@ -68,8 +68,8 @@ if find_spec("hebo"):
 WITHOUT: dict[str, Make] = {
     "a surrogate": partial(_islands, ("ga",), 2, {"_OFFSPRING": 1, "_NEWCOMERS": 0, "_GENERATIONS": 0}),
     "breeding on it": partial(_islands, ("ga",), 2, {"_GENERATIONS": 0}),
-    "the order of losses": partial(_islands, ("ga",), 2, {"_DARING": 0.0}),
-    "their power": partial(_islands, ("ga",), 2, {"_DARING": 1.0}),
+    "the order of losses": partial(_islands, ("ga",), 2, {"_EXPLORATION_SHARE": 0.0}),
+    "their power": partial(_islands, ("ga",), 2, {"_EXPLORATION_SHARE": 1.0}),
     "newcomers": partial(_islands, ("ga",), 2, {"_NEWCOMERS": 0}),
     "several parents": partial(_islands, ("ga",), 2, {"_PARENTS": 1}),
     "exchange": partial(_islands, ("ga",), 2, {"_EXCHANGE": -1.0}),

@@ -69,7 +69,7 @@ def correct_parameter(parameter: Parameter) -> Parameter | None:
         if (step is None) != (given.step is None):
             return None
         candidate = dataclasses.replace(given, low=low, high=high, step=_round_if_float(step), mutable=mutable)
-    return None if candidate.problem() else candidate
+    return None if candidate.find_problem() else candidate
 
 
 def _flatten_choices(choices: Collection[Any]) -> list[Any]:

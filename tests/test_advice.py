@@ -54,9 +54,9 @@ def result(evaluations: Sequence[Evaluation], about: Mapping[str, Any] | None = 
     given: dict[str, Any] = {
         "confirmations": [],
         "distributions": SPACE.make_distributions(),
-        "since": -math.inf,
-        "ended": {"stopped": None},
-        "goes_on": False,
+        "session_start": -math.inf,
+        "last_summary": {"stopped": None},
+        "is_running": False,
         **others,
     }
     return RunResult(Path("runs/x"), make_manifest(**{**ABOUT, **(about or {})}), evaluations, **given)
@@ -182,8 +182,8 @@ def test_a_search_that_may_find_more_is_not_called_flat() -> None:
     assert told(result(flat(found=40)), "flat") is None, "the best is of the second half"
     assert told(result(flat(step=0.02)), "flat") is None, "the best losses are far apart"
     assert told(result(flat(29)), "flat") is None
-    assert told(result(flat(), goes_on=True, ended={}), "flat") is None
-    assert told(result(flat(), ended={"exhausted": True}), "flat") is None
+    assert told(result(flat(), is_running=True, last_summary={}), "flat") is None
+    assert told(result(flat(), last_summary={"exhausted": True}), "flat") is None
     pruned = [replace(evaluation, state="pruned") if evaluation.trial % 2 else evaluation for evaluation in flat(60)]
     assert told(result(pruned), "flat") is not None
     assert told(result(pruned[1:]), "flat") is None, "29 are complete"
@@ -270,8 +270,8 @@ def test_where_the_winner_is_clear_or_the_search_goes_on_nobody_asks_for_seeds()
     close = [one(0, 0.500), one(1, 0.504)]
     assert told(result([one(0, 0.5), one(1, 0.52)]), "confirm") is None
     assert told(result(close, {"budget": 3}), "confirm") is None
-    assert told(result(close, {"budget": 3}, ended={"exhausted": True}), "confirm") is not None
-    assert told(result(close, goes_on=True, ended={}), "confirm") is None
+    assert told(result(close, {"budget": 3}, last_summary={"exhausted": True}), "confirm") is not None
+    assert told(result(close, is_running=True, last_summary={}), "confirm") is None
     assert told(result(close, {"confirm_seeds": 2}), "confirm") is None, "it is to come"
     assert told(result([one(0, 0.5), one(1, math.inf), one(2, math.nan)]), "confirm") is None
 
@@ -353,7 +353,7 @@ def test_a_worker_that_always_fails_is_named() -> None:
     assert advice.text == "Look at worker 2: the host may be broken."
     assert advice.evidence == "All 6 evaluations of worker 2 (ranks 4 to 5) failed, and 0 of the 18 others."
     assert advice.command == "hpo show runs/x 22"
-    assert find_advice(result(broken(2), goes_on=True, ended={}))[0] == advice, "at once"
+    assert find_advice(result(broken(2), is_running=True, last_summary={}))[0] == advice, "at once"
     two = [replace(evaluation, state="failed") if evaluation.worker == 3 else evaluation for evaluation in broken(2)]
     several = told(result(two), "worker")
     assert several is not None
@@ -379,8 +379,8 @@ def test_a_worker_that_fails_as_others_do_is_not_named() -> None:
 
 
 def test_workers_of_earlier_sessions_are_others() -> None:
-    assert told(result(broken(2), since=35.0), "worker") is None
-    assert told(result(broken(2), since=5.0), "worker") is not None
+    assert told(result(broken(2), session_start=35.0), "worker") is None
+    assert told(result(broken(2), session_start=5.0), "worker") is not None
 
 
 def busy(fraction: object, seconds: float = 100.0) -> dict[str, Any]:
@@ -391,11 +391,13 @@ def busy(fraction: object, seconds: float = 100.0) -> dict[str, Any]:
 def test_workers_that_wait_at_the_end_are_too_many() -> None:
     evaluations = [one(trial, 1.0) for trial in range(5)]
     evaluations[4] = replace(evaluations[4], ended=200.0)
-    saving = told(result([*evaluations[:4], replace(evaluations[4], checkpoint_step=3)], ended=busy(0.29)), "idle")
+    saving = told(
+        result([*evaluations[:4], replace(evaluations[4], checkpoint_step=3)], last_summary=busy(0.29)), "idle"
+    )
     assert saving is not None
     assert saving.text == "Let workers that have nothing left to do join the others."
     assert saving.command.endswith(" --elastic")
-    advice = told(result(evaluations, ended=busy(0.29)), "idle")
+    advice = told(result(evaluations, last_summary=busy(0.29)), "idle")
     assert advice is not None
     assert advice.text == "Use fewer workers of more ranks each, or more evaluations."
     assert advice.evidence.startswith(
@@ -403,7 +405,8 @@ def test_workers_that_wait_at_the_end_are_too_many() -> None:
     )
     assert advice.command == "run_islands.py my.py --set epochs=10 --set 'data=my data' --ranks-per-worker 4"
     odd = told(
-        result(evaluations, {"layout": {"ranks": 9, "ranks_per_worker": 3, "islands": 1}}, ended=busy(0.29)), "idle"
+        result(evaluations, {"layout": {"ranks": 9, "ranks_per_worker": 3, "islands": 1}}, last_summary=busy(0.29)),
+        "idle",
     )
     assert odd is not None
     assert odd.command == ""
@@ -414,7 +417,7 @@ def test_workers_that_wait_at_the_end_are_too_many() -> None:
 )
 def test_workers_that_wait_in_between_have_a_reason(seconds: float, text: str) -> None:
     evaluations = [replace(evaluation, ended=evaluation.started + seconds) for evaluation in flat(80)]
-    advice = told(result(evaluations, ended=busy(seconds / 10)), "idle")
+    advice = told(result(evaluations, last_summary=busy(seconds / 10)), "idle")
     assert advice is not None
     assert text in advice.text
     assert f"an evaluation takes {seconds} s, and then its worker waits for" in advice.evidence
@@ -423,11 +426,12 @@ def test_workers_that_wait_in_between_have_a_reason(seconds: float, text: str) -
 def test_workers_that_are_busy_or_have_hardly_begun_are_left_alone() -> None:
     evaluations = flat(80)
     for ended in (busy(0.5), busy(0.1, 59.0), busy(None), busy("0.1"), busy(math.nan), busy(True), busy(-1), {}):
-        assert told(result(evaluations, ended=ended), "idle") is None, ended
-    assert told(result(evaluations[:4], ended=busy(0.1)), "idle") is None
+        assert told(result(evaluations, last_summary=ended), "idle") is None, ended
+    assert told(result(evaluations[:4], last_summary=busy(0.1)), "idle") is None
     assert (
         told(
-            result(evaluations, {"layout": {"ranks": 2, "ranks_per_worker": 2, "islands": 1}}, ended=busy(0.1)), "idle"
+            result(evaluations, {"layout": {"ranks": 2, "ranks_per_worker": 2, "islands": 1}}, last_summary=busy(0.1)),
+            "idle",
         )
         is None
     )
@@ -468,7 +472,7 @@ def test_anybodys_run_json_and_summary_are_borne() -> None:
             if isinstance(value, str):
                 assert len(find_advice(result(evaluations, {name: value}))) == 2
         for name in ("worker_busy_fraction", "wall_seconds", "exhausted", "stopped"):
-            assert find_advice(result(evaluations, ended={**busy(0.1), name: value}))
+            assert find_advice(result(evaluations, last_summary={**busy(0.1), name: value}))
         find_advice(result(evaluations, {"settings": {"epochs": value, "\x1b": value}}))
         text = value if isinstance(value, str) else json.dumps(value)
         more_epochs = told(result(with_curves(falling), {"set": {"a": text}}), "epochs")
@@ -601,7 +605,7 @@ def test_where_nothing_follows_nothing_is_said(tmp_path: Path, capsys: pytest.Ca
 def test_a_run_that_goes_on_is_told_by_what_it_has_not_written(advised: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunReader(advised)
     assert [advice.kind for advice in run.find_advice()] == ["confirm", "epochs"]
-    monkeypatch.setattr(type(run.run_dir), "in_use", True)
+    monkeypatch.setattr(type(run.run_dir), "is_in_use", True)
     assert [advice.kind for advice in run.find_advice()] == ["epochs"]
     run.run_dir.summary_json.write_text("{}")
     assert [advice.kind for advice in run.find_advice()] == ["epochs"], "somebody has edited it"

@@ -93,8 +93,12 @@ WAITS = [*flat(40)[:4], replace(flat(40)[4], ended=200.0)]
 NEW_RUNS: dict[str, tuple[str, RunResult, dict[str, Any]]] = {
     "epochs": ("epochs", result(with_curves(falling)), {}),
     "bounds": ("bounds", result(crowded(64, far, lr=1.0)), {}),
-    "fewer": ("idle", result(WAITS, ended=busy(0.29)), {"ranks_per_worker": 4}),
-    "grow": ("idle", result([*WAITS[:4], replace(WAITS[4], checkpoint_step=3)], ended=busy(0.29)), {"elastic": True}),
+    "fewer": ("idle", result(WAITS, last_summary=busy(0.29)), {"ranks_per_worker": 4}),
+    "grow": (
+        "idle",
+        result([*WAITS[:4], replace(WAITS[4], checkpoint_step=3)], last_summary=busy(0.29)),
+        {"elastic": True},
+    ),
 }
 
 

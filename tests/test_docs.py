@@ -70,7 +70,7 @@ def test_the_space_of_the_docs_is_as_it_says(tmp_path: Path) -> None:
     (code,) = (block for block in blocks("docs/own-model.md", "python") if "space.require(" in block)
     (tmp_path / "space.py").write_text(code, "utf-8")
     space = runpy.run_path(str(tmp_path / "space.py"))["space"]
-    space.check_rules()
+    space.check_constraints()
     rng = random.Random(0)
     for params in (space.draw(rng) for _ in range(50)):
         assert ("momentum" in params, "nesterov" in params) == (params["optimizer"] == "sgd",) * 2

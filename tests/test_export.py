@@ -136,7 +136,7 @@ def test_every_evaluation_is_a_row_of_the_same_columns_in_each_format(tmp_path: 
 
 HOSTILE_SEARCH = r"""
 from hpo import Categorical, Float, Int, SearchSpace
-from tests.support.runs import claim
+from tests.support.runs import claim_evaluation
 
 space = SearchSpace(
     trial=Int(0, 5),

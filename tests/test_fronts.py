@@ -65,7 +65,7 @@ def a_run(path: Path, objectives: Objectives = TWO, **about: Any) -> RunReader:
 def traded(values: list[tuple[float, float]], **others: Any) -> list[Evaluation]:
     """Make an evaluation for each loss and number of parameters."""
     return [
-        make_evaluation(trial, loss=loss, others=(size,), metrics={"parameters": size}, **others)
+        make_evaluation(trial, loss=loss, other_values=(size,), metrics={"parameters": size}, **others)
         for trial, (loss, size) in enumerate(values)
     ]
 
@@ -106,7 +106,7 @@ def test_what_joins_an_archive_is_what_the_front_of_all_so_far_has() -> None:
         assert archive.add(new) == (new in so_far)
         assert sorted(entry.trial for entry in archive.front) == sorted(entry.trial for entry in so_far)
         assert len(archive.costs) == len(archive.front)
-    assert not archive.add(make_evaluation(99, "pruned", loss=-1.0, others=(-1.0,)))
+    assert not archive.add(make_evaluation(99, "pruned", loss=-1.0, other_values=(-1.0,)))
     assert not archive.add(make_evaluation(99, loss=-1.0)), "its other value is not known"
 
 
@@ -140,9 +140,9 @@ def test_front_with_ties_is_that_of_optuna(tmp_path: Path) -> None:
 def test_weights_are_kept_of_the_first_of_ties(tmp_path: Path) -> None:
     kept = BestWeights(RunDir(tmp_path), TWO)
     for trial in (1, 2, 0):
-        kept.update(make_evaluation(trial, loss=0.5, others=(5.0,)))
+        kept.update(make_evaluation(trial, loss=0.5, other_values=(5.0,)))
     assert [bool(kept.list_wanted_files(trial)) for trial in range(3)] == [True, False, False]
-    archive = FrontArchive(TWO, [make_evaluation(trial, loss=0.5, others=(5.0,)) for trial in (3, 5)])
+    archive = FrontArchive(TWO, [make_evaluation(trial, loss=0.5, other_values=(5.0,)) for trial in (3, 5)])
     assert [archive.would_join(trial, (0.5, 5.0)) for trial in (2, 4, 6)] == [True, False, False]
 
 
@@ -161,8 +161,13 @@ def test_long_front_shows_ties_in_one_row(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_was_taken_over_has_joined_before() -> None:
-    given = make_evaluation(0, loss=0.5, others=(10.0,), imported_from="trial 3 of other", started=500.0, ended=510.0)
-    worse, better = make_evaluation(1, loss=0.6, others=(10.0,)), make_evaluation(2, loss=0.6, others=(9.0,))
+    given = make_evaluation(
+        0, loss=0.5, other_values=(10.0,), imported_from="trial 3 of other", started=500.0, ended=510.0
+    )
+    worse, better = (
+        make_evaluation(1, loss=0.6, other_values=(10.0,)),
+        make_evaluation(2, loss=0.6, other_values=(9.0,)),
+    )
     assert find_front_additions([given, worse, better], TWO) == [better]
 
 
@@ -221,7 +226,7 @@ def test_a_line_says_whether_it_joined_the_front_below_its_heading() -> None:
     end = lines.heading.index("seconds") + len("seconds")
     assert all(line[:end].endswith(" 0.0") and line[end : end + 2] == "  " for line in printed)
     assert lines.best_text == "front of 1, lowest loss 0.2 (trial 3: lr=0.1), "
-    confirming = make_evaluation(9, loss=0.0, others=(0.0,), confirms=3)
+    confirming = make_evaluation(9, loss=0.0, other_values=(0.0,), confirms=3)
     assert "front" not in lines.format_line(confirming)
     assert lines.best_text.startswith("front of 1, lowest loss 0.2 ")
 
@@ -386,7 +391,9 @@ def test_the_hypervolume_grows_to_what_the_summary_says(tmp_path: Path) -> None:
 def test_the_hypervolume_over_time_is_that_of_each_front(objectives: Objectives) -> None:
     rng, others = random.Random(0), len(objectives.metric_names)
     evaluations = [
-        make_evaluation(n, loss=rng.random(), others=tuple(rng.choice((rng.random(), 0.5)) for _ in range(others)))
+        make_evaluation(
+            n, loss=rng.random(), other_values=tuple(rng.choice((rng.random(), 0.5)) for _ in range(others))
+        )
         for n in range(80)
     ]
     evaluations[5] = replace(evaluations[5], imported_from="trial 1 of other")

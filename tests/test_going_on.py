@@ -141,9 +141,11 @@ def test_supervision_that_waits_for_peers_takes_no_longer_to_copy(monkeypatch: p
         return ""
 
     trainer = SimpleNamespace(wait=lambda *_: next(messages), send=ignore, read_output=ignore)
-    group: Any = SimpleNamespace(trainer=trainer, patience=600.0, listeners=[], serve_visitors=ignore, rank=0)
-    leader: Any = SimpleNamespace(about=ignore, draft=ignore, take_kept=lambda *given: since.append(given[-1]))
-    meeting: Any = SimpleNamespace(verdict=meet)
+    group: Any = SimpleNamespace(trainer=trainer, patience=600.0, store_listeners=[], serve_store=ignore, rank=0)
+    leader: Any = SimpleNamespace(
+        describe_checkpoint=ignore, make_draft_path=ignore, record_copies=lambda *given: since.append(given[-1])
+    )
+    meeting: Any = SimpleNamespace(agree_on_verdict=meet)
     watched: Any = SimpleNamespace(cause=None)
     attempt = Attempt(Assignment(0, 0, {}, 0))
     Supervision(group, watched, meeting, attempt, leader, UserFrames(Path("search.py")), math.inf).step()

@@ -46,7 +46,7 @@ class Holder:
         """Begin an evaluation."""
         self.keeper = SnapshotBuffer(params, True, restored, None)
 
-    def write_state(self, path: str) -> dict[str, Any]:
+    def write_checkpoint(self, path: str) -> dict[str, Any]:
         """Write the last state."""
         return dict(send_through_json(self.keeper.write_checkpoint(path)))
 

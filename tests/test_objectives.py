@@ -67,13 +67,16 @@ def test_objectives_are_the_loss_and_metrics_of_which_some_are_maximised() -> No
         (("loss", ""), "must be names of metrics, .*: '' is none"),
         (("loss", maximize("")), "must be names of metrics"),
         (("parameters", "loss"), "the first of the objectives must be 'loss', not 'parameters'"),
-        ((maximize("loss"), "parameters"), r"the first of the objectives must be 'loss', not Maximized\(name='loss'\)"),
+        (
+            (maximize("loss"), "parameters"),
+            r"the first of the objectives must be 'loss', not MaximizedMetric\(name='loss'\)",
+        ),
         (("loss", "size", maximize("size")), "objectives name 'size' twice"),
         (("loss", "loss"), "objectives name 'loss' twice"),
     ],
 )
 def test_what_are_no_objectives_is_said_with_the_file(tmp_path: Path, objectives: Any, message: str) -> None:
-    text = repr(objectives).replace("Maximized(name=", "hpo.maximize(")
+    text = repr(objectives).replace("MaximizedMetric(name=", "hpo.maximize(")
     file = tmp_path / "search.py"
     file.write_text(
         "import hpo\nspace = hpo.SearchSpace(x=hpo.Int(1, 9))\n"

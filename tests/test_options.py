@@ -100,7 +100,7 @@ def test_a_run_directory_is_checked_before_it_is_made(tmp_path: Path) -> None:
     used.check_usable(resume=False)
     used.check_usable(resume=True)
     used.path.mkdir()
-    write_json(used.run_json, {"space": {}})
+    write_json(used.run_json, {"format": 1, "space": {}})
     used.check_usable(resume=True)
     with pytest.raises(UsageError, match=r"already holds a run: add --resume .*, or name another directory"):
         used.check_usable(resume=False)

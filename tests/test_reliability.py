@@ -211,14 +211,14 @@ def test_a_stop_before_an_objective_has_begun_is_not_waited_for(mpi: Mpi, tmp_pa
 import os, signal, time
 from hpo.evaluation.supervision import Supervision
 
-begin = Supervision.begin
+begin = Supervision.start_objective
 
 def begin_and_stop(self, *arguments):
     begin(self, *arguments)
     open("asked", "w").write(str(time.time()))
     os.kill(os.getpid(), signal.SIGUSR1)
 
-Supervision.begin = begin_and_stop
+Supervision.start_objective = begin_and_stop
 """,
     )
     victim = Victim(mpi, 2, [program, ENDLESS, "--run-dir", "run", "--islands", 1], tmp_path, tmp_path / "log")

@@ -36,7 +36,7 @@ def test_session_records_its_options_and_settings(tmp_path: Path) -> None:
     asked = {"evaluations": 64, "seed": 3, "pruner": "asha", "confirm_seeds": 2, "target_loss": 0.5}
     assert {name: first["options"][name] for name in asked} == asked
     assert first["settings"] == second["settings"] == {**SETTINGS, "epochs": 4}
-    assert [second["options"][name] for name in ("evaluations", "seed", "pruner", "confirm")] == [9, 5, "asha", 2]
+    assert [second["options"][name] for name in ("evaluations", "seed", "pruner", "confirm_seeds")] == [9, 5, "asha", 2]
 
 
 def test_resume_names_the_options_that_differ(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_a_ladder_that_learns_step_by_step_is_one_that_is_made_anew(tmp_path: Pa
 
 
 def paused(trial: int, *values: float) -> Evaluation:
-    return one(trial, "paused", values[0], others=values[1:], at_rungs={1: values})
+    return one(trial, "paused", values[0], other_values=values[1:], at_rungs={1: values})
 
 
 def test_rung_with_two_objectives_promotes_by_dominance() -> None:
@@ -238,7 +238,9 @@ def test_rung_with_two_objectives_promotes_by_dominance() -> None:
         "the ends of another front, and the next"
     )
     assert not is_search_over(evaluations, 9, "asha", TWO)
-    ended = [one(e.trial, "complete", *[e.loss] * 9, others=e.other_values, at_rungs={1: e.values}) for e in front]
+    ended = [
+        one(e.trial, "complete", *[e.loss] * 9, other_values=e.other_values, at_rungs={1: e.values}) for e in front
+    ]
     assert is_search_over([*ended, *behind], 9, "asha", TWO)
     assert not is_search_over([*ended, *behind], 9, "asha")
 
@@ -246,7 +248,8 @@ def test_rung_with_two_objectives_promotes_by_dominance() -> None:
 def test_rung_without_recorded_objectives_uses_last_values() -> None:
     """Of three complete evaluations, the middle one is nowhere the best, unless the values at the rung are known."""
     before = [
-        one(trial, "complete", *[loss] * 9, others=(size,)) for trial, loss, size in ((0, 0.5, 5.0), (1, 0.6, 6.0))
+        one(trial, "complete", *[loss] * 9, other_values=(size,))
+        for trial, loss, size in ((0, 0.5, 5.0), (1, 0.6, 6.0))
     ]
     late = [paused(2, 0.7, 1.0), paused(3, 0.8, 9.0), paused(4, 0.9, 9.0), paused(5, 0.9, 9.5)]
     assert [e.trial for e in find_promotable(ASHA, [*before, *late], TWO)] == [2]
@@ -263,7 +266,7 @@ def test_rung_without_recorded_objectives_uses_last_values() -> None:
 
 
 def test_promoted_trial_without_recorded_objectives_keeps_place() -> None:
-    old = [one(trial, "paused", 0.5 + trial / 10, others=(float(trial),)) for trial in range(6)]
+    old = [one(trial, "paused", 0.5 + trial / 10, other_values=(float(trial),)) for trial in range(6)]
     assert [e.trial for e in find_promotable(ASHA, old, TWO)] == [0, 1]
     promoted = [replace(e, state="promoted") for e in old[:2]]
     running = [one(6 + e.trial, "running", *e.curve.values(), retry_of=e.trial) for e in promoted]

@@ -79,13 +79,13 @@ def test_every_state_is_told(tmp_path: Path, hpo: Hpo) -> None:
     states = ["complete", "pruned", "complete", "pruned", "failed"]
     assert [shown[str(trial)]["state"] for trial in (0, 1, 5, 6, 7)] == states
     assert shown["8"]["state"] == "interrupted, and repeated as trial 10"
-    assert shown["10"]["retry_of"] == "trial 8, which was interrupted"
+    assert shown["10"]["retry of"] == "trial 8, which was interrupted"
     nothing = "no run is going on there; --resume evaluates it"
     assert [shown[name]["state"] for name in ("9", "10", "confirm-1")] == [
         f"not ended: {nothing}",
         *[f"waiting: {nothing}"] * 2,
     ]
-    assert shown["1"]["imported_from"] == f"taken over from trial 1 of {tmp_path}/before, to island 1, worker 1"
+    assert shown["1"]["imported from"] == f"trial 1 of {tmp_path}/before, to island 1, worker 1"
     assert "seed" not in shown["1"], "another run had it"
     assert shown["4"]["bred"] == "island 1, worker 1, generation 5, propagator ga"
     assert shown["4"]["parameters"] == "depth = 5; act = tanh; flag = False; lr = 0.5"
@@ -96,7 +96,7 @@ def test_every_state_is_told(tmp_path: Path, hpo: Hpo) -> None:
     assert shown["confirm-0"]["confirms"] == "trial 0, with another seed; on island 0, worker 0"
     seeds = [evaluation.seed for evaluation in RunReader(run_dir).read_confirmations()]
     assert [shown[f"confirm-{n}"]["seed"] for n in (0, 1)] == list(map(str, seeds))
-    assert not {"bred", "started", "printed"} & shown["10"].keys()
+    assert not {"bred", "started", "logs"} & shown["10"].keys()
     assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}, "it only reads"
 
 
@@ -113,8 +113,8 @@ def test_what_is_paused_promoted_and_inherited_is_told(tmp_path: Path, hpo: Hpo)
         shown.append({**facts_of(out), "state": out.splitlines()[0].partition(": ")[2]})
     assert shown[0]["state"] == "paused after 1 epoch"
     assert shown[1]["state"] == "paused after 1 epoch, and promoted: it goes on as trial 2"
-    assert shown[2]["retry_of"] == "trial 1, which was promoted"
-    assert shown[2]["went on"] == "where that had saved its state, after 1 epoch"
+    assert shown[2]["retry of"] == "trial 1, which was promoted"
+    assert shown[2]["resumed"] == "from the checkpoint of that trial, after 1 epoch"
     assert shown[3]["inherits"] == "what trial 2 had learned when it ended"
     known = json.loads(hpo("show", run_dir, 1, "--json")[1])
     assert (known["state"], known["paused_after"], known["retried_by"]) == ("promoted", 1, 2)
@@ -214,21 +214,21 @@ def test_deaths_and_repeats_are_told(tmp_path: Path, hpo: Hpo) -> None:
         assert record.requeue_interrupted() == 1
         assert claim_evaluation(record, None, {}, 9, island=0, worker=0, generation=0)
     facts = facts_of(hpo("show", tmp_path / "run", 2)[1])
-    assert facts["retry_of"] == "trial 1, which was interrupted"
-    assert facts["crash_count"] == "the job had died 2 times in a row on it before this"
-    assert "went on" not in facts
+    assert facts["retry of"] == "trial 1, which was interrupted"
+    assert facts["crashes"] == "the job had crashed 2 times in a row during it before this"
+    assert "resumed" not in facts
 
 
 def test_where_an_evaluation_went_on_is_told(tmp_path: Path, hpo: Hpo) -> None:
     record = start_session(tmp_path / "run").open_record()
     record.record_checkpoint(start_evaluation(record, 1), 3)
     record.requeue_interrupted()
-    assert facts_of(hpo("show", tmp_path / "run", 0)[1])["saved"] == "its state, after 3 epochs"
+    assert facts_of(hpo("show", tmp_path / "run", 0)[1])["checkpoint"] == "after 3 epochs"
     again = claim_evaluation(record, None, {}, 9)
     record.record_resume(again, [0.5, 0.25, 0.75], 2.5)
     record.complete(again, 0.25, 4.0, {})
     facts = facts_of(hpo("show", tmp_path / "run", 1)[1])
-    assert facts["went on"] == "where that had saved its state, after 3 epochs"
+    assert facts["resumed"] == "from the checkpoint of that trial, after 3 epochs"
     assert facts["ended"].endswith(", after 4.0 s, 2.5 s of it before it went on")
     assert "crash_count" not in facts
     told = json.loads(hpo("show", tmp_path / "run", 1, "--json")[1])
@@ -327,8 +327,8 @@ def test_what_cannot_be_encoded_does_not_end_it(tmp_path: Path) -> None:
 
 def test_what_it_printed_is_shown(tmp_path: Path, hpo: Hpo) -> None:
     run_dir = make_run_of_everything(tmp_path)
-    assert facts_of(hpo("show", run_dir, 7)[1])["printed"] == "nothing that was kept"
-    assert json.loads(hpo("show", run_dir, 7, "--json")[1])["printed"] is None
+    assert facts_of(hpo("show", run_dir, 7)[1])["logs"] == "nothing was kept"
+    assert json.loads(hpo("show", run_dir, 7, "--json")[1])["logs"] is None
     paths = [RunDir(run_dir).get_log_path(7), RunDir(run_dir).get_log_path(0, confirms=True)]
     assert paths == [run_dir / "logs" / "7.txt", run_dir / "logs" / "confirm-0.txt"]
     paths[0].parent.mkdir()
@@ -346,7 +346,7 @@ def test_what_it_printed_is_shown(tmp_path: Path, hpo: Hpo) -> None:
     assert f"\n\nwhat it printed, its last lines, after 1035 others in {paths[0]}:\n    rank 0 | line 1036\n" in out
     assert "    rank 0 | line 1234\n    half\n\n" in out
     assert "line 1035\n" not in out
-    told = json.loads(hpo("show", run_dir, 7, "--json")[1])["printed"]
+    told = json.loads(hpo("show", run_dir, 7, "--json")[1])["logs"]
     assert (told["path"], told["before"], len(told["lines"])) == (str(paths[0]), 1035, 200)
     assert (told["lines"][0], told["lines"][-1]) == ("rank 0 | line 1036", "half")
 
@@ -356,10 +356,10 @@ def test_what_it_printed_is_shown(tmp_path: Path, hpo: Hpo) -> None:
     assert "xxx\n    last\n" in out
 
     paths[0].write_text("")
-    assert facts_of(hpo("show", run_dir, 7)[1])["printed"] == "nothing that was kept"
+    assert facts_of(hpo("show", run_dir, 7)[1])["logs"] == "nothing was kept"
     paths[0].unlink()
     paths[0].mkdir()
-    assert facts_of(hpo("show", run_dir, 7)[1])["printed"] == f"{paths[0]} cannot be read: it is no file"
+    assert facts_of(hpo("show", run_dir, 7)[1])["logs"] == f"{paths[0]} cannot be read: it is no file"
 
 
 def test_a_study_elsewhere_is_read_too(tmp_path: Path, hpo: Hpo) -> None:

@@ -29,7 +29,7 @@ threading.Thread(target=look, daemon=True).start()
 print("waits", flush=True)
 began = time.monotonic()
 FileLock(Path(sys.argv[1]), stale_after=3.0).acquire()
-print(f"{time.monotonic() - began:.1f} {clock.lost():.1f}", flush=True)
+print(f"{time.monotonic() - began:.1f} {clock.measure_lost():.1f}", flush=True)
 """
 
 

@@ -52,7 +52,7 @@ def test_the_time_left_is_that_of_this_session_without_the_pause_before_it() -> 
     assert run.pace.seconds_left == pytest.approx(45 * 160 / 5), (
         "the one that runs for longer than the others is nearly done"
     )
-    over = compute_run_status(make_look([*before, *now], DAY + 9999, about={"started": written(DAY)}, in_use=False))
+    over = compute_run_status(make_look([*before, *now], DAY + 9999, about={"started": written(DAY)}, is_in_use=False))
     assert (over.phase, over.pace.seconds_left) == ("stopped", None)
     assert over.pace.per_minute == pytest.approx(60 * 4 / 120), "nothing goes on, so that time does not count"
     new = compute_run_status(make_look(before, DAY + 5, about={"started": written(DAY)}))
@@ -156,11 +156,23 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
         "confirming",
         "",
     ),
-    ({"evaluations": [make_evaluation(0)], "in_use": False, "holder": "process 1 on here since 2026"}, "finished", ""),
-    ({"evaluations": [make_evaluation(0)], "in_use": None, "holder": "process 1 on there since 2026"}, "finished", ""),
-    ({"evaluations": [make_evaluation(0, "failed")], "in_use": False, "about": {"confirm_seeds": 1}}, "finished", ""),
     (
-        {"evaluations": [make_evaluation(0)], "in_use": False, "about": {"confirm_seeds": 1}},
+        {"evaluations": [make_evaluation(0)], "is_in_use": False, "holder": "process 1 on here since 2026"},
+        "finished",
+        "",
+    ),
+    (
+        {"evaluations": [make_evaluation(0)], "is_in_use": None, "holder": "process 1 on there since 2026"},
+        "finished",
+        "",
+    ),
+    (
+        {"evaluations": [make_evaluation(0, "failed")], "is_in_use": False, "about": {"confirm_seeds": 1}},
+        "finished",
+        "",
+    ),
+    (
+        {"evaluations": [make_evaluation(0)], "is_in_use": False, "about": {"confirm_seeds": 1}},
         "stopped",
         f"{NOT_HERE}. {GO_ON}",
     ),
@@ -168,20 +180,20 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
         {
             "evaluations": [make_evaluation(0)],
             "confirmations": [WAITING],
-            "in_use": False,
+            "is_in_use": False,
             "about": {"confirm_seeds": 1},
         },
         "stopped",
         f"{NOT_HERE}. {GO_ON}",
     ),
-    ({"evaluations": [], "in_use": False, "stopped": "SIGTERM"}, "stopped", f"SIGTERM. {GO_ON}"),
+    ({"evaluations": [], "is_in_use": False, "stop_reason": "SIGTERM"}, "stopped", f"SIGTERM. {GO_ON}"),
     (
-        {"evaluations": [make_evaluation(0, "running")], "in_use": False, "holder": "process 1 on here since 2026"},
+        {"evaluations": [make_evaluation(0, "running")], "is_in_use": False, "holder": "process 1 on here since 2026"},
         "died",
         f"{NOT_HERE}: process 1 on here has died. {GO_ON}",
     ),
     (
-        {"evaluations": [make_evaluation(0, "running")], "in_use": None, "holder": "process 1 on there since 2026"},
+        {"evaluations": [make_evaluation(0, "running")], "is_in_use": None, "holder": "process 1 on there since 2026"},
         "unknown",
         NOT_SEEN,
     ),

@@ -139,7 +139,7 @@ ENDED = [
     for found in make_evaluations()
 ]
 RUNNING = make_look(make_evaluations(), 40.0, about={"budget": 20})
-FINISHED = make_look(ENDED, 40.0, about={"budget": 14}, in_use=False)
+FINISHED = make_look(ENDED, 40.0, about={"budget": 14}, is_in_use=False)
 
 
 @pytest.fixture
@@ -325,14 +325,14 @@ def test_evaluation_that_runs_is_kept_up_to_date(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "title", "line"),
     [
-        ({"about": {"budget": 14}, "in_use": False}, "finished  14/14 evaluations", "14 complete"),
+        ({"about": {"budget": 14}, "is_in_use": False}, "finished  14/14 evaluations", "14 complete"),
         (
-            {"in_use": False, "stopped": "a target", "remedy": "a lower one"},
+            {"is_in_use": False, "stop_reason": "a target", "remedy": "a lower one"},
             "stopped  14/100 evaluations",
             "a target. To go on: the same command with --run-dir runs/name --resume and a lower one",
         ),
         (
-            {"in_use": False, "holder": "process 7 on here since 2026"},
+            {"is_in_use": False, "holder": "process 7 on here since 2026"},
             "died  14/100 evaluations",
             "process 7 on here has died",
         ),
@@ -383,7 +383,7 @@ FOREIGN = make_look(
         make_evaluation(1, "running", started=math.nan, params={}),
     ]
 )
-HUGE = make_look([make_evaluation(n, loss=n * -1e308, curve={1: 1e308, 2: -1e308}) for n in range(2)], in_use=False)
+HUGE = make_look([make_evaluation(n, loss=n * -1e308, curve={1: 1e308, 2: -1e308}) for n in range(2)], is_in_use=False)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (40, 10), (200, 60)])
@@ -409,7 +409,7 @@ def test_nothing_in_a_run_is_markup_or_moves_the_cursor() -> None:
     evaluations = [make_evaluation(n, params=params, metrics={name: 0.5}, loss=n) for n, name in enumerate(HOSTILE)]
     evaluations += [make_evaluation(10 + n, "failed", failure=text, traceback=text) for n, text in enumerate(HOSTILE)]
     evaluations += [make_evaluation(20 + n, "running", params=params, worker=n) for n in range(3)]
-    look = make_look(evaluations, in_use=None, holder="\x1b[31m\nhere")
+    look = make_look(evaluations, is_in_use=None, holder="\x1b[31m\nhere")
     for keys in ((), ("2",), ("3",), ("2", "end", "enter"), ("3", "enter")):
         text = screen_after(look, *keys, size=(300, 60), path=Path("runs") / HOSTILE[1])
         assert all(character.isprintable() for character in text.replace("\n", ""))

@@ -86,7 +86,7 @@ class Archipelago:
         with suppress(_BudgetSpent):
             propulator.propulate(logging_interval=1000, debug=0)
         leaders.drop_messages()
-        propulator.island_comm.drain()
+        propulator.island_comm.drop_messages()
         recorder.flush()
         leaders.barrier()
 

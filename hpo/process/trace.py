@@ -88,9 +88,9 @@ class Trace:
                 "at_loss": [_make_fingerprint(weights) for weights in data["at_loss"]],
                 "gradients": {number: _make_fingerprint(gradients) for number, gradients in data["gradients"]},
                 "shapes": [tuple(shape) for shape in data["shapes"]],
-                "noisy": Counter(data["noisy"]),
-                "normal": Counter(data["normal"]),
-                "shared": Counter(data["shared"]),
+                "random_layers": Counter(data["random_layers"]),
+                "normalization_layers": Counter(data["normalization_layers"]),
+                "synchronized_layers": Counter(data["synchronized_layers"]),
                 "samples": [(steps, _split_hashes(bytes.fromhex(hashes))) for steps, hashes in data["samples"]],
             }
         )

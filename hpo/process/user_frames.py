@@ -10,7 +10,7 @@ from types import CodeType
 from typing import Any
 
 _PACKAGE = Path(__file__).parents[1]
-_CALLER_FILES = [str(_PACKAGE / "trainer" / name) for name in ("objective.py", "program.py")]
+_CALLER_FILES = [str(_PACKAGE / "trainer" / name) for name in ("objective_call.py", "program_runner.py")]
 _TRAINING_FOLDER = _PACKAGE / "training"
 _STANDARD_LIBRARY = Path(traceback.__file__).parent
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")

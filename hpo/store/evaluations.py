@@ -12,7 +12,7 @@ CONFIRMATION_PREFIX = "confirm-"  # before the numbers of trials of the study th
 
 # What leaders are told of an evaluation: what breeding needs, and no more, since there may be many of both.
 SHARED_FIELDS = (
-    *("trial", "state", "loss", "others", "params", "island", "worker", "generation"),
+    *("trial", "state", "loss", "other_values", "params", "island", "worker", "generation"),
     *("seconds", "ended", "imported_from", "retry_of", "inherits", "checkpoint_step"),
 )
 

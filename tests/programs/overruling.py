@@ -17,8 +17,8 @@ seen = []
 
 def wait_for(watch, *reasons):
     """Wait until the run is stopping for one of these reasons, and write down which."""
-    sleep_until(lambda: watch.stopping is not None and watch.stopping.reason in reasons, 20)
-    seen.append(watch.stopping.reason if watch.stopping else None)
+    sleep_until(lambda: watch.active_stop is not None and watch.active_stop.reason in reasons, 20)
+    seen.append(watch.active_stop.reason if watch.active_stop else None)
     comm.barrier()
 
 

@@ -30,7 +30,7 @@ HOLDER_CODE = """
 import sys
 from pathlib import Path
 from hpo.store.run_dir import RunDir
-with RunDir(Path(sys.argv[1])).hold():
+with RunDir(Path(sys.argv[1])).hold_lock():
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -40,7 +40,14 @@ def make_look(evaluations: list[Evaluation], at: float = 200.0, **values: Any) -
     """Make a look at a run that continues; `about` changes its manifest."""
     run = make_manifest(**{"budget": 100, **values.pop("about", {})})
     return RunSnapshot(
-        **{"at": at, "manifest": run, "evaluations": evaluations, "confirmations": [], "in_use": True, **values}
+        **{
+            "taken_at": at,
+            "manifest": run,
+            "evaluations": evaluations,
+            "confirmations": [],
+            "is_in_use": True,
+            **values,
+        }
     )
 
 
