@@ -1,4 +1,4 @@
-"""Everything about one evaluation, as text: what it was, how it ended, its losses, what it printed, its traceback."""
+"""Format one evaluation as text: its parameters, result, losses, output and traceback."""
 
 from __future__ import annotations
 
@@ -26,14 +26,21 @@ _INDENT = "    "
 
 
 def format_evaluation(details: EvaluationDetails, run_dir: Path, reason: str, now: float) -> list[str]:
-    """Return all that is known of an evaluation as lines; `why` says why it was chosen, empty if it was named."""
+    """Return all facts about an evaluation as lines.
+
+    Args:
+        details: The evaluation and its facts.
+        run_dir: The run directory, for the title.
+        reason: Why this evaluation was chosen; "" if the user named it.
+        now: Current time, in seconds since the epoch.
+    """
     evaluation = details.evaluation
     title = f"trial {evaluation.label} of {run_dir}: {_describe_state(details)}{f' ({reason})' if reason else ''}"
     facts = [(name, make_printable(text)) for name, text in _list_facts(details, now)]
     lines = [make_printable(title), "", *(f"{name:{_LABEL_WIDTH}}{text}".rstrip() for name, text in facts)]
     lines += _indent_lines(_format_losses(evaluation.curve))
     if details.log_end and details.log_end.lines:
-        lines += ["", make_printable(f"what it printed, {_describe_log(details.log_end)}:")]
+        lines += ["", make_printable(f"output, {_describe_log(details.log_end)}:")]
         lines += _indent_lines(line for text in details.log_end.lines for line in split_printable_lines(text))
     if evaluation.traceback:
         lines += ["", "traceback:", *_indent_lines(split_printable_lines(evaluation.traceback))]
@@ -45,29 +52,25 @@ def _indent_lines(lines: Iterable[str]) -> list[str]:
 
 
 def _describe_state(details: EvaluationDetails) -> str:
-    """Return how the evaluation ended, or what becomes of it."""
     evaluation, again = details.evaluation, details.retried_by
     if evaluation.state == "interrupted":
-        return (
-            "interrupted"
-            if again is None
-            else f"interrupted, and repeated as trial {_format_other_trial(evaluation, again)}"
-        )
+        retry = "" if again is None else f", and retried as trial {_format_other_trial(evaluation, again)}"
+        return f"interrupted{retry}"
     if evaluation.state in ("paused", "promoted"):
         paused = f"paused after {format_count(evaluation.paused_after, 'epoch')}"
-        return paused if again is None else f"{paused}, and promoted: it goes on as trial {again}"
+        return paused if again is None else f"{paused}, and promoted: it continues as trial {again}"
     if evaluation.state == "complete" and evaluation.cut_after:
         return f"complete, ended after {format_count(evaluation.cut_after, 'epoch')} at the target loss"
     if evaluation.state == "running" and details.in_use is None:
-        return "running, or the run has died: that cannot be told from this host"
+        return "running, or the run has crashed: this host cannot see which"
     if evaluation.state in ("running", "waiting") and details.in_use is False:
         state = "not ended" if evaluation.state == "running" else "waiting"
-        return f"{state}: no run is going on there; --resume evaluates it"
+        return f"{state}: the run is not active; --resume evaluates it"
     return evaluation.state
 
 
 def _list_facts(details: EvaluationDetails, now: float) -> Iterator[tuple[str, str]]:
-    """Yield names and texts, one pair per line; a line without a name belongs to the one above it."""
+    """Yield names and texts, one pair per line; a line with an empty name belongs to the line above it."""
     evaluation = details.evaluation
     if evaluation.state == "failed":
         yield "failure", evaluation.failure or "no reason was recorded"
@@ -91,7 +94,6 @@ def _list_facts(details: EvaluationDetails, now: float) -> Iterator[tuple[str, s
 
 
 def _describe_front(details: EvaluationDetails) -> str:
-    """Return whether an evaluation is on the front, and otherwise why not."""
     if details.is_on_front:
         return "on it: no other individual dominates it"
     why = (
@@ -101,7 +103,7 @@ def _describe_front(details: EvaluationDetails) -> str:
 
 
 def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
-    """Yield where an evaluation comes from: what bred it, or which other evaluation it belongs to."""
+    """Yield how an evaluation was created, and which other evaluations it retries, inherits from or confirms."""
     evaluation = details.evaluation
     location = f"island {evaluation.island}, worker {evaluation.worker}"
     if evaluation.imported_from:
@@ -113,9 +115,9 @@ def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
         yield "bred", f"{location}, generation {evaluation.generation}, propagator {evaluation.propagator or 'unknown'}"
     if evaluation.immigrants:
         counts = [f"{count} of island {island}" for island, count in evaluation.immigrants.items()]
-        yield "immigrants", f"{', '.join(counts)} lived on its island when it began"
+        yield "immigrants", f"{', '.join(counts)} were on its island when it began"
     if evaluation.inherits is not None:
-        yield "inherits", f"what trial {evaluation.inherits} had learned when it ended"
+        yield "inherits", f"the checkpoint at the end of trial {evaluation.inherits}"
     if evaluation.retry_of is not None:
         yield (
             "retry of",
@@ -124,7 +126,7 @@ def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
     if evaluation.crash_count:
         yield (
             "crashes",
-            f"the job had crashed {format_count(evaluation.crash_count, 'time')} in a row during it before this",
+            f"the job crashed {format_count(evaluation.crash_count, 'time')} in a row during its earlier trials",
         )
     if evaluation.resumed_from_step:
         yield (
@@ -152,16 +154,10 @@ def _list_times(details: EvaluationDetails, now: float) -> Iterator[tuple[str, s
     if math.isfinite(evaluation.started):
         yield "started", format_date(evaluation.started)
     if math.isfinite(evaluation.ended):
-        before = (
-            f", {format_duration(evaluation.seconds_before)} of it before it went on"
-            if evaluation.seconds_before
-            else ""
-        )
-        yield (
-            "ended",
-            format_date(evaluation.ended)
-            + (f", after {format_duration(evaluation.seconds)}{before}" if evaluation.has_ended else ""),
-        )
+        seconds_before = evaluation.seconds_before
+        before = f", {format_duration(seconds_before)} of it before the resume" if seconds_before else ""
+        duration = f", after {format_duration(evaluation.seconds)}{before}" if evaluation.has_ended else ""
+        yield "ended", f"{format_date(evaluation.ended)}{duration}"
     elif evaluation.state == "running" and details.in_use and math.isfinite(evaluation.started):
         yield "ended", f"not yet, after {format_duration(now - evaluation.started)}"
 
@@ -171,7 +167,7 @@ def _list_items(name: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _format_other_trial(evaluation: Evaluation, trial: int) -> str:
-    """Return the label of another trial of the same study."""
+    """Return the label of another trial in the same study."""
     return str(trial) if evaluation.confirms is None else f"confirm-{trial}"
 
 
@@ -188,7 +184,7 @@ def _summarize_losses(curve: Mapping[int, float]) -> str:
 
 
 def _format_losses(curve: Mapping[int, float]) -> list[str]:
-    """Return losses as lines, each behind its epoch, several in a line."""
+    """Return losses and their epochs, several pairs per line."""
     cells = [(str(epoch), format_number(curve[epoch])) for epoch in _choose_epochs(curve)]
     wide, wider = (max((len(cell[index]) for cell in cells), default=0) for index in (0, 1))
     texts = [f"{epoch:>{wide}}  {loss:<{wider}}" for epoch, loss in cells]
@@ -197,7 +193,7 @@ def _format_losses(curve: Mapping[int, float]) -> list[str]:
 
 
 def _choose_epochs(curve: Mapping[int, float]) -> list[int]:
-    """Return the epochs to show: all, or every second, fifth, tenth... and the first, the lowest and the last."""
+    """Return the epochs to show: all, or every 2nd, 5th, 10th..., and those with the first, lowest and last loss."""
     epochs = sorted(curve)
     steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
     step = next(step for step in steps if len(epochs) <= _MAX_LOSSES * step)
@@ -210,5 +206,5 @@ def _make_comparable(loss: float) -> float:
 
 
 def _describe_log(log_end: LogTail) -> str:
-    before = f"its last lines, after {log_end.lines_before} others in " if log_end.lines_before else ""
-    return f"{before}{log_end.path}"
+    skipped = f"without its first {format_count(log_end.lines_before, 'line')}, " if log_end.lines_before else ""
+    return f"{skipped}{log_end.path}"

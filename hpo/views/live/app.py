@@ -1,4 +1,4 @@
-"""The screen of `hpo watch`: a run in tabs, with evaluations that are sorted, filtered and opened."""
+"""Define the screen of `hpo watch`: tabs with the run's status, and evaluations that can be sorted and filtered."""
 
 from __future__ import annotations
 
@@ -44,25 +44,31 @@ from hpo.views.live.table_widget import Table
 
 _TABS = ("overview", "evaluations", "failures", "rungs", "islands", "workers")
 _QUIT_TOOLTIP = "the run continues"
-_MAX_BEST = 10  # individuals in the overview of a run that has ended
+_MAX_BEST = 10  # individuals in the overview of an ended run
 
 
 @dataclass
 class RunUpdated(Message):
-    """A run as it was read."""
+    """The run was read again."""
 
     snapshot: RunSnapshot
     status: RunStatus
 
 
 class WatchApp(App[int]):
-    """Shows the run in a directory as `looks` returns it again and again, each with the pause until the next.
+    """Textual app that shows a run.
 
-    `standing` is the last of them, and `error` the reason if the run cannot be read any more.
+    Args:
+        path: The run directory.
+        updates: Yields a snapshot, its status, and the seconds to wait before the next update.
+
+    Attributes:
+        run_status: The latest status; None before the first update.
+        error: The exception that stopped the updates, if there is one.
     """
 
     ENABLE_COMMAND_PALETTE = False
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 - as in Textual
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 - Textual declares it like this.
     CSS = """
     #title { height: 1; text-wrap: nowrap; text-overflow: ellipsis; padding: 0 1; }
     #head { height: auto; padding: 0 1; }
@@ -103,7 +109,7 @@ class WatchApp(App[int]):
         self._headings: list[str] = []
 
     def compose(self) -> ComposeResult:
-        """Make the tabs."""
+        """Create the tabs."""
         yield Static(make_printable(f"reading {self._path}"), id="title", markup=False)
         with TabbedContent():
             for name in _TABS:
@@ -121,7 +127,7 @@ class WatchApp(App[int]):
     @on(Mount)
     def _start_following(self) -> None:
         self.query_one(Tabs).can_focus = False
-        # Not a worker of Textual's: the app would wait for it, and reading 10,000 evaluations takes seconds.
+        # A worker of Textual would delay the exit of the app, since reading 10,000 evaluations takes seconds.
         self.call_after_refresh(threading.Thread(target=self._follow_updates, daemon=True).start)
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         if not self.is_headless:
@@ -142,13 +148,13 @@ class WatchApp(App[int]):
     def _show_update(self, message: RunUpdated) -> None:
         if message.status is self.run_status:
             return
-        self._snapshot, self.run_status = message.look, message.status
+        self._snapshot, self.run_status = message.snapshot, message.status
         self._show_active_tab()
         if isinstance(self.screen, EvaluationScreen) and not self.screen.evaluation.has_ended:
             self.screen.show(*self._find_evaluation(self.screen.evaluation.label))
 
     def _show_active_tab(self, from_first: bool = False) -> None:
-        """Show the tab that is in front, its rows from the first on if asked to."""
+        """Show the active tab, scrolled to its first row if `from_first`."""
         if self.run_status is None:
             return
         run, tab = replace(self.run_status, at=time.time()), self._tabs.active
@@ -230,7 +236,7 @@ class WatchApp(App[int]):
         self._table.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:  # noqa: ARG002
-        """Return whether a key has an effect here."""
+        """Return whether a key has an effect on the current screen."""
         if isinstance(self.screen, EvaluationScreen):
             return action not in ("go", "go_by", "filter", "clear", "sort_by")
         return action != "sort_by" or self._tabs.active == "evaluations"

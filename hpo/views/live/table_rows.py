@@ -1,4 +1,4 @@
-"""What the tables of a run show: evaluations, sorted and filtered, failures, rungs, islands, workers."""
+"""Compute the rows of tables in `hpo watch`: evaluations, failures, rungs, islands and workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpo.views.live.run_header import TEXT_STYLES
 from hpo.views.live.run_status import RunStatus
 from hpo.views.rung_columns import make_rung_columns
 
-_LONGEST_VALUE = 24  # characters of a hyperparameter's value
+_LONGEST_VALUE = 24  # characters
 _LONGEST_NAME = 60
 _LONGEST_REASON = 300
 _RESERVED_COLUMNS = ("trial", "state", "loss", "seconds", "epochs", "island", "worker", "ago", "failure")
@@ -29,7 +29,13 @@ _WORKER_COLUMNS = ("worker", "evaluated", "failed", "trial", "epochs", "loss", "
 
 
 class TableRows(NamedTuple):
-    """Rows of a table: the headings of columns, the evaluation that each row opens, and the cells of a row."""
+    """Rows of a table.
+
+    Attributes:
+        headings: Headings of the columns.
+        keys: Label of the evaluation that each row opens; "" for none.
+        cells: Returns the cells of a row by its index.
+    """
 
     headings: Sequence[str]
     keys: Sequence[str]
@@ -37,7 +43,13 @@ class TableRows(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of evaluations: its heading, what it is sorted by (None for nothing), and what it shows."""
+    """A column of a table of evaluations.
+
+    Attributes:
+        heading: Heading of the column.
+        find_value: Returns the value to sort by; None if there is none.
+        format_value: Returns the text of a cell.
+    """
 
     heading: str
     find_value: Callable[[Evaluation], Any]
@@ -46,18 +58,24 @@ class Column(NamedTuple):
 
 @dataclass
 class RowOrder:
-    """Which evaluations are shown, those with all words, and the column by whose heading they are sorted."""
+    """Order and filter of a table of evaluations.
+
+    Attributes:
+        heading: Heading of the column to sort by.
+        reverse: Whether to sort in descending order.
+        filter_words: Words separated by spaces; only evaluations that match all of them are shown.
+    """
 
     heading: str = "trial"
     reverse: bool = True
     filter_words: str = ""
 
     def sort_by(self, heading: str) -> None:
-        """Sort by a column, or the other way round if it is the one already."""
+        """Sort by a column, or reverse the order if the table is already sorted by it."""
         self.heading, self.reverse = heading, heading == self.heading and not self.reverse
 
     def make_rows(self, evaluations: Sequence[Evaluation], columns: Sequence[Column]) -> TableRows:
-        """Return the rows of the evaluations; those without a value come last, and an arrow marks the column."""
+        """Return the matching rows in order, those without a value last, and mark the sorted column with an arrow."""
         words = self.filter_words.lower().split()
         sort_column = next((column for column in columns if column.heading == self.heading), columns[0])
         chosen = [
@@ -78,7 +96,7 @@ class RowOrder:
 
 
 def _matches_word(evaluation: Evaluation, word: str) -> bool:
-    """Tell whether a word is the number of a trial, or in its state, its hyperparameters or its failure."""
+    """Return whether a word is the trial number, or occurs in the label, state, hyperparameters or failure."""
     if word.isdigit():
         return word == str(evaluation.trial)
     params = " ".join(f"{name}={item}" for name, item in evaluation.params.items())
@@ -131,7 +149,7 @@ def make_columns(evaluations: Sequence[Evaluation], objectives: Objectives, now:
 def _make_column(
     heading: str, value: Callable[[Evaluation], float], text: Callable[[float], str] = format_number
 ) -> Column:
-    """Make a column of numbers; evaluation that is not finite is left out."""
+    """Return a column of numbers; cells of values that are not finite are empty."""
 
     def find_finite(evaluation: Evaluation) -> float | None:
         found = value(evaluation)
@@ -165,7 +183,7 @@ def _format_param(name: str, evaluation: Evaluation | None) -> str:
 
 
 def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
-    """Return a row for each reason of failures, with the latest of them."""
+    """Return a row for each reason of failures, with the latest evaluation that failed with it."""
     groups = summarize_failures(evaluations)
     labels = [format_label(group["trial"], group["confirms"] is not None) for group in groups]
     counts = [str(group["count"]) for group in groups]
@@ -174,13 +192,13 @@ def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
 
 
 def make_rung_rows(run: RunStatus) -> TableRows:
-    """Return a row for each rung, with what goes on next."""
+    """Return a row for each rung, with the trial that is promoted next."""
     labels = [str(rung["next"]["trial"]) if rung["next"] else "" for rung in run.rungs]
     return _make_table_rows(dict(make_rung_columns(run.rungs)), labels)
 
 
 def make_island_rows(run: RunStatus) -> TableRows:
-    """Return a row for each island, with its best."""
+    """Return a row for each island, with its best evaluation."""
     labels = ["" if island.best is None else island.best.label for island in run.islands]
     columns = {
         "island": [str(island.index) for island in run.islands],
@@ -193,7 +211,7 @@ def make_island_rows(run: RunStatus) -> TableRows:
 
 
 def make_worker_rows(run: RunStatus, evaluations: Sequence[Evaluation] = ()) -> TableRows:
-    """Return a row for each worker, with what it evaluates now, and what it has evaluated of some evaluations."""
+    """Return a row for each worker: its running evaluation, and its number of ended and failed `evaluations`."""
     ended = Counter(evaluation.worker for evaluation in evaluations if evaluation.has_ended_in_run)
     failed = Counter(evaluation.worker for evaluation in evaluations if evaluation.state == "failed")
     own = {evaluation.worker: evaluation for evaluation in run.running}

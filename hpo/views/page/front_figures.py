@@ -1,4 +1,4 @@
-"""The Pareto front as figures: what was found, what of it nobody dominates, and how that came to be."""
+"""Draw the Pareto front: evaluations, the front, earlier fronts, and the hypervolume over time."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from hpo.views.page.out_of_range import (
     make_separator,
 )
 
-_MIN_EVALUATIONS = 8  # evaluations: before, there is no earlier front to see
-_MIN_FRONT_FRACTION = 1 / 4  # of an axis, from the best to a little behind the front
+_MIN_EVALUATIONS = 8  # Runs with fewer evaluations have no earlier fronts.
+_MIN_FRONT_FRACTION = 1 / 4  # of an axis, for the range from the best value to the reference point of the front
 _EDGES = {
     "right": ("triangle-right", "\N{BLACK RIGHT-POINTING TRIANGLE} at the right edge"),
     "upper": ("triangle-up", "\N{BLACK UP-POINTING TRIANGLE} at the upper edge"),
@@ -36,9 +36,14 @@ _EDGES = {
 
 @dataclass(frozen=True)
 class _FrontAxis:
-    """An objective as an axis, at this `place` among all; `edge` is where values are drawn that are beyond its scale.
+    """An objective as an axis.
 
-    If it is `turned`, the scale is that of the values with the other sign, of which the lowest are at the top.
+    Attributes:
+        name: Name of the objective.
+        index: Index of the objective, 0 for the loss.
+        scale: Scale of the values, or of the negative values if `is_reversed`.
+        edge: Key in _EDGES of the edge where out-of-range values are drawn.
+        is_reversed: Whether the axis shows negative values of the scale, the lowest at the top.
     """
 
     name: str
@@ -52,15 +57,15 @@ class _FrontAxis:
         return -evaluation.values[self.index] if self.is_reversed else evaluation.values[self.index]
 
     def compute_heights(self, evaluations: Sequence[Evaluation]) -> list[float]:
-        """Return where on the axis evaluations are drawn."""
+        """Return the positions of evaluations on the axis."""
         return compute_loss_heights(map(self.compute_value, evaluations), self.scale)
 
     def is_out_of_range(self, evaluation: Evaluation) -> bool:
-        """Tell whether an evaluation is beyond the scale."""
+        """Return whether an evaluation is beyond the scale."""
         return self.scale.is_out_of_range(self.compute_value(evaluation))
 
     def make_layout(self, cut: bool, title: str) -> dict[str, Any]:
-        """Return the axis, with room for what is beyond the scale if it is `cut`."""
+        """Return the axis for plotly, with space for out-of-range values if `cut`."""
         scale = self.scale
         made = (
             make_cut_axis(title, scale)
@@ -74,7 +79,7 @@ class _FrontAxis:
         return {**made, "tickvals": ticks, "ticktext": [f"{-tick or 0.0:.8g}" for tick in ticks], **ends}
 
     def describe_out_of_range(self, evaluations: Sequence[Evaluation]) -> str:
-        """Return a sentence on how many evaluations are beyond the scale; empty where none is."""
+        """Return a sentence on how many evaluations are beyond the scale; empty without any."""
         far = [evaluation.values[self.index] for evaluation in evaluations if self.is_out_of_range(evaluation)]
         if not far:
             return ""
@@ -87,7 +92,7 @@ class _FrontAxis:
 def _make_front_axis(
     evaluations: Sequence[Evaluation], objectives: Objectives, index: int, box: ReferenceBox | None
 ) -> _FrontAxis:
-    """Return the axis of an objective; what is far worse than usual, or than the front, is beyond its scale."""
+    """Return the axis of an objective; values far worse than usual, or than the front, are out of range."""
     name, values = objectives.names[index], [evaluation.values[index] for evaluation in evaluations]
     whole = LossScale(min(values), max(values))
     costs = [-value for value in values] if name in objectives.maximized else values
@@ -100,7 +105,7 @@ def _make_front_axis(
 
 
 def _limit_scale(scale: LossScale, costs: Sequence[float], reference: float) -> LossScale:
-    """Return a scale of which what lies before the reference has a quarter at least."""
+    """Return a scale on which the values up to `reference` fill at least a quarter."""
     if scale.is_out_of_range(reference) or scale.compute_fraction(reference) >= _MIN_FRONT_FRACTION:
         return scale
     end = scale.compute_loss(scale.compute_fraction(reference) / _MIN_FRONT_FRACTION)
@@ -108,7 +113,7 @@ def _limit_scale(scale: LossScale, costs: Sequence[float], reference: float) -> 
 
 
 def draw_fronts(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Figure]:
-    """Draw each objective but the loss over the loss, and the front; nothing without any."""
+    """Draw each further objective over the loss, with the front; empty with a single objective."""
     complete = _find_complete(evaluations, objectives)
     if not complete or not objectives.is_multi_objective:
         return []
@@ -118,7 +123,7 @@ def draw_fronts(evaluations: Sequence[Evaluation], objectives: Objectives) -> li
 
 
 def _find_complete(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
-    """Return the complete evaluations with a finite value of each objective."""
+    """Return the complete evaluations whose objectives are all finite."""
     complete = [evaluation for evaluation in evaluations if evaluation.state == "complete"]
     return [
         evaluation for evaluation in complete if all(map(math.isfinite, objectives.compute_costs(evaluation.values)))
@@ -126,7 +131,7 @@ def _find_complete(evaluations: Sequence[Evaluation], objectives: Objectives) ->
 
 
 def _group_by_progress(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[str, list[Evaluation]]:
-    """Return what was complete after a quarter and a half of the run and is now, each with a name."""
+    """Return the complete evaluations after a quarter of the run, after half of it, and now, by name."""
     given, ended = [evaluation for evaluation in evaluations if evaluation.imported_from], sort_by_end(evaluations)
     counts = (len(ended) // 4, len(ended) // 2) if len(ended) >= _MIN_EVALUATIONS else ()
     before = {f"after {count} evaluations": _find_complete([*given, *ended[:count]], objectives) for count in counts}
@@ -170,8 +175,8 @@ def _draw_front(
 def _describe_figure(objectives: Objectives, name: str, has_past: bool) -> str:
     text = "Each point is a complete evaluation. The line is the front"
     if len(objectives.names) > 2:
-        text += f" of loss and {name} alone; individuals of the front that are not on it are better in something else"
-    return text + (". Thinner lines are what it was before." if has_past else ".")
+        text += f" of loss and {name} alone; other individuals of the front are better in another objective"
+    return text + (". Thinner lines are earlier fronts." if has_past else ".")
 
 
 def _draw_points(
@@ -181,9 +186,9 @@ def _draw_points(
     name: str,
     look: dict[str, Any],
 ) -> Trace:
-    """Draw evaluations as points, and as triangles at the edges where they are beyond a scale.
+    """Draw evaluations as points, and out-of-range ones as triangles at the edges.
 
-    These come last: the legend has the first symbol.
+    Triangles come last, because the legend shows the first symbol.
     """
     across, up = sides
     evaluations = sorted(evaluations, key=lambda evaluation: any(side.is_out_of_range(evaluation) for side in sides))
@@ -196,7 +201,7 @@ def _draw_points(
 
 
 def _format_front_label(evaluation: Evaluation, objectives: Objectives) -> str:
-    """Return what an evaluation was, one fact per line, with the values of all objectives."""
+    """Return the label of an evaluation, with the values of all objectives."""
     first, rest = format_label(evaluation).split("<br>", 1)
     others = zip(objectives.metric_names, evaluation.other_values, strict=True)
     return "<br>".join([first, *(escape_markup(f"{name} {format_number(value)}") for name, value in others), rest])
@@ -205,13 +210,13 @@ def _format_front_label(evaluation: Evaluation, objectives: Objectives) -> str:
 def _draw_stairs(
     groups: Mapping[str, Sequence[Evaluation]], sides: tuple[_FrontAxis, _FrontAxis], objectives: Objectives
 ) -> list[Trace]:
-    """Draw the front of each group in two objectives as stairs, the last one strongest."""
+    """Draw the front of each group in two objectives as stairs, the latest one in the strongest colour."""
     across, up = sides
     looks = (("--muted", 1, "dot"), ("--accent-soft", 1.5, "solid"), ("--accent", 2, "solid"))[-len(groups) :]
     traces: list[Trace] = []
     for (name, group), (colour, width, dash) in zip(groups.items(), looks, strict=True):
         stairs = _find_stairs(group, objectives, up.index)
-        # What one of them dominates begins at its place, to the right of it, and ends above the next one.
+        # The area that an evaluation dominates extends from it to the right and upwards.
         line = {"color": colour, "width": width, "dash": dash, "shape": "hv"}
         index = {"x": across.compute_heights(stairs), "y": up.compute_heights(stairs)}
         traces.append({**index, "name": name, "mode": "lines", "line": line, "hoverinfo": "skip"})
@@ -219,14 +224,14 @@ def _draw_stairs(
 
 
 def _find_stairs(evaluations: Sequence[Evaluation], objectives: Objectives, index: int) -> list[Evaluation]:
-    """Return the evaluations that nobody dominates in the loss and one other objective, the lowest loss first."""
+    """Return the non-dominated evaluations in the loss and one other objective, sorted by loss."""
     costs = compute_costs(evaluations, objectives)[:, [0, index]]
     kept = [evaluation for evaluation, is_kept in zip(evaluations, find_non_dominated(costs), strict=True) if is_kept]
     return sorted(kept, key=lambda evaluation: evaluation.loss)
 
 
 def draw_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) -> Figure | None:
-    """Draw how the hypervolume has grown; None where there is none, or nothing to see of it."""
+    """Draw the growth of the hypervolume; None if it cannot be computed or fewer than two evaluations have ended."""
     grown, ended = compute_shares_over_time(evaluations, objectives), len(sort_by_end(evaluations))
     if not grown or ended < 2:
         return None
@@ -239,5 +244,5 @@ def draw_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) 
         "yaxis": {**make_axis("share of the box"), "tickformat": ".0%", "rangemode": "tozero"},
         "showlegend": False,
     }
-    description = "How much of the box between the best and the worst of the front its individuals dominate, by then."
+    description = "The part of the box between the best and the worst values of the front that the front dominates."
     return Figure("hypervolume", "Hypervolume", description, [trace], layout, height=280)

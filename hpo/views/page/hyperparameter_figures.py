@@ -1,4 +1,4 @@
-"""Figures of hyperparameters: all of them at once, and the loss over each."""
+"""Draw hyperparameters: parallel coordinates, and the loss over each hyperparameter."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from hpo.views.page.out_of_range import (
     make_loss_markers,
 )
 
-_LINE_HEIGHT, _LETTER_WIDTH = 15, 8  # height and width in pixels
-_TITLE_WIDTH = 20  # characters in a line of a title
-_MAX_LEVEL_LABELS = 12  # names of categories that are written level
-_MIN_SLICE_POINTS, _MAX_TOTAL_POINTS = 200, 40_000  # of slices
+_LINE_HEIGHT, _LETTER_WIDTH = 15, 8  # pixels
+_TITLE_WIDTH = 20  # characters per line of a title
+_MAX_LEVEL_LABELS = 12  # More labels of categories are written vertically.
+_MIN_SLICE_POINTS, _MAX_TOTAL_POINTS = 200, 40_000  # points per slice, points of all slices
 
 
 def draw_parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]) -> Figure | None:
-    """Draw each complete evaluation as a line over its hyperparameters; None where there are too few of either.
+    """Draw each complete evaluation as a line over its hyperparameters; None with fewer than two of either.
 
-    Plotly's own parallel coordinates need WebGL, which many remote desktops do not have, and show no categories.
+    Plotly's own parallel coordinates support no categories, and need WebGL, which many remote desktops lack.
     """
     shown = rank_evaluations(sample_evaluations(evaluations), len(evaluations))
     names = [name for name in distributions if any(name in evaluation.params for evaluation in shown)]
@@ -91,7 +91,7 @@ def draw_parallel_coordinates(evaluations: Sequence[Evaluation], distributions: 
     }
     description = "Each line is a complete evaluation. A click on the legend hides its lines."
     if any(name not in evaluation.params for evaluation in shown for name in names):
-        description += " A line has a gap where a hyperparameter does not exist."
+        description += " A line has a gap if a hyperparameter is inactive."
     out_of_range_note = describe_out_of_range(losses, scale)
     height, width = max(420, 100 + _LINE_HEIGHT * tallest), max(90, _LETTER_WIDTH * widest) * len(axes)
     return Figure(
@@ -100,7 +100,7 @@ def draw_parallel_coordinates(evaluations: Sequence[Evaluation], distributions: 
 
 
 def _make_loss_axis(shown: Sequence[Evaluation], scale: LossScale) -> tuple[list[float], list[tuple[float, str]]]:
-    """Return the heights of losses on their upright axis, and its ticks."""
+    """Return the heights of losses on their vertical axis, and its ticks."""
     heights, ticks = make_upright_axis(
         [min(evaluation.loss, scale.highest) for evaluation in shown], None, log=scale.is_logarithmic
     )
@@ -113,7 +113,7 @@ def _make_loss_axis(shown: Sequence[Evaluation], scale: LossScale) -> tuple[list
 def _make_value_axis(
     shown: Sequence[Evaluation], name: str, distribution: Any
 ) -> tuple[list[float | None], list[tuple[float, str]]]:
-    """Return the heights of a hyperparameter's values on its upright axis, None where it does not exist, and ticks."""
+    """Return the heights of a hyperparameter's values on its vertical axis, None if it is inactive, and the ticks."""
     having = [evaluation.params[name] for evaluation in shown if name in evaluation.params]
     heights, ticks = make_upright_axis(having, distribution, log=is_log(distribution))
     each = iter(heights)
@@ -121,14 +121,14 @@ def _make_value_axis(
 
 
 def _draw_triangles(far: Sequence[Evaluation], group: str) -> list[Trace]:
-    """Mark lines that begin beyond the scale of losses."""
+    """Mark the lines whose loss is out of range."""
     marker = {"symbol": TRIANGLE_SYMBOL, "color": "--muted", "size": TRIANGLE_SIZE}
     triangles = {**make_points([0] * len(far), far, group), "y": [EDGE_POSITION] * len(far), "marker": marker}
     return [{**triangles, "legendgroup": group, "showlegend": False}] if far else []
 
 
 def _make_bands(count: int) -> list[tuple[str, int, int, str, float]]:
-    """Return bands of places: for each a name, the first place, the one behind the last, a colour and a width."""
+    """Return bands of lines by rank: name, first index, end index, colour and width."""
     best, better = min(50, max(1, count // 10)), min(300, max(2, count // 2))
     bands = [
         (f"the best {best}", 0, best, "--accent", 2.0),
@@ -141,7 +141,7 @@ def _make_bands(count: int) -> list[tuple[str, int, int, str, float]]:
 def draw_slices(
     evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], order: Sequence[str]
 ) -> list[Figure]:
-    """Draw the loss over each hyperparameter, in the order given; later evaluations have a stronger colour."""
+    """Draw the loss over each hyperparameter in `order`; later evaluations have a stronger colour."""
     most = min(MAX_POINTS, max(_MIN_SLICE_POINTS, _MAX_TOTAL_POINTS // max(1, len(order))))
     with_loss = [evaluation for evaluation in evaluations if evaluation.is_finished and math.isfinite(evaluation.loss)]
     if not with_loss:
@@ -156,7 +156,7 @@ def draw_slices(
         choices = getattr(distributions[name], "choices", ())
         is_long = len(choices) > _MAX_LEVEL_LABELS
         width, height = (_LINE_HEIGHT * len(choices), 420) if is_long else (0, 280)
-        if is_long:  # plotly would turn them by less, so that they overlap
+        if is_long:  # Plotly's default angle is smaller, and the labels would overlap.
             layout["xaxis"] |= {"tickangle": 90, "tickfont": {"size": 11}, "automargin": True}
         figures.append(Figure(f"slice-{count}", name, "", [trace], layout, height, width, out_of_range_note))
     return figures
@@ -165,7 +165,7 @@ def draw_slices(
 def _draw_slice(
     shown: Sequence[Evaluation], name: str, distribution: Any, scale: LossScale
 ) -> tuple[Trace, dict[str, Any]]:
-    """Return the points and the layout of the losses of some evaluations over one hyperparameter, which they have."""
+    """Return the points and the layout of the loss over one hyperparameter that all `shown` evaluations have."""
     losses, values = [evaluation.loss for evaluation in shown], [evaluation.params[name] for evaluation in shown]
     marker = {
         "color": [evaluation.trial for evaluation in shown],

@@ -1,4 +1,4 @@
-"""Figures of inheritance: who came from whom, and how hyperparameters changed along the line of the best."""
+"""Draw inheritance: which evaluation began from which, and how hyperparameters changed in the lineage of the best."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from hpo.views.page.figure import (
 from hpo.views.page.out_of_range import compute_loss_heights, describe_out_of_range, make_loss_layout, make_loss_markers
 
 _MAX_ROWS = 8
-_ROW_HEIGHT, _ROW_GAP = 90, 0.02  # pixels, share of the height
+_ROW_HEIGHT, _ROW_GAP = 90, 0.02  # pixels, fraction of the height
 
 
 def draw_descent(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
-    """Draw each loss over the epochs that its line was trained, and lines to it from whom it came; None without any."""
+    """Draw losses over the epochs of their lineage, with lines from parents to children; None without inheritance."""
     known = {evaluation.trial: evaluation for evaluation in evaluations}
     complete = [evaluation for evaluation in evaluations if evaluation.state == "complete"]
     if not any(evaluation.inherits in known for evaluation in complete):
@@ -57,12 +57,12 @@ def draw_descent(evaluations: Sequence[Evaluation], winner: Evaluation | None) -
             "y": compute_loss_heights([evaluation.loss for evaluation in line], scale),
         }
         look = {"color": "--accent", "width": 2.5}
-        traces.append({**path, "mode": "lines", "line": look, "name": "the line of the best", "hoverinfo": "skip"})
+        traces.append({**path, "mode": "lines", "line": look, "name": "lineage of the best", "hoverinfo": "skip"})
     layout = {
-        "xaxis": make_axis("epochs, of all its line", list(epochs.values()), whole=True),
+        "xaxis": make_axis("epochs of the whole lineage", list(epochs.values()), whole=True),
         **make_loss_layout(losses, scale),
     }
-    description = "Each point is a complete evaluation; a line leads to it from the one whose weights it began with."
+    description = "Each point is a complete evaluation. A line connects it with the trial whose weights it began with."
     return Figure(
         "descent", "Lineage", description, traces, layout, out_of_range_note=describe_out_of_range(losses, scale)
     )
@@ -71,7 +71,7 @@ def draw_descent(evaluations: Sequence[Evaluation], winner: Evaluation | None) -
 def draw_schedule(
     evaluations: Sequence[Evaluation], winner: Evaluation | None, distributions: Mapping[str, Any]
 ) -> Figure | None:
-    """Draw the losses and the hyperparameters that changed along the winner's line; None where it has none."""
+    """Draw the losses of the winner's lineage and the hyperparameters that changed in it; None without inheritance."""
     known = {evaluation.trial: evaluation for evaluation in evaluations}
     line = trace_lineage(winner, known) if winner is not None else []
     if len(line) < 2:
@@ -121,7 +121,7 @@ def draw_schedule(
         upright = make_axis(name, heights, log=is_log(distributions[name]))
         if choices:
             upright |= make_category_ticks(choices)
-        elif len(upright.get("tickvals", [0, 0])) < 2:  # the range is too narrow for round numbers
+        elif len(upright.get("tickvals", [0, 0])) < 2:  # The range is too narrow for round numbers.
             ends_of_range = [min(heights), max(heights)]
             upright |= {
                 "tickvals": ends_of_range,
@@ -130,18 +130,18 @@ def draw_schedule(
         layout[f"yaxis{row}"] = {**upright, "domain": [max(0.0, tops[row - 1] - height), tops[row - 1]]}
     layout["xaxis"] = {**make_axis("epoch", ends, whole=True), "anchor": f"y{len(names) + 1}" if names else "y"}
     description = (
-        f"The best, trial {line[-1].trial}, goes back to trial {line[0].trial}: its losses, and how hyperparameters "
-        "changed from evaluation to evaluation. That is the schedule which was found."
+        f"The lineage of the best, trial {line[-1].trial}, begins with trial {line[0].trial}. The figure shows its "
+        "losses and how hyperparameters changed from trial to trial: the schedule that the search has found."
     )
     return Figure(
-        "schedule", "The line of the best", description, traces, layout, height=120 + _ROW_HEIGHT * (len(names) + 1)
+        "schedule", "Lineage of the best", description, traces, layout, height=120 + _ROW_HEIGHT * (len(names) + 1)
     )
 
 
 def _count_epochs(evaluations: Sequence[Evaluation]) -> dict[int, int]:
-    """Return how many epochs each evaluation has been trained for with all from whom it comes."""
+    """Return the number of epochs that each evaluation and its ancestors were trained for, by trial."""
     epochs: dict[int, int] = {}
-    for evaluation in evaluations:  # who inherits has a higher number
+    for evaluation in evaluations:  # A parent has a lower trial number than its child.
         before = 0 if evaluation.inherits is None else epochs.get(evaluation.inherits, 0)
         epochs[evaluation.trial] = before + len(evaluation.curve)
     return epochs

@@ -1,4 +1,4 @@
-"""Figures of losses: the best beside the runner-up, all in their order, and all over their epochs."""
+"""Draw losses: the best and the runner-up, all losses in order, and learning curves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hpo.views.page.out_of_range import (
 
 
 def find_runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Evaluation | None:
-    """Return the evaluation with the lowest loss, the winner left out; None where there is none."""
+    """Return the evaluation with the lowest loss except the winner; None if there is none."""
     return next(
         (
             evaluation
@@ -44,7 +44,7 @@ def find_runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None)
 
 
 def draw_best_and_runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
-    """Draw the losses of the winner and the runner-up after each epoch; None where there are none to draw."""
+    """Draw the losses of the winner and the runner-up after each epoch; None unless one of them has two epochs."""
     shown = (
         ("best", winner, "--accent", "solid"),
         ("runner-up", find_runner_up(evaluations, winner), "--muted", "dot"),
@@ -70,7 +70,7 @@ def draw_best_and_runner_up(evaluations: Sequence[Evaluation], winner: Evaluatio
 
 
 def _draw_curve(evaluation: Evaluation, scale: LossScale, name: str, line: Mapping[str, Any]) -> Trace:
-    """Draw the loss of one evaluation after each epoch."""
+    """Draw the loss of an evaluation after each epoch."""
     return {
         "x": list(evaluation.curve),
         "y": compute_loss_heights(evaluation.curve.values(), scale),
@@ -84,7 +84,7 @@ def _draw_curve(evaluation: Evaluation, scale: LossScale, name: str, line: Mappi
 
 
 def draw_history(evaluations: Sequence[Evaluation]) -> Figure | None:
-    """Draw each loss in the order in which evaluations ended, by island, and the best so far; None without any."""
+    """Draw losses in the order in which evaluations ended, by island, and the best so far; None without any."""
     ended = sort_by_end(evaluations)
     if not ended:
         return None
@@ -93,9 +93,8 @@ def draw_history(evaluations: Sequence[Evaluation]) -> Figure | None:
     losses = [evaluation.loss for evaluation in with_loss]
     best_x, best_y = _find_best_so_far(evaluations, ended, order)
     scale = make_loss_scale([*losses, *best_y], find_complete_losses(evaluations))
-    shown = sorted(
-        sample_evaluations(with_loss), key=lambda evaluation: scale.is_out_of_range(evaluation.loss)
-    )  # the legend has the first symbol
+    # Triangles come last, because the legend shows the first symbol of a trace.
+    shown = sorted(sample_evaluations(with_loss), key=lambda evaluation: scale.is_out_of_range(evaluation.loss))
     failed = sample_evaluations([evaluation for evaluation in ended if evaluation.state == "failed"])
     traces = []
     for island in sorted({evaluation.island for evaluation in shown}):
@@ -115,7 +114,7 @@ def draw_history(evaluations: Sequence[Evaluation]) -> Figure | None:
     best = {"x": best_x, "y": compute_loss_heights(best_y, scale), "name": "best so far", "mode": "lines", "line": line}
     traces.append({**best, "hoverinfo": "skip"})
     layout = {"xaxis": make_axis("evaluations that have ended"), **make_loss_layout([*losses, *best_y], scale)}
-    if failed:  # they have no loss: a strip above the others
+    if failed:  # Failed evaluations have no loss, so they are drawn in a strip above the figure.
         marks = {"color": "--bad", "symbol": "x-thin-open", "size": 8}
         strip = make_points([order[evaluation.trial] for evaluation in failed], failed, "failed")
         traces.append({**strip, "y": [0] * len(failed), "yaxis": "y2", "marker": marks})
@@ -142,10 +141,9 @@ def _find_best_so_far(
 
 
 def draw_learning_curves(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
-    """Draw the losses of all evaluations after each epoch, the ends of pruned and failed ones marked."""
-    last = [
-        evaluation for evaluation in evaluations if evaluation.state != "promoted"
-    ]  # what goes on has the losses until then, too
+    """Draw the loss of each evaluation after each epoch, with a mark at its end; None without curves."""
+    # The trial that continues a promoted one contains its losses.
+    last = [evaluation for evaluation in evaluations if evaluation.state != "promoted"]
     with_curve = [
         evaluation
         for evaluation in last
@@ -167,7 +165,9 @@ def draw_learning_curves(evaluations: Sequence[Evaluation], winner: Evaluation |
         traces.append(_draw_curve(winner, scale, f"best: trial {winner.trial}", line))
     epochs = make_axis("epoch", [max(evaluation.curve) for evaluation in shown], whole=True)
     layout = {"xaxis": epochs, **make_loss_layout(losses, scale)}
-    description = "The loss after each epoch of every evaluation. A mark is where it ended, and says which one it was."
+    description = (
+        "The loss after each epoch of every evaluation. A mark shows its end, and names it when the pointer is on it."
+    )
     out_of_range_note = describe_out_of_range([max(evaluation.curve.values()) for evaluation in with_curve], scale)
     return Figure(
         "curves", "Learning curves", description, traces, layout, height=420, out_of_range_note=out_of_range_note
@@ -175,7 +175,7 @@ def draw_learning_curves(evaluations: Sequence[Evaluation], winner: Evaluation |
 
 
 def _draw_group(group: Sequence[Evaluation], scale: LossScale, name: str, marker: Mapping[str, Any]) -> list[Trace]:
-    """Draw curves and a mark at the end of each, and a triangle for those that are beyond the scale before that."""
+    """Draw curves with a mark at each end, and a triangle if the highest loss is out of range."""
     x, y = join_lines(
         (list(evaluation.curve), compute_loss_heights(evaluation.curve.values(), scale)) for evaluation in group
     )
@@ -188,13 +188,13 @@ def _draw_group(group: Sequence[Evaluation], scale: LossScale, name: str, marker
     far = [(evaluation, epoch) for evaluation, epoch in highest if scale.is_out_of_range(evaluation.curve[epoch])]
     return [
         {**lines, "name": name, "legendgroup": name, "showlegend": False},
-        _draw_marks([*inside, *outside], scale, name, marker),  # the legend has the first symbol
+        _draw_marks([*inside, *outside], scale, name, marker),  # The legend shows the first symbol.
         *_draw_triangles(far, scale, name, marker["color"]),
     ]
 
 
 def _draw_triangles(points: Sequence[tuple[Evaluation, int]], scale: LossScale, group: str, colour: str) -> list[Trace]:
-    """Mark where curves are beyond the scale."""
+    """Mark the out-of-range losses of curves."""
     marks = _draw_marks(points, scale, group, {"color": colour, "symbol": "", "size": 0})
     return [{**marks, "showlegend": False}] if points else []
 
@@ -202,7 +202,7 @@ def _draw_triangles(points: Sequence[tuple[Evaluation, int]], scale: LossScale, 
 def _draw_marks(
     points: Sequence[tuple[Evaluation, int]], scale: LossScale, name: str, marker: Mapping[str, Any]
 ) -> Trace:
-    """Mark evaluations at their loss after an epoch; what is beyond the scale says how high it is."""
+    """Mark evaluations at their loss after an epoch; the label of an out-of-range point contains its loss."""
     losses = [evaluation.curve[epoch] for evaluation, epoch in points]
     trace = make_points([epoch for _, epoch in points], [evaluation for evaluation, _ in points], name)
     highs = [format_high_loss(evaluation.curve[epoch], scale, f" after epoch {epoch}") for evaluation, epoch in points]

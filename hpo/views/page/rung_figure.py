@@ -1,4 +1,4 @@
-"""The figure of a pruner that pauses: what became of individuals at each rung that they have reached."""
+"""Draw the rungs of a pruner that pauses: what became of each individual at each rung."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hpo.views.loss_scale import make_loss_scale
 from hpo.views.page.figure import MAX_POINTS, Figure, Trace, make_points, spread_points
 from hpo.views.page.out_of_range import describe_out_of_range, format_high_loss, make_loss_layout, make_loss_markers
 
-# What became of individuals at a rung, with colours and symbols.
+# Outcomes of individuals at a rung, with colours and symbols.
 _OUTCOMES = (
-    ("went on", "--good", "circle"),
+    ("continued", "--good", "circle"),
     ("promoted later", "--accent", "star"),
     ("paused", "--island-4", "diamond-open"),
-    ("given up", "--muted", "triangle-down-open"),
+    ("pruned", "--muted", "triangle-down-open"),
     ("failed", "--bad", "x"),
 )
 
 
 def draw_rungs(evaluations: Sequence[Evaluation], pruner: str, objectives: Objectives) -> Figure | None:
-    """Draw the lowest loss of each individual at each rung that it has reached; None where there are no rungs."""
+    """Draw the lowest loss of each individual at each rung that it has reached; None without rungs."""
     halving = HALVING_SCHEDULES.get(pruner)
     rungs = compute_rungs(halving, evaluations, objectives) if halving else []
     if not rungs:
@@ -54,7 +54,7 @@ def draw_rungs(evaluations: Sequence[Evaluation], pruner: str, objectives: Objec
             traces.append(trace | make_loss_markers([loss for _, loss, _, _ in group], scale, marker))
     xaxis = {"tickvals": list(range(len(rungs))), "ticktext": _format_rung_names(rungs), "zeroline": False}
     layout = {"xaxis": xaxis, **make_loss_layout(losses, scale)}
-    description = "Each point is an individual at a rung, with its lowest loss until then, and what became of it there."
+    description = "Each point is an individual at a rung, with its lowest loss until then and its outcome there."
     return Figure(
         "rungs", "Rungs", description, traces, layout, out_of_range_note=describe_out_of_range(losses, scale, "point")
     )
@@ -68,7 +68,7 @@ def _find_outcome(rung: Rung, group: Sequence[Evaluation]) -> str:
         return "paused"
     if any(evaluation.state == "promoted" and evaluation.paused_after == rung.epochs for evaluation in group):
         return "promoted later"
-    return "given up" if latest.state == "pruned" and max(latest.curve, default=0) == rung.epochs else "went on"
+    return "pruned" if latest.state == "pruned" and max(latest.curve, default=0) == rung.epochs else "continued"
 
 
 def _format_rung_names(rungs: Sequence[Rung]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Figures of the work: what each worker did when, and what islands sent each other."""
+"""Draw what each worker did over time, and the exchange between islands."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from hpo.views.page.axes import make_axis
 from hpo.views.page.figure import STATE_MARKERS, Figure, Trace, find_island_colour, join_lines
 from hpo.views.working_time import WorkingTime, compute_end
 
-_MIN_HEIGHT = 220  # holds five rows of the legend, in a narrow window: Plotly never makes axes lower than 64 for it
+_MIN_HEIGHT = 220  # pixels; has space for a legend of five rows, because Plotly keeps at least 64 pixels for the axes
 
 
 def draw_timeline(evaluations: Sequence[Evaluation], workers: int, now: float | None) -> Figure | None:
-    """Draw what each worker did when; running evaluations end at `now`, which is None if the run does not go on."""
+    """Draw the evaluations of each worker over time; None without any.
+
+    Args:
+        evaluations: Evaluations of the search and its confirmation.
+        workers: Number of workers in the layout.
+        now: End of running evaluations, in seconds since the epoch; None if the run is not active.
+    """
     own = [
         evaluation for evaluation in evaluations if not evaluation.imported_from and math.isfinite(evaluation.started)
     ]
@@ -56,15 +62,17 @@ def draw_timeline(evaluations: Sequence[Evaluation], workers: int, now: float | 
         },
         "hovermode": "closest",
     }
-    description = "A bar is an evaluation, a thin one a worker that helps another; a gap is a worker that waits."
-    description += " Pauses between sessions are left out."
+    description = (
+        "A bar is an evaluation, a thin bar is a worker that helps another one, and a gap is a waiting worker."
+    )
+    description += " Pauses between sessions are not shown."
     return Figure(
         "timeline", "Timeline", description, traces, layout, height=max(_MIN_HEIGHT, 110 + 18 * min(lanes, 64))
     )
 
 
 def _draw_helpers(evaluations: Sequence[Evaluation], utc_offset: float, now: float | None) -> list[Trace]:
-    """Draw who helped others with their evaluations, with thin bars; empty if no worker did."""
+    """Draw thin bars for workers that helped with the evaluations of others; empty without any."""
     parts = [
         (evaluation, part)
         for evaluation in evaluations
@@ -99,20 +107,20 @@ def _format_label(evaluation: Evaluation) -> str:
 
 
 def _compute_utc_offset(at: float) -> float:
-    """Return the seconds that local time was ahead of UTC: plotly shows dates as they are given."""
+    """Return the offset of local time from UTC in seconds, because plotly shows dates without a time zone."""
     offset = datetime.fromtimestamp(at).astimezone().utcoffset()
     return offset.total_seconds() if offset else 0.0
 
 
 def _find_pauses(time: WorkingTime, utc_offset: float) -> list[dict[str, Any]]:
-    """Return the times in which no worker did anything, if they are longer than an idle worker explains."""
+    """Return periods without any evaluation that are too long for idle workers to explain."""
     longest = max(60.0, (time.spans[-1][1] - time.spans[0][0]) / 50)
     between = [(end, start) for (_, end), (start, _) in pairwise(time.spans) if start - end > longest]
     return [{"bounds": [round(1000 * (at + utc_offset)) for at in (end + 1, start - 1)]} for end, start in between]
 
 
 def draw_immigrants(evaluations: Sequence[Evaluation]) -> Figure | None:
-    """Draw how many individuals of other islands lived on each island; None where there never were any."""
+    """Draw the number of immigrants on each island; None if there never were any."""
     began = [
         evaluation
         for evaluation in evaluations
@@ -132,5 +140,5 @@ def draw_immigrants(evaluations: Sequence[Evaluation]) -> Figure | None:
         "xaxis": make_axis("trial"),
         "yaxis": {**make_axis("immigrants", highest, whole=True), "rangemode": "tozero"},
     }
-    description = "How many individuals that other islands bred lived on an island when it began an evaluation."
+    description = "The number of individuals from other islands on an island when it began an evaluation."
     return Figure("immigrants", "Exchange between islands", description, traces, layout, height=300)
