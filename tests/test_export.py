@@ -243,7 +243,7 @@ def test_export_of_empty_run_has_columns(tmp_path: Path, export: Export) -> None
     ("arguments", "message"),
     [
         (["run"], "Missing option '--to'"),
-        (["run", "--to", "xls"], "--to must be one of csv, json, parquet, got 'xls'."),
+        (["run", "--to", "xls"], "--to must be one of csv, json, parquet, got 'xls'"),
         (["run", "--to", "parquet"], "--to parquet needs a file: add -o FILE"),
         (["run", "--to", "csv", "-o", "here"], "-o here exists: add --overwrite to replace it, or name another file"),
         (["run", "--to", "csv", "-o", "."], "-o .: it is no file: name a file, or a pipe"),

@@ -168,7 +168,7 @@ def test_show_without_trial_chooses_confirmed_winner(tmp_path: Path, hpo: Hpo) -
     [
         ("11", "{0} has no trial 11. Its trials: 0 to 10 and confirm-0 to confirm-1"),
         ("confirm-2", "{0} has no trial confirm-2. Its trials: 0 to 10 and confirm-0 to confirm-1"),
-        ("best", "TRIAL must be a number or confirm-N, got 'best'."),
+        ("best", "TRIAL must be a number or confirm-N, got 'best'"),
         ("\N{SUPERSCRIPT TWO}", "TRIAL must be a number or confirm-N, got "),
         ("9" * 30, "TRIAL must be a number or confirm-N, got "),
     ],
