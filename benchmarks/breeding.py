@@ -1,6 +1,6 @@
-"""How long propagators take to breed an individual, on one core.
+"""Measure the time to breed an individual, for each propagator, on one core.
 
-Each breeds for a worker of eight, which has a model of its own; what the others evaluate becomes known meanwhile.
+Each propagator breeds for one of eight workers. Between two individuals, each worker evaluates one more individual.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpo.parameters import Parameter
 from hpo.store.evaluations import Evaluation
 
 WORKERS = 8
-SUGGESTIONS = 24  # of one worker, that are timed
+SUGGESTIONS = 24  # Individuals of one worker that are timed.
 NUMBERS: dict[str, Parameter] = {"layers": Int(1, 20), "lr": Float(1e-5, 1.0, log=True), "gamma": Float(0.0, 1.0)}
 SMALL = SearchSpace(**NUMBERS)
 MIXED = SearchSpace(**NUMBERS, act=Categorical("relu", "tanh", "elu"))
@@ -29,7 +29,7 @@ LARGE = SearchSpace(**{f"x{place}": Float(0.0, 1.0) for place in range(20)})
 
 
 class Run:
-    """A run of which a worker takes part: the others draw at random."""
+    """A run in which all workers except the timed one draw individuals at random."""
 
     def __init__(self, space: SearchSpace, known: int) -> None:
         self._space = space
@@ -37,12 +37,12 @@ class Run:
         self._count = 0
         self._news: list[Evaluation] = []
         self.population: list[Individual] = []
-        self.past = EvaluationHistory(space, self._take)
+        self.past = EvaluationHistory(space, self._take_news)
         for _ in range(known):
             self.evaluate()
 
     def evaluate(self) -> None:
-        """Let another worker evaluate what it draws: the sum of squares, some of them more important than others."""
+        """Draw and evaluate an individual: the loss is a weighted sum of squares."""
         params = self._space.draw(self._rng)
         individual = Individual(dict(self._space.encode(params)), self._space.list_gene_limits())
         individual.loss = float(sum((1 + i) * gene**2 for i, gene in enumerate(individual.position)))
@@ -52,13 +52,13 @@ class Run:
         self.population.append(individual)
         self._count += 1
 
-    def _take(self) -> Iterable[Evaluation]:
+    def _take_news(self) -> Iterable[Evaluation]:
         news, self._news = self._news, []
         return news
 
 
-def times(name: str, space: SearchSpace, known: int) -> list[float]:
-    """Return the seconds of each of a worker's suggestions, after the first one."""
+def time_suggestions(name: str, space: SearchSpace, known: int) -> list[float]:
+    """Return the seconds to breed each individual of a worker, without the first one."""
     run, rng = Run(space, known), random.Random(0)
     breed = Deduplicate(make_propagator(name, run.past, rng, WORKERS // 2, 0), run.past, rng)
     breed(run.population)
@@ -73,16 +73,16 @@ def times(name: str, space: SearchSpace, known: int) -> list[float]:
 
 
 def main() -> None:
-    """Print milliseconds."""
+    """Print the milliseconds of each propagator."""
     with threadpool_limits(1):
         for known in (100, 1_000, 10_000):
-            print(f"milliseconds of a suggestion when {known} evaluations are known, mean (and most)")
+            print(f"milliseconds per individual with {known} known evaluations, mean (maximum)")
             for name in PROPAGATORS:
                 for label, space in (
                     ("3 or 4 parameters", SMALL if name in NUMERIC_PROPAGATORS else MIXED),
                     ("20", LARGE),
                 ):
-                    taken = 1000 * np.array(times(name, space, known))
+                    taken = 1000 * np.array(time_suggestions(name, space, known))
                     print(f"    {name:12s}{label:>18s}: {taken.mean():6.1f} ({taken.max():.1f})", flush=True)
 
 

@@ -1,4 +1,6 @@
-r"""Learning curves of networks that this project has trained, with their hyperparameters: benchmarks/curves.parquet.
+r"""Write and read learning curves of trained networks: benchmarks/curves.parquet.
+
+These commands wrote the file, with one thread per rank:
 
     mpirun -n 1 python run_islands.py search_spaces/digits_cnn.py --run-dir digits --evaluations 300 \
         --propagators random --seed 1 --set epochs=27 --set patience=99
@@ -6,8 +8,6 @@ r"""Learning curves of networks that this project has trained, with their hyperp
         --propagators random --seed 1 --set epochs=27 --ranks-per-worker 1 \
         --set context=32 --set train_samples=256 --set validation_samples=128 --set batch_size=16
     python -m benchmarks.curves digits text
-
-have made it, with one thread for each rank.
 """
 
 from __future__ import annotations
@@ -35,9 +35,13 @@ EPOCHS = 27
 
 @dataclass(frozen=True)
 class Curve:
-    """One individual: its loss after each epoch, up to where it failed, if it did, and the seconds of an epoch.
+    """The learning curve of one individual.
 
-    These are the fewest of all that differ from it in mutable parameters alone: the machine did other things, too.
+    Attributes:
+        params: Hyperparameters.
+        losses: Losses after each epoch, shape (epochs,). Shorter than `EPOCHS` if the evaluation failed.
+        seconds: Seconds per epoch. This is the minimum over individuals that differ in mutable parameters alone, since
+            the machine had other work too.
     """
 
     params: dict[str, Any]
@@ -46,7 +50,7 @@ class Curve:
 
 
 def load(search_space: str) -> list[Curve]:
-    """Return the individuals of a search space, which were drawn at random."""
+    """Load the curves of a search space. Its individuals were drawn at random."""
     rows = pyarrow.parquet.read_table(FILE).to_pylist()
     return [
         Curve(json.loads(row["params"]), np.array(row["losses"], np.float32), row["seconds"])
@@ -55,17 +59,17 @@ def load(search_space: str) -> list[Curve]:
     ]
 
 
-def fixed_of(search_space: str) -> list[str]:
-    """Return the parameters of a search space of the project that are not mutable."""
+def list_fixed_parameters(search_space: str) -> list[str]:
+    """Return the names of the parameters that are not mutable, for a search space of the project."""
     return load_search_file(ROOT / "search_spaces" / f"{search_space}.py").space.immutable_names
 
 
-def _fixed(search_space: str, params: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(params[name] for name in fixed_of(search_space))
+def _get_fixed_values(search_space: str, params: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(params[name] for name in list_fixed_parameters(search_space))
 
 
 def main() -> None:
-    """Read runs, and write the file."""
+    """Read the runs and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dirs", type=Path, nargs="+")
     rows: list[dict[str, Any]] = []
@@ -75,10 +79,10 @@ def main() -> None:
         evaluations = [one for one in run.read_evaluations() if one.is_finished]
         for one in evaluations:
             assert one.state == "failed" or len(one.curve) == EPOCHS, one
-            seconds[_fixed(name, one.params)].append(one.seconds / max(1, len(one.curve)))
+            seconds[_get_fixed_values(name, one.params)].append(one.seconds / max(1, len(one.curve)))
         for one in evaluations:
             losses = [one.curve[epoch] for epoch in sorted(one.curve)]
-            least = min(seconds[_fixed(name, one.params)])
+            least = min(seconds[_get_fixed_values(name, one.params)])
             rows.append({"search_space": name, "params": json.dumps(one.params), "seconds": least, "losses": losses})
     kinds = {"search_space": pyarrow.string(), "params": pyarrow.string()}
     schema = pyarrow.schema({**kinds, "seconds": pyarrow.float32(), "losses": pyarrow.list_(pyarrow.float32())})

@@ -1,8 +1,8 @@
-"""What a model of the losses is worth where each network is trained once: to tell how good the best is, and who it is.
+"""Measure the error of expected losses, and the regret of the individuals that they select.
 
-The default search of 8 workers, in simulated time, trains networks of the tables once each, with one of the table's
-seeds. Losses are in units of the distance from the table's best mean over seeds to its median. `pip install
-'.[benchmarks]'` first.
+The default search of 8 workers, in simulated time, trains each network of a table once, with one of the table's seeds.
+Losses are in units of the distance from the table's best mean over seeds to its median. Requires `pip install
+'.[benchmarks]'`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hpo.store.evaluations import Evaluation, rank_evaluations
 
 AFTER = (32, 64, 128)
 LABELS = (
-    "measured: off (size)",
-    "expected: off (size)",
+    "measured: error (size)",
+    "expected: error (size)",
     "regret: lowest measured",
     "lowest expected",
     "of 5 by measured",
@@ -35,10 +35,10 @@ LABELS = (
 )
 
 
-def run(family: str, name: str, seed: int) -> list[list[float]]:
-    """Return for each number of evaluations how far losses of the best are off, and the regret of who is chosen."""
+def measure_run(family: str, name: str, seed: int) -> list[list[float]]:
+    """Return a row of figures for each number of evaluations, as `_compute_figures` does."""
     warnings.simplefilter("ignore")
-    table, losses = tables.load(family, name), tables.losses(family, name)
+    table, losses = tables.load(family, name), tables.load_losses(family, name)
     draws, evaluations = random.Random(seed), list[Evaluation]()
 
     def evaluate(params: Mapping[str, Any]) -> tuple[float, float]:
@@ -47,19 +47,22 @@ def run(family: str, name: str, seed: int) -> list[list[float]]:
         return loss, table.evaluate(params)[1]
 
     simulate(SimulatedIslands(table.space, ("ga",), 2, seed), evaluate, AFTER[-1])
-    means = {place: float(np.mean(of_seeds)) for place, of_seeds in losses.items()}
+    means = {index: float(np.mean(of_seeds)) for index, of_seeds in losses.items()}
     lowest = min(means.values())
     unit = float(np.median(list(means.values()))) - lowest
-    return [[figure / unit for figure in _figures(evaluations[:count], table.space, means, lowest)] for count in AFTER]
+    return [
+        [figure / unit for figure in _compute_figures(evaluations[:count], table.space, means, lowest)]
+        for count in AFTER
+    ]
 
 
-def _figures(
+def _compute_figures(
     evaluations: Sequence[Evaluation], space: SearchSpace, means: Mapping[tuple[int, ...], float], lowest: float
 ) -> list[float]:
-    """Return how far the measured and the expected loss of the best are off, and the regrets of four choices.
+    """Return the errors of the measured and of the expected loss of the best, and the regrets of five selections.
 
-    These are the lowest by what was measured and by what is expected, and the best of five in the mean: the first
-    by either, or three by one and two by the other.
+    The regret of a selection is that of its best mean. The selections are: one individual by measured losses; one by
+    expected losses; five by measured losses; five by expected losses; three by measured and two by expected losses.
     """
     expected = compute_expected_losses(evaluations, space)
     means_of = {one.trial: means[tuple(one.params.values())] for one in evaluations}
@@ -72,7 +75,7 @@ def _figures(
 
 
 def main() -> None:
-    """Measure, and print means over tables and seeds."""
+    """Print means over tables and seeds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--processes", type=int, default=2)
@@ -80,13 +83,13 @@ def main() -> None:
     for family in tables.FAMILIES:
         names = tables.FAMILIES[family][0].available_dataset_names
         with ProcessPoolExecutor(chosen.processes) as pool:
-            jobs = [pool.submit(run, family, name, seed) for name in names for seed in range(chosen.seeds)]
+            jobs = [pool.submit(measure_run, family, name, seed) for name in names for seed in range(chosen.seeds)]
             of_runs: npt.NDArray[np.float64] = np.array([job.result() for job in jobs])
         print(f"{family:28s}" + "".join(f"{f'after {count}':>18s}" for count in AFTER))
-        for place, label in enumerate(LABELS):
-            means, sizes = of_runs[:, :, place].mean(axis=0), np.abs(of_runs[:, :, place]).mean(axis=0)
+        for index, label in enumerate(LABELS):
+            means, sizes = of_runs[:, :, index].mean(axis=0), np.abs(of_runs[:, :, index]).mean(axis=0)
             cells = [
-                f"{mean:+.3f} ({size:.3f})" if place < 2 else f"{mean:.4f}"
+                f"{mean:+.3f} ({size:.3f})" if index < 2 else f"{mean:.4f}"
                 for mean, size in zip(means, sizes, strict=True)
             ]
             print(f"    {label:24s}" + "".join(f"{cell:>18s}" for cell in cells), flush=True)

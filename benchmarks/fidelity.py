@@ -1,15 +1,14 @@
-"""What it is worth to pause instead of to train to the end: searches in simulated time, on curves of real networks.
+"""Compare pruners in simulated searches on recorded learning curves.
 
     python -m benchmarks.fidelity
 
-lets 8 workers draw individuals at random from benchmarks/curves.parquet, with each seed others, for as long as it
-takes to train a third of them to the end. It says when, with each pruner, a complete evaluation has the loss that is
-the lowest without one, as a share of that time, and what the lowest is at the end. Individuals are drawn with
-replacement, as from a space that is not exhausted. Saving takes no time here.
+Eight workers draw individuals at random, with replacement, from benchmarks/curves.parquet. A search lasts as long as
+the training of a third of them. The table shows the time to the lowest loss of a search without a pruner, as a share
+of the whole time, and the lowest loss at the end. Checkpoints take no time.
 
-With inheritance, evaluations of 3 epochs begin where others have ended that differ in mutable parameters alone. What
-they would learn is not known: it is taken to be what their own curve does from the epoch on at which it is as low. So
-nothing can be better than the best curve, however good a schedule is: see the real thing.
+With PBT, an evaluation of 3 epochs continues an individual that differs in mutable parameters alone. Its losses are not
+known. They are assumed to follow its own curve, from the first epoch that is as low as the parent's last loss. So no
+schedule can be better than the best curve.
 """
 
 from __future__ import annotations
@@ -26,38 +25,39 @@ from functools import partial
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.curves import EPOCHS, Curve, fixed_of, load
+from benchmarks.curves import EPOCHS, Curve, list_fixed_parameters, load
 from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule
 
 WORKERS = 8
-_TOLERANCE = 1e-3  # of the loss that is to be reached
-_MANY = 5000  # more than are drawn
-_SHORT, _PARENTS = 3, 10
+_TOLERANCE = 1e-3  # Relative tolerance of the loss to reach.
+_MANY = 5000  # More individuals than a search draws.
+_SHORT = 3  # Epochs of an evaluation with PBT.
+_PARENTS = 10
 
 
-class Unpruned:
-    """Lets all individuals go on; a pruner is told of each loss, and asked who goes on next."""
+class NoPruner:
+    """A pruner that continues all individuals. It receives each loss, and selects individuals to promote."""
 
-    def goes_on(self, _: int, losses: Sequence[float]) -> bool:
-        """Tell whether an individual goes on, given its losses so far."""
+    def should_continue(self, _: int, losses: Sequence[float]) -> bool:
+        """Return whether an individual continues, given its losses so far."""
         return len(losses) < EPOCHS
 
-    def promoted(self) -> int | None:
-        """Return a paused individual that goes on; None where there is none."""
+    def pop_promoted(self) -> int | None:
+        """Remove and return a paused individual that continues; None if there is none."""
         return None
 
     def fail(self, individual: int) -> None:
-        """Learn that an individual has failed."""
+        """Record that an individual has failed."""
 
 
-class Median(Unpruned):
-    """Stops what is worse than the median of the others at its epoch, as Optuna's pruner does by default."""
+class MedianPruner(NoPruner):
+    """Stops an individual that is worse than the median of the others at its epoch, as Optuna's default does."""
 
     def __init__(self) -> None:
         self._complete: list[Sequence[float]] = []
 
-    def goes_on(self, _: int, losses: Sequence[float]) -> bool:
-        """Tell whether an individual goes on, given its losses so far."""
+    def should_continue(self, _: int, losses: Sequence[float]) -> bool:
+        """Return whether an individual continues, given its losses so far."""
         if len(losses) == EPOCHS:
             self._complete.append(losses)
             return False
@@ -65,21 +65,18 @@ class Median(Unpruned):
         return len(others) < 5 or min(losses) <= statistics.median(others)
 
 
-class Halved(Unpruned):
-    """Lets the best of each rung go on.
-
-    As `hpo.store.successive_halving` does, and pauses the others, or stops them.
-    """
+class HalvingPruner(NoPruner):
+    """Continues the best of each rung, as `hpo.store.successive_halving` does. Pauses the others, or stops them."""
 
     def __init__(self, halving: HalvingSchedule, pauses: bool) -> None:
         self._halving = halving
         self._pauses = pauses
         self._reached: dict[tuple[int, int], list[tuple[float, int]]] = {}
         self._paused: dict[tuple[int, int], list[tuple[float, int]]] = {}
-        self._at: dict[int, tuple[tuple[int, int], float]] = {}  # the last rung of an individual
+        self._at: dict[int, tuple[tuple[int, int], float]] = {}  # Last rung of each individual, and its loss there.
 
-    def goes_on(self, individual: int, losses: Sequence[float]) -> bool:
-        """Tell whether an individual goes on, given its losses so far."""
+    def should_continue(self, individual: int, losses: Sequence[float]) -> bool:
+        """Return whether an individual continues, given its losses so far."""
         epochs, halving = len(losses), self._halving
         if epochs == EPOCHS or not halving.has_rung(individual, epochs):
             return epochs < EPOCHS
@@ -95,8 +92,8 @@ class Halved(Unpruned):
             insort(self._paused.setdefault(key, []), entry)
         return False
 
-    def promoted(self) -> int | None:
-        """Return a paused individual that goes on; None where there is none."""
+    def pop_promoted(self) -> int | None:
+        """Remove and return a paused individual that continues; None if there is none."""
         for key in sorted(self._paused, key=lambda key: -key[1]):
             paused, reached = self._paused[key], self._reached[key]
             if paused and bisect_left(reached, paused[0]) < self._halving.count_promoted(len(reached)):
@@ -104,7 +101,7 @@ class Halved(Unpruned):
         return None
 
     def fail(self, individual: int) -> None:
-        """Learn that an individual has failed: it is behind all others."""
+        """Record that an individual has failed. It ranks behind all others."""
         if individual in self._at:
             key, loss = self._at[individual]
             self._reached[key].remove((loss, individual))
@@ -112,43 +109,43 @@ class Halved(Unpruned):
 
 
 class Search:
-    """A search in simulated time: `complete` are the times at which evaluations have ended, with their losses."""
+    """A search in simulated time. `complete` has the end time and the loss of each complete evaluation."""
 
-    def __init__(self, curves: Sequence[Curve], pruner: Unpruned) -> None:
+    def __init__(self, curves: Sequence[Curve], pruner: NoPruner) -> None:
         self._curves = curves
         self._pruner = pruner
-        self._epochs: list[int] = []  # of each individual that was drawn
+        self._epochs: list[int] = []  # Epochs of each individual so far.
         self.complete: list[tuple[float, float]] = []
 
     def run(self, until: float) -> Search:
-        """Search for so many seconds."""
+        """Search until a simulated time, in seconds."""
         events = [(0.0, worker, -1) for worker in range(WORKERS)]
         while events:
             now, worker, individual = heapq.heappop(events)
             if now > until:
                 break
-            if individual < 0 or not self._goes_on(individual, now):
-                individual = self._next()
+            if individual < 0 or not self._train_epoch(individual, now):
+                individual = self._choose_next()
             heapq.heappush(events, (now + self._curves[individual].seconds, worker, individual))
         return self
 
-    def best(self) -> float:
-        """Return the lowest loss of the evaluations that are complete."""
+    def find_lowest_loss(self) -> float:
+        """Return the lowest loss of the complete evaluations."""
         return min((loss for _, loss in self.complete), default=math.inf)
 
-    def seconds_to(self, loss: float) -> float:
-        """Return when an evaluation was complete that had such a loss, or a lower one; infinity where none was."""
+    def compute_seconds_to(self, loss: float) -> float:
+        """Return the time of the first complete evaluation with at most this loss; infinity if there is none."""
         return min((time for time, found in self.complete if found <= loss), default=math.inf)
 
-    def _next(self) -> int:
-        promoted = self._pruner.promoted()
+    def _choose_next(self) -> int:
+        promoted = self._pruner.pop_promoted()
         if promoted is not None:
             return promoted
         self._epochs.append(0)
         return len(self._epochs) - 1
 
-    def _goes_on(self, individual: int, now: float) -> bool:
-        """Let an individual go on by an epoch, and tell whether it goes on afterwards."""
+    def _train_epoch(self, individual: int, now: float) -> bool:
+        """Train an individual for an epoch, and return whether it continues."""
         curve = self._curves[individual].losses
         if self._epochs[individual] == len(curve):
             self._pruner.fail(individual)
@@ -157,31 +154,31 @@ class Search:
         losses = list(map(float, curve[: self._epochs[individual]]))
         if len(losses) == EPOCHS:
             self.complete.append((now, min(losses)))
-        return self._pruner.goes_on(individual, losses)
+        return self._pruner.should_continue(individual, losses)
 
 
-class Inheriting(Search):
-    """A search whose evaluations are short, and begin where one of the ten best has ended, if one fits."""
+class PbtSearch(Search):
+    """A search with short evaluations that continue one of the ten best, if one differs in mutable parameters alone."""
 
     def __init__(self, curves: Sequence[Curve], fixed: Sequence[str]) -> None:
-        super().__init__(curves, Unpruned())
+        super().__init__(curves, NoPruner())
         self._fixed = fixed
-        self._ended: list[tuple[float, int, float]] = []  # of each: its lowest loss, who it was, its last loss
-        self._from: list[int] = []  # the epoch of their own curve at which individuals begin
+        self._ended: list[tuple[float, int, float]] = []  # Lowest loss, individual and last loss.
+        self._first_epochs: list[int] = []  # First epoch on its own curve, for each individual.
 
-    def _next(self) -> int:
-        individual = super()._next()
+    def _choose_next(self) -> int:
+        individual = super()._choose_next()
         params, losses = self._curves[individual].params, self._curves[individual].losses
         for _, other, last in self._ended[:_PARENTS]:
             if all(self._curves[other].params[name] == params[name] for name in self._fixed):
                 begin = next((epoch for epoch, loss in enumerate(losses, start=1) if loss <= last), EPOCHS)
-                self._from.append(min(begin, EPOCHS - _SHORT))
+                self._first_epochs.append(min(begin, EPOCHS - _SHORT))
                 return individual
-        self._from.append(0)
+        self._first_epochs.append(0)
         return individual
 
-    def _goes_on(self, individual: int, now: float) -> bool:
-        curve, begin = self._curves[individual].losses, self._from[individual]
+    def _train_epoch(self, individual: int, now: float) -> bool:
+        curve, begin = self._curves[individual].losses, self._first_epochs[individual]
         self._epochs[individual] += 1
         if begin + self._epochs[individual] > len(curve):
             return False
@@ -193,21 +190,21 @@ class Inheriting(Search):
         return False
 
 
-def pruners() -> dict[str, Callable[[], Unpruned]]:
-    """Return what makes pruners, by their names; those of the project that pause can also stop instead."""
-    found: dict[str, Callable[[], Unpruned]] = {"none": Unpruned, "median": Median}
+def make_pruners() -> dict[str, Callable[[], NoPruner]]:
+    """Return functions that make pruners, by name. Pruners that pause have a variant that stops."""
+    found: dict[str, Callable[[], NoPruner]] = {"none": NoPruner, "median": MedianPruner}
     for name, halving in HALVING_SCHEDULES.items():
         for pauses in (False, True):
-            found[name if pauses else f"{name}, stopping"] = partial(Halved, halving, pauses)
+            found[name if pauses else f"{name}, stopping"] = partial(HalvingPruner, halving, pauses)
     return found
 
 
-def _pruned(make: Callable[[], Unpruned], curves: Sequence[Curve]) -> Search:
+def _make_search(make: Callable[[], NoPruner], curves: Sequence[Curve]) -> Search:
     return Search(curves, make())
 
 
-def _correlations(curves: Sequence[Curve]) -> str:
-    """Return as text how well the lowest loss until an epoch tells the lowest of all, by the order of individuals."""
+def _describe_correlations(curves: Sequence[Curve]) -> str:
+    """Describe the rank correlation of the lowest losses until some epochs with the lowest losses of all."""
     lowest = np.array([np.minimum.accumulate(one.losses) for one in curves if len(one.losses) == EPOCHS])
     found = {epoch: spearmanr(lowest[:, epoch - 1], lowest[:, -1])[0] for epoch in (1, 3, 9)}
     return ", ".join(f"{rho:.2f} after {epoch}" for epoch, rho in found.items())
@@ -223,20 +220,20 @@ def main() -> None:
         curves = load(name)
         until = sum(one.seconds * len(one.losses) for one in curves) / 3 / WORKERS
         print(f"\n{name}: {len(curves)} individuals, {until:.0f} s of {WORKERS} workers")
-        print(f"rank correlation of losses with the last ones: {_correlations(curves)}")
-        print(f"{'pruner':22s}time to none's lowest   reached   lowest, beside none's     at worst  complete")
+        print(f"rank correlation of losses with the last ones: {_describe_correlations(curves)}")
+        print(f"{'pruner':22s}time to none's lowest   reached   lowest / none's lowest    worst  complete")
         orders = [random.Random(seed).choices(curves, k=_MANY) for seed in range(chosen.seeds)]
-        full = [Search(order, Unpruned()).run(until) for order in orders]
+        full = [Search(order, NoPruner()).run(until) for order in orders]
         searches: dict[str, Callable[[Sequence[Curve]], Search]] = {
-            **{pruner: partial(_pruned, make) for pruner, make in pruners().items()},
-            "inheritance": partial(Inheriting, fixed=fixed_of(name)),
+            **{pruner: partial(_make_search, make) for pruner, make in make_pruners().items()},
+            "PBT": partial(PbtSearch, fixed=list_fixed_parameters(name)),
         }
         for pruner, search in searches.items():
             times, ends, complete = [], [], []
             for order, other in zip(orders, full, strict=True):
                 found = search(order).run(until)
-                times.append(found.seconds_to(other.best() * (1 + _TOLERANCE)) / until)
-                ends.append(found.best() / other.best())
+                times.append(found.compute_seconds_to(other.find_lowest_loss() * (1 + _TOLERANCE)) / until)
+                ends.append(found.find_lowest_loss() / other.find_lowest_loss())
                 complete.append(len(found.complete))
             reached = sum(map(math.isfinite, times))
             print(

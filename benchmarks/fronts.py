@@ -1,7 +1,7 @@
-"""How good a search for several objectives is: on tables of networks, and on functions, whose fronts are known.
+"""Measure searches with several objectives, on problems with known Pareto fronts.
 
-Prints the hypervolume that is dominated after so many evaluations, as a share of what the problem's own front
-dominates, beside Optuna's NSGA-II and its TPE. `pip install '.[benchmarks]'` first.
+Prints the dominated hypervolume as a share of the true front's, for this project, Optuna's NSGA-II and Optuna's TPE.
+Requires `pip install '.[benchmarks]'`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import optuna
 
 from benchmarks import trades
-from benchmarks.searchers import OptunaStudy, Searcher, optuna_sampler
+from benchmarks.searchers import OptunaStudy, Searcher, make_optuna_sampler
 from benchmarks.simulation import WORKERS, SimulatedIslands, simulate
 from benchmarks.trades import Trade
 
@@ -25,48 +25,48 @@ AFTER = (50, 100, 200)
 FAMILIES = ("hpobench", "hpolib", "nasbench201", "functions")
 
 Vector = npt.NDArray[np.float64]
-Make = Callable[[Trade, int], Searcher]  # from a problem and a seed
+Make = Callable[[Trade, int], Searcher]  # Arguments: a problem and a seed.
 
 
-def _islands(islands: int, name: str, trade: Trade, seed: int) -> Searcher:
+def _make_islands(islands: int, name: str, trade: Trade, seed: int) -> Searcher:
     return SimulatedIslands(trade.space, (name,), islands, seed, objectives=trade.objectives)
 
 
-def _study(name: str, trade: Trade, seed: int) -> Searcher:
-    return OptunaStudy(trade.space, optuna_sampler(name, seed), len(trade.objectives.names))
+def _make_study(name: str, trade: Trade, seed: int) -> Searcher:
+    return OptunaStudy(trade.space, make_optuna_sampler(name, seed), len(trade.objectives.names))
 
 
 METHODS: dict[str, Make] = {
-    "default, 2 islands": partial(_islands, 2, "ga"),
-    "default, 4 islands": partial(_islands, 4, "ga"),
-    "tpe, 2 islands": partial(_islands, 2, "tpe"),
-    "random": partial(_islands, 1, "random"),
-    "Optuna's NSGA-II": partial(_study, "NSGA-II"),
-    "Optuna's TPE": partial(_study, "TPE"),
+    "default, 2 islands": partial(_make_islands, 2, "ga"),
+    "default, 4 islands": partial(_make_islands, 4, "ga"),
+    "tpe, 2 islands": partial(_make_islands, 2, "tpe"),
+    "random": partial(_make_islands, 1, "random"),
+    "Optuna's NSGA-II": partial(_make_study, "NSGA-II"),
+    "Optuna's TPE": partial(_make_study, "TPE"),
 }
 
 
-def _shares(make: Make, family: str, name: str, seed: int) -> list[float]:
+def _measure_shares(make: Make, family: str, name: str, seed: int) -> list[float]:
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     trade = trades.load(family, name)
     costs = simulate(make(trade, seed), trade.evaluate, AFTER[-1], WORKERS)
-    return [trade.share(costs[:count]) for count in AFTER]
+    return [trade.compute_share(costs[:count]) for count in AFTER]
 
 
 def measure(make: Make, families: list[str], seeds: int, processes: int) -> dict[str, Vector]:
-    """Return the shares of each problem, shape (seeds, numbers of evaluations)."""
+    """Return the shares for each problem, shape (seeds, numbers of evaluations)."""
     with ProcessPoolExecutor(processes) as pool:
         jobs = {
-            f"{family}/{name}": [pool.submit(_shares, make, family, name, seed) for seed in range(seeds)]
+            f"{family}/{name}": [pool.submit(_measure_shares, make, family, name, seed) for seed in range(seeds)]
             for family in families
-            for name in trades.names(family)
+            for name in trades.list_names(family)
         }
         return {name: np.array([job.result() for job in runs]) for name, runs in jobs.items()}
 
 
 def main() -> None:
-    """Measure, and print means over problems, and over those of each family."""
+    """Print means over all problems, and over the problems of each family."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--seeds", type=int, default=8)

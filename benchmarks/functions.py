@@ -1,4 +1,4 @@
-"""Functions with a known lowest value: COCO's bbob and bbob-mixint."""
+"""Functions with a known minimum: the suites bbob and bbob-mixint of COCO."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hpo.parameters import Float, Int
 from hpo.space import SearchSpace
 
 SUITES = ("bbob", "bbob-mixint")
-KINDS = range(1, 25)  # separable, ill-conditioned, multi-modal, ...: see Hansen et al., RR-6829 (2009)
-INSTANCE = 3  # which shift and rotation; not 1, which is kept for checks by others
+KINDS = range(1, 25)  # Hansen et al., RR-6829 (2009), describes them.
+INSTANCE = 3  # Index of the shift and rotation. Instance 1 is reserved for other checks.
 
 
 @dataclass
 class Function:
-    """A function of numbers, from which its lowest value is taken: the regret of what a search finds.
+    """A function of numbers, minus its minimum.
 
-    An evaluation takes 10 s of simulated time, and up to twice as much or as little.
+    An evaluation takes 10 s of simulated time in the median (log-normal, sigma 0.3).
     """
 
     name: str
@@ -35,34 +35,36 @@ class Function:
     _draws: np.random.Generator = field(repr=False)
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the regret of a point, and how long it takes."""
+        """Return the regret of a point, and the seconds of the evaluation."""
         regret = float(self._compute(list(map(float, params.values())))) - self._lowest
         return max(regret, 0.0), 10 * float(self._draws.lognormal(0, 0.3))
 
 
-def names(suite: str) -> list[str]:
-    """Return the names of a suite's functions: the odd ones of 5 numbers, the even ones of 10; vice versa in mixint."""
+def list_names(suite: str) -> list[str]:
+    """Return the names of a suite's functions. Odd functions have 5 numbers in bbob and 10 in bbob-mixint."""
     odd, even = (5, 10) if suite == "bbob" else (10, 5)
     return [f"f{kind}-{odd if kind % 2 else even}" for kind in KINDS]
 
 
 def load(suite: str, name: str) -> Function:
-    """Make a function: its integers are Int, and its other numbers Float."""
+    """Load a function. Its integers are `Int`, its other numbers `Float`."""
     kind, dimension = (int(part) for part in name.removeprefix("f").split("-"))
     functions = cocoex.Suite(suite, f"instances: {INSTANCE}", f"dimensions: {dimension}")
     problem = functions.get_problem_by_function_dimension_instance(kind, dimension, INSTANCE)
     bounds = list(zip(problem.lower_bounds.tolist(), problem.upper_bounds.tolist(), strict=True))
     whole = problem.number_of_integer_variables
     space = SearchSpace(
-        **{f"x{place}": Int(int(low), int(high)) for place, (low, high) in enumerate(bounds[:whole])},
-        **{f"x{whole + place}": Float(low, high) for place, (low, high) in enumerate(bounds[whole:])},
+        **{f"x{index}": Int(int(low), int(high)) for index, (low, high) in enumerate(bounds[:whole])},
+        **{f"x{whole + index}": Float(low, high) for index, (low, high) in enumerate(bounds[whole:])},
     )
     draws = np.random.default_rng(zlib.crc32(f"{suite}/{name}".encode()))
-    return Function(f"{suite}/{name}", space, _Kept(functions, problem), problem(_best(problem)), draws)
+    return Function(
+        f"{suite}/{name}", space, _ProblemWithSuite(functions, problem), problem(_read_optimum(problem)), draws
+    )
 
 
-class _Kept:
-    """A problem and its suite, without which it would be gone."""
+class _ProblemWithSuite:
+    """A problem with a reference to its suite, since the suite frees its problems."""
 
     def __init__(self, suite: Any, problem: Any) -> None:
         self._suite = suite
@@ -72,8 +74,8 @@ class _Kept:
         return float(self._problem(point))
 
 
-def _best(problem: Any) -> Any:
-    """Return where a function is lowest, which cocoex writes to a file in the working directory, and nowhere else."""
+def _read_optimum(problem: Any) -> Any:
+    """Return the optimum. The package cocoex writes it to a file in the working directory only."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

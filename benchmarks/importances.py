@@ -1,7 +1,8 @@
-"""How well importances are known after a search, on problems whose importances are known.
+"""Measure the error of importances after a search, on problems with known importances.
 
-Searches of 8 workers and 2 islands in simulated time. A true importance is the Shapley effect over the search space:
-the variance of a parameter's effect, and half of that of each effect of two, as a share of the variance of the loss.
+Searches have 8 workers and 2 islands, in simulated time. The true importance is the Shapley effect over the search
+space. It is a share of the variance of the loss: that of a parameter's own effect, and half of that of each of its
+interactions.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from hpo.store.evaluations import Evaluation
 
 AFTER = (30, 100, 300)
 PROPAGATORS = ("ga", "tpe", "random")
-_DRAWS = 20_000  # individuals that true importances are computed from
-_LEAST = 20  # evaluations, for PED-ANOVA
+_DRAWS = 20_000  # Individuals to compute true importances.
+_LEAST = 20  # Minimum number of evaluations for PED-ANOVA.
 
 Effect = Callable[[Mapping[str, Any]], float]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A loss that is a sum of effects, or a product of their exponentials."""
+    """A loss that is a sum of effects, or the exponential of the sum."""
 
     space: SearchSpace
     """The search space."""
     effects: Mapping[tuple[str, ...], Effect]
-    """The effects, by the names of their parameters. An effect of two has the mean 0 along each of them."""
+    """The effects, by the names of their parameters. An effect of two parameters has mean 0 along each of them."""
     noise: float = 0.02
-    """The standard deviation of what is added to the sum."""
+    """The standard deviation of the noise that is added to the sum."""
     is_product: bool = False
     """Whether the loss is the exponential of the sum. Importances are those of the sum."""
 
@@ -52,8 +53,8 @@ class Problem:
         total = sum(own) + draws.gauss(0, self.noise)
         return math.exp(total) if self.is_product else 1 + total
 
-    def importances(self) -> dict[str, float]:
-        """Return the true importance of each parameter."""
+    def compute_importances(self) -> dict[str, float]:
+        """Compute the true importance of each parameter."""
         rng = random.Random(0)
         drawn = [self.space.draw(rng) for _ in range(_DRAWS)]
         found = dict.fromkeys(self.space.parameters, 0.0)
@@ -64,19 +65,19 @@ class Problem:
         return {name: variance / sum(found.values()) for name, variance in found.items()}
 
 
-def _ignored(count: int) -> dict[str, Parameter]:
+def _make_ignored(count: int) -> dict[str, Parameter]:
     kinds: list[Parameter] = [Float(0, 1), Int(1, 8), Categorical("p", "q", "r"), Float(1e-4, 1, log=True)]
-    return {f"ignored_{place}": kinds[place % len(kinds)] for place in range(count)}
+    return {f"ignored_{index}": kinds[index % len(kinds)] for index in range(count)}
 
 
 _KINDS = {"x": 0.0, "y": 0.3, "z": 0.6}
 
 
-def _times_four(effect: Effect) -> Effect:
+def _scale_by_four(effect: Effect) -> Effect:
     return lambda params: 4 * effect(params)
 
 
-_TEN = SearchSpace(a=Float(0, 1), b=Float(0, 1), kind=Categorical("x", "y", "z"), **_ignored(7))
+_TEN = SearchSpace(a=Float(0, 1), b=Float(0, 1), kind=Categorical("x", "y", "z"), **_make_ignored(7))
 _THREE: dict[tuple[str, ...], Effect] = {
     ("a",): lambda p: 3 * (p["a"] - 0.3) ** 2,
     ("b",): lambda p: 1.2 * abs(p["b"] - 0.7),
@@ -85,9 +86,9 @@ _THREE: dict[tuple[str, ...], Effect] = {
 PROBLEMS = {
     "ten": Problem(_TEN, _THREE),
     "noisy": Problem(_TEN, _THREE, noise=0.15),
-    "product": Problem(_TEN, {names: _times_four(effect) for names, effect in _THREE.items()}, is_product=True),
+    "product": Problem(_TEN, {names: _scale_by_four(effect) for names, effect in _THREE.items()}, is_product=True),
     "sixty": Problem(
-        SearchSpace(**_ignored(56), a=Float(0, 1), b=Float(0, 1), kind=Categorical("x", "y", "z"), n=Int(1, 8)),
+        SearchSpace(**_make_ignored(56), a=Float(0, 1), b=Float(0, 1), kind=Categorical("x", "y", "z"), n=Int(1, 8)),
         {**_THREE, ("n",): lambda p: 0.1 * abs(p["n"] - 6)},
     ),
     "conditional": Problem(
@@ -96,7 +97,7 @@ PROBLEMS = {
             momentum=Float(0, 1, when={"optimizer": "sgd"}),
             beta=Float(0, 1, when={"optimizer": "adam"}),
             lr=Float(1e-4, 1, log=True),
-            **_ignored(6),
+            **_make_ignored(6),
         ),
         {
             ("optimizer",): lambda p: 0.3 * (p["optimizer"] == "adam"),
@@ -106,7 +107,10 @@ PROBLEMS = {
     ),
     "logarithmic": Problem(
         SearchSpace(
-            lr=Float(1e-5, 1, log=True), width=Int(4, 512, log=True), decay=Float(1e-6, 1e-1, log=True), **_ignored(6)
+            lr=Float(1e-5, 1, log=True),
+            width=Int(4, 512, log=True),
+            decay=Float(1e-6, 1e-1, log=True),
+            **_make_ignored(6),
         ),
         {
             ("lr",): lambda p: 0.1 * (math.log10(p["lr"]) + 2) ** 2,
@@ -125,8 +129,8 @@ PROBLEMS = {
 }
 
 
-def search(problem: Problem, propagator: str, seed: int) -> list[Evaluation]:
-    """Return the evaluations of a search, in the order in which they start."""
+def run_search(problem: Problem, propagator: str, seed: int) -> list[Evaluation]:
+    """Return the evaluations of a search, in the order of their starts."""
     draws, evaluations = random.Random(seed), list[Evaluation]()
 
     def evaluate(params: Mapping[str, Any]) -> tuple[float, float]:
@@ -138,10 +142,10 @@ def search(problem: Problem, propagator: str, seed: int) -> list[Evaluation]:
     return evaluations
 
 
-def ped_anova(evaluations: Sequence[Evaluation], space: SearchSpace) -> dict[str, float]:
-    """Return importances by Optuna's PED-ANOVA, as reports had them: of what tells the best tenth from the others.
+def compute_ped_anova(evaluations: Sequence[Evaluation], space: SearchSpace) -> dict[str, float]:
+    """Compute importances by Optuna's PED-ANOVA, which compares the best tenth with all evaluations.
 
-    Conditional parameters are compared among the evaluations that have them.
+    A conditional parameter is compared among the evaluations in which it is active.
     """
     best = sorted(evaluations, key=lambda one: one.loss)[: math.ceil(len(evaluations) / 10)]
     distributions, found = space.make_distributions(), dict.fromkeys(space.parameters, 0.0)
@@ -167,58 +171,61 @@ def ped_anova(evaluations: Sequence[Evaluation], space: SearchSpace) -> dict[str
 
 
 def measure(name: str, searched: Sequence[Evaluation]) -> list[list[float]]:
-    """Return for each number of evaluations how good importances are.
+    """Return a row of figures for each number of evaluations.
 
-    These are, by PED-ANOVA: whether the parameters that matter come first, and the total error. By the model: the same,
-    how many are told apart of those that matter and of those that do not, and the share of intervals that are right.
+    For PED-ANOVA and for the model: whether the parameters that matter come first, and the total error. For the model
+    also: the share of parameters that are distinguished from 0, among those that matter and among the others, and the
+    share of intervals that contain the true importance.
     """
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     problem, rows = PROBLEMS[name], []
-    truth = problem.importances()
+    truth = problem.compute_importances()
     matter = {name for name, share in truth.items() if share}
     for count in AFTER:
-        before = ped_anova(searched[:count], problem.space)
+        before = compute_ped_anova(searched[:count], problem.space)
         after = compute_importances(searched[:count], problem.space.describe())
-        told_apart = {one.name for one in after if one.is_significant}
+        distinguished = {one.name for one in after if one.is_significant}
         rows.append(
             [
-                *_compare(before, truth, matter),
-                *_compare({one.name: one.share for one in after}, truth, matter),
-                len(told_apart & matter) / len(matter),
-                len(told_apart - matter) / (len(truth) - len(matter)),
+                *_compare_shares(before, truth, matter),
+                *_compare_shares({one.name: one.share for one in after}, truth, matter),
+                len(distinguished & matter) / len(matter),
+                len(distinguished - matter) / (len(truth) - len(matter)),
                 float(np.mean([one.low <= truth[one.name] <= one.high for one in after if one.name in matter])),
             ]
         )
     return rows
 
 
-def _compare(shares: Mapping[str, float], truth: Mapping[str, float], matter: set[str]) -> tuple[float, float]:
+def _compare_shares(shares: Mapping[str, float], truth: Mapping[str, float], matter: set[str]) -> tuple[float, float]:
     first = sorted(shares, key=lambda name: -shares[name])[: len(matter)]
     return float({*first} == matter), sum(abs(shares[name] - truth[name]) for name in truth) / 2
 
 
-def run(name: str, propagator: str, seed: int) -> list[list[float]]:
-    """Search, and measure importances."""
+def measure_run(name: str, propagator: str, seed: int) -> list[list[float]]:
+    """Run a search and measure its importances."""
     warnings.simplefilter("ignore")
     with threadpool_limits(1):
-        return measure(name, search(PROBLEMS[name], propagator, seed))
+        return measure(name, run_search(PROBLEMS[name], propagator, seed))
 
 
 def main() -> None:
-    """Measure, and print means over seeds."""
+    """Print means over seeds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
     chosen = parser.parse_args()
-    print("problem      search  evals  PED-ANOVA first  error   model first  error  told apart  wrongly  in interval")
+    print(
+        "problem      search  evals  PED-ANOVA first  error   model first  error  distinguished  wrongly  in interval"
+    )
     with ProcessPoolExecutor(chosen.processes) as pool:
         for name in PROBLEMS:
             for propagator in PROPAGATORS:
-                jobs = [pool.submit(run, name, propagator, seed) for seed in range(chosen.seeds)]
+                jobs = [pool.submit(measure_run, name, propagator, seed) for seed in range(chosen.seeds)]
                 means = np.mean([job.result() for job in jobs], axis=0)
                 for count, row in zip(AFTER, means, strict=True):
-                    cells = zip(row, (15, 7, 14, 7, 12, 9, 13), strict=True)
+                    cells = zip(row, (15, 7, 14, 7, 15, 9, 13), strict=True)
                     texts = "".join(f"{cell:{width}.2f}" for cell, width in cells)
                     print(f"{name:12s} {propagator:7s} {count:4d}{texts}", flush=True)
 

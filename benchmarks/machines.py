@@ -1,4 +1,4 @@
-"""Support vector machines, trained for real: hyperparameters of a kind that nothing was tuned on."""
+"""Support vector machines, trained in each evaluation. The search was not tuned on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpo.parameters import Categorical, Float, Int
 from hpo.space import SearchSpace
 
 _SAMPLES = 300
-_MOST_STEPS = 10_000  # of an optimization; what does not converge has the loss that it has
+_MOST_STEPS = 10_000  # Steps of an optimization, also if it has not converged.
 _KERNELS: dict[str, Any] = {
     "C": Float(1e-3, 1e3, log=True),
     "kernel": Categorical("rbf", "poly", "sigmoid"),
@@ -32,7 +32,7 @@ _KERNELS: dict[str, Any] = {
 _CLASSIFICATION = SearchSpace(**_KERNELS, balanced=Categorical(True, False))
 _REGRESSION = SearchSpace(**_KERNELS, epsilon=Float(1e-3, 1.0, log=True))
 
-# The lowest loss of eight searches of 250 evaluations, four each by ga and TPE, and the median of 1,000 random ones.
+# Lowest loss of eight searches with 250 evaluations (four by ga, four by TPE), and median of 1,000 random draws.
 _RANGES = {
     "breast_cancer": (0.02, 0.11),
     "digits": (1 / 60, 0.57),
@@ -44,9 +44,9 @@ NAMES = tuple(_RANGES)
 
 @dataclass
 class Machine:
-    """A machine whose loss is scaled to a regret: 0 for the lowest loss that is known, and 1 for the median.
+    """A support vector machine. Its regret is 0 for the lowest known loss, and 1 for the median.
 
-    An evaluation takes 10 s of simulated time, and up to twice as much or as little.
+    An evaluation takes 10 s of simulated time in the median (log-normal, sigma 0.3).
     """
 
     name: str
@@ -56,13 +56,13 @@ class Machine:
     _draws: np.random.Generator = field(repr=False)
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the regret of hyperparameters, and how long it takes."""
+        """Return the regret of hyperparameters, and the seconds of the evaluation."""
         lowest, median = _RANGES[self.name]
-        regret = (self.loss(params) - lowest) / (median - lowest)
+        regret = (self.compute_loss(params) - lowest) / (median - lowest)
         return max(regret, 0.0), 10 * float(self._draws.lognormal(0, 0.3))
 
-    def loss(self, params: Mapping[str, Any]) -> float:
-        """Return the mean over three folds of the share of samples in a wrong class, or of the square of the error."""
+    def compute_loss(self, params: Mapping[str, Any]) -> float:
+        """Compute the mean error rate or mean squared error over three folds."""
         chosen = dict(params, max_iter=_MOST_STEPS)
         classes = "balanced" in chosen
         if classes:
@@ -81,7 +81,7 @@ class Machine:
 
 @cache
 def load(name: str) -> Machine:
-    """Make the problem of one of the data sets; all have numbers of mean 0 and variance 1."""
+    """Load the problem of a data set. Inputs are scaled to mean 0 and variance 1."""
     if name == "friedman":
         inputs, targets = make_friedman1(_SAMPLES, noise=1.0, random_state=0)
     else:

@@ -1,7 +1,7 @@
-"""What a run costs beside its objective, per evaluation: 8 ranks, 4 workers of 2, and an objective that is free.
+"""Measure the time per evaluation of a run with an objective that takes no time.
 
-Beside it Optuna's own loop, 4 processes with one journal, its default sampler, and the same objective. Both are timed
-from the first evaluation's start to the last one's end.
+The run has 8 ranks, 4 workers of 2. It is compared with Optuna's own loop: 4 processes, one journal, the default
+sampler and the same objective. Both are timed from the first start to the last end.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ ROOT = Path(__file__).resolve().parents[1]
 PROCESSES = 4
 
 
-class _Alone:
+class _SingleRank:
     size = 1
 
 
-def span(study: optuna.Study) -> float:
-    """Return the seconds from the first trial's start to the last one's end."""
+def compute_span(study: optuna.Study) -> float:
+    """Return the seconds from the first start to the last end of a trial."""
     ended = [trial for trial in study.trials if trial.datetime_start and trial.datetime_complete]
     first = min(trial.datetime_start for trial in ended if trial.datetime_start)
     return (max(trial.datetime_complete for trial in ended if trial.datetime_complete) - first).total_seconds()
 
 
-def ours(evaluations: int, propagator: str) -> float:
+def time_run(evaluations: int, propagator: str) -> float:
     """Return the milliseconds per evaluation of run_islands.py."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), str(ROOT / "benchmarks/free.py")]
@@ -44,30 +44,30 @@ def ours(evaluations: int, propagator: str) -> float:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT, timeout=3600)
         name = json.loads(Path(folder, "run", "run.json").read_text())["study"]
         storage = JournalStorage(JournalFileBackend(f"{folder}/run/study.log"))
-        return 1000 * span(optuna.load_study(study_name=name, storage=storage)) / evaluations
+        return 1000 * compute_span(optuna.load_study(study_name=name, storage=storage)) / evaluations
 
 
-def _loop(path: str, trials: int) -> None:
+def _run_optuna(path: str, trials: int) -> None:
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.load_study(study_name="run", storage=JournalStorage(JournalFileBackend(path)))
     for _ in range(trials):
         trial = study.ask(space.make_distributions())
-        study.tell(trial, objective(trial.params, _Alone()))  # type: ignore[arg-type]
+        study.tell(trial, objective(trial.params, _SingleRank()))  # type: ignore[arg-type]
 
 
-def optunas(evaluations: int) -> float:
+def time_optuna(evaluations: int) -> float:
     """Return the milliseconds per trial of Optuna's loop."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/study.log"
         study = optuna.create_study(study_name="run", storage=JournalStorage(JournalFileBackend(path)))
         arguments = (path, evaluations // PROCESSES)
-        processes = [get_context("spawn").Process(target=_loop, args=arguments) for _ in range(PROCESSES)]
+        processes = [get_context("spawn").Process(target=_run_optuna, args=arguments) for _ in range(PROCESSES)]
         for process in processes:
             process.start()
         for process in processes:
             process.join()
-        return 1000 * span(study) / evaluations
+        return 1000 * compute_span(study) / evaluations
 
 
 def main() -> None:
@@ -75,13 +75,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluations", type=int, nargs="+", default=[100, 1000, 5000])
     parser.add_argument("--propagators", nargs="+", default=["ga", "random"])
-    parser.add_argument("--most-of-optuna", type=int, default=1000, help="its sampler takes longer with each trial")
+    parser.add_argument("--most-of-optuna", type=int, default=1000, help="maximum trials of Optuna's loop")
     chosen = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for evaluations in chosen.evaluations:
-        parts = [f"{name} {ours(evaluations, name):.1f}" for name in chosen.propagators]
+        parts = [f"{name} {time_run(evaluations, name):.1f}" for name in chosen.propagators]
         if evaluations <= chosen.most_of_optuna:
-            parts.append(f"Optuna's loop {optunas(evaluations):.1f}")
+            parts.append(f"Optuna's loop {time_optuna(evaluations):.1f}")
         print(f"{evaluations} evaluations, ms each: {', '.join(parts)}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""All problems that a search is measured on, by their families."""
+"""All problems of the benchmarks of search quality, by family."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ FAMILIES = (*_OF_TABLES, *functions.SUITES, "machines")
 
 
 class Problem(Protocol):
-    """A space, and what its hyperparameters are worth."""
+    """A search space, and a function that evaluates its hyperparameters."""
 
     @property
     def space(self) -> SearchSpace:
-        """The hyperparameters that it has."""
+        """The search space."""
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the regret of hyperparameters, and how many seconds it takes to learn it."""
+        """Return the regret of hyperparameters, and the seconds of the evaluation."""
 
 
-def names(family: str) -> list[str]:
+def list_names(family: str) -> list[str]:
     """Return the names of a family's problems."""
     if family in tables.FAMILIES:
         return list(tables.FAMILIES[family][0].available_dataset_names)
     if family in conditional.FAMILIES:
-        return conditional.names()
-    return functions.names(family) if family in functions.SUITES else list(machines.NAMES)
+        return conditional.list_names()
+    return functions.list_names(family) if family in functions.SUITES else list(machines.NAMES)
 
 
 def load(family: str, name: str) -> Problem:
-    """Make a problem."""
+    """Load the problem of this name."""
     if family in tables.FAMILIES:
         return tables.load(family, name)
     if family in conditional.FAMILIES:
@@ -41,11 +41,11 @@ def load(family: str, name: str) -> Problem:
     return functions.load(family, name) if family in functions.SUITES else machines.load(name)
 
 
-def after(family: str) -> tuple[int, ...]:
-    """Return after how many evaluations searches are compared; the last is their budget."""
+def list_evaluation_counts(family: str) -> tuple[int, ...]:
+    """Return the numbers of evaluations at which searches are compared. The last one is the budget."""
     return (50, 100, 200) if family in _OF_TABLES else (32, 64, 128)
 
 
-def means(family: str) -> str:
-    """Return how regrets are averaged over problems: those of functions and machines have no scale in common."""
+def select_kind_of_mean(family: str) -> str:
+    """Return the kind of mean over problems. Functions and machines have different scales."""
     return "arithmetic" if family in _OF_TABLES else "geometric"

@@ -1,10 +1,9 @@
-"""What pruners are worth: how long a search takes to reach a loss with each, in turn and with several seeds.
+"""Measure the time to reach a loss in real runs, with each pruner and with PBT.
 
     python -m benchmarks.pruning search_spaces/digits_cnn.py --losses 0.1 0.08 0.07 --set epochs=27 --set patience=99
 
-runs the search for a time instead of a number of evaluations, and looks up in its study when it had reached what. A
-pruner with "-stopping" behind its name stops where it would pause: nothing is saved. "inherit:2" is no pruner, but
---pbt with evaluations of 2 epochs.
+Runs have a time limit. The study has the time of each loss. The suffix "-stopping" disables checkpoints, so that the
+pruner stops evaluations instead of pausing them. "pbt:2" means `--pbt` with evaluations of 2 epochs.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 ROOT = Path(__file__).resolve().parents[1]
-MORE_TO_DO = 75
+MORE_TO_DO = 75  # Exit status of a run that can be resumed.
 _STOPPING = "-stopping"
 
 
-def trials_of(search: list[str], pruner: str, seed: int, seconds: float) -> list[FrozenTrial]:
-    """Run a search on 8 ranks for so many seconds, and return its trials that have ended with a loss."""
+def run_search(search: list[str], pruner: str, seed: int, seconds: float) -> list[FrozenTrial]:
+    """Run a search on 8 ranks for some seconds, and return its trials that ended with a loss."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), *search, "--seed", str(seed)]
         command += ["--run-dir", f"{folder}/run", "--evaluations", "100000", "--time-limit", str(seconds)]
         name, _, epochs = pruner.removesuffix(_STOPPING).partition(":")
-        command += ["--pbt", "--set", f"epochs={epochs}"] if name == "inherit" else ["--pruner", name]
+        command += ["--pbt", "--set", f"epochs={epochs}"] if name == "pbt" else ["--pruner", name]
         command += ["--checkpoint-every", "off"] if pruner.endswith(_STOPPING) else []
         ended = subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, timeout=seconds + 120, check=False)
         if ended.returncode != MORE_TO_DO:
@@ -43,14 +42,14 @@ def trials_of(search: list[str], pruner: str, seed: int, seconds: float) -> list
     return [trial for trial in trials if trial.values]
 
 
-def seconds_to(loss: float, trials: list[FrozenTrial]) -> float:
-    """Return the seconds from the first trial's start until one is complete with this loss, or less; else infinity."""
+def compute_seconds_to(loss: float, trials: list[FrozenTrial]) -> float:
+    """Return the seconds from the first start to the first complete trial with at most this loss, or infinity."""
     began = min(trial.datetime_start for trial in trials if trial.datetime_start)
-    ends = [trial.datetime_complete for trial in _complete(trials) if trial.values[0] <= loss]
+    ends = [trial.datetime_complete for trial in _select_complete(trials) if trial.values[0] <= loss]
     return min(((end - began).total_seconds() for end in ends if end), default=math.inf)
 
 
-def _complete(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+def _select_complete(trials: list[FrozenTrial]) -> list[FrozenTrial]:
     return [trial for trial in trials if trial.state == TrialState.COMPLETE]
 
 
@@ -59,27 +58,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("search", type=Path, nargs="?", default=ROOT / "search_spaces" / "digits_cnn.py")
     parser.add_argument(
-        "--pruners", nargs="+", default=["none", "median", "asha-stopping", "asha", "hyperband", "inherit:2"]
+        "--pruners", nargs="+", default=["none", "median", "asha-stopping", "asha", "hyperband", "pbt:2"]
     )
     parser.add_argument("--losses", type=float, nargs="+", default=[0.1, 0.07, 0.05])
-    parser.add_argument("--seconds", type=float, default=80.0, help="that each run has, start-up and all")
+    parser.add_argument("--seconds", type=float, default=80.0, help="time limit of each run, with start-up")
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the search")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="setting of the search")
     chosen = parser.parse_args()
     search = [str(chosen.search), *(word for text in chosen.set for word in ("--set", text))]
     runs: dict[str, list[list[FrozenTrial]]] = {pruner: [] for pruner in chosen.pruners}
     for seed in range(chosen.seeds):
         for pruner, found in runs.items():
-            found.append(trials_of(search, pruner, seed, chosen.seconds))
-            complete = _complete(found[-1])
+            found.append(run_search(search, pruner, seed, chosen.seconds))
+            complete = _select_complete(found[-1])
             best = min((trial.values[0] for trial in complete), default=math.inf)
             print(f"seed {seed}, {pruner}: {len(found[-1])} ended, {len(complete)} complete, {best:.4f}", flush=True)
     print(f"\n{'pruner':16s}evaluations  best" + "".join(f"{f'seconds to {loss:g}':>20s}" for loss in chosen.losses))
     for pruner, found in runs.items():
-        best = statistics.mean(min((t.values[0] for t in _complete(trials)), default=math.inf) for trials in found)
+        best = statistics.mean(
+            min((t.values[0] for t in _select_complete(trials)), default=math.inf) for trials in found
+        )
         cells = ""
         for loss in chosen.losses:
-            times = [seconds_to(loss, trials) for trials in found]
+            times = [compute_seconds_to(loss, trials) for trials in found]
             cells += f"{statistics.median(times):12.1f} ({sum(map(math.isfinite, times))}/{len(times)})"
         print(f"{pruner:16s}{statistics.mean(map(len, found)):11.0f}{best:8.4f}{cells}")
 

@@ -1,6 +1,6 @@
-"""How large a report is, how long it takes to write, and how long a browser needs to open it.
+"""Measure the size of a report, and the time to write it and to open it in a browser.
 
-python -m benchmarks.report [--evaluations 64 1000 10000]; needs the extra `test` and chromium
+python -m benchmarks.report [--evaluations 64 1000 10000]; requires the extra `test` and chromium.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _REPEATS = 5
 _FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
 
 
-def seconds_to_open(browser: Browser, path: Path) -> tuple[float, float]:
-    """Return the seconds until the text of the page can be read, and until the figures in the window are drawn."""
+def time_page(browser: Browser, path: Path) -> tuple[float, float]:
+    """Return the seconds until the text of a page is readable, and until the visible figures are drawn."""
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.goto(path.as_uri(), wait_until="commit")
     page.locator("#best svg.main-svg").first.wait_for(state="attached")
@@ -50,10 +50,10 @@ def main() -> None:
                 start = time.monotonic()
                 write_report(run, path)
                 writing.append(time.monotonic() - start)
-            painted, drawn = zip(*(seconds_to_open(browser, path) for _ in range(_REPEATS)), strict=True)
+            painted, drawn = zip(*(time_page(browser, path) for _ in range(_REPEATS)), strict=True)
             print(
                 f"{count:>6} evaluations: {path.stat().st_size / 1e6:.1f} MB, written in "
-                f"{statistics.median(writing):.1f} s ({writing[0]:.1f} the first time), to be read after "
+                f"{statistics.median(writing):.1f} s ({writing[0]:.1f} the first time), readable after "
                 f"{statistics.median(painted):.1f} s, drawn after {statistics.median(drawn):.1f} s",
                 flush=True,
             )

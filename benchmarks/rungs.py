@@ -1,11 +1,11 @@
-"""The Pareto front that a pausing pruner leaves: searches in simulated time, of a loss and a size.
+"""Measure pruners with two objectives, a loss and a size, in simulated searches.
 
     python -m benchmarks.rungs
 
-lets 4 workers draw individuals at random for as many epochs as 60 trainings of 27 epochs take. The loss of an
-individual falls with the epochs towards a limit. The limit of a large individual is lower, and its loss falls later.
-It prints how many evaluations are complete, how many of them are on the front, and their share of the hypervolume of
-the best possible front, as means over the seeds: without a pruner, and if rungs judge by the loss or by dominance.
+Four workers draw individuals at random. A search takes as many epochs as 60 trainings of 27 epochs. The loss of an
+individual falls towards a limit. The limit of a large individual is lower, and its loss falls later. The script prints
+the numbers of complete evaluations and of evaluations on the front, and the share of the best possible hypervolume.
+Figures are means over seeds. Rungs compare individuals by the loss alone, or by dominance.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ REFERENCE = (2.0, 1.0)
 _SIZES = np.linspace(0, 1, 2001)
 
 
-def limit(size: float) -> float:
-    """Return the lowest loss that an individual of a size, from 0 to 1, can have."""
+def compute_limit(size: float) -> float:
+    """Compute the lowest possible loss of an individual of a size from 0 to 1."""
     return float((1 - size**0.5) ** 2)
 
 
 class Individual:
-    """A size, and another hyperparameter of which 0 is the best; its losses have a little noise."""
+    """An individual with a size and a rate. The best rate is 0. Its losses have some noise."""
 
     def __init__(self, drawn: random.Random) -> None:
         self.size, self.rate = drawn.random(), drawn.random()
         self._noise = [drawn.gauss(0, 0.01) for _ in range(EPOCHS)]
 
     def loss(self, epoch: int) -> float:
-        """Return the loss after an epoch, counted from 1."""
+        """Compute the loss after an epoch, counted from 1."""
         left = (1 + 2 * self.size) / (epoch + 1)
-        return limit(self.size) + 0.5 * self.rate + left + self._noise[epoch - 1]
+        return compute_limit(self.size) + 0.5 * self.rate + left + self._noise[epoch - 1]
 
 
 class Search:
-    """A search whose rungs judge by `objectives`; without a pruner, nothing is paused."""
+    """A search with rungs that compare by `objectives`. Without a pruner, no evaluation is paused."""
 
     def __init__(self, pruner: str, objectives: Objectives, seed: int) -> None:
         self._drawn = random.Random(seed)
@@ -61,20 +61,20 @@ class Search:
         self.evaluations: list[Evaluation] = []
 
     def run(self) -> Search:
-        """Search until the epochs are spent, and let what has begun end."""
+        """Search until the epochs are spent, and complete the evaluations that have started."""
         working: list[int] = []
         for _ in range(TRAININGS * EPOCHS):
             while len(working) < WORKERS:
-                working.append(self._begin())
+                working.append(self._start_evaluation())
             trial = working.pop(0)
-            if self._train(trial):
+            if self._train_epoch(trial):
                 working.append(trial)
         for trial in working:
-            while self._train(trial):
+            while self._train_epoch(trial):
                 pass
         return self
 
-    def _begin(self) -> int:
+    def _start_evaluation(self) -> int:
         trial = len(self.evaluations)
         waiting = self._ladder.update(self.evaluations).find_promotable() if self._ladder else []
         one = Evaluation(trial, "running", 9.0, {}, 0, 0, 0)
@@ -89,7 +89,7 @@ class Search:
         self.evaluations.append(one)
         return trial
 
-    def _train(self, trial: int) -> bool:
+    def _train_epoch(self, trial: int) -> bool:
         """Train an evaluation for an epoch, and return whether it continues."""
         root = self._roots[trial]
         individual, one = self._individuals[root], self.evaluations[trial]
@@ -101,32 +101,36 @@ class Search:
         if epoch == EPOCHS:
             self.evaluations[trial] = replace(self.evaluations[trial], state="complete")
             return False
-        if is_rung and not self._goes_on(root, epoch):
+        if is_rung and not self._should_continue(root, epoch):
             self.evaluations[trial] = replace(self.evaluations[trial], state="paused", paused_after=epoch)
             return False
         return True
 
-    def _goes_on(self, root: int, epoch: int) -> bool:
+    def _should_continue(self, root: int, epoch: int) -> bool:
         assert self._ladder is not None
         assert self._halving is not None
         rung = self._ladder.update(self.evaluations).find_rung(self._halving.find_bracket(root), epoch)
         return rung is None or not rung.is_effective or rung.is_promoted(root)
 
-    def result(self) -> tuple[float, float, float]:
-        """Return how many are complete, how many of them are on the front, and the share of the hypervolume."""
+    def compute_result(self) -> tuple[float, float, float]:
+        """Return the numbers of complete evaluations and of those on the front, and the share of the hypervolume."""
         complete = sum(one.state == "complete" for one in self.evaluations)
         best = find_front(self.evaluations, TWO)
-        return complete, len(best), compute_hypervolume(np.array([one.values for one in best]), REFERENCE) / _largest()
+        return (
+            complete,
+            len(best),
+            compute_hypervolume(np.array([one.values for one in best]), REFERENCE) / _compute_largest_hypervolume(),
+        )
 
 
-def _largest() -> float:
-    """Return the hypervolume of all sizes that have been trained to their end as well as can be."""
-    losses = [limit(size) + (1 + 2 * size) / (EPOCHS + 1) for size in _SIZES]
+def _compute_largest_hypervolume() -> float:
+    """Compute the hypervolume of the best possible individuals of all sizes."""
+    losses = [compute_limit(size) + (1 + 2 * size) / (EPOCHS + 1) for size in _SIZES]
     return compute_hypervolume(np.stack([losses, _SIZES], axis=1), REFERENCE)
 
 
-def seconds_to_judge(reached: int) -> tuple[float, float]:
-    """Return the seconds of a claim and of a judgement, if `reached` individuals are at the first rung."""
+def time_decisions(reached: int) -> tuple[float, float]:
+    """Return the seconds of a claim and of a decision, if `reached` individuals are at the first rung."""
     drawn = random.Random(0)
     ladder = SuccessiveHalving(HALVING_SCHEDULES["asha"], TWO)
     evaluations = [Evaluation(trial, "running", 9.0, {}, 0, 0, 0) for trial in range(reached)]
@@ -139,7 +143,7 @@ def seconds_to_judge(reached: int) -> tuple[float, float]:
         evaluations[one.trial] = replace(one, state="promoted")
         evaluations.append(replace(one, trial=len(evaluations), state="running", retry_of=one.trial, paused_after=0))
     ladder = SuccessiveHalving(HALVING_SCHEDULES["asha"], TWO).update(evaluations)
-    claims, judgements = [], []
+    claims, decisions = [], []
     for _ in range(50):
         values = (drawn.random(), drawn.random())
         one = Evaluation(len(evaluations), "running", 9.0, {}, 0, 0, 0, curve={1: values[0]}, at_rungs={1: values})
@@ -151,8 +155,8 @@ def seconds_to_judge(reached: int) -> tuple[float, float]:
         judged = time.perf_counter()
         ladder.find_promotable()
         claims.append(time.perf_counter() - judged)
-        judgements.append(judged - before)
-    return statistics.median(claims), statistics.median(judgements)
+        decisions.append(judged - before)
+    return statistics.median(claims), statistics.median(decisions)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -168,15 +172,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ):
         searches = [Search(pruner, objectives, seed).run() for seed in seeds]
         begun = statistics.mean(len(search._individuals) for search in searches)
-        complete, best, volume = (list(column) for column in zip(*(one.result() for one in searches), strict=True))
+        complete, best, volume = (
+            list(column) for column in zip(*(search.compute_result() for search in searches), strict=True)
+        )
         error = statistics.stdev(volume) / len(volume) ** 0.5 if len(volume) > 1 else 0.0
         print(
             f"{name:34} {begun:11.0f} {statistics.mean(complete):9.1f} {statistics.mean(best):13.1f}"
             f"  {statistics.mean(volume):11.3f} ({error:.3f})"
         )
     for reached in (1000, 10_000):
-        claim, judgement = seconds_to_judge(reached)
-        print(f"{reached} at a rung: {1000 * claim:.2f} ms a claim, {1000 * judgement:.2f} ms to judge")
+        claim, decision = time_decisions(reached)
+        print(f"{reached} at a rung: {1000 * claim:.2f} ms per claim, {1000 * decision:.2f} ms per decision")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What it costs that evaluations save what they go on from.
+"""Measure the cost of checkpoints.
 
     python benchmarks/saving.py --data-dir /usr/share/datasets/fashion-mnist
 
-One individual of mnist_cnn and one of text_transformer are trained on two ranks, in turn without states, with the
-default of --checkpoint-every, and with a state written every second; the seconds of an evaluation, without start-up,
-and how many times as long it takes as without. Machines are noisy: each ratio is the median of the rounds' ratios.
+One individual of mnist_cnn and one of text_transformer are trained on two ranks, in turn without checkpoints, with the
+default of --checkpoint-every, and with a checkpoint each second. The script prints the seconds of an evaluation,
+without start-up, and the ratio to an evaluation without checkpoints. Each ratio is the median over rounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
-EVERY = {"off": ["--checkpoint-every", "off"], "default": [], "1s": ["--checkpoint-every", "1s"]}
+VARIANTS = {"off": ["--checkpoint-every", "off"], "default": [], "1s": ["--checkpoint-every", "1s"]}
 SEARCHES = {
     "mnist_cnn": (
         {"conv_layers": 4, "activation": "relu", "lr": 0.01, "gamma": 0.9},
@@ -31,8 +31,8 @@ SEARCHES = {
 }
 
 
-def seconds_of(folder: Path, name: str, data_dir: str, every: list[str]) -> float:
-    """Return the seconds that an evaluation takes in a run of its own."""
+def time_evaluation(folder: Path, name: str, data_dir: str, every: list[str]) -> float:
+    """Return the seconds of an evaluation in a run of its own."""
     params, settings = SEARCHES[name]
     start, run_dir = folder / "start.json", Path(tempfile.mkdtemp(dir=folder)) / "run"
     start.write_text(json.dumps([params]))
@@ -47,18 +47,18 @@ def seconds_of(folder: Path, name: str, data_dir: str, every: list[str]) -> floa
 
 
 def main() -> None:
-    """Print how long evaluations take."""
+    """Print the seconds of evaluations, and their ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="how often all that is compared is measured, in turn")
-    parser.add_argument("--data-dir", required=True, help="the four IDX files of Fashion-MNIST")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds; each measures all variants")
+    parser.add_argument("--data-dir", required=True, help="folder of the four IDX files of Fashion-MNIST")
     arguments = parser.parse_args()
-    print("                         seconds   times as long")
+    print("                         seconds   ratio")
     with tempfile.TemporaryDirectory() as folder:
         for name in SEARCHES:
-            times: dict[str, list[float]] = {every: [] for every in EVERY}
+            times: dict[str, list[float]] = {every: [] for every in VARIANTS}
             for _ in range(arguments.rounds):
-                for every, options in EVERY.items():
-                    times[every].append(seconds_of(Path(folder), name, arguments.data_dir, options))
+                for every, options in VARIANTS.items():
+                    times[every].append(time_evaluation(Path(folder), name, arguments.data_dir, options))
             for every, seconds in times.items():
                 ratios = [one / off for one, off in zip(seconds, times["off"], strict=True)]
                 spread = f"{min(ratios):.3f} to {max(ratios):.3f}"

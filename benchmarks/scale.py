@@ -1,10 +1,10 @@
-"""How many workers one writer serves: simulated leaders, without torch or trainings, which talk to the real writer.
+"""Measure how many workers one writer serves: simulated leaders, without torch, send to the real writer.
 
     python -m benchmarks.scale
 
-Each MPI process is many leaders, one thread each, which claim, report ten losses, and hear of all others, as leaders
-do. The first process writes, while its main thread does what ``--beside`` says. File operations take as long as on a
-parallel file system (benchmarks/slow.py).
+Each MPI process runs many leaders, one thread each. A leader claims evaluations, reports ten losses, and receives the
+evaluations of all others. The first process writes, and its main thread does the work of ``--work``. File operations
+are as slow as on a parallel file system (benchmarks/slow.py).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shares import LOSSES
 from benchmarks.slow import slow_files
+from benchmarks.utilization import LOSSES
 from hpo import Categorical, Float, Int, SearchSpace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,15 +41,15 @@ SPACE = SearchSpace(
 )
 
 
-def _python() -> None:
+def _run_python() -> None:
     sum(number * number for number in range(1000))
 
 
-def _native() -> None:
-    sum(range(1_000_000))  # keeps Python's lock for 20 ms or so
+def _run_native_code() -> None:
+    sum(range(1_000_000))  # Holds Python's lock for about 20 ms.
 
 
-def _training() -> None:
+def _train_network() -> None:
     import torch
 
     network = torch.nn.Sequential(torch.nn.Conv2d(8, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 8, 3))
@@ -60,16 +60,16 @@ def _training() -> None:
         optimizer.step()
 
 
-BESIDE: dict[str, Callable[[], None]] = {
+WORK: dict[str, Callable[[], None]] = {
     "nothing": lambda: time.sleep(0.05),
-    "training": _training,
-    "python": _python,
-    "native": _native,
+    "training": _train_network,
+    "python": _run_python,
+    "native": _run_native_code,
 }
 
 
 class Leader:
-    """One simulated leader, which evaluates until its budget is spent."""
+    """One simulated leader."""
 
     def __init__(self, calls: Any, number: int, seconds: float, each: int) -> None:
         from hpo.breeding.evaluation_history import EvaluationHistory
@@ -86,10 +86,10 @@ class Leader:
         self.learning = 0.0
 
     def run(self) -> None:
-        """Evaluate so many individuals, one after the other."""
+        """Evaluate `each` individuals, one after another."""
         from hpo.errors import DuplicateError
 
-        time.sleep(self._rng.random() * self._seconds)  # they do not start together, nor end so
+        time.sleep(self._rng.random() * self._seconds)  # Leaders start and end at different times.
         for generation in range(self._each):
             began = time.perf_counter()
             used = time.thread_time()
@@ -114,8 +114,8 @@ class Leader:
         self.busy += seconds
 
 
-def simulate(folder: Path, leaders: int, seconds: float, each: int, beside: str) -> None:
-    """Be one process of the simulation; the first one prints what came of it."""
+def run_process(folder: Path, leaders: int, seconds: float, each: int, work: str) -> None:
+    """Run one process of the simulation. The first process prints the result."""
     from hpo.ranks.communicator import get_world
     from hpo.ranks.job import Job
     from hpo.ranks.rank_watch import RankWatch
@@ -124,30 +124,30 @@ def simulate(folder: Path, leaders: int, seconds: float, each: int, beside: str)
     comm = get_world()
     with RankWatch(comm) as watch:
         job = Job(comm, watch)
-        make_writer = partial(_writer, folder, leaders * comm.size * each) if job.is_first else None
+        make_writer = partial(_make_writer, folder, leaders * comm.size * each) if job.is_first else None
         with connect_writer(job, make_writer) as (calls, _):
             first = comm.rank * leaders
             several = [Leader(calls, first + number, seconds, each) for number in range(leaders)]
             threads = [threading.Thread(target=leader.run) for leader in several]
             comm.barrier()
-            memory, began = _memory(), time.perf_counter()
+            memory, began = _read_memory(), time.perf_counter()
             for thread in threads:
                 thread.start()
             used = time.process_time()
             while comm.rank == 0 and any(thread.is_alive() for thread in threads):
-                BESIDE[beside]()
+                WORK[work]()
             for thread in threads:
                 thread.join()
             span = time.perf_counter() - began
             used = time.process_time() - used
             calls.call("commit")
-            told = (several, span, (_memory() - memory) / leaders)
-            found = comm.gather([(one.waits, one.busy, one.learning) for one in several]), comm.gather(told[1:])
+            result = (several, span, (_read_memory() - memory) / leaders)
+            found = comm.gather([(one.waits, one.busy, one.learning) for one in several]), comm.gather(result[1:])
         if comm.rank == 0:
-            _print(*found, used, beside)
+            _print_result(*found, used, work)
 
 
-def _writer(folder: Path, budget: int) -> Any:
+def _make_writer(folder: Path, budget: int) -> Any:
     from hpo.store.cached_storage import CachedStorage
     from hpo.store.checkpoints import CheckpointStore
     from hpo.store.claims import Claims
@@ -167,22 +167,23 @@ def _writer(folder: Path, budget: int) -> Any:
     )
 
 
-def _memory() -> float:
-    """Return this process's resident memory, in bytes."""
+def _read_memory() -> float:
+    """Return the resident memory of this process, in bytes."""
     return float(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def _print(leaders: Any, processes: Any, used: float, beside: str) -> None:
+def _print_result(leaders: Any, processes: Any, used: float, work: str) -> None:
     every = list(itertools.chain(*leaders))
     waits = sorted(itertools.chain(*(waits for waits, _, _ in every)))
     evaluations, span = len(waits), max(span for span, _ in processes)
     busy, waiting = sum(busy for _, busy, _ in every), sum(waits)
     others = evaluations * len(every)
     print(
-        f"{len(every)} leaders, {evaluations} evaluations, {60 * evaluations / span:.0f} a minute, {beside} beside: "
+        f"{len(every)} leaders, {evaluations} evaluations, {60 * evaluations / span:.0f} per minute; "
+        f"first process: {work}; "
         f"share {busy / (busy + waiting):.3f}; a claim takes {1000 * statistics.median(waits):.1f} ms, "
-        f"99 in 100 {1000 * waits[int(0.99 * evaluations)]:.0f} at most, all {1000 * waits[-1]:.0f}; "
-        f"first process {1000 * used / evaluations:.2f} ms of CPU an evaluation; each leader, for an evaluation of "
+        f"99th percentile {1000 * waits[int(0.99 * evaluations)]:.0f}, maximum {1000 * waits[-1]:.0f}; "
+        f"first process {1000 * used / evaluations:.2f} ms of CPU per evaluation; each leader, for an evaluation of "
         f"another, {1e6 * sum(learning for _, _, learning in every) / others:.0f} us "
         f"and {statistics.mean(memory for _, memory in processes[1:] or processes) / evaluations:.0f} bytes",
         flush=True,
@@ -190,25 +191,25 @@ def _print(leaders: Any, processes: Any, used: float, beside: str) -> None:
 
 
 def main() -> None:
-    """Run simulations, one for each number of workers."""
+    """Run a simulation for each number of workers and each work of the first process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[100, 300, 1000])
     parser.add_argument("--processes", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of an evaluation")
-    parser.add_argument("--each", type=int, default=3, help="evaluations of each worker")
-    parser.add_argument("--milliseconds", type=float, default=5.0, help="of a file operation")
-    parser.add_argument("--beside", choices=BESIDE, nargs="+", default=["nothing"], help="in the writer's process")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of an evaluation")
+    parser.add_argument("--each", type=int, default=3, help="evaluations per worker")
+    parser.add_argument("--milliseconds", type=float, default=5.0, help="delay of a file operation")
+    parser.add_argument("--work", choices=WORK, nargs="+", default=["nothing"], help="work of the first process")
     parser.add_argument("--part-of", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.part_of:
-        simulate(chosen.part_of, chosen.workers[0], chosen.seconds, chosen.each, chosen.beside[0])
+        run_process(chosen.part_of, chosen.workers[0], chosen.seconds, chosen.each, chosen.work[0])
         return
-    for workers, beside in itertools.product(chosen.workers, chosen.beside):
+    for workers, work in itertools.product(chosen.workers, chosen.work):
         with tempfile.TemporaryDirectory() as folder:
             slow = slow_files(Path(folder), chosen.milliseconds / 1000, str(ROOT))
             command = ["mpirun", "-n", str(chosen.processes), sys.executable, "-m", "benchmarks.scale"]
             command += ["--part-of", folder, "--workers", str(workers // chosen.processes)]
-            command += ["--seconds", str(chosen.seconds), "--each", str(chosen.each), "--beside", beside]
+            command += ["--seconds", str(chosen.seconds), "--each", str(chosen.each), "--work", work]
             environment = {**os.environ, **slow, "OMP_NUM_THREADS": "1"}
             subprocess.run(command, check=True, env=environment, timeout=3600)
 

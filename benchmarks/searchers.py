@@ -1,4 +1,4 @@
-"""What ours is compared with: Optuna's samplers, and HEBO."""
+"""Other searches, for comparison: Optuna's samplers and HEBO."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import optuna
 from hpo.parameters import Categorical, Float, Ordinal, Parameter
 from hpo.space import SearchSpace
 
-_AT_ONCE = 4  # suggestions of HEBO, which takes seconds for them
+_AT_ONCE = 4  # Individuals per call of HEBO, which takes seconds.
 
 
 class Searcher(Protocol):
-    """Searches with several workers: each asks for hyperparameters, and later tells their loss."""
+    """A search with several workers."""
 
     def ask(self, worker: int) -> dict[str, Any]:
-        """Return hyperparameters to evaluate."""
+        """Return hyperparameters for a worker to evaluate."""
 
     def tell(self, worker: int, loss: float, *others: float) -> None:
-        """Learn the loss of the hyperparameters that this worker has asked for, and other objectives."""
+        """Record the loss, and other objectives, of the hyperparameters that the worker evaluated."""
 
 
 class OptunaStudy:
-    """One of Optuna's samplers, asked by all workers."""
+    """An Optuna study that all workers share."""
 
     def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler, objectives: int = 1) -> None:
         self._space = space
@@ -39,15 +39,15 @@ class OptunaStudy:
         trial = self._trials[worker] = self._study.ask(always)
         for name, one in self._distributions.items():
             if name not in always and self._space.is_active(name, trial.params):
-                trial._suggest(name, one)  # what suggest_float and the others do
+                trial._suggest(name, one)  # The functions suggest_float, ... do the same.
         return {name: trial.params[name] for name in self._distributions if name in trial.params}
 
     def tell(self, worker: int, loss: float, *others: float) -> None:
-        """Tell the study the values of the worker's trial."""
+        """Record the values of the worker's trial."""
         self._study.tell(self._trials.pop(worker), [loss, *others])
 
 
-def optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+def make_optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     """Make one of Optuna's samplers with its default settings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -63,7 +63,7 @@ def optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 
 class Hebo:
-    """HEBO, which is installed beside the project (benchmarks/README.md); asked by all workers.
+    """HEBO, shared by all workers. benchmarks/README.md describes its installation.
 
     Cowen-Rivers et al., HEBO: pushing the limits of sample-efficient hyperparameter optimisation (2022).
     """
@@ -74,9 +74,11 @@ class Hebo:
         from hebo.optimizers.hebo import HEBO
 
         torch.manual_seed(seed)
-        np.random.seed(seed)  # HEBO draws from it
+        np.random.seed(seed)  # HEBO draws from this generator.
         self._parameters = space.parameters
-        self._optimizer = HEBO(DesignSpace().parse(list(map(_design, space.parameters, space.parameters.values()))))
+        self._optimizer = HEBO(
+            DesignSpace().parse(list(map(_describe_parameter, space.parameters, space.parameters.values())))
+        )
         self._waiting: list[Any] = []
         self._asked: dict[int, Any] = {}
 
@@ -84,25 +86,25 @@ class Hebo:
         """Return hyperparameters that HEBO suggests."""
         if not self._waiting:
             suggested = self._optimizer.suggest(n_suggestions=_AT_ONCE)
-            self._waiting = [suggested.iloc[[place]] for place in range(len(suggested))]
+            self._waiting = [suggested.iloc[[index]] for index in range(len(suggested))]
         row = self._asked[worker] = self._waiting.pop(0)
-        return {name: _value(parameter, row[name].item()) for name, parameter in self._parameters.items()}
+        return {name: _convert_value(parameter, row[name].item()) for name, parameter in self._parameters.items()}
 
     def tell(self, worker: int, loss: float, *_: float) -> None:
-        """Tell HEBO the loss of the worker's hyperparameters."""
+        """Record the loss of the worker's hyperparameters."""
         self._optimizer.observe(self._asked.pop(worker), np.array([[loss]]))
 
 
-def _design(name: str, parameter: Parameter) -> dict[str, Any]:
+def _describe_parameter(name: str, parameter: Parameter) -> dict[str, Any]:
     """Describe a parameter to HEBO."""
     if isinstance(parameter, Categorical):
-        return {"name": name, "type": "cat", "categories": [str(place) for place in range(len(parameter.choices))]}
+        return {"name": name, "type": "cat", "categories": [str(index) for index in range(len(parameter.choices))]}
     assert not isinstance(parameter, Ordinal), "no problem has one"
     kind = "int" if not isinstance(parameter, Float) else "pow" if parameter.log else "num"
     return {"name": name, "type": kind, "lb": parameter.low, "ub": parameter.high}
 
 
-def _value(parameter: Parameter, suggested: Any) -> Any:
+def _convert_value(parameter: Parameter, suggested: Any) -> Any:
     if isinstance(parameter, Categorical):
         return parameter.choices[int(suggested)]
     return parameter.decode(parameter.encode(suggested))

@@ -1,4 +1,4 @@
-"""Asynchronous workers in simulated time: the propagators and the exchange between islands, without MPI."""
+"""Asynchronous workers in simulated time, with the real propagators and the exchange between islands, without MPI."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation
 
 WORKERS = 8
-Values = Union[float, tuple[float, ...]]  # a loss, or the values of several objectives
-_EXCHANGE = 0.9  # the default migration probability
+Values = Union[float, tuple[float, ...]]  # A loss, or the values of several objectives.
+_EXCHANGE = 0.9  # The default migration probability.
 
 
 class SimulatedIslands:
-    """Islands as hpo.breeding runs them, with the exchange of Propulate's pollination, which is instantaneous here."""
+    """Islands as in `hpo.breeding`. Individuals are exchanged by pollination, without delay."""
 
     def __init__(
         self,
@@ -51,27 +51,27 @@ class SimulatedIslands:
             name = names[worker // self._size % len(names)]
             propagator = make_propagator(name, self._past, rng, self._size, worker % self._size)
             self._propagators.append(Deduplicate(propagator, self._past, rng))
-        self._flying: dict[int, tuple[int, Individual]] = {}
+        self._pending: dict[int, tuple[int, Individual]] = {}
         self._count = 0
 
     def ask(self, worker: int) -> dict[str, Any]:
-        """Breed an individual on the worker's island."""
+        """Breed an individual on the island of the worker."""
         island = worker // self._size
         individual = self._propagators[worker](self._populations[island])
         individual.current = individual.rank = worker % self._size
         individual.island, individual.generation = island, self._count
         params = self._past.space.decode(individual)
-        self._flying[worker] = (self._count, individual)
+        self._pending[worker] = (self._count, individual)
         self._news.append(Evaluation(self._count, "running", np.inf, params, island, worker, self._count))
         self._count += 1
         return params
 
     def tell(self, worker: int, loss: float, *others: float) -> None:
-        """Add an individual to its island's population, and send one of the island's best to the others.
+        """Add the worker's individual to its island, and send one of the best of the island to the others.
 
         `others` are the values of all objectives but the loss.
         """
-        trial, individual = self._flying.pop(worker)
+        trial, individual = self._pending.pop(worker)
         island = worker // self._size
         params = self._past.space.decode(individual)
         ended = Evaluation(
@@ -103,26 +103,27 @@ def simulate(
     evaluations: int,
     workers: int = WORKERS,
 ) -> npt.NDArray[np.float64]:
-    """Return the losses of evaluations, in the order in which they end; `evaluate` returns a loss and its seconds.
+    """Return the losses of evaluations, in the order of their ends.
 
-    Where it returns several values, there is a row for each evaluation.
+    `evaluate` returns a loss, or the values of several objectives, and the seconds of the evaluation. The result has
+    shape (evaluations,) or (evaluations, objectives).
     """
     events: list[tuple[float, int, Values]] = []
-    told: list[Values] = []
+    results: list[Values] = []
     started = 0
 
-    def start(worker: int, now: float) -> None:
+    def start_evaluation(worker: int, now: float) -> None:
         nonlocal started
         values, seconds = evaluate(searcher.ask(worker))
         heapq.heappush(events, (now + seconds, worker, values))
         started += 1
 
     for worker in range(workers):
-        start(worker, 0.0)
+        start_evaluation(worker, 0.0)
     while events:
         now, worker, values = heapq.heappop(events)
         searcher.tell(worker, *(values if isinstance(values, tuple) else (values,)))
-        told.append(values)
+        results.append(values)
         if started < evaluations:
-            start(worker, now)
-    return np.array(told)
+            start_evaluation(worker, now)
+    return np.array(results)

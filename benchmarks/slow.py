@@ -1,11 +1,11 @@
-"""File operations that take as long as on a parallel file system: 1 to 10 ms each on Lustre, GPFS and NFS."""
+"""Slow file operations, as on a parallel file system: 1 to 10 ms each on Lustre, GPFS and NFS."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# A file of this name is imported by each Python that finds it, before anything else.
+# Each Python process imports sitecustomize.py at its start.
 _CODE = """
 import os, time
 
@@ -23,9 +23,12 @@ for name in ("fsync", "symlink", "link", "rename", "replace", "unlink"):
 
 
 def slow_files(folder: Path, seconds: float, path: str = "") -> dict[str, str]:
-    """Return the environment in which each fsync, exclusive create, rename and unlink of Python takes so much longer.
+    """Return an environment that delays each fsync, exclusive create, rename and unlink of Python.
 
-    `folder` is where the code for that is written, and `path` what PYTHONPATH has besides.
+    Args:
+        folder: Folder for the code that adds the delay.
+        seconds: Delay of each operation.
+        path: Further entries of PYTHONPATH.
     """
     (folder / "sitecustomize.py").write_text(_CODE.format(seconds=seconds))
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), path, os.environ.get("PYTHONPATH")]))}

@@ -1,4 +1,4 @@
-"""How long a search takes to start: from mpirun, with 8 ranks or others, to the first training step.
+"""Measure the time from mpirun to the first training step of the last worker.
 
 python benchmarks/startup.py --ranks 8 32
 """
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# This file is a search space too: of one step of the reference network, after which it writes the time down.
+# This file is also a search file: an evaluation takes one step of the reference network and writes the time.
 space = SearchSpace(lr=Float(0.1, 1.0))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where to write."""
+    """Settings of this search: the folder of the times."""
 
     folder: str = ""
 
@@ -42,17 +42,17 @@ def prepare(_: Settings) -> Any:
 
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[float]:
-    """Take one step."""
+    """Take one training step, and write the time."""
     from hpo.training import Net, Recipe, fit
 
-    network = Net(worker.data.image_shape, worker.data.classes, conv_layers=2, activation="relu")
+    network = Net(worker.data.image_shape, worker.data.num_classes, conv_layers=2, activation="relu")
     for loss, _ in fit(network, worker.data, worker, Recipe(1, 64, params["lr"], optimizer="adadelta")):
         Path(settings.folder, f"{worker.index}-{worker.rank}").write_text(str(time.time()))
         yield loss
 
 
-def seconds_to_start(ranks: int) -> float:
-    """Return the seconds until the last worker has taken its first step."""
+def time_start(ranks: int) -> float:
+    """Return the seconds to the first step of the last worker."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--evaluations", str(ranks // 2), "--set", f"folder={folder}", "--run-dir", f"{folder}/run"]
         started = time.time()
@@ -62,7 +62,7 @@ def seconds_to_start(ranks: int) -> float:
 
 
 def main() -> None:
-    """Print the seconds to the first step, run by run, and their medians."""
+    """Print the seconds to the first step for each run, and their medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8])
     parser.add_argument("--repeat", type=int, default=5)
@@ -70,7 +70,7 @@ def main() -> None:
     for ranks in chosen.ranks:
         measured = []
         for number in range(1, chosen.repeat + 1):
-            measured.append(seconds_to_start(ranks))
+            measured.append(time_start(ranks))
             print(f"{ranks} ranks, run {number}: first step after {measured[-1]:.1f} s", flush=True)
         print(f"{ranks} ranks: median {statistics.median(measured):.1f} s", flush=True)
 

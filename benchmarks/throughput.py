@@ -1,14 +1,14 @@
-"""How much of the machine a search gets: this program at 8 ranks beside bare training on the same cores.
+"""Compare the throughput of a search on 8 ranks with plain training on the same cores.
 
     python benchmarks/throughput.py --data-dir /usr/share/datasets/fashion-mnist
     python benchmarks/throughput.py --table
 
-(a) `mpirun -n 8 run_islands.py`, 4 workers of 2 ranks, on 16 networks of search_spaces/mnist_cnn.py that wait in its
-study; (b) the same 16 trainings dealt to two single-rank processes: no MPI, no search, no communication, and the same
-tricks. Both are timed from the first training's start to the last one's end, and repeated in turn, since machines are
-noisy. What a process does once, such as imports, is in neither.
+(a) is a search, `mpirun -n 8 run_islands.py`, 4 workers of 2 ranks, over 16 enqueued networks of
+search_spaces/mnist_cnn.py. (b) is the same 16 trainings in two processes, without MPI and communication, with the same
+optimizations. Both are timed from the first start to the last end of a training, and are repeated in turn. Imports are
+in neither.
 
-`--table` says what the difference is made of: it goes from (b) to (a) in steps, and counts the CPU time of each.
+`--table` explains the difference: it adds the differences one after another, and prints the CPU time of each stage.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SETTINGS = [
     "train_samples=1600",
     "validation_samples=400",
 ]
-# Deepest first, so that neither way ends with one long training while other cores idle.
+# The deepest networks are first, so that no long training is the last one while other cores idle.
 LAYERS = [10, 10, 9, 9, 8, 8, 7, 7, 6, 6, 5, 5, 4, 4, 3, 2]
 NETWORKS = list(zip(LAYERS, ["relu", "tanh", "sigmoid", "relu"] * 4, strict=True))
 PROCESSES = 2
@@ -41,31 +41,31 @@ PROCESSES = 2
 
 @dataclass(frozen=True)
 class Stage:
-    """Trainings without a search, on so many processes, of which so many share the batches of each training."""
+    """Trainings without a search. Each group of `ranks` processes shares the batches of its trainings."""
 
     name: str
     processes: int
     ranks: int = 1
-    optimizers: int = 1  # of the ranks of a training, how many take optimizer steps
-    averages: bool = False  # whether gradients are averaged, by DistributedDataParallel
+    optimizers: int = 1  # Number of ranks of a training that take optimizer steps.
+    averages: bool = False  # Whether DistributedDataParallel averages gradients.
 
 
 BARE = Stage("two processes, whole batches", PROCESSES)
 STAGES = (
     BARE,
-    Stage("eight processes: switches between them, caches", 8),
+    Stage("eight processes: context switches, caches", 8),
     Stage("half batches", 8, ranks=2),
     Stage("the optimizer on each rank", 8, ranks=2, optimizers=2),
-    Stage("averaging of gradients, by gloo", 8, ranks=2, optimizers=2, averages=True),
+    Stage("gradient averaging by gloo", 8, ranks=2, optimizers=2, averages=True),
 )
 
 
 def main() -> None:
-    """Print both rates and their ratio, run by run, or what the difference is made of."""
+    """Print both rates and their ratio, or the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default="/usr/share/datasets/fashion-mnist", help="where Fashion-MNIST is")
-    parser.add_argument("--repeat", type=int, default=3, help="how often all are run, in turn")
-    parser.add_argument("--table", action="store_true", help="print what the difference is made of")
+    parser.add_argument("--data-dir", default="/usr/share/datasets/fashion-mnist", help="folder of Fashion-MNIST")
+    parser.add_argument("--repeat", type=int, default=3, help="number of rounds")
+    parser.add_argument("--table", action="store_true", help="print the CPU time of each stage")
     parser.add_argument("--train", nargs=3, metavar=("STAGE", "PROCESS", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     settings = [*SETTINGS, f"data_dir={arguments.data_dir}"]
@@ -79,10 +79,10 @@ def main() -> None:
 
 
 def print_ratios(data_dir: str, settings: list[str], repeat: int) -> None:
-    """Print both rates and their ratio, run by run."""
+    """Print both rates and their ratio for each round."""
     ratios = []
     for number in range(1, repeat + 1):
-        search, limit = seconds_of_search(settings), seconds_of(BARE, data_dir)[0]
+        search, limit = time_search(settings), time_stage(BARE, data_dir)[0]
         ratios.append(limit / search)
         print(
             f"run {number}: (a) search {search:.1f} s, {60 * len(NETWORKS) / search:.0f} evaluations/min; "
@@ -93,20 +93,20 @@ def print_ratios(data_dir: str, settings: list[str], repeat: int) -> None:
 
 
 def print_table(data_dir: str, settings: list[str], repeat: int) -> None:
-    """Print the CPU time of each stage, and what it adds to the one before; a search has that of all cores."""
+    """Print the CPU time of each stage, and the difference to the previous one. A search has the time of all cores."""
     rounds = []
     for _ in range(repeat):
-        used = [seconds_of(stage, data_dir)[1] for stage in STAGES]
-        rounds.append([*used, PROCESSES * seconds_of_search(settings)])
-    names = [*(stage.name for stage in STAGES), "the search, and cores that idle"]
+        used = [time_stage(stage, data_dir)[1] for stage in STAGES]
+        rounds.append([*used, PROCESSES * time_search(settings)])
+    names = [*(stage.name for stage in STAGES), "the search, and idle cores"]
     seconds = [statistics.median(column) for column in zip(*rounds, strict=True)]
     print("CPU time, s   added")
     for name, time_used, before in zip(names, seconds, [0.0, *seconds], strict=False):
         print(f"{time_used:11.2f} {time_used - before:+7.2f}   {name}")
 
 
-def seconds_of_search(settings: list[str]) -> float:
-    """Run a search on the networks, which wait in its study; return the seconds from first start to last end."""
+def time_search(settings: list[str]) -> float:
+    """Run a search over the enqueued networks. Return the seconds from the first start to the last end."""
     from hpo.layout import Layout
     from hpo.run.options import Options
     from hpo.run.request import resolve_request
@@ -128,12 +128,12 @@ def seconds_of_search(settings: list[str]) -> float:
         command = ["mpirun", "-n", "8", sys.executable, *program]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
         evaluations = record.read_evaluations()
-    assert [e.params for e in evaluations if e.state == "complete"] == networks, "not the networks that were asked for"
+    assert [e.params for e in evaluations if e.state == "complete"] == networks, "not the enqueued networks"
     return max(e.ended for e in evaluations) - min(e.started for e in evaluations)
 
 
-def seconds_of(stage: Stage, data_dir: str) -> tuple[float, float]:
-    """Run the processes of a stage at once; return the seconds from first start to last end, and their CPU time."""
+def time_stage(stage: Stage, data_dir: str) -> tuple[float, float]:
+    """Run the processes of a stage. Return the seconds from the first start to the last end, and the CPU time."""
     command = [sys.executable, __file__, "--data-dir", data_dir, "--train", str(STAGES.index(stage))]
     with tempfile.TemporaryDirectory() as folder:
         processes = [
@@ -142,7 +142,7 @@ def seconds_of(stage: Stage, data_dir: str) -> tuple[float, float]:
         ]
         for process in processes:
             assert process.stdout is not None
-            process.stdout.readline()  # it is ready
+            process.stdout.readline()  # The process is ready.
         for process in processes:
             assert process.stdin is not None
             process.stdin.write("go\n")
@@ -152,7 +152,7 @@ def seconds_of(stage: Stage, data_dir: str) -> tuple[float, float]:
 
 
 def train_share(stage: Stage, process: int, folder: str, settings: list[str]) -> None:
-    """Train this process's share of the networks, from the moment that all processes are ready."""
+    """Train the networks of this process, as soon as all processes are ready."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -167,9 +167,9 @@ def train_share(stage: Stage, process: int, folder: str, settings: list[str]) ->
     training, rank = divmod(process, stage.ranks)
     torch.set_num_threads(1)
     keep_freed_memory()
-    import_compiler()  # as a template does before its trainers begin
+    import_compiler()  # A template does this before it forks trainers.
     data = load_search_file(SEARCH).bind_settings(settings).call_prepare()
-    train, validation = data.on(torch.device("cpu"))
+    train, validation = data.splits(torch.device("cpu"))
     if stage.averages:
         store = dist.FileStore(f"{folder}/{training}", stage.ranks)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=stage.ranks)
@@ -178,19 +178,19 @@ def train_share(stage: Stage, process: int, folder: str, settings: list[str]) ->
     start, used = time.time(), time.process_time()
     for layers, activation in NETWORKS[training :: stage.processes // stage.ranks]:
         torch.manual_seed(0)
-        net = Net(data.image_shape, data.classes, layers, activation)
+        net = Net(data.image_shape, data.num_classes, layers, activation)
         net.to(memory_format=torch.channels_last)
         trained: nn.Module = DistributedDataParallel(net, gradient_as_bucket_view=True) if stage.averages else net
         optimizer = Adadelta(net.parameters(), lr=LR, foreach=True)
         for batch in torch.randperm(len(train)).view(-1, BATCH_SIZE):
-            images, labels = train.batch(batch[rank :: stage.ranks])
+            images, labels = train.get_batch(batch[rank :: stage.ranks])
             optimizer.zero_grad()
             F.nll_loss(trained(images), labels).backward()  # type: ignore[no-untyped-call]
             if rank < stage.optimizers:
                 optimizer.step()
         with torch.no_grad():
             for batch in torch.arange(len(validation)).split(256):  # type: ignore[no-untyped-call]
-                images, labels = validation.batch(batch[rank :: stage.ranks])
+                images, labels = validation.get_batch(batch[rank :: stage.ranks])
                 F.nll_loss(net(images), labels).item()
     print(start, time.time(), time.process_time() - used)
 

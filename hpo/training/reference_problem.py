@@ -41,7 +41,7 @@ def fit_net(
     published problem, the optimizer is Adadelta, and `gamma` multiplies its rate after each epoch.
     """
     data = worker.data
-    network = Net(data.image_shape, data.classes, params["conv_layers"], params["activation"])
+    network = Net(data.image_shape, data.num_classes, params["conv_layers"], params["activation"])
     recipe = Recipe(
         settings.epochs,
         settings.batch_size,
