@@ -478,7 +478,7 @@ def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path:
         empty = {name for name in CONDITIONAL.parameters if row[f"param_{name}"] == ""}
         assert empty == CONDITIONAL.parameters.keys() - trial.params.keys()
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "A line has a gap where a hyperparameter does not exist." in page
+    assert "A line has a gap if a hyperparameter is inactive." in page
     assert all(f'<th scope="row">{name}</th>' in page for name in CONDITIONAL.parameters), "importances"
 
     text = (SEARCHES / "conditional.py").read_text()

@@ -276,7 +276,7 @@ def test_invalid_checkpoints_warn_and_restart_evaluations(mpi: Mpi, folder: Path
     of_others.write_bytes(text.replace(b'"x": 0.25', b'"x": 0.26').replace(b'\\"x\\": 0.25', b'\\"x\\": 0.26'))
     fresh = make_saving_arguments("fresh", *options[:2], width=6, seconds=0, **settings)
     assert mpi.run(2, *fresh, cwd=folder).returncode == 0
-    reasons = ["cannot be read: it is not whole", *["cannot be read: its checksum is wrong"] * 2]
+    reasons = ["cannot be read: it is incomplete", *["cannot be read: its checksum does not match"] * 2]
     for width, expected, messages in ((5, whole, reasons), (6, folder / "fresh", [r"saving.py:\d+: "] * 3)):
         job = mpi.run(2, *make_saving_arguments("cut", *options, width=width, seconds=0, **settings), cwd=folder)
         assert job.returncode == 0, job.stderr

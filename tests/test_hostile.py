@@ -67,7 +67,7 @@ def test_supervise_gives_up_individual_that_crashes_job(mpi: Mpi, tmp_path: Path
     assert "7 complete, 1 failed, of 8" in job.stdout
     assert re.search(r"going on after .*; \d that may have killed the job twice, alone at the end", job.stdout)
     failures = {trial.params["k"]: trial.user_attrs.get("failure") for trial in load_trials(tmp_path / "run")}
-    assert failures[5] == "the job died 3 times while this was evaluated, the last time while nothing else was"
+    assert failures[5] == "the job crashed 3 times during this evaluation, the last time with no other running"
     assert [k for k, failure in failures.items() if failure] == [5]
     crashes = re.findall(
         r"hpo supervise: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ", job.stdout
@@ -173,7 +173,7 @@ def test_unavailable_database_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
     assert status == 0, errors
     # Optuna may also warn while a trial is added. On a busy machine, concurrent writes may also take long enough for
     # a warning.
-    warning = r"^warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for it"
+    warning = r"^warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for at most"
     assert re.search(warning, errors, re.MULTILINE), errors
     waited = re.findall(r"^the storage sqlite://\S+ answers again, after (\d+\.\d) s$", errors, re.MULTILINE)
     assert max(map(float, waited)) >= 4.0, errors

@@ -127,7 +127,7 @@ def test_individuals_begin_with_what_their_parents_have_saved(mpi: Mpi, tmp_path
     line = [entry["trial"] for entry in summary["lineage"]]
     assert line[-1] == summary["best"]["trial"]
     assert all(parents[child] == parent for parent, child in pairwise(line))
-    assert re.search(r"The line of the best.*\n +trial +epochs +loss .*(lr|decay)", job.stdout)
+    assert re.search(r"Lineage of the best.*\n +trial +epochs +loss .*(lr|decay)", job.stdout)
     kept = {int(path.stem) for path in (tmp_path / "run" / "checkpoints").glob("*.safetensors")}
     by_island = [[t for t in trials if t.user_attrs["island"] == island] for island in (0, 1)]
     best = [{t.number for t in sorted(own, key=lambda t: t.values[0])[:PARENTS_PER_ISLAND]} for own in by_island]

@@ -89,7 +89,7 @@ def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) 
         counts = summary["evaluations"]
         assert counts["complete"] + counts["failed"] == len(new) <= 2
         assert (summary["taken_over"], summary["exhausted"]) == (len(known), True)
-        assert f"of 2; {len(known)} taken over" in job.stdout
+        assert f"of 2; {len(known)} imported" in job.stdout
     again = mpi.run(1, *command, "--islands", 1, "--resume", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
     assert len(load_trials(tmp_path / "from_storage")) == 6

@@ -26,7 +26,7 @@ from hpo.results.reader import RunReader
 from hpo.run.session import Session
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import Evaluation
-from hpo.store.heirs import InheritancePolicy
+from hpo.store.inheritance import InheritancePolicy
 from hpo.trainer.search_file import load_search_file
 from hpo.views.summary_tables import print_tables
 from tests.support.evaluations import make_evaluation

@@ -110,7 +110,7 @@ def test_a_manifest_with_objectives_is_checked() -> None:
         {"names": ["loss"]},
         ["loss"],
     ):
-        with pytest.raises(UsageError, match=r"'objectives' is .*, and must be an object of names, of which the first"):
+        with pytest.raises(UsageError, match=r"'objectives' must be an object with 'names', .*, got "):
             make_manifest(objectives=wrong)
 
 

@@ -469,7 +469,7 @@ def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
         victim = Victim(mpi, 2, command, tmp_path, tmp_path / "log")
         status, errors = victim.wait(90)
         assert status not in (0, 75)
-        message = "error: .*/run/study.log cannot be written: No space left on device; what it holds is whole"
+        message = "error: .*/run/study.log cannot be written: No space left on device. It is undamaged"
         assert len(re.findall(message, errors)) == 1, errors
         assert "Traceback" not in errors
         assert re.match(

@@ -149,7 +149,7 @@ def test_a_run_keeps_the_weights_of_its_best_epoch_and_tests_them_once(mpi: Mpi,
     assert said in job.stdout
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert page.count('src="data:image/png;base64,') == 2
-    assert "taken for dog" in page
+    assert "predicted: dog" in page
     assert "&lt;cat&gt;" in page
     assert '<pre class="text" tabindex="0"><mark>def &lt;cat&gt;</mark>(dog):\n\tpass</pre>' in page
     alone = ["--ranks-per-worker", 1, "--islands", 1]
