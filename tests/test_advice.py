@@ -395,13 +395,13 @@ def test_workers_that_wait_at_the_end_are_too_many() -> None:
         result([*evaluations[:4], replace(evaluations[4], checkpoint_step=3)], last_summary=busy(0.29)), "idle"
     )
     assert saving is not None
-    assert saving.text == "Let workers that have nothing left to do join the others."
+    assert saving.text == "Let idle workers join other workers at the end."
     assert saving.command.endswith(" --elastic")
     advice = told(result(evaluations, last_summary=busy(0.29)), "idle")
     assert advice is not None
     assert advice.text == "Use fewer workers of more ranks each, or more evaluations."
     assert advice.evidence.startswith(
-        "Workers were busy 29% of the time: most of the rest, they had nothing left to do"
+        "Workers were busy 29% of the time. They were mostly idle at the end, while other"
     )
     assert advice.command == "run_islands.py my.py --set epochs=10 --set 'data=my data' --ranks-per-worker 4"
     odd = told(
@@ -413,7 +413,7 @@ def test_workers_that_wait_at_the_end_are_too_many() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "evaluations are short for so many"), (3.0, "what workers wait for")]
+    ("seconds", "text"), [(0.2, "evaluations are too short for this many workers"), (3.0, "what workers wait for")]
 )
 def test_workers_that_wait_in_between_have_a_reason(seconds: float, text: str) -> None:
     evaluations = [replace(evaluation, ended=evaluation.started + seconds) for evaluation in flat(80)]

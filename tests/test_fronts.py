@@ -243,10 +243,16 @@ def test_best_by_is_the_best_of_the_front_in_one_objective(tmp_path: Path, hpo: 
         assert hpo("best", path, "--by", name)[2].startswith(f"trial {trial}: "), name
     status, out, said = hpo("best", path, "--by", "parameter")
     assert (status, out) == (2, "")
-    assert "--by parameter: did you mean parameters? the objectives of this run are loss, parameters, speed" in said
+    assert (
+        "--by must be an objective of this run (loss, parameters, speed), got parameter. Did you mean parameters?"
+        in said
+    )
     only = a_run(tmp_path / "only", Objectives()).run_dir.path
     assert hpo("best", only, "--by", "loss")[2] == hpo("best", only)[2]
-    assert "--by parameters: the only objective is loss" in hpo("best", only, "--by", "parameters")[2]
+    assert (
+        "--by must be loss, the only objective of this run, got parameters"
+        in hpo("best", only, "--by", "parameters")[2]
+    )
 
 
 def test_the_weights_are_those_of_the_one_that_was_chosen(tmp_path: Path, hpo: Hpo) -> None:

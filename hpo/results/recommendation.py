@@ -72,10 +72,10 @@ def find_best_by(name: str, evaluations: Sequence[Evaluation], objectives: Objec
     """
     if name not in objectives.names:
         close = difflib.get_close_matches(name, objectives.names, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        several = f"objectives of this run are {', '.join(map(make_printable, objectives.names))}"
-        known = several if objectives.is_multi_objective else f"only objective is {LOSS}"
-        raise UsageError(f"--by {make_printable(name)}: {hint}the {known}")
+        hint = f". Did you mean {close[0]}?" if close else ""
+        several = f"an objective of this run ({', '.join(map(make_printable, objectives.names))})"
+        condition = several if objectives.is_multi_objective else f"{LOSS}, the only objective of this run"
+        raise UsageError(f"--by must be {condition}, got {make_printable(name)}{hint}")
     index = objectives.names.index(name)
     return min(
         find_front(evaluations, objectives),
