@@ -317,9 +317,9 @@ def test_closed_or_full_output_ends_command(
 ) -> None:
     complete_evaluations(start_session(tmp_path / "run").open_record(), 1)
     line = make_hpo_command(*command, tmp_path / "run")
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as closed, Path("/dev/full").open("w") as full:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as closed, Path("/dev/full").open("w") as full:
         out = closed if reader == "closed" else full
         job = subprocess.run(
             line,
