@@ -57,10 +57,10 @@ def test_listings_that_read_a_run_print_its_content(mpi: Mpi, tmp_path: Path) ->
     assert (job.returncode, job.stderr) == (0, "")
     losses = find_complete_losses(load_trials(tmp_path / "runs" / "first"))
     best = min(losses, key=lambda trial: losses[trial])
-    read_weights, open_study = blocks(f"{REFERENCE}/run-directory.md", "python")
-    assert f"'trial': {best}, " in run_listing(read_weights, tmp_path)
+    read_weights = blocks("docs/training/checkpoints.md", "python")[1].replace("runs/long", "runs/first")
+    assert run_listing(read_weights, tmp_path).startswith(f"{best} {{'conv_layers': ")
+    open_study = example("docs/tutorial.md", "look.py")
     assert run_listing(open_study, tmp_path).startswith(f"{losses[best]} {{'conv_layers': ")
-    assert run_listing(example("docs/tutorial.md", "look.py"), tmp_path).startswith(f"{losses[best]} ")
     assert {"history.html", "importances.html"} < {path.name for path in tmp_path.iterdir()}
     summary = json.loads((tmp_path / "runs" / "first" / "summary.json").read_text())
     assert set(read_first_column(read_page("summary-json.md"))) == summary.keys()
