@@ -56,8 +56,8 @@ def test_options_that_cannot_be_are_shown(options: dict[str, Any], message: str)
         ("{}", r'must be a list of objects, such as \[{"layers": \d, "lr": 0\.\d+}\]'),
         ("[]", "must be a list of objects"),
         ("[3]", "entry 1: must be an object, not 3"),
-        ('[{}, {"lr": 2}]', r"entry 2: parameter 'lr': 2 is not in Float\(0.0, 1.0\)"),
-        ('[{"layers": "3"}]', "entry 1: parameter 'layers': '3' is not in Int"),
+        ('[{}, {"lr": 2}]', r"entry 2: parameter 'lr' must be in Float\(0.0, 1.0\), got 2"),
+        ('[{"layers": "3"}]', "entry 1: parameter 'layers' must be in Int"),
         ('[{"layer": 3}]', "entry 1: unknown parameter 'layer'; this space has layers, lr"),
     ],
 )

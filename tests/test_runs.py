@@ -138,7 +138,7 @@ def test_a_run_starts_with_what_a_person_gives(mpi: Mpi, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("given.json").write_text('[{"depth": 3}, {"depth": 4}]')
     with pytest.raises(
-        UsageError, match=r"^--enqueue given\.json: entry 2: parameter 'depth': 4 is not in Int\(1, 3\)"
+        UsageError, match=r"^--enqueue given\.json: entry 2: parameter 'depth' must be in Int\(1, 3\), got 4"
     ):
         start_session(Path("run"), SEARCHES / "tiny.py", resume=True, enqueue=Path("given.json"))
 

@@ -299,7 +299,7 @@ def test_mistake_in_a_command_is_one_message(mpi: Mpi, tmp_path: Path, arguments
         (["lr=Foo(1, 2)"], "--space lr=Foo(1, 2): there are Categorical, Float, Int, Ordinal; "),
         (["lr=Float(__import__('os').getpid(), 2)"], "its arguments must be numbers, texts, True or False; "),
         (["lr=Float(1, 2, **{})"], "its arguments must be numbers, texts, True or False; "),
-        (["lr=Float(2, 1)"], "--space: parameter 'lr': low < high must hold"),
+        (["lr=Float(2, 1)"], "--space: parameter 'lr': low must be less than high"),
         (["lr=Float(1, 2, three=4)"], "three"),
         (["a=Int(1, 2)", "a=Int(1, 3)"], "--space a=Int(1, 3): a is given twice"),
     ],

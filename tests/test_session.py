@@ -413,7 +413,7 @@ def test_parameters_of_other_distributions_are_taken_for_what_they_mean(tmp_path
     ]
     assert all([type(value) for value in e.params.values()] == [int, str, bool, float] for e in taken)
     assert "without 4 that are not of this search space, such as trial" in session.headline
-    assert "parameter 'depth': 2.5 is not in Int(1, 9)" in session.headline
+    assert "parameter 'depth' must be in Int(1, 9), got 2.5" in session.headline
 
 
 def test_what_was_taken_over_in_part_is_said(tmp_path: Path) -> None:

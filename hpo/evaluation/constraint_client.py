@@ -36,9 +36,9 @@ class ConstraintClient:
             self.close()
             self._end_count += 1
             if found is None:
-                raise RunError(f"the rules of the search space have not answered for {_SECONDS_TO_ANSWER:g} s")
+                raise RunError(f"the constraints of the search space have not answered for {_SECONDS_TO_ANSWER:g} s")
             if self._end_count > 1:
-                raise RunError(f"the rules of the search space cannot be asked: {found.text}")
+                raise RunError(f"the constraints of the search space cannot be checked: {found.text}")
 
     def close(self) -> None:
         """End the trainer."""

@@ -284,9 +284,9 @@ def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
     evaluations = record.read_evaluations()
     for evaluation, misfit in zip(evaluations, find_misfits(evaluations, space), strict=True):
         if misfit:
-            new_rule = f"; if this rule is new, start another run with --warm-start {session.run_dir.path}"
+            hint = f"; if this constraint is new, start another run with --warm-start {session.run_dir.path}"
             raise UsageError(
-                f"{mask_password(session.storage)}: {misfit}{'' if space.allows(evaluation.params) else new_rule}"
+                f"{mask_password(session.storage)}: {misfit}{'' if space.allows(evaluation.params) else hint}"
             )
 
 
