@@ -193,9 +193,7 @@ def test_draw_returns_all_allowed_individuals_and_no_others() -> None:
     assert drawn == {tuple(params.items()) for params in space.all_individuals or ()}
     assert {params["b"] for params in (space.draw(rng, {"c": 0.1, "a": "x"}) for _ in range(50))} == {2, 3}
     for _ in range(20):
-        assert space.draw(rng, {"b": 3})["a"] == "x", (
-            "the condition of b holds"
-        )
+        assert space.draw(rng, {"b": 3})["a"] == "x", "the condition of b holds"
     mistakes: list[tuple[dict[str, Any], str]] = [
         ({"a": "y", "b": 2}, "'b' is active only if 'a' is 'x'"),
         ({"b": 1}, "b is larger, got {'a': 'x', 'b': 1, "),
@@ -562,6 +560,4 @@ def test_run_with_constraint_that_crashes_twice_ends(mpi: Mpi, tmp_path: Path) -
     assert re.findall("^error: .*", job.stderr, re.MULTILINE) == [
         "error: the constraints of the search space cannot be checked: the trainer was ended by SIGSEGV"
     ]
-    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 4, (
-        "checked again after the first crash"
-    )
+    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 4, "checked again after the first crash"

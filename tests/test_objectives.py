@@ -60,19 +60,19 @@ def test_objectives_are_the_loss_and_metrics_of_which_some_are_maximised() -> No
 @pytest.mark.parametrize(
     ("objectives", "message"),
     [
-        ("loss", r'objectives must be a tuple of names, such as objectives = \("loss", "parameters"\), not \'loss\''),
-        ((), r"must be a tuple of names, such as .*, not \(\)"),
+        ("loss", r'objectives must be a tuple of names, such as objectives = \("loss", "parameters"\), got \'loss\''),
+        ((), r"must be a tuple of names, such as .*, got \(\)"),
         ({"loss": 1}, "must be a tuple of names"),
-        (("loss", 3), "must be names of metrics, .*: 3 is none"),
-        (("loss", ""), "must be names of metrics, .*: '' is none"),
+        (("loss", 3), "must be names of metrics, .*, got 3"),
+        (("loss", ""), "must be names of metrics, .*, got ''"),
         (("loss", maximize("")), "must be names of metrics"),
-        (("parameters", "loss"), "the first of the objectives must be 'loss', not 'parameters'"),
+        (("parameters", "loss"), "the first objective must be 'loss', got 'parameters'"),
         (
             (maximize("loss"), "parameters"),
-            r"the first of the objectives must be 'loss', not MaximizedMetric\(name='loss'\)",
+            r"the first objective must be 'loss', got MaximizedMetric\(name='loss'\)",
         ),
-        (("loss", "size", maximize("size")), "objectives name 'size' twice"),
-        (("loss", "loss"), "objectives name 'loss' twice"),
+        (("loss", "size", maximize("size")), "objectives must differ from each other, got 'size' twice"),
+        (("loss", "loss"), "objectives must differ from each other, got 'loss' twice"),
     ],
 )
 def test_what_are_no_objectives_is_said_with_the_file(tmp_path: Path, objectives: Any, message: str) -> None:

@@ -137,9 +137,7 @@ def test_log_int_is_drawn_log_uniformly_up_to_its_bounds() -> None:
     drawn = [int(space.draw(rng)["width"]) for _ in range(2000)]
     assert min(drawn) == 1
     assert max(drawn) > 1000
-    assert drawn.count(1) / 2000 == pytest.approx(math.log(3) / math.log(2049), abs=0.03), (
-        "1 is from 0.5 to 1.5"
-    )
+    assert drawn.count(1) / 2000 == pytest.approx(math.log(3) / math.log(2049), abs=0.03), "1 is from 0.5 to 1.5"
     assert np.mean(np.array(drawn) > 32) == pytest.approx(math.log(1024.5 / 32.5) / math.log(2049), abs=0.03)
 
 

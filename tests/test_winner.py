@@ -389,7 +389,7 @@ def test_the_test_of_a_run_of_before_there_were_texts_is_read(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("prompt", "text", "wrong"), [(3, "a", "prompt"), ("a", None, "text"), ("a", b"b", "text")])
 def test_a_text_sample_is_of_strings(prompt: Any, text: Any, wrong: str) -> None:
-    with pytest.raises(ValueError, match=f"the {wrong} of a text sample must be a string, not "):
+    with pytest.raises(ValueError, match=f"the {wrong} of a text sample must be a string, got "):
         TextSample(prompt, text)
 
 
