@@ -227,7 +227,7 @@ def test_a_run_that_cannot_inherit_is_refused(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.run(2, *heirs("run", "--pruner", "asha"), cwd=tmp_path)
     assert job.returncode == 2
     (line,) = job.stderr.splitlines()
-    assert re.search("--pbt and --pruner asha: .*choose one of the two", line), line
+    assert re.search("--pbt and --pruner asha exclude each other: .*Give one of them", line), line
     assert not (tmp_path / "run").exists()
 
 
@@ -237,15 +237,15 @@ def test_a_run_that_cannot_inherit_is_refused(mpi: Mpi, tmp_path: Path) -> None:
         (
             "heirs",
             {"confirm_seeds": 2},
-            "--pbt and --confirm-seeds 2: what an individual has inherited is not trained again",
+            "--pbt and --confirm-seeds 2 exclude each other: inherited weights are not trained again",
         ),
         (
             "heirs",
             {"checkpoint_every": math.inf},
-            "--pbt and --checkpoint-every off: only what is saved can be inherited",
+            "--pbt and --checkpoint-every off exclude each other: only checkpoints can be inherited",
         ),
         ("heirs", {"propagators": ("ga", "propulate")}, "among ga, tpe, random with --pbt, got propulate"),
-        ("tiny", {}, r"--pbt: no parameter is mutable.*depth=Int\(1, 3, mutable=True\)"),
+        ("tiny", {}, r"--pbt must be used with at least one mutable parameter.*depth=Int\(1, 3, mutable=True\)"),
     ],
 )
 def test_what_makes_no_sense_with_inheritance_is_refused(

@@ -175,7 +175,7 @@ def test_start_from_leaves_out_evaluations_that_inherit(tmp_path: Path) -> None:
     run_with_heirs(tmp_path / "before")
     session = start_session(tmp_path / "run", SEARCHES / "heirs.py", warm_start=str(tmp_path / "before"))
     assert f"with 2 evaluations of {tmp_path}/before, the best 2\n" in session.headline
-    assert "without 1 evaluation that began with the weights of others" in session.headline
+    assert "without 1 evaluation with inherited weights" in session.headline
     assert [each.loss for each in session.open_record().read_evaluations()] == [2.0, 3.0]
 
 
@@ -200,7 +200,7 @@ def test_no_inherit_keeps_guards_of_a_run_with_heirs(tmp_path: Path, options: di
     with pytest.raises(UsageError, match=said):
         start_session(tmp_path / "run", SEARCHES / "heirs.py", **resume, **options)
     assert (tmp_path / "run" / "run.json").read_bytes() == before
-    assert "going on after 3 evaluations" in start_session(tmp_path / "run", SEARCHES / "heirs.py", **resume).headline
+    assert "resumed after 3 evaluations" in start_session(tmp_path / "run", SEARCHES / "heirs.py", **resume).headline
 
 
 def test_parent_without_its_state_is_skipped(tmp_path: Path) -> None:

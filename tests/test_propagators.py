@@ -171,7 +171,9 @@ def test_failures_do_not_keep_the_search_from_learning() -> None:
 
 def test_a_search_of_numbers_refuses_categories() -> None:
     check_space(("ga", "cmaes"), NUMBERS)
-    with pytest.raises(UsageError, match=r"cmaes: it searches numbers, and parameter 'act' is Categorical\('relu'"):
+    with pytest.raises(
+        UsageError, match=r"cmaes must be used with numbers and ordinals only, got 'act', which is Categorical\('relu'"
+    ):
         check_space(("ga", "cmaes"), EVERYTHING)
 
 

@@ -47,7 +47,7 @@ def test_resume_names_the_options_that_differ(tmp_path: Path) -> None:
     ]
     assert lines == [
         "--propagators was ga before, and is tpe,random now",
-        "--seed was 0 before, and is 7 now: losses may not compare",
+        "--seed was 0 before, and is 7 now: losses may not be comparable",
         "--elastic was off before, and is on now",
     ]
     assert start_session(tmp_path / "run", resume=True, **now).headline.splitlines()[2:] == []
@@ -157,7 +157,7 @@ def test_show_tells_the_seed_that_a_trial_had(mpi: Mpi, hpo: Hpo, tmp_path: Path
         arguments = [PROGRAM, NOISY, "--run-dir", "run", "--resume", "--seed", seed, "--evaluations", evaluations]
         job = mpi.run(2, *arguments, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
-    assert "--seed was 3 before, and is 5 now: losses may not compare" in job.stdout
+    assert "--seed was 3 before, and is 5 now: losses may not be comparable" in job.stdout
     for trial, seed in zip(load_trials(tmp_path / "run"), (3, 3, 5, 5), strict=True):
         shown = json.loads(hpo("show", tmp_path / "run", trial.number, "--json")[1])
         assert shown["seed"] == seed

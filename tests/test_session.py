@@ -44,7 +44,7 @@ def test_a_run_that_was_killed_while_it_began_can_begin(tmp_path: Path, url: str
     params = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
     assert claim_evaluation(record, params, space.make_distributions(), session.manifest.budget) is not None
     (run_dir / "run.json").unlink()
-    with pytest.raises(UsageError, match="already holds a study named 'run'"):
+    with pytest.raises(UsageError, match="already has a study named 'run'"):
         start_session(run_dir, resume=True, storage=storage)
 
 
@@ -67,7 +67,7 @@ def test_resume_with_nan_setting_reports_no_difference(tmp_path: Path) -> None:
         text = (tmp_path / "run" / "run.json").read_text()
         content = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
         assert (content["settings"]["clip"], content["settings"]["seconds"]) == ("nan", "inf")
-        assert "losses may not compare" not in session.headline
+        assert "losses may not be comparable" not in session.headline
 
 
 def test_no_password_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_study_cut_anywhere_goes_on_with_what_it_holds_or_is_refused_and_left_
         (run_dir / "study.log").write_bytes(whole[:place])
         complete = sum(b'"state":1' in line for line in whole[:place].splitlines(keepends=True) if line[-1:] == b"\n")
         if whole[:place].count(b"\n") < 2:  # the lines that make the study and say what its space is
-            with pytest.raises(UsageError, match=r"there is no study 'whole' in|is of another search space"):
+            with pytest.raises(UsageError, match=r"there is no study 'whole' in|has another search space"):
                 start_session(run_dir, resume=True)
             assert (run_dir / "study.log").read_bytes() == whole[:place]
             continue
@@ -148,7 +148,7 @@ def test_a_study_cut_anywhere_goes_on_with_what_it_holds_or_is_refused_and_left_
         (b"glued", "study.log is damaged: line 9 is not JSON"),
         (None, "study.log, the study of this run, is missing: restore it"),
         ("study", "there is no study 'run' in .*study.log, which holds 'theirs'"),
-        ("space", "the study 'run' in .*study.log is of another search space than .*run.json says"),
+        ("space", "the study 'run' in .*study.log has another search space than .*run.json"),
     ],
     ids=["empty", "binary", "json", "glued", "missing", "another study", "another space"],
 )
@@ -193,12 +193,12 @@ def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
         ),
         (
             {"set": {"epochs": "3.5"}},
-            "--set epochs=3.5: epochs takes a whole number, not '3.5'; an earlier session was given it",
+            "--set epochs=3.5: epochs takes a whole number, not '3.5'. The setting was given in an earlier session",
         ),
         ({"space": {"lr": "Float(0, 1)"}}, "another search space: parameter 'lr' was Float"),
         (
             {"propagators": ["ga", "gaa"]},
-            r"run.json is not as a run has written it: 'propagators' has 'gaa', and there are ga",
+            r"run.json is not as a run has written it: 'propagators' must be among ga, tpe, .*, got 'gaa'",
         ),
         ({"study": "other"}, "there is no study 'other' in .* which holds 'run'"),
         ({"storage": "other.log"}, "other.log, the study of this run, is missing"),
@@ -358,7 +358,7 @@ def test_a_study_of_another_program_is_a_start_whatever_its_attributes(tmp_path:
     study.optimize(objective_of_another_program, n_trials=4)
     session = start_session(tmp_path / "run", warm_start=f"{tmp_path}/mine.log#mine")
     assert f"with 3 evaluations of {tmp_path}/mine.log#mine, the best 1\n" in session.headline
-    assert "without 1 that is not of this search space, such as trial 3: parameter" in session.headline
+    assert "without 1 that is not valid in this search space, such as trial 3: parameter" in session.headline
     evaluations = session.open_record().read_evaluations()
     assert [(e.loss, e.metrics, e.params["lr"]) for e in evaluations] == [
         (1.0, {}, 0.123456789012),
@@ -412,7 +412,7 @@ def test_parameters_of_other_distributions_are_taken_for_what_they_mean(tmp_path
         {"depth": 4, "act": "tanh", "flag": False, "lr": 0.25},
     ]
     assert all([type(value) for value in e.params.values()] == [int, str, bool, float] for e in taken)
-    assert "without 4 that are not of this search space, such as trial" in session.headline
+    assert "without 4 that are not valid in this search space, such as trial" in session.headline
     assert "parameter 'depth' must be in Int(1, 9), got 2.5" in session.headline
 
 
@@ -423,11 +423,11 @@ def test_what_was_taken_over_in_part_is_said(tmp_path: Path) -> None:
     run_json = tmp_path / "run" / "run.json"
     first = start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/mine.db")
     assert "with 1 evaluation of sqlite:///" in first.headline
-    assert "taken over" not in start_session(tmp_path / "run", resume=True).headline
+    assert "imported" not in start_session(tmp_path / "run", resume=True).headline
     content = json.loads(run_json.read_text())
     run_json.write_text(json.dumps({**content, "warm_start": "runs/other"}))  # as a run leaves it that is killed then
     again = start_session(tmp_path / "run", resume=True)
-    assert "only a part of runs/other was taken over: give --warm-start again for the rest" in again.headline
+    assert "only a part of runs/other was imported. Give --warm-start again to import the rest" in again.headline
 
 
 def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
@@ -482,8 +482,8 @@ def test_a_resumed_run_says_what_has_changed_in_its_search_space_file(
     changed = saved_and_resumed(run_dir, path, other)
     number = text.splitlines().index('        yield params["depth"] + params["lr"] + 1 / (epoch + 1)') + 1
     assert changed == [
-        "mine.py is not what ran before: 2 lines added, 1 removed; evaluations from before were made by "
-        "search_space-1.py in runs/mine: losses may not compare",
+        "mine.py has changed since the last session: 2 lines added, 1 removed; earlier evaluations used "
+        "search_space-1.py in runs/mine: losses may not be comparable",
         "  @@ -2,0 +3 @@",
         "  +import math",
         f"  @@ -{number} +{number + 1} @@",
@@ -493,8 +493,8 @@ def test_a_resumed_run_says_what_has_changed_in_its_search_space_file(
     assert saved_and_resumed(run_dir, path, other) == []
     back = saved_and_resumed(run_dir, path, text)
     assert back[0] == (
-        "mine.py is not what ran before: 1 line added, 2 removed; evaluations from before were made by "
-        "search_space-1.py, search_space-2.py in runs/mine: losses may not compare"
+        "mine.py has changed since the last session: 1 line added, 2 removed; earlier evaluations used "
+        "search_space-1.py, search_space-2.py in runs/mine: losses may not be comparable"
     )
     sessions = sessions_of(run_dir)
     assert [session["file"] for session in sessions] == [f"search_space-{n}.py" for n in (1, 1, 1, 2, 2, 1)]
@@ -540,7 +540,9 @@ def test_a_copy_that_is_not_what_ran_is_said_and_left_alone(tmp_path: Path, cont
     if content is not None:
         copy.write_text(content)
     (line,) = saved_and_resumed(run_dir, path, text + "# new\n")
-    assert f"{path} is not what ran before, of which the copy {copy} is missing or was edited; eval" in line
+    assert (
+        f"{path} has changed since the last session, and its copy {copy} is missing or was edited; earlier eval" in line
+    )
     assert (copy.read_text() if copy.exists() else None) == content
     assert (run_dir / "search_space-2.py").read_text() == text + "# new\n"
     assert saved_and_resumed(run_dir, path, text + "# new\n") == []
@@ -598,7 +600,7 @@ def test_a_resumed_run_says_that_the_repository_of_its_file_is_at_another_commit
     monkeypatch.delenv("GIT_DIR")
     assert saved_and_resumed(run_dir, path, text) == [], "the run's own files are not in the repository"
     (repository / "model.py").write_text("width = 2\n")
-    what = f"{path} is what ran before, but its repository was at commit"
+    what = f"{path} has not changed, but its repository was at commit"
     assert saved_and_resumed(run_dir, path, text) == [
         f"{what} {first[:7]} before, and is at {first[:7]} with uncommitted changes now: what it imports may differ"
     ]
