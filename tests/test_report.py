@@ -720,7 +720,7 @@ def test_the_command_writes_the_report_and_overwrites_nothing_else(run_dir: Path
     mine.write_text("mine")
     refused = report("run", "--output", mine)
     assert refused.returncode == 2
-    assert refused.stderr == f"error: -o {mine} exists: add --overwrite to replace it, or name another file\n"
+    assert refused.stderr == f"error: -o {mine} exists. Add --overwrite to replace it, or name another file\n"
     assert mine.read_text() == "mine"
     nowhere = report("run", "--output", "no/where.html")
     assert (nowhere.returncode, nowhere.stderr) == (

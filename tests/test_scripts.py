@@ -300,14 +300,14 @@ def test_mistake_in_a_command_is_one_message(mpi: Mpi, tmp_path: Path, arguments
     ("texts", "message"),
     [
         ([], "a search over a program must have hyperparameters. "),
-        (["lr"], "--space lr: "),
+        (["lr"], "--space must be NAME=..., got 'lr'. "),
         (["lr=Float(1"], "--space lr=Float(1: 'Float(1' is not a parameter. "),
         (["lr=Foo(1, 2)"], "--space lr=Foo(1, 2): a parameter must be a Categorical, Float, Int, Ordinal, got 'Foo"),
         (["lr=Float(__import__('os').getpid(), 2)"], "its arguments must be numbers, strings, True or False. "),
         (["lr=Float(1, 2, **{})"], "its arguments must be numbers, strings, True or False. "),
         (["lr=Float(2, 1)"], "--space: parameter 'lr': low must be less than high"),
         (["lr=Float(1, 2, three=4)"], "three"),
-        (["a=Int(1, 2)", "a=Int(1, 3)"], "--space a=Int(1, 3): a is given twice"),
+        (["a=Int(1, 2)", "a=Int(1, 3)"], "--space a=Int(1, 3): a must not be given twice"),
     ],
 )
 def test_space_on_the_command_line_is_parsed_and_never_run(texts: list[str], message: str) -> None:

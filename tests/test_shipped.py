@@ -26,7 +26,7 @@ def test_search_space_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_search_space_with_another_name_is_refused(tmp_path: Path) -> None:
-    message = rf"^my\.py: no such file; give the path of a search space file, or one of {', '.join(NAMES)}$"
+    message = rf"^SEARCH_SPACE must be the path of a file, or one of {', '.join(NAMES)}, got my\.py$"
     with pytest.raises(UsageError, match=message):
         find_search_space(Path("my.py"))
     assert find_search_space(tmp_path) == tmp_path, "what is no file has another message"
