@@ -11,7 +11,7 @@ def check_module(name: str) -> None:
     """Check that ``python -m name`` would find a module. Packages that define their own search path are not checked.
 
     Raises:
-        ValueError: There is no such module.
+        ValueError: The module does not exist.
     """
     names = name.split(".")
     if name.endswith(".py") or "/" in name or not all(names):

@@ -201,7 +201,7 @@ def find_program(script: Script) -> Path | None:
     """Return the file of the program of a script, or None for a module.
 
     Raises:
-        ValueError: There is no such file, command or module, or the command is a launcher such as mpirun.
+        ValueError: The file, command or module does not exist, or the command is a launcher such as mpirun.
     """
     first = script.command[0]
     if first == "-m":

@@ -33,7 +33,7 @@ class SearchSpace:
             without a leading underscore. A conditional parameter must come after the parameters in its condition.
 
     Raises:
-        ValueError: There are no parameters, or the name, range, choices or condition of a parameter is not valid. The
+        ValueError: The space has no parameters, or the name, range or condition of a parameter is not valid. The
             message names the parameter.
         TypeError: A parameter is not an Int, Float, Ordinal or Categorical.
 

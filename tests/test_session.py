@@ -224,7 +224,7 @@ def test_an_edited_run_json_is_one_message(tmp_path: Path, change: dict[str, obj
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"/run\.json is missing; restore it, or name another --run-dir"),
+        (None, r"/run\.json is missing; restore it, or give another --run-dir"),
         *((text, r"/run\.json cannot be read: \w") for text in ("", "{", "\0\xff", "[" * 100_000)),
         ("[]", r"/run\.json is not as a run has written it: 'space' is missing"),
     ],
@@ -527,7 +527,7 @@ def test_a_change_that_is_not_seen_is_a_change(tmp_path: Path, ends: str) -> Non
     load_search_file.cache_clear()
     session = start_session(tmp_path / "run", path, resume=True)
     count = text.count("\n") if ends == "\r\n" else 0
-    assert f"not what ran before: {count or '1 line'} " in session.headline.replace(" lines", "")
+    assert f"changed since the last session: {count or '1 line'} " in session.headline.replace(" lines", "")
     assert (tmp_path / "run" / "search_space-2.py").read_bytes() == other.encode()
 
 
@@ -602,12 +602,12 @@ def test_a_resumed_run_says_that_the_repository_of_its_file_is_at_another_commit
     (repository / "model.py").write_text("width = 2\n")
     what = f"{path} has not changed, but its repository was at commit"
     assert saved_and_resumed(run_dir, path, text) == [
-        f"{what} {first[:7]} before, and is at {first[:7]} with uncommitted changes now: what it imports may differ"
+        f"{what} {first[:7]} before, and is at {first[:7]} with uncommitted changes now: imported modules may differ"
     ]
     git(repository, "commit", "--quiet", "--all", "--message", "second")
     second = git(repository, "rev-parse", "HEAD")
     assert saved_and_resumed(run_dir, path, text) == [
-        f"{what} {first[:7]} with uncommitted changes before, and is at {second[:7]} now: what it imports may differ"
+        f"{what} {first[:7]} with uncommitted changes before, and is at {second[:7]} now: imported modules may differ"
     ]
     assert saved_and_resumed(run_dir, path, text) == []
     assert [line[:2] for line in saved_and_resumed(run_dir, path, text + "\n# new\n")[1:]] == ["  "] * 3

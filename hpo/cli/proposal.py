@@ -109,7 +109,7 @@ def _find_options(tree: ast.AST) -> Iterator[_Option]:
 
 
 def _make_parameter_code(option: _Option) -> tuple[str, bool]:
-    """Return the code of a parameter, or "" if there is no range, and whether it is more than a comment."""
+    """Return the code of a parameter, or "" if its range is unknown, and whether it is more than a comment."""
     default = option.default
     if option.is_switch:
         return "Categorical(True, False)", False

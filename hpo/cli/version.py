@@ -23,5 +23,5 @@ def _find_mpi() -> str:
         from mpi4py import MPI
 
         return " ".join(MPI.Get_library_version().splitlines()[0].split())
-    except (ImportError, RuntimeError) as error:  # There is no MPI library.
+    except (ImportError, RuntimeError) as error:  # The MPI library is missing.
         return f"not found ({str(error).splitlines()[0]})"

@@ -23,8 +23,8 @@ def finalize_run(run_dir: Path, storage: str | None, problem: Problem, run_test:
         run_dir: The run directory.
         storage: The storage of the study, with its password; None: as in the manifest.
         problem: The search file, which may have a function `test`, and its settings.
-        run_test: Runs the test in a trainer (see `hpo.results.recommendation`). None if the run is being stopped: then
-            there is no time for the test, or for the models of the report.
+        run_test: Runs the test in a trainer (see `hpo.results.recommendation`). None if the run is being stopped, which
+            leaves too little time for the test and for the models of the report.
     """
     try:
         run = RunReader(run_dir, storage)

@@ -68,7 +68,7 @@ class Options:
 
     @property
     def target(self) -> float:
-        """The loss at which the search ends; minus infinity if there is no target."""
+        """The loss at which the search ends; minus infinity without a target."""
         return -math.inf if self.target_loss is None else self.target_loss
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
         objectives: The objectives of this run. In the source, they may be metrics.
 
     Raises:
-        UsageError: There is no such study, or none of its evaluations is valid in this space.
+        UsageError: The study does not exist, or none of its evaluations is valid in this space.
     """
     shown = mask_password(source)
     try:
