@@ -40,7 +40,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Return what depends on the process, and import on first use what needs torch or numpy: ranks need neither."""
+    """Return a name that depends on the running evaluation, or import a name that needs torch or numpy at first use."""
     if name == "Worker":
         from hpo.trainer.worker import Worker
 

@@ -1,4 +1,4 @@
-"""Rules between hyperparameters: functions of a user, and how a search space asks them, also in another process."""
+"""Constraints between hyperparameters: functions of the user, which may run in another process."""
 
 from __future__ import annotations
 
@@ -10,45 +10,46 @@ from random import Random
 from typing import Any, Protocol, TypeVar
 
 _MOST_DRAWS = 10_000
-_LEAST_OBEYING = 10  # of these must obey the rules: one in a thousand
-_LEAST_DRAWS = 200  # draws that rules are asked about at least, so that what is wrong with them shows
-_MOST_IN_BATCH = 64  # candidates: asking another process takes 0.1 ms and 5 us for each of them
+_LEAST_ALLOWED = 10  # draws that must satisfy all constraints: one in a thousand
+_LEAST_DRAWS = 200  # Constraints are checked with at least this many draws, so that their errors show.
+_MOST_IN_BATCH = 64  # candidates. A request to another process takes 0.1 ms, and 5 us for each candidate.
 
 T = TypeVar("T")
 
 
 class ConstraintSet(Protocol):
-    """The rules of a search space, whose functions may be in another process."""
+    """The constraints of a search space, whose functions may be in another process."""
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Return the index of the first rule that each set of hyperparameters breaks, None if it obeys all rules."""
+        """Return for each set of hyperparameters the index of the first constraint that it violates, or None."""
 
     def find_problem(self) -> str:
-        """Return why the rules are unsound, as `check_rules` does; empty if they are sound."""
+        """Return why the constraints are unsound (see `find_constraint_problem`), or "" if they are sound."""
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """One rule of a search space."""
+    """A constraint of a search space."""
 
     function: Callable[[dict[str, Any]], bool]
-    """Returns whether hyperparameters are allowed."""
+    """Function of the user: returns whether hyperparameters are allowed."""
     text: str
-    """The demand in words."""
+    """The constraint in words, for messages."""
     parameter_names: frozenset[str]
     """The names of all parameters of the space."""
 
     def allows(self, params: Mapping[str, Any]) -> bool:
-        """Return whether hyperparameters are allowed; they are not if the function fails."""
+        """Return whether hyperparameters are allowed; True if the constraint is skipped, False if it fails."""
         try:
             return self.call_function(params) is not False
         except ValueError:
             return False
 
     def call_function(self, params: Mapping[str, Any]) -> bool | None:
-        """Return the function's answer, or None if the function reads a parameter that does not exist.
+        """Return the answer of the function, or None if it reads an inactive parameter.
 
-        Raises ValueError if it fails, or returns neither True nor False.
+        Raises:
+            ValueError: The function fails, or returns neither True nor False.
         """
         try:
             answer: Any = self.function(dict(params))
@@ -56,78 +57,94 @@ class Constraint:
             missing = error.args[0] if isinstance(error, KeyError) and error.args else None
             if isinstance(missing, str) and missing in self.parameter_names and missing not in params:
                 return None
-            name = f"there is no parameter {error}" if isinstance(error, KeyError) else repr(error)
-            raise ValueError(f"the rule {self.text!r} cannot be asked about {dict(params)!r}: {name}") from error
+            reason = f"there is no parameter {error}" if isinstance(error, KeyError) else repr(error)
+            raise ValueError(f"the constraint {self.text!r} failed for {dict(params)!r}: {reason}") from error
         with suppress(Exception):
             answer = answer.item()  # numpy's True
         if type(answer) is not bool:
-            raise ValueError(f"the rule {self.text!r} must return True or False, not {answer!r} for {dict(params)!r}")
+            raise ValueError(
+                f"the constraint {self.text!r} must return True or False, got {answer!r} for {dict(params)!r}"
+            )
         return answer
 
 
 class LocalConstraints:
-    """Rules whose functions are in this process; `draw` returns hyperparameters that are drawn at random."""
+    """Constraints whose functions are in this process.
+
+    Args:
+        draw: Returns hyperparameters that are drawn at random, whether or not they satisfy the constraints.
+    """
 
     def __init__(self, draw: Callable[[Random], Mapping[str, Any]]) -> None:
         self._draw = draw
         self._constraints: list[Constraint] = []
 
-    def add(self, rule: Constraint) -> None:
-        """Add a rule."""
-        self._constraints.append(rule)
+    def add(self, constraint: Constraint) -> None:
+        """Add a constraint."""
+        self._constraints.append(constraint)
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Return the index of the first rule that each set of hyperparameters breaks, None if it obeys all rules."""
+        """Return for each set of hyperparameters the index of the first constraint that it violates, or None."""
         return [
-            next((index for index, rule in enumerate(self._constraints) if not rule.allows(params)), None)
+            next((index for index, constraint in enumerate(self._constraints) if not constraint.allows(params)), None)
             for params in batch
         ]
 
     def find_problem(self) -> str:
-        """Return why the rules are unsound, as `check_rules` does; empty if they are sound."""
+        """Return why the constraints are unsound (see `find_constraint_problem`), or "" if they are sound."""
         rng = Random(0)
         return find_constraint_problem(self._constraints, lambda: self._draw(rng))
 
 
 def iterate_batches(items: Iterable[T], first_size: int = 1, most_items: int = _MOST_IN_BATCH) -> Iterator[list[T]]:
-    """Yield items in lists of `first`, twice as many, and so on up to `most`, each taken when it is needed."""
+    """Yield items in lists of `first_size`, twice as many, and so on up to `most_items`; take items only if needed."""
     size, source = first_size, iter(items)
     while batch := list(islice(source, size)):
         yield batch
         size = min(2 * size, most_items)
 
 
-def find_constraint_problem(rules: Sequence[Constraint], draw: Callable[[], Mapping[str, Any]]) -> str:
-    """Return why rules are unsound, empty if they are sound. `draw` returns hyperparameters drawn at random.
+def find_constraint_problem(constraints: Sequence[Constraint], draw: Callable[[], Mapping[str, Any]]) -> str:
+    """Return why constraints are unsound, or "" if they are sound.
 
-    A rule is unsound if it fails, if it answers the same question in two ways, or if it never applies. Rules are
-    unsound together if they leave nothing or next to nothing of the space.
+    A constraint is unsound if it fails, if two calls with the same hyperparameters differ, or if it never applies.
+    Constraints are unsound together if they leave nothing or next to nothing of the space.
+
+    Args:
+        constraints: The constraints of the space.
+        draw: Returns hyperparameters drawn at random from the whole space.
     """
-    obeyed, applied, kept, drawn = [0] * len(rules), [False] * len(rules), 0, 0
-    while drawn < _MOST_DRAWS and (drawn < _LEAST_DRAWS or kept < _LEAST_OBEYING or not all(applied)):
+    allowed_counts, applied = [0] * len(constraints), [False] * len(constraints)
+    kept = drawn = 0
+    while drawn < _MOST_DRAWS and (drawn < _LEAST_DRAWS or kept < _LEAST_ALLOWED or not all(applied)):
         params = draw()
         try:
-            answers = [rule.call_function(params) for rule in rules]
-            again = [rule.call_function(params) for rule in rules]
+            answers = [constraint.call_function(params) for constraint in constraints]
+            second_answers = [constraint.call_function(params) for constraint in constraints]
         except ValueError as error:
             return str(error)
-        for rule, answer, other in zip(rules, answers, again, strict=True):
-            if other != answer:
-                return f"the rule {rule.text!r} does not always answer the same, asked about {params!r}"
-        obeyed = [count + (answer is not False) for count, answer in zip(obeyed, answers, strict=True)]
+        for constraint, answer, second_answer in zip(constraints, answers, second_answers, strict=True):
+            if second_answer != answer:
+                return (
+                    f"the constraint {constraint.text!r} must always return the same for the same hyperparameters, "
+                    f"got two answers for {params!r}"
+                )
+        allowed_counts = [count + (answer is not False) for count, answer in zip(allowed_counts, answers, strict=True)]
         applied = [before or answer is not None for before, answer in zip(applied, answers, strict=True)]
         kept += False not in answers
         drawn += 1
-    for rule, ever in zip(rules, applied, strict=True):
-        if not ever:
+    for constraint, has_applied in zip(constraints, applied, strict=True):
+        if not has_applied:
             return (
-                f"the rule {rule.text!r} never applies: it looks up parameters that did not exist together in any of "
-                f"{drawn} individuals drawn at random"
+                f"the constraint {constraint.text!r} never applies: it reads parameters that were not active together "
+                f"in any of {drawn} individuals drawn at random"
             )
-    if kept < _LEAST_OBEYING:
-        shares = ", ".join(f"{rule.text!r} {count}" for rule, count in zip(rules, obeyed, strict=True))
+    if kept < _LEAST_ALLOWED:
+        counts = ", ".join(
+            f"{constraint.text!r} {count}" for constraint, count in zip(constraints, allowed_counts, strict=True)
+        )
         return (
-            f"the rules of this space leave {'next to ' if kept else ''}nothing: of {drawn} individuals drawn at "
-            f"random {kept} obey all of them ({shares}); give parameters values that fit together more often"
+            f"the constraints of this space leave {'next to ' if kept else ''}nothing: of {drawn} individuals drawn at "
+            f"random {kept} satisfy all of them ({counts}). Give the parameters values that fit together more often"
         )
     return ""

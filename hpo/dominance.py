@@ -1,7 +1,7 @@
-"""Which of several individuals are better where several costs count: dominance, crowding, hypervolume.
+"""Compare individuals by several objectives: dominance, crowding distance and hypervolume.
 
-Costs are arrays of shape (individuals, objectives), the lower the better. One individual dominates another one if none
-of its costs is higher, and one is lower.
+Costs are arrays of shape (individuals, objectives), lower is better. Individual A dominates individual B if no cost of
+A is higher, and at least one is lower.
 """
 
 from __future__ import annotations
@@ -13,76 +13,97 @@ Costs = npt.NDArray[np.float64]
 
 
 def find_non_dominated(costs: Costs) -> npt.NDArray[np.bool_]:
-    """Tell of each individual whether no other one dominates it, shape (individuals,); equals are all or none."""
+    """Return which individuals no other individual dominates, shape (individuals,). Equal individuals do not dominate.
+
+    Args:
+        costs: Shape (individuals, objectives).
+    """
     if costs.shape[1] == 2 and len(costs):
         return _find_non_dominated_pairs(costs)
-    left, place = np.lexsort(costs.T[::-1]), 0  # nobody is dominated by one behind it
-    while place < len(left):
-        there, own = costs[left], costs[left[place]]
-        kept = ~((there >= own).all(axis=1) & (there > own).any(axis=1))
-        left, place = left[kept], int(kept[:place].sum()) + 1
+    remaining, index = np.lexsort(costs.T[::-1]), 0  # In this order, no individual is dominated by a later one.
+    while index < len(remaining):
+        remaining_costs, own_costs = costs[remaining], costs[remaining[index]]
+        kept = ~((remaining_costs >= own_costs).all(axis=1) & (remaining_costs > own_costs).any(axis=1))
+        remaining, index = remaining[kept], int(kept[:index].sum()) + 1
     found = np.zeros(len(costs), bool)
-    found[left] = True
+    found[remaining] = True
     return found
 
 
 def _find_non_dominated_pairs(costs: Costs) -> npt.NDArray[np.bool_]:
-    """Tell the same of two objectives in one sweep: who comes first in one has to be better in the other."""
-    pairs, places = np.unique(costs, axis=0, return_inverse=True)
+    # In the order of the first cost, the second cost must be lower than that of all earlier individuals.
+    pairs, pair_indices = np.unique(costs, axis=0, return_inverse=True)
     lowest = np.minimum.accumulate(pairs[:, 1])
-    kept: npt.NDArray[np.bool_] = np.append(True, pairs[1:, 1] < lowest[:-1])[places.ravel()]
+    kept: npt.NDArray[np.bool_] = np.append(True, pairs[1:, 1] < lowest[:-1])[pair_indices.ravel()]
     return kept
 
 
 def compute_domination_ranks(costs: Costs, most_ranked: int | None = None) -> npt.NDArray[np.int64]:
-    """Return the layer of each individual: 0 if it is not dominated, 1 if only layer 0 dominates it, and so on.
+    """Return the front of each individual: 0 if it is not dominated, 1 if only front 0 dominates it, and so on.
 
-    Only as many are told apart as `most` asks for; all others are in the last layer.
+    Args:
+        costs: Shape (individuals, objectives).
+        most_ranked: Stop when this number of individuals have a front; all others get the last front. Default: None,
+            rank all.
+
+    Returns:
+        The number of the front, shape (individuals,).
     """
-    found = np.zeros(len(costs), np.int64)
-    left, layer = np.arange(len(costs)), 0
-    while len(left) and (most_ranked is None or len(costs) - len(left) < most_ranked):
-        here = find_non_dominated(costs[left])
-        found[left[here]] = layer
-        left, layer = left[~here], layer + 1
-    found[left] = layer
-    return found
+    fronts = np.zeros(len(costs), np.int64)
+    remaining, front = np.arange(len(costs)), 0
+    while len(remaining) and (most_ranked is None or len(costs) - len(remaining) < most_ranked):
+        is_in_front = find_non_dominated(costs[remaining])
+        fronts[remaining[is_in_front]] = front
+        remaining, front = remaining[~is_in_front], front + 1
+    fronts[remaining] = front
+    return fronts
 
 
 def compute_crowding_distances(costs: Costs) -> npt.NDArray[np.float64]:
-    """Return how far each individual of a layer is from its neighbours, shape (individuals,); infinite at its ends.
+    """Return the crowding distance of each individual of a front; it is infinite at the ends of the front.
 
-    Costs must be finite. Deb et al., A fast and elitist multiobjective genetic algorithm: NSGA-II (2002), III-B.
+    Source: Deb et al., A fast and elitist multiobjective genetic algorithm: NSGA-II (2002), section III-B.
+
+    Args:
+        costs: Finite costs, shape (individuals, objectives).
+
+    Returns:
+        The distances, shape (individuals,).
     """
     distances = np.zeros(len(costs))
-    for own in costs.T / 2:  # halves: the difference of two floats may overflow
-        order = np.argsort(own, kind="stable")
-        span = own[order[-1]] - own[order[0]] if len(order) else 0.0
+    for column in costs.T / 2:  # Without the division, the difference of two large floats could overflow.
+        order = np.argsort(column, kind="stable")
+        span = column[order[-1]] - column[order[0]] if len(order) else 0.0
         if span > 0:
-            distances[order[1:-1]] += (own[order[2:]] - own[order[:-2]]) / span
+            distances[order[1:-1]] += (column[order[2:]] - column[order[:-2]]) / span
             distances[order[[0, -1]]] = np.inf
     return distances
 
 
 def sort_best_first(costs: Costs, most_sorted: int | None = None) -> npt.NDArray[np.int64]:
-    """Return the order of individuals: by layers, and in each the least crowded first (NSGA-II).
+    """Return the indices of individuals from best to worst: by fronts, then the least crowded first (NSGA-II).
 
-    Only as many are in their order as `most` asks for.
+    Args:
+        costs: Shape (individuals, objectives).
+        most_sorted: Only the first `most_sorted` indices need to be in order. Default: None, sort all.
+
+    Returns:
+        The indices, shape (individuals,).
     """
     if costs.shape[1] == 1:
         return _sort_lowest_first(costs[:, 0], most_sorted)
-    layer = compute_domination_ranks(costs, most_sorted)
-    apart = np.zeros(len(costs))
-    for one in np.unique(layer):
-        here = layer == one
-        if np.isfinite(costs[here]).all():
-            apart[here] = compute_crowding_distances(costs[here])
-    order: npt.NDArray[np.int64] = np.lexsort((-apart, layer))
+    fronts = compute_domination_ranks(costs, most_sorted)
+    distances = np.zeros(len(costs))
+    for front in np.unique(fronts):
+        is_in_front = fronts == front
+        if np.isfinite(costs[is_in_front]).all():
+            distances[is_in_front] = compute_crowding_distances(costs[is_in_front])
+    order: npt.NDArray[np.int64] = np.lexsort((-distances, fronts))
     return order
 
 
 def _sort_lowest_first(costs: Costs, most_sorted: int | None) -> npt.NDArray[np.int64]:
-    """Return the order of costs, shape (individuals,); behind `most`, in any: of 10,000, all would take ten times."""
+    # A complete sort of 10,000 costs takes ten times as long as a partition.
     if most_sorted is None or most_sorted >= len(costs):
         return np.argsort(costs, kind="stable")
     is_low = costs <= np.partition(costs, most_sorted - 1)[most_sorted - 1]
@@ -91,25 +112,29 @@ def _sort_lowest_first(costs: Costs, most_sorted: int | None) -> npt.NDArray[np.
 
 
 def compute_hypervolume(costs: Costs, reference: npt.ArrayLike) -> float:
-    """Return the volume of all that some individual dominates and that dominates the reference, of shape (objectives,).
+    """Return the hypervolume: the volume that the individuals dominate, up to the reference point.
 
-    Each individual adds its own box, without what those behind it dominate of that (While et al., A fast way of
-    calculating exact hypervolumes, 2012).
+    Each individual adds its own box, without the part that later individuals dominate. Source: While et al., A fast way
+    of calculating exact hypervolumes (2012).
+
+    Args:
+        costs: Shape (individuals, objectives).
+        reference: The reference point, shape (objectives,).
     """
     limit = np.asarray(reference, float)
     inside = costs[(costs < limit).all(axis=1)]
     best = inside[find_non_dominated(inside)]
     if best.shape[1] <= 2:
         return _compute_area(best, limit)
-    best = best[np.argsort(-best[:, -1], kind="stable")]  # those behind are as good in the last objective
+    best = best[np.argsort(-best[:, -1], kind="stable")]  # Later ones are at least as good in the last objective.
     flat, height = best[:, :-1], limit[-1] - best[:, -1]
     bases = np.prod(limit[:-1] - flat, axis=1)
-    taken = [compute_hypervolume(np.maximum(flat[place:], own), limit[:-1]) for place, own in enumerate(flat, start=1)]
+    taken = [compute_hypervolume(np.maximum(flat[index:], own), limit[:-1]) for index, own in enumerate(flat, start=1)]
     return float((height * (bases - taken)).sum())
 
 
 def _compute_area(costs: Costs, limit: Costs) -> float:
-    """Return the hypervolume of individuals that do not dominate each other, of one or two objectives."""
+    # One or two objectives; no individual dominates another.
     if not len(costs) or costs.shape[1] == 1:
         return float((limit - costs).max(initial=0.0))
     first, second = costs[np.lexsort(costs.T[::-1])].T

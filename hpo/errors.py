@@ -1,4 +1,4 @@
-"""The errors that end a run, such as mistakes that a person can mend, and the exit statuses."""
+"""Errors that end a run, and exit statuses."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from hpo.text_format import make_printable_lines
 
 
 class UsageError(ValueError):
-    """A bad option, file, path or value: one message that names it, shows it and says what would work."""
+    """An option, file, path or value of the user is not valid. The message has the value and a remedy."""
 
     def __str__(self) -> str:
-        return make_printable_lines(super().__str__())  # the names and values in it may hold control characters
+        return make_printable_lines(super().__str__())  # Names and values may have control characters.
 
 
 class CollectiveUsageError(UsageError):
-    """A mistake that all ranks of a job know of, and end with at the same time."""
+    """A mistake of the user, raised on all ranks of a job."""
 
 
 class RunError(RuntimeError):
-    """The run cannot go on, as with a full disk or a rank that is stuck: one message, and the whole job ends."""
+    """The run cannot continue, for example because the disk is full. The whole job ends with this message."""
 
     def __str__(self) -> str:
         return make_printable_lines(super().__str__())
 
 
 class StorageUnavailableError(RunError):
-    """A storage does not answer, and the run waits no longer: it has waited long enough, or it is stopping."""
+    """The storage of the study does not answer, and the run no longer waits for it."""
 
 
 class ExitStatus(IntEnum):
-    """Exit statuses of run_islands.py, for job scripts; MORE_TO_DO is sysexits' EX_TEMPFAIL, "try again"."""
+    """Exit statuses of a search, for job scripts. UNFINISHED is EX_TEMPFAIL of sysexits.h: submit the job again."""
 
     BUDGET_SPENT = 0
     CRASHED = 1
@@ -43,12 +43,15 @@ class ExitStatus(IntEnum):
 
 @dataclass(frozen=True)
 class StopRequest:
-    """Why a whole run is to stop, the exit status that it then has, and the option that a resumed run needs."""
+    """A request to stop the whole run."""
 
     reason: str
+    """The reason in words, for messages."""
     status: int = ExitStatus.UNFINISHED
+    """The exit status of the job."""
     remedy: str = ""
+    """The option that a resumed run needs, or ""."""
 
 
 class DuplicateError(Exception):
-    """These hyperparameters were evaluated before, or are being evaluated."""
+    """The hyperparameters were already evaluated, or are being evaluated."""

@@ -1,7 +1,7 @@
-"""For code that a search runs: reports, checkpoints and weights of its evaluation. Imports no torch by itself.
+"""Functions for a script that a search runs: report losses, save checkpoints and offer weights.
 
-A script learns from its environment what evaluation it runs in, so child processes may use these functions too. In an
-objective that is a function, each of them is the method of its worker.
+Environment variables identify the evaluation, so child processes of the script can call these functions too. In an
+objective function, each of them calls the method of its worker.
 """
 
 from __future__ import annotations
@@ -27,30 +27,37 @@ _METRICS_VARIABLE, _TRIAL_VARIABLE, _FOLDER_VARIABLE, _CHECKPOINT_VARIABLE = (
 )
 _CHECKPOINT_DRAFTS_VARIABLE, _WEIGHTS_DRAFTS_VARIABLE = "HPO_CHECKPOINT_DRAFTS", "HPO_WEIGHTS_DRAFTS"
 _READS_LINES_VARIABLE = "HPO_READS_LINES"
-NOTE_PATTERN = re.compile(rb"\x1ehpo:([^\x1e\n]*)\x1e")  # a note among printed lines
+NOTE_PATTERN = re.compile(rb"\x1ehpo:([^\x1e\n]*)\x1e")  # Matches a message to the supervisor among printed lines.
 
-_worker: Worker | None = None  # of the objective that is a function and runs in this process
+_worker: Worker | None = None  # the worker of the objective function that runs in this process
 _report_count = 0
 
 
 def set_worker(worker: Worker | None) -> None:
-    """Let the functions of this module be the methods of a worker, or of none again."""
+    """Let the functions of this module call the methods of `worker`; None: let them use the environment."""
     global _worker
     _worker = worker
 
 
 def report(loss: Any, /, **metrics: Any) -> None:
-    """Report a validation loss, with metrics, from anywhere in a script that a search runs.
+    """Report a validation loss, and optionally metrics, from a script.
 
-    Call it on one rank, or on all ranks with the same loss. The search may end the script after a loss, as a pruner
-    asks. Without a search, nothing happens. In an objective that is a function, it is ``worker.report``.
+    Call it on one rank, or on all ranks with the same values. If a pruner stops the evaluation, the search ends the
+    script. Without a search, the function does nothing. In an objective function, it calls ``worker.report``.
 
     Args:
-        loss: The validation loss: a number, of numpy too, or a tensor of one element.
-        metrics: Other numbers by their names.
+        loss: The validation loss, lower is better: a number, a numpy number, or a tensor with one element.
+        **metrics: Other numbers by name, for objectives and tables.
 
     Raises:
         TypeError: A value is not a number.
+
+    Example:
+        ::
+
+            for epoch in range(epochs):
+                train_epoch()
+                hpo.report(compute_validation_loss(), accuracy=accuracy)
     """
     if _worker is not None:
         _worker.report(loss, **metrics)
@@ -61,19 +68,28 @@ def report(loss: Any, /, **metrics: Any) -> None:
 
 
 def save_checkpoint(state: Any) -> None:
-    """Save what the script needs to continue, before it reports the loss that belongs to it.
+    """Save a checkpoint, from which the evaluation resumes after an interruption. Call it before `report`.
 
-    The evaluation continues from the last checkpoint whose loss was reported, if it is interrupted, or paused by a
-    pruner. Rank 0 writes a file each time. Call it on rank 0, or on all ranks; on all of them if the state is a
-    function or has sharded tensors, which are gathered. The file is removed when the evaluation ends. Without a search,
-    nothing happens. In an objective that is a function, it is ``worker.save_checkpoint``.
+    A checkpoint belongs to the next loss that is reported. If the evaluation is interrupted, or paused by a pruner, it
+    resumes from the last checkpoint that has its loss. The file is removed when the evaluation ends. Without a search,
+    the function does nothing. In an objective function, it calls ``worker.save_checkpoint``.
+
+    Call it on rank 0, which writes the file, or on all ranks. Collective if `state` is a function or has sharded
+    tensors, which are gathered: call on all ranks.
 
     Args:
-        state: Dicts, lists and tuples of tensors, numpy arrays, numbers, texts, booleans and None, such as
-            ``state_dict()`` returns; or a function without arguments that returns them.
+        state: Dicts, lists and tuples of tensors, numpy arrays, numbers, strings, booleans and None, for example from
+            ``state_dict()``; or a function without arguments that returns such a state.
 
     Raises:
-        TypeError: The state has another value; the message names its place.
+        TypeError: The state has a value of another type. The message has the path of the value in the state.
+
+    Example:
+        ::
+
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+            hpo.save_checkpoint(state)
+            hpo.report(loss)
     """
     if _worker is not None:
         _worker.save_checkpoint(state)
@@ -84,18 +100,28 @@ def save_checkpoint(state: Any) -> None:
 
 
 def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
-    """Offer the network's weights, before the script reports the loss that belongs to them.
+    """Offer the weights of the network to the run, which keeps the weights of its best. Call it before `report`.
 
-    The weights of the run's best individual are kept in RUN_DIR/best.safetensors, and with ``--confirm-seeds`` those of
-    the confirmed winner in RUN_DIR/confirmed. Rank 0 writes a file each time: offer weights if the loss is the lowest
-    so far. Call it on rank 0, or on all ranks; on all of them if `weights` is a function, which may gather a sharded
-    network. Without a search, nothing happens. In an objective that is a function, it is ``worker.offer_weights``.
+    The run stores the weights of its best individual in RUN_DIR/best.safetensors. With ``--confirm-seeds``, the weights
+    of the confirmed winner are in RUN_DIR/confirmed. Each call writes a file, so offer weights only if the loss is the
+    lowest so far. Without a search, the function does nothing. In an objective function, it calls
+    ``worker.offer_weights``.
+
+    Call it on rank 0, which writes the file, or on all ranks. Collective if `weights` is a function, which may gather a
+    sharded network: call on all ranks.
 
     Args:
-        weights: Whole tensors by their names, such as ``state_dict()`` returns; or a function that returns them.
+        weights: Unsharded tensors by name, for example from ``state_dict()``; or a function that returns them.
 
     Raises:
-        TypeError: The weights are not a dict of whole tensors by their names.
+        TypeError: The weights are not a dict of unsharded tensors by name.
+
+    Example:
+        ::
+
+            if loss < lowest_loss:
+                hpo.offer_weights(model.state_dict())
+            hpo.report(loss)
     """
     if _worker is not None:
         _worker.offer_weights(weights)
@@ -106,12 +132,15 @@ def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) 
 
 
 def load_checkpoint() -> Any:
-    """Return the state that this evaluation continues from; None if it begins, and without a search.
+    """Return the state of the last checkpoint of this evaluation, for ``hpo.checkpoint``.
 
-    Its next loss is the one after the losses that it had when the state was saved. Tensors are on the CPU.
+    The next loss that the script reports is the loss that follows the checkpoint.
+
+    Returns:
+        The state that was saved, with tensors on the CPU. None on a first start, and without a search.
 
     Raises:
-        RuntimeError: The script has reported a loss already.
+        RuntimeError: The script has already reported a loss.
     """
     if _worker is not None:
         return _worker.checkpoint
@@ -129,14 +158,14 @@ def load_checkpoint() -> Any:
 
 
 def find_trial() -> int | None:
-    """Return the number of the evaluation in the run, None without a search."""
+    """Return the number of the evaluation in the run, for ``hpo.trial``; None without a search."""
     if _worker is not None:
         return _worker.trial
     return int(os.environ[_TRIAL_VARIABLE]) if _TRIAL_VARIABLE in os.environ else None
 
 
 def find_folder() -> Path | None:
-    """Return a folder of this evaluation alone, which is made now, None without a search."""
+    """Create and return the folder of this evaluation, for ``hpo.folder``; None without a search."""
     if _worker is not None:
         return _worker.folder
     if _FOLDER_VARIABLE not in os.environ:
@@ -147,27 +176,31 @@ def find_folder() -> Path | None:
 
 
 def send_note(content: Mapping[str, Any]) -> None:
-    """Send a line to the supervisor of this rank, in the order in which processes send them."""
+    """Send a message to the supervisor of this rank."""
     line = f"{json.dumps(content)}\n".encode()
     descriptor = os.open(os.environ[_METRICS_VARIABLE], os.O_WRONLY | os.O_APPEND)
     try:
-        os.write(descriptor, line)  # at once: other processes may write, too
+        os.write(descriptor, line)  # A single write, since other processes may write at the same time.
     finally:
         os.close(descriptor)
 
 
 def send_draft(kind: str, name: str) -> None:
-    """Send the name of a draft that belongs to the next loss.
+    """Send the name of a draft file, which belongs to the next loss.
 
-    If losses are read from printed lines, it goes among the lines as well, since only there it is in order with them.
+    If losses are read from printed lines, the name is printed as well, so that it is in order with the losses.
+
+    Args:
+        kind: The kind of the draft.
+        name: The name of the file.
     """
     send_note({kind: name})
     if not reads_lines():
         return
     for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
-        with suppress(Exception):  # the script may have closed it
+        with suppress(Exception):  # The script may have closed the stream.
             stream.flush()
-            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # and not a file of the script's own
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # The script may have redirected it to a file.
                 os.write(descriptor, f"\x1ehpo:{kind} {name}\x1e".encode())
 
 
@@ -177,7 +210,7 @@ def reads_lines() -> bool:
 
 
 def count_reports() -> int:
-    """Return how many losses this process has reported."""
+    """Return the number of losses that this process has reported."""
     return _report_count
 
 

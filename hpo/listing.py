@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hpo.parameters import Value
     from hpo.space import SearchSpace
 
-_MOST_IN_BATCH = 1000  # candidates that rules are asked about at once
+_MOST_IN_BATCH = 1000  # candidates that are checked against the constraints at once
 _MOST_LISTED = 100_000  # individuals
 
 
@@ -25,23 +25,22 @@ def list_individuals(
 
     Args:
         space: The search space.
-        most_candidates: The number of candidates, which may break rules, after which to give up.
-        most_seconds: The time after which to give up; rules may be slow.
+        most_candidates: Give up after this number of candidates, allowed or not.
+        most_seconds: Give up after this time, since constraints may be slow.
         is_stopping: Returns whether to give up now.
 
     Returns:
-        The hyperparameters, or None if these are infinite, too many, or take too long.
-
+        The hyperparameters of all individuals. None if there are infinitely many, too many, or the list takes too long.
     """
     if any(parameter.size == math.inf for parameter in space.parameters.values()):
         return None
     found: list[dict[str, Value]] = []
-    candidates, until = 0, time.monotonic() + most_seconds
+    candidate_count, deadline = 0, time.monotonic() + most_seconds
     for batch in iterate_batches(_list_remaining(space, list(space.parameters), {}), most_items=_MOST_IN_BATCH):
         found += compress(batch, space.are_allowed(batch))
-        candidates += len(batch)
-        is_late = time.monotonic() > until or is_stopping()
-        if candidates > most_candidates or len(found) > _MOST_LISTED or is_late:
+        candidate_count += len(batch)
+        is_late = time.monotonic() > deadline or is_stopping()
+        if candidate_count > most_candidates or len(found) > _MOST_LISTED or is_late:
             return None
     return found
 

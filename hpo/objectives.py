@@ -1,4 +1,4 @@
-"""What a search minimises or maximises: the loss, and which of the metrics that are reported with it."""
+"""The objectives of a search: the loss, and metrics to be minimised or maximised."""
 
 from __future__ import annotations
 
@@ -15,40 +15,49 @@ _EXAMPLE_OBJECTIVES = 'objectives = ("loss", "parameters")'
 
 @dataclass(frozen=True)
 class MaximizedMetric:
-    """A metric of which more is better."""
+    """A metric that is maximised, as `maximize` returns it."""
 
     name: str
 
 
 def maximize(name: str) -> MaximizedMetric:
-    """Mark a metric of which more is better, among the objectives of a search space file.
+    """Declare that a metric is to be maximised. Use it in the `objectives` of a search file.
 
-    ::
+    Args:
+        name: The name of a metric that the objective reports with the loss.
 
-        objectives = ("loss", maximize("images_per_second"))
+    Returns:
+        An entry for `objectives`.
+
+    Example:
+        ::
+
+            objectives = ("loss", maximize("images_per_second"))
     """
     return MaximizedMetric(name)
 
 
 @dataclass(frozen=True)
 class Objectives:
-    """The objectives of a search by their `names`, of which some are `maximized`; the first is always the loss.
+    """The objectives of a search.
 
-    An individual's `values` are those that were reported, shape (objectives,), and its `costs` the same with the signs
-    of those that are maximised turned round: the lower, the better.
+    The *values* of an individual are the loss and metrics that it reported, in the order of `names`. Its *costs* are
+    the values with the opposite sign for each maximised objective, so that lower is always better.
     """
 
     names: tuple[str, ...] = (LOSS,)
+    """The names of all objectives. The first is always the loss."""
     maximized: tuple[str, ...] = ()
+    """The names of the objectives that are maximised."""
 
     @property
     def is_multi_objective(self) -> bool:
-        """Whether there is more to trade than the loss."""
+        """Whether there are other objectives than the loss."""
         return len(self.names) > 1
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """The names of all but the loss, which are names of metrics."""
+        """The names of all objectives except the loss. Each is the name of a metric."""
         return self.names[1:]
 
     def find_missing(self, metrics: Mapping[str, float]) -> list[str]:
@@ -56,11 +65,11 @@ class Objectives:
         return [name for name in self.metric_names if name not in metrics]
 
     def select_metric_values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
-        """Return the values of all objectives but the loss; there are none where one of them is missing."""
+        """Return the values of all objectives except the loss, or () if a metric is missing."""
         return () if self.find_missing(metrics) else tuple(float(metrics[name]) for name in self.metric_names)
 
     def compute_costs(self, values: Sequence[float]) -> tuple[float, ...]:
-        """Return the costs of values; all are infinite where one is missing or not finite."""
+        """Return the costs of values. All costs are infinite if a value is missing or not finite."""
         if len(values) != len(self.names) or not all(map(math.isfinite, values)):
             return (math.inf,) * len(self.names)
         return tuple(
@@ -68,7 +77,7 @@ class Objectives:
         )
 
     def describe(self) -> list[str]:
-        """Return a text for each objective, in one line."""
+        """Return the name of each objective, with "(maximised)" if it is."""
         return [make_printable(name) + (" (maximised)" if name in self.maximized else "") for name in self.names]
 
 
@@ -76,19 +85,26 @@ ONLY_LOSS = Objectives()
 
 
 def parse_objectives(objectives: Any) -> Objectives:
-    """Return the objectives that a search space file declares; raises ValueError where they are not valid."""
+    """Return the objectives that a search file declares.
+
+    Args:
+        objectives: The value of `objectives` in the file.
+
+    Raises:
+        ValueError: It is not a tuple or list of names, of which the first is "loss".
+    """
     if not isinstance(objectives, (tuple, list)) or not objectives:
-        raise ValueError(f"objectives must be a tuple of names, such as {_EXAMPLE_OBJECTIVES}, not {objectives!r}")
-    names = [one.name if isinstance(one, MaximizedMetric) else one for one in objectives]
-    for one, name in zip(objectives, names, strict=True):
+        raise ValueError(f"objectives must be a tuple of names, such as {_EXAMPLE_OBJECTIVES}, got {objectives!r}")
+    names = [entry.name if isinstance(entry, MaximizedMetric) else entry for entry in objectives]
+    for entry, name in zip(objectives, names, strict=True):
         if not isinstance(name, str) or not name:
-            raise ValueError(f"objectives must be names of metrics, such as {_EXAMPLE_OBJECTIVES}: {one!r} is none")
+            raise ValueError(f"objectives must be names of metrics, such as {_EXAMPLE_OBJECTIVES}, got {entry!r}")
     if objectives[0] != LOSS:
         raise ValueError(
-            f"the first of the objectives must be 'loss', not {objectives[0]!r}: the loss that is yielded says when a "
-            "network is at its best, and is minimised"
+            f"the first objective must be 'loss', got {objectives[0]!r}. The loss is minimised, and its lowest value "
+            "shows when a network is at its best"
         )
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"objectives name {twice!r} twice")
-    return Objectives(tuple(names), tuple(one.name for one in objectives if isinstance(one, MaximizedMetric)))
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"objectives must differ from each other, got {duplicate!r} twice")
+    return Objectives(tuple(names), tuple(entry.name for entry in objectives if isinstance(entry, MaximizedMetric)))

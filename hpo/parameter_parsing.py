@@ -1,4 +1,4 @@
-"""Parameters read from their text, which is never run as code."""
+"""Parse a parameter from text, without running it as code."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from typing import Any
 from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
 
 _PARAMETER_CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Float, Int, Ordinal)}
+_WRONG_ARGUMENT = "its arguments must be numbers, strings, True or False"
 
 
 def parse_parameter(text: str) -> Parameter:
-    """Return the parameter that a text constructs, such as `Float(1e-4, 1e-1, log=True)`.
+    """Return the parameter of a text such as `Float(1e-4, 1e-1, log=True)`.
 
-    Arguments are numbers, texts, booleans, dictionaries and, in these, ranges.
+    Args:
+        text: A call of Int, Float, Categorical or Ordinal. Its arguments are numbers, strings, booleans, dicts and
+            ranges.
 
-    Raises ValueError if the text constructs no parameter.
+    Raises:
+        ValueError: The text is not such a call.
     """
     try:
         call = ast.parse(text, mode="eval").body
     except SyntaxError:
         raise ValueError(f"{text!r} is not a parameter") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in _PARAMETER_CLASSES:
-        raise ValueError(f"there are {', '.join(_PARAMETER_CLASSES)}")
+        raise ValueError(f"a parameter must be a {', '.join(_PARAMETER_CLASSES)}, got {text!r}")
     values = [_read_value(node) for node in call.args]
     options = {_read_name(keyword): _read_value(keyword.value) for keyword in call.keywords}
     try:
@@ -34,7 +38,7 @@ def parse_parameter(text: str) -> Parameter:
 
 def _read_name(keyword: ast.keyword) -> str:
     if keyword.arg is None:  # **options
-        raise ValueError("its arguments must be numbers, texts, True or False")
+        raise ValueError(_WRONG_ARGUMENT)
     return keyword.arg
 
 
@@ -44,8 +48,8 @@ def _read_value(node: ast.expr | None) -> Any:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range" and node.args:
         return range(*map(_read_value, node.args))
     try:
-        if node is not None:  # the key of **more in a dictionary
+        if node is not None:  # The key of **more in a dict is None.
             return ast.literal_eval(node)
         raise ValueError
     except ValueError:
-        raise ValueError("its arguments must be numbers, texts, True or False") from None
+        raise ValueError(_WRONG_ARGUMENT) from None

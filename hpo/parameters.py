@@ -1,59 +1,48 @@
-"""Hyperparameters: which values each can have, and their two encodings.
+"""Hyperparameters: the values that each can have, and how a value is encoded.
 
-A value is encoded to a *gene*, the number that Propulate breeds, and each parameter has an Optuna distribution, which
-the record keeps. Pure: no MPI, no torch.
+A value is encoded as a *gene*, the number that Propulate breeds. Each parameter has an Optuna distribution, which is
+stored in the study.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Union
 
-from hpo.plain_values import (
-    find_wrong_bounds,
-    format_with_type,
-    list_elements,
-    normalize_condition,
-    round_float,
-    round_inwards,
-)
+from hpo.choices import Categorical, Ordinal
+from hpo.parameter_base import BaseParameter, Gene, Value
+from hpo.plain_values import find_wrong_bounds, format_with_type, round_float, round_inwards
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-Value = Union[bool, int, float, str]
-Gene = Union[int, float]
-# Propulate holds genes in a float64 array, in which larger integers are no longer exact.
+__all__ = ["Categorical", "Float", "Gene", "Int", "Ordinal", "Parameter", "Value", "is_conditional"]
+
+# Propulate stores genes in a float64 array, which cannot represent larger integers exactly.
 _LARGEST_INT = 2**53
-_SMALLEST_RELATIVE_STEP = (
-    1e-7  # of the larger bound: of finer ones, Optuna takes values for others than it has suggested
-)
+# Relative to the larger bound. If steps are smaller, Optuna confuses neighbouring values.
+_SMALLEST_RELATIVE_STEP = 1e-7
 
 
 @dataclass(frozen=True, repr=False)
-class _Parameter:
-    mutable: bool = field(default=False, kw_only=True)
-    when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
+class Int(BaseParameter):
+    """An integer hyperparameter.
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "when", normalize_condition(self.when))
+    Args:
+        low: The lowest value.
+        high: The highest value (included). `high - low` must be a multiple of `step`.
+        log: Draw and mutate on a logarithmic scale; `low` must then be positive. Default: False.
+        step: The distance of two neighbouring values. Default: 1; with `log`, it must be 1.
+        mutable: As for Float. Default: False.
+        when: The condition, as for Float. Default: None, always active.
 
-    def __repr__(self) -> str:
-        shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "mutable"}
-        shown["when"] = shown.pop("when")  # the last one
-        given = shown.pop("choices") if "choices" in shown else (shown.pop("low"), shown.pop("high"))
-        options = [f"{name}={v!r}" for name, v in shown.items() if v != self.__dataclass_fields__[name].default]
-        return f"{type(self).__name__}({', '.join([*map(repr, given), *options])})"
+    Example:
+        ::
 
-
-@dataclass(frozen=True, repr=False)
-class Int(_Parameter):
-    """An integer from `low` to `high`, both included, drawn and mutated on a linear or, if `log`, logarithmic scale.
-
-    With a `step`, it is `low`, `low + step` and so on. `mutable` and `when` are as for a Float.
+            width = Int(8, 64, step=8)
     """
 
     low: int
@@ -62,22 +51,22 @@ class Int(_Parameter):
     step: int = 1
 
     def find_problem(self) -> str | None:
-        """Return what is wrong with the bounds; None if nothing is."""
+        """Return why the arguments are not valid, or None if they are."""
         if wrong := [bound for bound in (self.low, self.high) if type(bound) is not int]:
-            return f"the bounds of an Int must be integers (a Float's need not be), not {format_with_type(wrong[0])}"
+            return f"the bounds of an Int must be integers (a Float's need not be), got {format_with_type(wrong[0])}"
         if not self.low < self.high:
-            return "low < high must hold"
-        if max(abs(self.low), abs(self.high), self.high - self.low) > _LARGEST_INT:  # Optuna subtracts floats
-            return f"the bounds of an Int must lie within ±2**53, and be at most 2**53 ({_LARGEST_INT}) apart"
+            return "low must be less than high"
+        if max(abs(self.low), abs(self.high), self.high - self.low) > _LARGEST_INT:  # Optuna subtracts floats.
+            return f"the bounds of an Int must be within ±2**53, and at most 2**53 ({_LARGEST_INT}) apart"
         if type(self.step) is not int or self.step < 1:
-            return f"the step of an Int must be a positive integer, not {format_with_type(self.step)}"
+            return f"the step of an Int must be a positive integer, got {format_with_type(self.step)}"
         if (self.high - self.low) % self.step:
             return _suggest_high(self.low + (self.high - self.low) // self.step * self.step, self.low + self.step)
         return _find_scale_problem(self)
 
     @property
     def is_continuous(self) -> bool:
-        """Whether genes lie anywhere between the limits; otherwise they are integers."""
+        """Whether genes are real numbers between the limits; otherwise they are integers."""
         return self.log
 
     @property
@@ -85,7 +74,7 @@ class Int(_Parameter):
         """The lowest and the highest gene."""
         if not self.log:
             return self.low, self.low + self.size - 1
-        # Half a value further, so that the lowest and the highest are drawn as often as those between them.
+        # The limits are half a value wider, so that the lowest and the highest value are drawn as often as others.
         return math.log(self.low - 0.5), math.log(self.high + 0.5)
 
     @property
@@ -98,7 +87,7 @@ class Int(_Parameter):
         yield from range(self.low, self.high + 1, self.step)
 
     def accepts(self, value: object) -> bool:
-        """Tell whether this parameter can have this value."""
+        """Return whether this parameter can have a value. The type must match too."""
         return type(value) is int and self.low <= value <= self.high and (value - self.low) % self.step == 0
 
     def encode(self, value: Value) -> Gene:
@@ -106,7 +95,7 @@ class Int(_Parameter):
         return math.log(int(value)) if self.log else self.low + (int(value) - self.low) // self.step
 
     def decode(self, gene: Gene) -> int:
-        """Return the value of a gene; a gene outside of the limits counts as the nearest limit."""
+        """Return the value of a gene. A gene outside the limits has the value of the nearest limit."""
         low, high = self.limits
         nearest = min(max(gene, low), high)
         value = round(math.exp(nearest)) if self.log else self.low + (round(nearest) - self.low) * self.step
@@ -120,18 +109,28 @@ class Int(_Parameter):
 
 
 @dataclass(frozen=True, repr=False)
-class Float(_Parameter):
-    """A float from `low` to `high`, both included, drawn and mutated on a linear or, if `log`, logarithmic scale.
+class Float(BaseParameter):
+    """A floating-point hyperparameter.
 
-    Values have 12 significant digits; bounds with more digits are rounded towards the inside of the range. With a
-    `step`, values are `low`, `low + step` and so on.
+    Values have at most 12 significant digits. Bounds with more digits are rounded towards the inside of the range.
 
-    What is `mutable` can change while a network trains, as a learning rate can: an individual may inherit the weights
-    of another one (`--pbt`) if only such parameters differ.
+    Args:
+        low: The lowest value.
+        high: The highest value (included). With a `step`, `high - low` must be a multiple of it.
+        log: Draw and mutate on a logarithmic scale; `low` must then be positive. Default: False.
+        step: The distance of two neighbouring values, which cannot be combined with `log`. Default: None, continuous.
+        mutable: Whether the value can change while a network trains, as a learning rate can. With ``--pbt``, an
+            individual and the parent whose weights it starts from differ only in mutable parameters. Default: False.
+        when: The condition: the parameter is active only if each parameter that `when` names is active, and has the
+            given value or one of the given values. These parameters must come before this one in the space, and must
+            have discrete values. Default: None, always active.
 
-    A parameter exists only `when` others, which stand before it in the space, exist and have certain values:
-    ``momentum=Float(0.0, 0.99, when={"optimizer": "sgd"})``, or one of several:
-    ``width_3=Int(8, 64, when={"layers": range(3, 6)})``.
+    Example:
+        ::
+
+            lr = Float(1e-4, 1e-1, log=True, mutable=True)
+            momentum = Float(0.0, 0.99, when={"optimizer": "sgd"})
+            dropout_3 = Float(0.0, 0.5, when={"layers": range(3, 6)})
     """
 
     low: float
@@ -148,10 +147,10 @@ class Float(_Parameter):
             object.__setattr__(self, "step", None if self.step is None else float(self.step))
 
     def find_problem(self) -> str | None:
-        """Return what is wrong with the bounds; None if nothing is."""
+        """Return why the arguments are not valid, or None if they are."""
         for bound in (self.low, self.high):
             if type(bound) not in (int, float):
-                return f"the bounds of a Float must be numbers, not {format_with_type(bound)}"
+                return f"the bounds of a Float must be numbers, got {format_with_type(bound)}"
         return (
             find_wrong_bounds(self.low, self.high)
             or _find_scale_problem(self)
@@ -160,36 +159,36 @@ class Float(_Parameter):
 
     def _find_step_problem(self, step: Any) -> str | None:
         if type(step) not in (int, float) or not 0 < step < 1e308:
-            return f"the step of a Float must be a positive number, not {format_with_type(step)}"
+            return f"the step of a Float must be a positive number, got {format_with_type(step)}"
         if step < _SMALLEST_RELATIVE_STEP * max(abs(self.low), abs(self.high)):
             return "the step of a Float must be at least a ten-millionth of its larger bound"
         if round_float(float(step)) != step:
-            return "the step of a Float has 12 significant digits at most"
+            return "the step of a Float must have at most 12 significant digits"
         low, high, by = (Decimal(repr(value)) for value in (self.low, self.high, step))
         below = low + (high - low) // by * by
         return None if below == high else _suggest_high(float(below), float(low + by))
 
     @property
     def is_continuous(self) -> bool:
-        """Whether genes lie anywhere between the limits; otherwise they are integers."""
+        """Whether genes are real numbers between the limits; otherwise they are integers."""
         return self.step is None
 
     @property
     def limits(self) -> tuple[Gene, Gene]:
-        """The lowest and the highest gene: the bounds, or their logarithms, or the number of steps."""
+        """The lowest and the highest gene: the bounds, their logarithms, or 0 and the number of steps."""
         return (0, int(self.size) - 1) if self.step else (self.encode(self.low), self.encode(self.high))
 
     @property
     def size(self) -> float:
-        """The number of values: infinite without a step."""
+        """The number of values; infinite without a step."""
         return round((self.high - self.low) / self.step) + 1 if self.step else math.inf
 
     def list_values(self) -> Iterator[float]:
-        """Yield all values of a float with a step."""
+        """Yield all values. There must be a step."""
         yield from map(self.decode, range(int(self.size)))
 
     def accepts(self, value: object) -> bool:
-        """Tell whether this parameter can have this value."""
+        """Return whether this parameter can have a value. The type must match too."""
         if type(value) is not float or not self.low <= value <= self.high or value != round_float(value):
             return False
         return self.step is None or value == self.decode(self.encode(value))
@@ -201,7 +200,7 @@ class Float(_Parameter):
         return math.log(float(value)) if self.log else float(value)
 
     def decode(self, gene: Gene) -> float:
-        """Return the value of a gene; a gene outside of the limits counts as the nearest limit."""
+        """Return the value of a gene. A gene outside the limits has the value of the nearest limit."""
         low, high = self.limits
         gene = min(max(gene, low), high)
         if self.step:
@@ -216,93 +215,23 @@ class Float(_Parameter):
         return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
 
 
-@dataclass(frozen=True, init=False, repr=False)
-class _Choices(_Parameter):
-    # The gene is the index of the choice. Propulate's own one-hot encoding of strings loses mutations: setting one
-    # clears the wrong slice of an individual's position (propulate 1.2.2, `Individual.__setitem__`).
-    choices: tuple[Value, ...]
-
-    def __init__(self, *choices: Value, mutable: bool = False, when: Mapping[str, Any] | None = None) -> None:
-        object.__setattr__(self, "choices", choices)
-        object.__setattr__(self, "mutable", mutable)
-        object.__setattr__(self, "when", normalize_condition(when))
-
-    def find_problem(self) -> str | None:
-        """Return what is wrong with the choices; None if nothing is."""
-        if not self.choices:
-            return "at least one choice is needed"
-        for choice in self.choices:
-            if type(choice) not in (bool, int, float, str):
-                if list_elements(choice) is not None:
-                    return "choices must be given one by one, each a string, a number or a boolean"
-                return f"a choice must be a string, a number or a boolean, not {format_with_type(choice)}"
-            if type(choice) is float and not math.isfinite(choice):
-                return f"a choice must be finite, not {choice!r}"
-        # True == 1 == 1.0: Optuna, which looks choices up by equality, could not tell them apart either.
-        if len(set(self.choices)) < len(self.choices):
-            return "choices must differ from each other (True, 1 and 1.0 are the same)"
-        return None
-
-    is_continuous = False
-
-    @property
-    def limits(self) -> tuple[Gene, Gene]:
-        """The lowest and the highest gene."""
-        return 0, len(self.choices) - 1
-
-    @property
-    def size(self) -> int:
-        """The number of values."""
-        return len(self.choices)
-
-    def list_values(self) -> Iterator[Value]:
-        """Yield all values."""
-        yield from self.choices
-
-    def accepts(self, value: object) -> bool:
-        """Tell whether this parameter can have this value."""
-        return any(type(value) is type(choice) and value == choice for choice in self.choices)
-
-    def encode(self, value: Value) -> Gene:
-        """Return the gene of a value."""
-        return self.choices.index(value)
-
-    def decode(self, gene: Gene) -> Value:
-        """Return the value of a gene; a gene outside of the limits counts as the nearest limit."""
-        return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
-
-    def make_distribution(self) -> BaseDistribution:
-        """Return the Optuna distribution."""
-        from optuna.distributions import CategoricalDistribution
-
-        return CategoricalDistribution(self.choices)
-
-
-class Categorical(_Choices):
-    """One of several choices without an order: strings, numbers or booleans; `mutable` and `when` as for a Float."""
-
-
-class Ordinal(_Choices):
-    """A Categorical whose choices have an order, as batch sizes have; neighbours are equally far apart."""
-
-
 Parameter = Union[Int, Float, Ordinal, Categorical]
 
 
-def is_conditional(described: str) -> bool:
-    """Tell whether a parameter, which is described as its `repr` does, exists only when others have some values."""
-    return ", when={" in described
+def is_conditional(text: str) -> bool:
+    """Return whether the parameter with this `repr` has a condition."""
+    return ", when={" in text
 
 
 def _find_scale_problem(parameter: Int | Float) -> str | None:
     if type(parameter.log) is not bool:
-        return "log must be True or False"
+        return f"log must be True or False, got {parameter.log!r}"
     if parameter.log and parameter.low <= 0:
-        return "a logarithmic scale needs low > 0"
+        return "low must be greater than 0 on a logarithmic scale"
     if parameter.log and parameter.step not in (None, 1):
-        return "a logarithmic scale has no steps (an Ordinal may have any values)"
+        return "step must not be given with log=True (an Ordinal can have any values)"
     return None
 
 
 def _suggest_high(below: float, at_least: float) -> str:
-    return f"high must be low plus some steps, such as {max(below, at_least)!r}"
+    return f"high must be low plus a multiple of step, such as {max(below, at_least)!r}"

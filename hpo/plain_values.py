@@ -1,4 +1,4 @@
-"""Plain Python values in the place of what people write: numpy's numbers, numbers in quotes, long fractions, lists."""
+"""Convert the values that users write (numpy numbers, numbers in quotes, lists) to plain Python values."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from typing import Any, TypeVar
 Parameter = TypeVar("Parameter")
 
 _LARGEST_FLOAT = sys.float_info.max
-_LARGEST_WHOLE = 2**53  # above, not all integers are floats
+_LARGEST_WHOLE = 2**53  # A float64 cannot represent all integers above it.
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-_MOST_CHOICES = 100  # more choices than anybody writes one by one
+_MOST_CHOICES = 100  # A message does not list more choices than these.
 
-
-# exp(log(x)) is off by some 1e-13 at worst in the range of float64; 12 digits absorb that, so that decoding an encoded
-# value returns it unchanged. Two individuals are different if they differ in these digits.
+# The relative error of exp(log(x)) is at most about 1e-13 for float64. With 12 digits, a value that is encoded and
+# decoded does not change. Two individuals are different if they differ in these digits.
 _SIGNIFICANT_DIGITS = 12
 
 
 def round_float(value: float) -> float:
-    """Round to the digits that values have."""
+    """Round to 12 significant digits, as all floats of hyperparameters are."""
     return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
 
 
 def round_inwards(value: float, inside: float) -> float:
-    """Round to `_DIGITS` digits, towards `inside` where rounding would leave the range."""
+    """Round a bound to 12 significant digits, in the direction of `inside` if it would leave the range otherwise."""
     rounded = round_float(value)
     if (rounded - value) * (inside - value) >= 0 or rounded == value:
         return rounded
@@ -37,21 +36,21 @@ def round_inwards(value: float, inside: float) -> float:
 
 
 def find_wrong_bounds(low: float, high: float) -> str:
-    """Return what is wrong with the bounds of a Float, empty if nothing is."""
+    """Return why the bounds of a Float are not valid, or "" if they are."""
     if not all(-_LARGEST_FLOAT <= bound <= _LARGEST_FLOAT for bound in (low, high)):
         return "the bounds of a Float must be finite"
     if not math.isfinite(float(high) - float(low)):
         return f"the bounds of a Float must be at most {_LARGEST_FLOAT:.1e} apart"
-    return "" if low < high else "low < high must hold, in 12 significant digits"
+    return "" if low < high else "low must be less than high in 12 significant digits"
 
 
 def format_parameter(parameter: Any) -> str:
-    """Return a parameter as a search file has it; its `repr` leaves out `mutable`, which may change on a resume."""
+    """Return a parameter as Python code. Its `repr` does not have `mutable`, which may change when a run is resumed."""
     return repr(parameter) if parameter.mutable is False else f"{repr(parameter)[:-1]}, mutable={parameter.mutable!r})"
 
 
 def correct_parameter(parameter: Parameter) -> Parameter | None:
-    """Return the valid parameter that a user meant by a parameter with wrong values; None if there is none."""
+    """Return the valid parameter that the user probably meant by a parameter that is not valid, or None."""
     given: Any = parameter
     mutable = _BOOLEANS.get(str(given.mutable).lower())
     if mutable is None:
@@ -73,27 +72,41 @@ def correct_parameter(parameter: Parameter) -> Parameter | None:
 
 
 def _flatten_choices(choices: Collection[Any]) -> list[Any]:
-    """Return the choices that a user meant: the elements of one collection, and names of several collections."""
-    several = [list_elements(choice) for choice in choices]
-    if len(several) == 1 and several[0] is not None:
-        return _name_choices(several[0])
-    if all(len(one) == 1 for one in several if one is not None):
-        return [choice if one is None else one[0] for choice, one in zip(choices, several, strict=True)]
+    """Replace one collection by its elements, and several collections by their names."""
+    collections = [list_elements(choice) for choice in choices]
+    if len(collections) == 1 and collections[0] is not None:
+        return _name_choices(collections[0])
+    if all(len(elements) == 1 for elements in collections if elements is not None):
+        return [
+            choice if elements is None else elements[0] for choice, elements in zip(choices, collections, strict=True)
+        ]
     return _name_choices(list(choices))
 
 
 def _name_choices(choices: list[Any]) -> list[Any]:
-    """Return choices with a name instead of each collection, such as 128-64 of (128, 64)."""
-    found = [list_elements(choice) for choice in choices]
-    return [choice if one is None else "-".join(map(str, one)) for choice, one in zip(choices, found, strict=True)]
+    """Replace each collection by its name, such as (128, 64) by "128-64"."""
+    collections = [list_elements(choice) for choice in choices]
+    return [
+        choice if elements is None else "-".join(map(str, elements))
+        for choice, elements in zip(choices, collections, strict=True)
+    ]
 
 
 def find_lookup(given: Any, instead: Any) -> str:
-    """Return how an objective finds the values that have names as choices `instead`; empty if there are none."""
+    """Return the code of a dict from the names of choices to the values that the user gave.
+
+    Args:
+        given: The parameter of the user, whose choices are not valid.
+        instead: The parameter that `correct_parameter` returned for it.
+
+    Returns:
+        The code of the dict, or "" if no choice was replaced by a name.
+    """
     values = list(given.choices) if hasattr(given, "choices") else []
     if len(values) == 1 and len(instead.choices) != 1:
         values = list_elements(values[0]) or []
-    if all(len(one) == 1 for one in map(list_elements, values) if one is not None):  # each of them became its element
+    # Collections with one element each were replaced by the element, not by a name.
+    if all(len(elements) == 1 for elements in map(list_elements, values) if elements is not None):
         values = [None if value is None else "" for value in values]
     pairs = dict(zip(instead.choices, values, strict=False)) if values else {}
     named = {name: value for name, value in pairs.items() if value is None or list_elements(value) is not None}
@@ -101,9 +114,9 @@ def find_lookup(given: Any, instead: Any) -> str:
 
 
 def list_elements(value: object) -> list[Any] | None:
-    """Return the elements of a collection, sorted if it is a set; None where the value is no collection.
+    """Return the elements of a collection, sorted if it is a set, or None if the value is not a collection.
 
-    For a collection of more than `_MANY` elements, the list is empty.
+    The list is empty if there are more than 100 elements.
     """
     value = _convert_to_plain(value)
     if not isinstance(value, Collection) or isinstance(value, (str, bytes)):
@@ -112,9 +125,9 @@ def list_elements(value: object) -> list[Any] | None:
 
 
 def normalize_condition(when: Any) -> Any:
-    """Return the values of a condition as plain ones, collections as lists, sets sorted; what is none, as it is.
+    """Return a condition with plain values, lists and ranges. A value that is not a dict is returned unchanged.
 
-    A range stays one: it may be long.
+    Sets are sorted. A range stays a range, since it may be long.
     """
     if not isinstance(when, Mapping):
         return when
@@ -138,15 +151,15 @@ def _list_in_order(values: Collection[Any]) -> list[Any]:
 
 
 def format_with_type(value: object) -> str:
-    """Return a value and its type as text: often only the type is wrong."""
+    """Return a value and its type as text, since often only the type is wrong."""
     kind = type(value)
-    # numpy 1 shows a number as 8, and numpy 2 as np.int64(8).
+    # The repr of a number is 8 in numpy 1, and np.int64(8) in numpy 2.
     shown = str(value) if getattr(value, "ndim", None) == 0 else repr(value)
     return f"{shown} ({'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__})"
 
 
 def _convert_to_plain(value: Any) -> Any:
-    """Return a value that has `tolist`, as numpy's have, as a plain Python value, and others as they are."""
+    # The method tolist belongs to values of numpy, and also returns a scalar.
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -155,7 +168,7 @@ def _round_if_float(value: float | None) -> float | None:
 
 
 def _parse_number(value: Any) -> int | float | None:
-    """Return a number, or the number that a text spells, as an int where it is whole; None for other values."""
+    """Return a number, or a text that is a number, as an int if it is whole; None for other values."""
     value = _convert_to_plain(value)
     if type(value) is int:
         return value

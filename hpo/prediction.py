@@ -1,4 +1,4 @@
-"""Predictions and texts of the best network, which a search space's `test` may return."""
+"""Predictions and text samples of the best network, which `test` of a search file can return."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from hpo.text_format import format_repr
 
 MOST_PREDICTIONS = 60
 MOST_TEXTS = 20
-_LONGEST_TEXT = 10_000  # characters of a prompt, or of the text behind it
+_LONGEST_TEXT = 10_000  # characters of a prompt, or of the generated text
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a network predicts for one test image.
+    """The prediction of a network for one test image, for the report.
 
-    `image` is uint8, of shape (height, width) or (height, width, 3). `label` is the class of the image, `predicted` the
-    class that the network predicts, and `confidence`, from 0 to 1, the network's probability for it.
+    Args:
+        image: The image as a numpy array of dtype uint8, shape (height, width) or (height, width, 3).
+        label: The correct class.
+        predicted: The class that the network predicts.
+        confidence: The probability that the network gives to `predicted`, from 0 to 1.
 
-    Raises ValueError where the image has another type or shape.
+    Raises:
+        ValueError: The image has another dtype or shape.
     """
 
     image: npt.NDArray[np.uint8]
@@ -33,21 +37,26 @@ class Prediction:
         shape = self.image.shape
         if self.image.dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)):
             raise ValueError(
-                "the image of a prediction must be uint8, of shape (height, width) or (height, width, 3), not "
-                f"{self.image.dtype} of shape {shape}"
+                "the image of a prediction must be uint8, of shape (height, width) or (height, width, 3), "
+                f"got {self.image.dtype} of shape {shape}"
             )
 
     @property
     def is_correct(self) -> bool:
-        """Whether the network is right."""
+        """Whether the predicted class is correct."""
         return self.predicted == self.label
 
 
 @dataclass(frozen=True)
 class TextSample:
-    """What a network writes: the `prompt` that it is given, and the `text` that it goes on with.
+    """A text that a network generated, for the report.
 
-    Raises ValueError where one is no string.
+    Args:
+        prompt: The beginning, which is given to the network.
+        text: The continuation, which the network generates.
+
+    Raises:
+        ValueError: One of them is not a string.
     """
 
     prompt: str
@@ -57,11 +66,11 @@ class TextSample:
         for name in ("prompt", "text"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(
-                    f"the {name} of a text sample must be a string, not {format_repr(getattr(self, name))}"
+                    f"the {name} of a text sample must be a string, got {format_repr(getattr(self, name))}"
                 )
 
 
 def shorten_text(prompt: str, text: str) -> dict[str, str]:
-    """Return a text sample as JSON can hold it; of a long one, the part around the end of its prompt."""
+    """Return a text sample as data that JSON can hold. Long texts are cut, far from the end of the prompt."""
     prompt = prompt if len(prompt) <= _LONGEST_TEXT else "..." + prompt[-_LONGEST_TEXT:]
     return {"prompt": prompt, "text": text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."}

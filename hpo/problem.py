@@ -1,6 +1,6 @@
-"""The problem of a run as data: a search file and its settings, without any code of the user.
+"""The problem of a run as data: a search file and its settings, without code of the user.
 
-The template imports the file (`hpo.trainer.search_file`); ranks know it by its description and ask for the rest.
+Only the template imports the search file (see `hpo.trainer.search_file`). Ranks have its description as data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AskTemplate = Callable[..., dict[str, Any]]
 """Sends a request to the template, `ask(kind, **content)`, and returns its answer. Raises UsageError if it refuses."""
 
 _PARAMETER_CLASSES: dict[str, type[Parameter]] = {kind.__name__: kind for kind in (Int, Float, Ordinal, Categorical)}
-_MOST_IN_REQUEST = 1000  # candidates in one message, which the other process answers in some milliseconds
+_MOST_IN_REQUEST = 1000  # candidates in one message; the other process answers in a few milliseconds
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,11 @@ class SearchDescription:
     path: Path
     """The path that the user gave."""
     location: Path
-    """The absolute path, which stacks show."""
+    """The absolute path, as stack traces show it."""
     source: bytes = field(repr=False)
-    """The content that was imported, even if the file has changed since."""
+    """The content that was imported. The file may have changed since."""
     space: SearchSpace
-    """The search space."""
     objectives: Objectives = ONLY_LOSS
-    """The objectives of the search."""
     has_settings: bool = False
     """Whether the file has a dataclass `Settings`."""
     has_prepare: bool = False
@@ -49,16 +47,18 @@ class SearchDescription:
     script: Script | None = None
     """The program that is the objective, if it is not a function."""
     ask: AskTemplate | None = field(default=None, repr=False, compare=False)
-    """Asks the template that has imported the file; None if no template is available."""
+    """Sends requests to the template that has imported the file; None if no template is available."""
 
     @classmethod
     def from_data(
         cls, data: Mapping[str, Any], ask: AskTemplate | None = None, constraints: ConstraintSet | None = None
     ) -> SearchDescription:
-        """Return the description that `data` was made from.
+        """Return the description that the property `data` was read from.
 
-        Without `ask`, `check_setting` and `bound` cannot be called. Without `constraints`, which answers for the rules
-        of the space, these cannot be asked.
+        Args:
+            data: Data of a description.
+            ask: Sends requests to the template. `check_setting` and `bind_settings` need it.
+            constraints: Checks the constraints of the space. Without it, a space with constraints cannot be sampled.
         """
         return cls(
             path=Path(data["path"]),
@@ -95,12 +95,12 @@ class SearchDescription:
         return hashlib.sha256(self.source).hexdigest()
 
     def check_setting(self, assignment: str) -> None:
-        """Raise a UsageError unless the file's Settings can have this NAME=VALUE."""
+        """Raise a UsageError unless the settings of the file accept this NAME=VALUE."""
         assert self.ask is not None
         self.ask("check_setting", assignment=assignment)
 
     def bind_settings(self, assignments: Sequence[str]) -> Problem:
-        """Return the problem with settings made from NAME=VALUE texts. Raises UsageError if they cannot be made."""
+        """Return the problem with settings from NAME=VALUE texts. Raise a UsageError if a text is not valid."""
         assert self.ask is not None
         answer = self.ask("bind", assignments=list(assignments))
         return Problem(self, answer["values"], tuple(assignments))
@@ -108,10 +108,9 @@ class SearchDescription:
 
 @dataclass(frozen=True)
 class Problem:
-    """The search file and the settings that a run searches."""
+    """The search file and the settings of a run."""
 
     file: SearchDescription
-    """The search file."""
     setting_values: Mapping[str, Any]
     """The values of the settings, as JSON can hold them."""
     assignments: tuple[str, ...] = ()
@@ -121,7 +120,13 @@ class Problem:
     def from_data(
         cls, data: Mapping[str, Any], ask: AskTemplate | None = None, constraints: ConstraintSet | None = None
     ) -> Problem:
-        """Return the problem that `data` was made from; the other arguments are as for a description."""
+        """Return the problem that the property `data` was read from.
+
+        Args:
+            data: Data of a problem.
+            ask: As for `SearchDescription.from_data`.
+            constraints: As for `SearchDescription.from_data`.
+        """
         file = SearchDescription.from_data(data["file"], ask, constraints)
         return cls(file, data["values"], tuple(data["assignments"]))
 
@@ -138,57 +143,69 @@ class Problem:
 
 @dataclass(frozen=True)
 class RemoteConstraints:
-    """Constraints that another process answers for, as `hpo.trainer.constraint_server.answer` does."""
+    """Constraints that another process checks (see `hpo.trainer.constraint_server`)."""
 
     send_request: Callable[..., Mapping[str, Any]]
-    """Sends content as keyword arguments, and returns the content of the answer."""
+    """Sends its keyword arguments as a request, and returns the content of the answer."""
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Return the index of the first rule that each set of hyperparameters breaks, None if it obeys all rules."""
+        """Return for each set of hyperparameters the index of the first constraint that it violates, or None."""
         parts = [batch[start : start + _MOST_IN_REQUEST] for start in range(0, len(batch), _MOST_IN_REQUEST)]
         return [
-            rule for part in parts for rule in self.send_request(params=[dict(params) for params in part])["violated"]
+            index for part in parts for index in self.send_request(params=[dict(params) for params in part])["violated"]
         ]
 
     def find_problem(self) -> str:
-        """Return why the rules are unsound; empty if they are sound."""
+        """Return why the constraints are unsound, or "" if they are sound."""
         return str(self.send_request(check=True)["problem"])
 
 
 class _UnavailableConstraints:
-    """Stands for constraints on a rank that never asks them."""
+    """The constraints of a space on a rank that never checks them."""
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        raise RuntimeError(f"no process answers for the rules of {len(batch)} individuals")
+        raise RuntimeError(f"no process checks the constraints of {len(batch)} individuals")
 
     def find_problem(self) -> str:
-        raise RuntimeError("no process answers for the rules")
+        raise RuntimeError("no process checks the constraints")
 
 
 def load_description(
     path: Path, ask: AskTemplate, constraints: ConstraintSet | None = None, source: bytes | None = None
 ) -> SearchDescription:
-    """Let the template import a search file, and return its description; the arguments are as for `from_data`.
+    """Let the template import a search file, and return its description.
 
-    With a `source`, that is imported in the place of what the file holds.
+    Args:
+        path: Path of the search file.
+        ask: Sends requests to the template.
+        constraints: Checks the constraints of the space.
+        source: Content to import instead of the content of the file.
 
-    Raises UsageError if it is not a search file, or with the file's own traceback if the import fails.
+    Raises:
+        UsageError: The file is not a search file, or its import fails; the message then has the traceback.
     """
-    given = {} if source is None else {"source": base64.b64encode(source).decode("ascii")}
-    return SearchDescription.from_data(ask("load", path=str(path), **given), ask, constraints)
+    content = {} if source is None else {"source": base64.b64encode(source).decode("ascii")}
+    return SearchDescription.from_data(ask("load", path=str(path), **content), ask, constraints)
 
 
 def dump_space(space: SearchSpace) -> dict[str, Any]:
-    """Return a search space as data that JSON can hold; of its rules, these are the texts."""
+    """Return a search space as data that JSON can hold. It has the texts of constraints, not their functions."""
     parameters = {name: _dump_parameter(parameter) for name, parameter in space.parameters.items()}
-    return {"parameters": parameters, "rules": list(space.constraint_texts)}
+    return {"parameters": parameters, "constraints": list(space.constraint_texts)}
 
 
 def load_space(data: Mapping[str, Any], constraints: ConstraintSet | None = None) -> SearchSpace:
-    """Return the search space that `dump_space` made data of; `constraints` answers for its rules."""
+    """Return the search space that `dump_space` returned as data.
+
+    Args:
+        data: Data of a space.
+        constraints: Checks the constraints of the space. Without it, any check raises RuntimeError.
+    """
     space = SearchSpace(**{name: _load_parameter(parameter) for name, parameter in data["parameters"].items()})
-    if data["rules"]:
-        space.delegate_constraints(data["rules"], _UnavailableConstraints() if constraints is None else constraints)
+    if data["constraints"]:
+        space.delegate_constraints(
+            data["constraints"], _UnavailableConstraints() if constraints is None else constraints
+        )
     return space
 
 
@@ -208,7 +225,7 @@ def _load_parameter(data: Mapping[str, Any]) -> Parameter:
 
 
 def _dump_values(values: Any) -> Any:
-    """Return the values of a condition: one, a list, or a range, which may be long."""
+    # A range stays a range, since it may be long.
     return {"range": [values.start, values.stop, values.step]} if isinstance(values, range) else values
 
 

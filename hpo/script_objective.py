@@ -1,4 +1,4 @@
-"""A training program as an objective: a command that each rank of a worker runs, as torchrun would run it."""
+"""A training program as the objective: a command that each rank of a worker runs, as torchrun would run it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,43 @@ from typing import Any
 
 from hpo.module_search import check_module
 
-_PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")  # {{name}} stays as {name}
+_PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")  # {{name}} becomes a literal {name}.
 _NUMBER_PATTERN = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
 _NAMED_LOSS_PATTERN = re.compile(
     rf"((?:val\w*\s)?[\w./-]*loss[\w./-]*)([\"']?)([\s:=]+)([\"']?)({_NUMBER_PATTERN})", re.IGNORECASE
 )
 _LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "srun")
-_EVALUATION_PLACEHOLDERS = ("trial", "folder", "seed")  # placeholders that every program may have
+_EVALUATION_PLACEHOLDERS = ("trial", "folder", "seed")  # available to every program
 
 
 @dataclass(frozen=True, init=False)
 class Script:
-    r"""A training program: ``Script("train.py", "--epochs", "3", loss=r"val_loss=(\S+)")``.
+    r"""A training program as the objective of a search.
 
-    The first part is a Python script, ``-m`` with a module behind it, or another command. Hyperparameters are appended
-    as ``--name value``, or take the place of ``{name}``; settings, and ``{trial}``, ``{folder}`` and ``{seed}``, only
-    have places. Hyperparameters in `flags` are appended as ``--name`` if they are true, and left out otherwise.
+    Each rank of a worker runs the command, as torchrun would run it. Each hyperparameter is appended as
+    ``--name value``, or replaces ``{name}`` in the command. Settings, and ``{trial}``, ``{folder}`` and ``{seed}`` of
+    the evaluation, only replace such placeholders. Write ``{{name}}`` for literal braces.
 
-    `loss` is a regular expression with one group, the validation loss, for the lines that the ranks print; `metrics`
-    are others by name. A program that calls ``hpo.report`` needs none.
+    Args:
+        *command: The parts of the command: a Python script, or ``-m`` and a module, or another command, and its
+            arguments.
+        loss: A regular expression with one group, which matches the validation loss in a printed line. Default: None,
+            for a program that calls ``hpo.report``.
+        metrics: Regular expressions of other numbers by name, as for `loss`. Default: no metrics.
+        flags: Names of boolean hyperparameters, appended as ``--name`` if they are true, and left out otherwise.
+        resume: Arguments that are appended when an evaluation resumes from its checkpoint, such as
+            ``("--resume", "{folder}/last.pt")``. The program must write a checkpoint to ``{folder}`` before each
+            report or soon after. Default: none, each evaluation starts from the beginning.
+        first_report: The number of the first report that pruners use, for programs that report a loss before they
+            train. Default: 1.
 
-    `resume` is appended when an evaluation continues after it was interrupted, or paused by a pruner. An example is
-    ``("--resume", "{folder}/last.pt")``. The program keeps a checkpoint in the folder of the evaluation. It writes it
-    before each report or soon after. Pruners judge from the `first_report`-th report on, for programs that report
-    before they train. Raises ValueError if one of these is wrong.
+    Raises:
+        ValueError: An argument is not valid.
+
+    Example:
+        ::
+
+            objective = Script("train.py", "--epochs", "3", loss=r"val_loss=(\S+)")
     """
 
     command: tuple[str, ...]
@@ -57,13 +70,15 @@ class Script:
         first_report: int = 1,
     ) -> None:
         if not command or not all(isinstance(part, str) and part for part in command[:1]):
-            raise ValueError("a Script needs a command, such as Script('train.py', '--epochs', '3')")
+            raise ValueError("a Script must have a command, such as Script('train.py', '--epochs', '3')")
         if command[0] == "-m" and len(command) == 1:
-            raise ValueError("Script('-m') needs the name of a module behind -m")
+            raise ValueError("Script('-m'): -m must be followed by the name of a module")
         if not isinstance(first_report, int) or first_report < 1:
-            raise ValueError(f"first_report is a number of reports, at least 1, not {first_report!r}")
-        if isinstance(flags, str) or "loss" in (metrics or {}):
-            raise ValueError("flags are a list of names, and no metric is named loss")
+            raise ValueError(f"first_report must be an integer of at least 1, got {first_report!r}")
+        if isinstance(flags, str):
+            raise ValueError(f"flags must be a list of names, got {flags!r}")
+        if "loss" in (metrics or {}):
+            raise ValueError("a metric must not be named 'loss'. Give its pattern as loss=")
         for name, pattern in {"loss": loss, **(metrics or {})}.items():
             if pattern is not None:
                 _check_pattern(name, pattern)
@@ -76,7 +91,7 @@ class Script:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Script:
-        """Return the script that `data` was made from."""
+        """Return the script that the property `data` was read from."""
         options = {name: value for name, value in data.items() if name != "command"}
         return cls(*data["command"], **options)
 
@@ -87,18 +102,29 @@ class Script:
 
     @property
     def name(self) -> str:
-        """What people call it: ``train.py``."""
+        """The name of the program, such as ``train.py``."""
         return self.command[1] if self.command[0] == "-m" else self.command[0]
 
     def has_placeholder(self, name: str) -> bool:
-        """Return whether a name has a place in the command."""
+        """Return whether ``{name}`` is in the command or in the arguments for a resume."""
         return any(name in _find_placeholders(part) for part in (*self.command, *self.resume))
 
     def check(self, hyperparameters: Mapping[str, object], settings: Iterable[str]) -> None:
-        """Raise ValueError if a name in braces, or a flag, does not exist, or cannot be what it is used for."""
+        """Check the placeholders and flags of the command.
+
+        Args:
+            hyperparameters: The parameters of the search space by name.
+            settings: The names of the settings.
+
+        Raises:
+            ValueError: A placeholder or flag is unknown, or is used for a parameter of the wrong kind.
+        """
         names = list(hyperparameters)
         for name in {*names, *settings} & set(_EVALUATION_PLACEHOLDERS):
-            raise ValueError(f"no hyperparameter or setting must be named {name!r}: {{{name}}} is the evaluation's own")
+            raise ValueError(
+                f"hyperparameters and settings must not be named {name!r}, since {{{name}}} is the {name} of the "
+                "evaluation"
+            )
         if self.resume and not any("folder" in _find_placeholders(part) for part in self.resume):
             raise ValueError(f"--resume-args must name a file in {{folder}}, got {shlex.join(self.resume)!r}")
         known = [*names, *settings, *_EVALUATION_PLACEHOLDERS]
@@ -106,12 +132,12 @@ class Script:
             for name in _find_placeholders(part):
                 if name not in known:
                     raise ValueError(
-                        f"{part!r} has a place for {name!r}, and there are {', '.join(known)}; write {{{{{name}}}}} "
-                        "for braces that stay"
+                        f"placeholders must be among {', '.join(known)}, got {name!r} in {part!r}. Write "
+                        f"{{{{{name}}}}} for literal braces"
                     )
         for name in self.flags:
             if name not in names:
-                raise ValueError(f"the flag {name!r} is no hyperparameter; there are {', '.join(names)}")
+                raise ValueError(f"a flag must be one of the hyperparameters {', '.join(names)}, got {name!r}")
             choices = getattr(hyperparameters[name], "choices", ())
             if self.has_placeholder(name) or not choices or not all(isinstance(choice, bool) for choice in choices):
                 raise ValueError(
@@ -121,20 +147,24 @@ class Script:
     def make_arguments(
         self, params: Mapping[str, Any], others: Mapping[str, Any], absent: Iterable[str] = ()
     ) -> list[str]:
-        """Return the command for hyperparameters; `others` have places only, and so do `absent` hyperparameters.
+        """Return the command for hyperparameters.
 
-        A part with a place for an absent one is left out, with the option before it.
+        Args:
+            params: The values of the active parameters.
+            others: Other values for placeholders, such as settings.
+            absent: The names of the inactive parameters. A part with such a placeholder is left out, together with the
+                option before it.
         """
         values = {**others, **params}
-        gone, placed = set(absent), set[str]()
+        inactive, placed = set(absent), set[str]()
         parts: list[str] = []
         for part in self.command:
             names = _find_placeholders(part)
             placed.update(names)
-            if gone.isdisjoint(names):
+            if inactive.isdisjoint(names):
                 filled = _fill_placeholders(part, values)
                 if filled.startswith("-") and not part.startswith("-") and parts[1:] and _is_option(parts[-1]):
-                    filled = f"{parts.pop()}={filled}"  # argparse takes -1e-4 for an option
+                    filled = f"{parts.pop()}={filled}"  # Otherwise argparse treats -1e-4 as an option.
                 parts.append(filled)
             elif parts[1:] and re.fullmatch(r"\{\w+\}", part) and _is_option(parts[-1]):
                 parts.pop()
@@ -147,11 +177,15 @@ class Script:
         return parts
 
     def make_resume_arguments(self, values: Mapping[str, Any]) -> list[str]:
-        """Return what is appended when an evaluation continues; `values` are those that may have places."""
+        """Return the arguments for an evaluation that resumes; `values` are the values of placeholders."""
         return [_fill_placeholders(part, values) for part in self.resume]
 
     def format_search_file(self, space: Mapping[str, str]) -> str:
-        """Return a search file with this script as its objective; `space` has the code of its parameters."""
+        """Return the code of a search file with this script as its objective.
+
+        Args:
+            space: The code of each parameter by name.
+        """
         keywords = {name: value for name, value in self.data.items() if name not in ("command", "first_report")}
         keywords["first_report"] = self.first_report if self.first_report > 1 else None
         given = [*map(repr, self.command), *(f"{name}={value!r}" for name, value in keywords.items() if value)]
@@ -164,23 +198,27 @@ class Script:
 
 
 def find_program(script: Script) -> Path | None:
-    """Return the file of a script's program, None for a module. Raises ValueError if there is neither."""
+    """Return the file of the program of a script, or None for a module.
+
+    Raises:
+        ValueError: The file, command or module does not exist, or the command is a launcher such as mpirun.
+    """
     first = script.command[0]
     if first == "-m":
         if not _PLACEHOLDER.search(script.command[1]):
             check_module(script.command[1])
         return None
     if Path(first).name in _LAUNCHERS:
-        raise ValueError(f"{first}: the search starts the ranks itself; name the script that {first} would run")
+        raise ValueError(f"{first} must not be in the command, since the search starts the ranks. Name the script")
     path = Path(first)
     if path.suffix == ".py" or path.is_file():
         if not path.is_file():
-            raise ValueError(f"{first}: no such file; it is looked for in {Path.cwd()}")
+            raise ValueError(f"{first}: there is no such file in {Path.cwd()}")
         if path.suffix != ".py" and not os.access(path, os.X_OK):
-            raise ValueError(f"{first} cannot be executed: chmod +x {first}")
+            raise ValueError(f"{first} must be executable. Run: chmod +x {first}")
         return path
     if (found := shutil.which(first)) is None:
-        raise ValueError(f"{first}: there is no such command, nor a file of this name in {Path.cwd()}")
+        raise ValueError(f"{first}: there is no such command, and no such file in {Path.cwd()}")
     return Path(found)
 
 
@@ -191,18 +229,18 @@ def _check_pattern(name: str, pattern: str) -> None:
     try:
         groups = re.compile(pattern).groups
     except (re.error, TypeError) as error:
-        raise ValueError(f"the pattern of {name}, {pattern!r}, is no regular expression: {error}") from None
+        raise ValueError(f"the pattern of {name} must be a regular expression, got {pattern!r} ({error})") from None
     if groups != 1:
-        raise ValueError(f"the pattern of {name}, {pattern!r}, needs one group, such as {name}=(\\S+); it has {groups}")
+        raise ValueError(
+            f"the pattern of {name} must have one group, such as {name}=(\\S+), got {pattern!r} with {groups} groups"
+        )
 
 
 def _find_placeholders(part: str) -> list[str]:
-    """Return the names that have a place in a part of a command."""
     return [match[2] for match in _PLACEHOLDER.finditer(part) if match[2]]
 
 
 def _fill_placeholders(part: str, values: Mapping[str, Any]) -> str:
-    """Return a part of a command with values in their places."""
     return _PLACEHOLDER.sub(lambda match: f"{{{match[1]}}}" if match[1] else _format_value(values[match[2]]), part)
 
 
@@ -215,9 +253,9 @@ def _format_value(value: Any) -> str:
 
 
 def propose_loss_pattern(lines: Sequence[str]) -> str:
-    """Return a pattern that finds a loss in the last of the lines that name one with a number; empty if none does.
+    """Return a pattern for the loss in the first line that has one, or "" if no line has a named loss and a number.
 
-    Of these, a line that names a validation loss comes first.
+    Lines with a validation loss are preferred.
     """
     found = [match for line in lines for match in _NAMED_LOSS_PATTERN.finditer(line)]
     validation = [match for match in found if re.search("val|eval|test|dev", match[1], re.IGNORECASE)]

@@ -1,4 +1,4 @@
-"""Texts that people see: values and durations, short and aligned, and nothing that a terminal would act upon."""
+"""Format values and durations for the user, and escape control characters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-_LARGEST_WHOLE = 2**53  # from here on, not every whole number is a float
-_LARGEST_PLAIN = 1e9  # absolute value of a number that is written without an exponent
-_MOST_DIGITS = 9  # significant ones; they tell any two float32 apart
+_LARGEST_WHOLE = 2**53  # A float64 cannot represent every whole number above it.
+_LARGEST_PLAIN = 1e9  # A larger number is written with an exponent.
+_MOST_DIGITS = 9  # significant digits, which are enough to distinguish any two float32 numbers
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Return a number as text, with `digits` significant digits, or with all digits before the point if there are more.
+    """Return a number as text with `digits` significant digits. Digits before the point are never rounded.
 
     A number of 1e9 or more has an exponent, unless it is whole.
     """
@@ -25,14 +25,14 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def format_numbers(values: Sequence[float | None]) -> list[str]:
-    """Return the numbers of a column as texts with four significant digits, or enough to tell different ones apart.
+    """Return the numbers of a column as texts with 4 significant digits, or with more if different ones look equal.
 
-    The text of None is empty.
+    The text of None is "".
     """
     different, digits = {value for value in values if value is not None}, 4
     while digits < _MOST_DIGITS and len({format_number(value, digits) for value in different}) < len(different):
         digits += 1
-    # One more digit shows by how much they differ: 1.000003 and 1.000007, and not 1 and 1.00001.
+    # One more digit shows the difference: 1.000003 and 1.000007 instead of 1 and 1.00001.
     digits += 4 < digits < _MOST_DIGITS
     return ["" if value is None else format_number(value, digits) for value in values]
 
@@ -43,7 +43,7 @@ def format_value(value: Any) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """Return a number of things as text, such as ``1 rank`` or ``2 ranks``."""
+    """Return a count and a noun as text, such as ``1 rank`` or ``2 ranks``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
@@ -53,12 +53,12 @@ def format_named_values(values: Mapping[str, Any]) -> str:
 
 
 def cut_text(text: str, length: int = 160) -> str:
-    """Return a text, cut where it is longer than `length` characters."""
+    """Return a text, cut to at most `length` characters."""
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def format_repr(value: Any) -> str:
-    """Return any value as `repr` writes it, in at most 160 characters."""
+    """Return the `repr` of any value, cut to at most 160 characters."""
     try:
         return cut_text(repr(value))
     except RecursionError:
@@ -66,14 +66,14 @@ def format_repr(value: Any) -> str:
 
 
 def format_tenths(seconds: float | None) -> str:
-    """Return a duration as text, in seconds with one decimal; "?" where it is not known."""
+    """Return a duration in seconds as text with one decimal; "?" if it is unknown."""
     return f"{seconds:.1f}" if seconds is not None and seconds >= 0 else "?"
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration, given in seconds, as text in its two largest units.
+    """Return a duration in seconds as text in its two largest units, such as ``2 h 05 min``.
 
-    It is "an unknown time" where it is NaN, or negative, since the clock was set between its two ends.
+    The text is "an unknown time" if the duration is NaN or negative. It is negative if the clock was changed.
     """
     if not seconds >= 0:
         return "an unknown time"
@@ -88,7 +88,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """Return a duration, given in seconds, as text such as 1:30, 2:01:30 or 1 d 02 h; "?" where it is not known."""
+    """Return a duration in seconds as text such as 1:30, 2:01:30 or 1 d 02 h; "?" if it is unknown."""
     if not math.isfinite(seconds):
         return "?"
     whole = max(0, int(seconds))
@@ -99,45 +99,45 @@ def format_clock(seconds: float) -> str:
 
 
 def format_date(seconds: float) -> str:
-    """Return a moment, given in seconds since the epoch, as text in local time."""
+    """Return a time in seconds since the epoch as text in local time."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def make_show_command(run_dir: Path, label: str) -> str:
-    """Return the command line that shows everything about an evaluation."""
+    """Return the `hpo show` command for an evaluation."""
     return f"hpo show {shlex.quote(str(run_dir))} {label}"
 
 
 def escape_invisible(text: str, keep: str = "") -> str:
-    """Return a text with all invisible characters escaped, as Python does, but for those to `keep`.
+    """Escape all characters that are not printable, except those in `keep`, as `repr` does.
 
-    They could move the cursor, or change the direction of writing.
+    They could move the cursor of a terminal, or change the direction of text.
     """
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def make_printable(text: str) -> str:
-    """Return a text as one line for a terminal: white space as spaces, other invisible characters escaped."""
+    """Return a text as one line for a terminal: white space becomes spaces, control characters are escaped."""
     return escape_invisible("".join(" " if character.isspace() else character for character in text))
 
 
 def split_printable_lines(text: str) -> list[str]:
-    """Return the lines of a text, each as `printable` returns it."""
+    """Return the lines of a text, each as `make_printable` returns it."""
     return [make_printable(line.expandtabs()).rstrip() for line in text.removesuffix("\n").split("\n")]
 
 
 def make_printable_lines(text: str) -> str:
-    """Return a text of several lines, each as `printable` returns it."""
+    """Return a text of several lines, each as `make_printable` returns it."""
     return "\n".join(split_printable_lines(text))
 
 
 def escape_unencodable(text: str) -> str:
-    """Return a text with all that UTF-8 cannot encode escaped, such as parts of a file name in another encoding."""
+    """Escape the characters that UTF-8 cannot encode, such as parts of a file name in another encoding."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def format_error(error: BaseException) -> str:
-    """Return an exception's message as one line for any terminal, even where the exception's own code fails."""
+    """Return the message of an exception as one line for a terminal, even if its `__str__` fails."""
     try:
         text = " ".join(str(error).split())
     except Exception:

@@ -1,4 +1,4 @@
-"""The versions of what a run depends on."""
+"""The versions of Python and of the packages that a run depends on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optu
 
 
 def read_versions() -> dict[str, str]:
-    """Return the versions of Python and of packages by their names; no package is imported."""
+    """Return the versions by name, without an import of the packages."""
     return {"python": platform.python_version(), **{package: _read_version(package) for package in _PACKAGES}}
 
 

@@ -1,4 +1,4 @@
-"""The environment of all tests, and the MPIs that they run with."""
+"""The environment and the fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, call_hpo, find_open_mpi
 
-# What programs need to be found and to speak; whatever else this shell has (SLURM's job, an MPI's options, proxies,
-# colours, accounts, Python's and torch's switches) is another's, and would reach the jobs of the tests.
+# The variables that tests keep: paths and languages. All others would reach the jobs of the tests, for example the
+# variables of SLURM, MPI, Python and torch, proxies, colours and accounts.
 _KEPT_VARIABLES = {
     "PATH",
     "HOME",
@@ -32,24 +32,24 @@ _KEPT_PREFIXES = ("LC_", "PYTEST_")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests have the same environment everywhere, before one of them imports MPI, which would join another job.
+    """Set the same environment on all machines, before a test imports MPI, which could join another job.
 
-    GPUs are hidden: what the tests compare was computed on CPUs.
+    GPUs are hidden, since the expected results of tests were computed on CPUs.
     """
     for name in list(os.environ):
         if name not in _KEPT_VARIABLES and not name.startswith(_KEPT_PREFIXES):
             del os.environ[name]
     os.environ.update(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
-    # There is no deadline, since the machine may be busy. A change is judged by the same examples each time.
+    # Examples have no time limit, since the machine may be busy. They are the same in each test run.
     hypothesis.settings.register_profile("random", deadline=None)
     hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
     if not config.getoption("--hypothesis-profile"):
         hypothesis.settings.load_profile("same")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
+@pytest.hookimpl(tryfirst=True)  # before -m selects tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what launches jobs by the fixtures below; what does so without them has the marker where it is written."""
+    """Mark tests that launch jobs with the fixtures below. Other such tests have the marker in their code."""
     for item in items:
         if {"mpi", "each_mpi"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("mpi")
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def unmarked_launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test fail that launches a job, by whatever means, and has no marker by which `make test-fast` leaves it."""
+    """Fail a test that launches a job without the marker mpi, which `make test-fast` uses to skip it."""
     if request.node.get_closest_marker("mpi"):
         return
     start = subprocess.Popen.__init__
@@ -73,7 +73,7 @@ def unmarked_launches(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="session", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Return tests a home without anybody's accounts and settings."""
+    """Set a home directory without accounts and settings of the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         yield
@@ -81,7 +81,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Let torch compute on one core: two threads that wait for each other take twenty times as long on busy ones."""
+    """Let torch use one thread: on busy cores, two threads that wait for each other take twenty times as long."""
     import torch
 
     threads = torch.get_num_threads()
@@ -92,7 +92,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def hpo(capsys: pytest.CaptureFixture[str]) -> Hpo:
-    """Run the command in this process, and return its status and what it has printed on either stream."""
+    """Return a function that runs hpo in this process, and returns its status, standard output and standard error."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         status = call_hpo(*arguments)

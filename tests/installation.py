@@ -1,7 +1,7 @@
-"""The built packages, installed outside of the checkout. `make test-install` builds and installs them and runs this.
+"""Tests of the built packages, outside the checkout. `make test-install` builds and installs them.
 
-The Python that runs this has the wheel with all that a search needs. An environment that is made here has what reads
-runs.
+The Python of these tests has the wheel with all dependencies of a search. Another environment, which is created here,
+has only the dependencies of commands that read runs.
 """
 
 from __future__ import annotations
@@ -120,6 +120,6 @@ def test_reader_says_what_a_search_needs(reader: Path, tmp_path: Path) -> None:
     search = run_command(tmp_path, reader / "bin" / "hpo", "search", "digits_cnn")
     assert search.returncode == 2
     assert search.stderr.startswith(
-        "error: hpo search needs mpi4py, propulate, torch, not installed here: pip install "
+        "error: hpo search needs mpi4py, propulate, torch, not installed here. Run: pip install "
     )
     assert search.stderr.count("\n") == 1

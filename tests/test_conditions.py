@@ -1,4 +1,4 @@
-"""Parameters that exist only beside others, and rules between parameters."""
+"""Conditional parameters, and constraints between parameters."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ GENES = {"optimizer": 0, "momentum": 0.5, "nesterov": 0, "warm": 2, "layers": 1,
 
 
 @pytest.mark.parametrize(
-    ("changes", "exist"),
+    ("changes", "active"),
     [
         ({}, "optimizer momentum nesterov warm layers"),
         ({"nesterov": 1}, "optimizer momentum nesterov layers"),
@@ -56,25 +56,25 @@ GENES = {"optimizer": 0, "momentum": 0.5, "nesterov": 0, "warm": 2, "layers": 1,
         ({"layers": 3}, "optimizer momentum nesterov warm layers second"),
     ],
 )
-def test_hyperparameters_are_those_that_exist(changes: dict[str, int], exist: str) -> None:
+def test_decode_returns_active_parameters(changes: dict[str, int], active: str) -> None:
     params = SPACE.decode({**GENES, **changes})
-    assert list(params) == exist.split()
+    assert list(params) == active.split()
     genes = SPACE.encode(params)
-    assert list(genes) == list(SPACE.parameters), "there is a gene of each parameter"
+    assert list(genes) == list(SPACE.parameters), "each parameter has a gene"
     assert SPACE.decode(genes) == params
 
 
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"optimizer": "adam", "momentum": 0.5, "layers": 1}, "'momentum' exists only where 'optimizer' is 'sgd'"),
-        ({"optimizer": "adam", "layers": 1, "second": 1}, "'second' exists only where 'layers' is 2 or 3"),
+        ({"optimizer": "adam", "momentum": 0.5, "layers": 1}, "'momentum' is active only if 'optimizer' is 'sgd'"),
+        ({"optimizer": "adam", "layers": 1, "second": 1}, "'second' is active only if 'layers' is 2 or 3"),
         ({"optimizer": "adam", "layers": 2}, "parameter 'second' is missing"),
         ({"optimizer": "sgd", "momentum": 0.5, "nesterov": False, "warm": 1, "layers": 1}, "'nesterov' is True"),
         ({"layers": 1}, "parameter 'optimizer' is missing"),
     ],
 )
-def test_what_does_not_exist_is_refused_and_what_exists_is_needed(params: dict[str, Any], message: str) -> None:
+def test_check_inactive_or_missing_parameter_raises(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         SPACE.check(params)
 
@@ -82,25 +82,29 @@ def test_what_does_not_exist_is_refused_and_what_exists_is_needed(params: dict[s
 @pytest.mark.parametrize(
     ("before", "when", "message"),
     [
-        ({}, {"a": 1}, "when asks for 'a', which must be one before it; it is the first"),
-        ({"b": Int(1, 3)}, {"a": 1}, "when asks for 'a', which must be one before it; before it are b"),
-        ({"b": Int(1, 3)}, {"b": 4}, "when asks for 'b' = 4, not in Int(1, 3)"),
-        ({"b": Int(1, 3)}, {"b": [1, "2"]}, "when asks for 'b' = '2', not in Int(1, 3)"),
-        ({"b": Int(1, 3)}, {"b": True}, "when asks for 'b' = True, not in Int(1, 3)"),
-        ({"b": Int(1, 3)}, {"b": []}, "when asks for 'b' = [], not in Int(1, 3)"),
-        ({"b": Int(1, 3)}, {}, "when must be a dict such as {'optimizer': 'sgd'}, not {}"),
-        ({"b": Int(1, 3)}, "b", "when must be a dict such as {'optimizer': 'sgd'}, not 'b'"),
-        ({"b": Int(1, 3)}, {"b": np.int64(4)}, "when asks for 'b' = 4, not in Int(1, 3)"),
-        ({"b": Int(1, 10**9)}, {"b": range(1, 10**9)}, "when asks for 999999999 values of 'b', too many"),
-        ({"b": Float(0, 3)}, {"b": 1.0}, "when asks for 'b', which has any value of Float(0.0, 3.0)"),
+        ({}, {"a": 1}, "when must name parameters before it in the space (none), got 'a'"),
+        ({"b": Int(1, 3)}, {"a": 1}, "when must name parameters before it in the space (b), got 'a'"),
+        ({"b": Int(1, 3)}, {"b": 4}, "when must list values of 'b' in Int(1, 3), got 4"),
+        ({"b": Int(1, 3)}, {"b": [1, "2"]}, "when must list values of 'b' in Int(1, 3), got '2'"),
+        ({"b": Int(1, 3)}, {"b": True}, "when must list values of 'b' in Int(1, 3), got True"),
+        ({"b": Int(1, 3)}, {"b": []}, "when must list values of 'b' in Int(1, 3), got []"),
+        ({"b": Int(1, 3)}, {}, "when must be a dict such as {'optimizer': 'sgd'}, got {}"),
+        ({"b": Int(1, 3)}, "b", "when must be a dict such as {'optimizer': 'sgd'}, got 'b'"),
+        ({"b": Int(1, 3)}, {"b": np.int64(4)}, "when must list values of 'b' in Int(1, 3), got 4"),
+        ({"b": Int(1, 10**9)}, {"b": range(1, 10**9)}, "when must list at most 10000 values of 'b', got 999999999"),
+        (
+            {"b": Float(0, 3)},
+            {"b": 1.0},
+            "when must name parameters with discrete values, got 'b', which is Float(0.0, 3.0)",
+        ),
     ],
 )
-def test_a_condition_that_cannot_be_is_named(before: dict[str, Parameter], when: Any, message: str) -> None:
+def test_space_with_invalid_condition_raises(before: dict[str, Parameter], when: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"parameter 'lr': {message}")):
         SearchSpace(**before, lr=Float(0.1, 1.0, when=when), a=Int(1, 3))
 
 
-def test_conditions_are_told_and_the_same_in_each_process() -> None:
+def test_describe_formats_conditions_in_a_fixed_order() -> None:
     described = CONDITIONAL.describe()
     assert described["momentum"] == "Float(0.0, 0.95, step=0.05, when={'optimizer': 'sgd'})"
     assert described["dropout_3"] == "Float(0.0, 0.5, when={'layers': range(3, 5)})"
@@ -115,16 +119,17 @@ def test_conditions_are_told_and_the_same_in_each_process() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=7, max_size=7))
-def test_genes_tell_what_exists(draws: list[float]) -> None:
+def test_find_active_agrees_with_decode(draws: list[float]) -> None:
     past = EvaluationHistory(SPACE, list)
     width = past.high - past.low
     genes = past.low + np.where(past.continuous, np.array(draws) * width, np.round(np.array(draws) * width))
     params = SPACE.decode(dict(zip(SPACE.parameters, genes.tolist(), strict=True)))
-    told = [name for name, exists in zip(SPACE.parameters, past.find_active(genes[None])[0], strict=True) if exists]
-    assert told == list(params)
+    is_active = past.find_active(genes[None])[0]
+    active = [name for name, flag in zip(SPACE.parameters, is_active, strict=True) if flag]
+    assert active == list(params)
 
 
-def test_what_a_logarithmic_integer_decides_exists_too() -> None:
+def test_find_active_with_log_int_parent_agrees_with_decode() -> None:
     space = SearchSpace(a=Int(1, 1000, log=True), b=Int(1, 2, when={"a": range(500, 600)}))
     past = EvaluationHistory(space, list)
     for a in (1, 499, 500, 599, 600, 1000):
@@ -133,7 +138,7 @@ def test_what_a_logarithmic_integer_decides_exists_too() -> None:
         assert space.decode({"a": genes[0, 0], "b": 1})["a"] == a
 
 
-def test_all_individuals_are_counted_and_listed_once() -> None:
+def test_all_individuals_lists_each_individual_once() -> None:
     space = SearchSpace(
         a=Categorical("x", "y", "z"),
         b=Int(1, 5, when={"a": "x"}),
@@ -159,7 +164,7 @@ def test_all_individuals_are_counted_and_listed_once() -> None:
         {"a": Int(1, 500), **{f"p{number}": Int(1, 500, when={"a": range(1, 500)}) for number in range(50)}},
     ],
 )
-def test_what_cannot_be_listed_is_known_to_be_much(parameters: dict[str, Parameter]) -> None:
+def test_all_individuals_of_large_space_is_none(parameters: dict[str, Parameter]) -> None:
     space = SearchSpace(**parameters)
     assert space.all_individuals is None
     space = SearchSpace(**parameters)
@@ -169,18 +174,18 @@ def test_what_cannot_be_listed_is_known_to_be_much(parameters: dict[str, Paramet
     assert EvaluationHistory(space, list).draw_new(random.Random(0)) is not None
 
 
-def test_listing_ends_where_a_rule_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    def obeys(params: dict[str, Any]) -> bool:
+def test_all_individuals_with_slow_constraint_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_allowed(params: dict[str, Any]) -> bool:
         time.sleep(0.01)
         return bool(params["a"] <= params["b"])
 
     space = SearchSpace(a=Int(1, 10), b=Int(1, 10))
-    space.require(obeys, "a is at most b")
+    space.require(is_allowed, "a is at most b")
     monkeypatch.setattr("hpo.space._MOST_SECONDS", 0.1)
     assert space.all_individuals is None
 
 
-def test_everything_is_drawn_and_nothing_else() -> None:
+def test_draw_returns_all_allowed_individuals_and_no_others() -> None:
     space = SearchSpace(a=Categorical("x", "y"), b=Int(1, 3, when={"a": "x"}), c=Float(0.0, 0.2, step=0.1))
     space.require(lambda p: p["b"] > 1, "b is larger")
     rng = random.Random(0)
@@ -188,20 +193,20 @@ def test_everything_is_drawn_and_nothing_else() -> None:
     assert drawn == {tuple(params.items()) for params in space.all_individuals or ()}
     assert {params["b"] for params in (space.draw(rng, {"c": 0.1, "a": "x"}) for _ in range(50))} == {2, 3}
     for _ in range(20):
-        assert space.draw(rng, {"b": 3})["a"] == "x", "where that is given which needs it"
+        assert space.draw(rng, {"b": 3})["a"] == "x", "the condition of b holds"
     mistakes: list[tuple[dict[str, Any], str]] = [
-        ({"a": "y", "b": 2}, "'b' exists only where 'a' is 'x'"),
-        ({"b": 1}, "b is larger, but got {'a': 'x', 'b': 1, "),
+        ({"a": "y", "b": 2}, "'b' is active only if 'a' is 'x'"),
+        ({"b": 1}, "b is larger, got {'a': 'x', 'b': 1, "),
         ({"d": 1}, "unknown parameter 'd'"),
-        ({"c": 0.15}, "0.15 is not in Float(0.0, 0.2, step=0.1)"),
+        ({"c": 0.15}, "'c' must be in Float(0.0, 0.2, step=0.1), got 0.15"),
     ]
     for wrong, message in mistakes:
         with pytest.raises(ValueError, match=re.escape(message)):
             space.draw(rng, wrong)
 
 
-class Elsewhere:
-    """Answers for the rules of a space as a trainer does, through JSON; `batches` are the sizes of its answers."""
+class ConstraintServerStub:
+    """Checks the constraints of a space as a trainer does, through JSON. `batches` has the sizes of its answers."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
@@ -218,32 +223,32 @@ class Elsewhere:
         return answered
 
 
-def delegated(space: SearchSpace) -> tuple[SearchSpace, Elsewhere]:
-    """Return a space as a rank has it, and what answers for its rules."""
-    elsewhere = Elsewhere(space)
-    return load_space(send_through_json(dump_space(space)), RemoteConstraints(elsewhere)), elsewhere
+def delegate(space: SearchSpace) -> tuple[SearchSpace, ConstraintServerStub]:
+    """Return a space as a rank has it, and the stub that checks its constraints."""
+    server = ConstraintServerStub(space)
+    return load_space(send_through_json(dump_space(space)), RemoteConstraints(server)), server
 
 
 @pytest.mark.parametrize("space", [SPACE, CONDITIONAL])
-def test_delegated_space_is_as_its_own(space: SearchSpace) -> None:
-    there, _ = delegated(space)
-    assert (there.describe(), there.conditions, there.constraint_texts) == (
+def test_delegated_space_behaves_like_the_local_space(space: SearchSpace) -> None:
+    remote, _ = delegate(space)
+    assert (remote.describe(), remote.conditions, remote.constraint_texts) == (
         space.describe(),
         space.conditions,
         space.constraint_texts,
     )
     drawn = [space.draw(rng) for rng in map(random.Random, range(200))]
-    assert [there.draw(rng) for rng in map(random.Random, range(200))] == drawn
+    assert [remote.draw(rng) for rng in map(random.Random, range(200))] == drawn
     wrong = [{**params, "width": 16, "heads": 3, "nesterov_from": 7} for params in drawn]
-    assert there.find_mistakes([*drawn, *wrong]) == space.find_mistakes([*drawn, *wrong])
-    assert there.are_allowed(wrong) == space.are_allowed(wrong) == [there.allows(params) for params in wrong]
-    there.check_constraints()
+    assert remote.find_mistakes([*drawn, *wrong]) == space.find_mistakes([*drawn, *wrong])
+    assert remote.are_allowed(wrong) == space.are_allowed(wrong) == [remote.allows(params) for params in wrong]
+    remote.check_constraints()
     with pytest.raises(ValueError, match="unknown parameter 'e'"):
-        there.draw(random.Random(0), {"e": 3})
+        remote.draw(random.Random(0), {"e": 3})
 
 
-def test_delegated_rules_are_asked_in_few_batches() -> None:
-    space, asked = delegated(CONDITIONAL)
+def test_delegated_constraints_are_checked_in_few_batches() -> None:
+    space, asked = delegate(CONDITIONAL)
     space.check_constraints()
     assert (asked.checks, asked.batches) == (1, [])
     space.draw(random.Random(0), {"width": 240, "heads": 15})
@@ -256,14 +261,14 @@ def test_delegated_rules_are_asked_in_few_batches() -> None:
     assert space.are_allowed([]) == []
     assert space.find_mistakes([{}]) == ["parameter 'optimizer' is missing"]
     assert asked.batches == []
-    rare, asked = delegated(ruled(lambda p: p["a"] > 5))
-    with pytest.raises(ValueError, match=r"the rule, but got \{'a': 3, "):
+    rare, asked = delegate(make_constrained_space(lambda p: p["a"] > 5))
+    with pytest.raises(ValueError, match=r"the constraint, got \{'a': 3, "):
         rare.draw(random.Random(0), {"a": 3})
     assert max(asked.batches) == 64
     assert 100_000 <= sum(asked.batches) < 100_064
 
 
-def test_space_without_rules_asks_nothing_and_draws_one_by_one() -> None:
+def test_space_without_constraints_sends_no_requests() -> None:
     def never(**_: Any) -> dict[str, Any]:
         raise AssertionError
 
@@ -273,21 +278,21 @@ def test_space_without_rules_asks_nothing_and_draws_one_by_one() -> None:
     past, rng, other = EvaluationHistory(space, list), random.Random(0), random.Random(0)
     assert past.draw_new(rng) == SPACE._draw_unconstrained(other)
     assert space.draw(rng, {"layers": 2}) == SPACE._draw_unconstrained(other, {"layers": 2})
-    assert rng.getstate() == other.getstate(), "no more is drawn than today"
+    assert rng.getstate() == other.getstate(), "The generator is used once per draw."
     genes = np.array([list(SPACE.encode(SPACE.draw(rng)).values()) for _ in range(9)])
     assert list(past.iterate_allowed(genes, range(9))) == list(range(9))
 
 
-def test_delegated_space_lists_everything() -> None:
+def test_delegated_space_lists_all_individuals() -> None:
     space = SearchSpace(a=Int(1, 60), b=Int(1, 60), c=Int(1, 3, when={"a": [1, 2]}))
     space.require(lambda p: p["a"] <= p["b"], "a is at most b")
-    there, asked = delegated(space)
-    assert there.all_individuals == space.all_individuals
-    assert len(there.all_individuals or []) == 60 * 61 // 2 + 2 * (60 + 59)
+    remote, asked = delegate(space)
+    assert remote.all_individuals == space.all_individuals
+    assert len(remote.all_individuals or []) == 60 * 61 // 2 + 2 * (60 + 59)
     assert asked.batches == [*(2**n for n in range(10)), 1000, 1000, 58 * 60 + 2 * 60 * 3 - 3023]
 
 
-def test_space_without_constraints_cannot_be_asked() -> None:
+def test_space_without_constraint_server_raises() -> None:
     space = load_space(dump_space(CONDITIONAL))
     assert space.decode(space.encode(CONDITIONAL.draw(random.Random(0))))
     for ask in (
@@ -295,12 +300,12 @@ def test_space_without_constraints_cannot_be_asked() -> None:
         lambda: space.draw(random.Random(0)),
         lambda: space.all_individuals or space.allows({}),
     ):
-        with pytest.raises(RuntimeError, match="no process answers for the rules"):
+        with pytest.raises(RuntimeError, match="no process checks the constraints"):
             ask()
 
 
 @pytest.mark.parametrize("name", ["ga", "tpe", "random"])
-def test_propagators_breed_the_same_if_rules_are_asked_elsewhere(name: str) -> None:
+def test_propagators_with_delegated_constraints_breed_the_same(name: str) -> None:
     def breed(space: SearchSpace) -> list[dict[str, Any]]:
         started = []
 
@@ -311,74 +316,77 @@ def test_propagators_breed_the_same_if_rules_are_asked_elsewhere(name: str) -> N
         simulate(SimulatedIslands(space, [name], 2, 0), evaluate, 40)
         return started
 
-    space, asked = delegated(CONDITIONAL)
+    space, asked = delegate(CONDITIONAL)
     assert breed(space) == breed(CONDITIONAL)
     assert max(asked.batches) <= 64
     assert len(asked.batches) < 40 * 30
 
 
-def ruled(rule: Any, text: Any = "the rule") -> SearchSpace:
+def make_constrained_space(constraint: Any, text: Any = "the constraint") -> SearchSpace:
     space = SearchSpace(
         a=Int(1, 5), b=Int(1, 5), o=Categorical("x", "y"), c=Int(1, 3, when={"o": "x"}), d=Int(1, 3, when={"o": "y"})
     )
-    space.require(rule, text)
+    space.require(constraint, text)
     return space
 
 
 @pytest.mark.parametrize(
-    ("rule", "message"),
+    ("constraint", "message"),
     [
-        (lambda p: p["a"] % p["b"], r"must return True or False, not \d for {'a': "),
-        (lambda p: p["a"] < p["e"], "cannot be asked about {'a': .*: there is no parameter 'e'"),
+        (lambda p: p["a"] % p["b"], r"must return True or False, got \d for {'a': "),
+        (lambda p: p["a"] < p["e"], "failed for {'a': .*: there is no parameter 'e'"),
         (
             lambda p: p["c"] < p["d"],
-            "never applies: it looks up parameters that did not exist together in any of 10000",
+            "never applies: it reads parameters that were not active together in any of 10000",
         ),
         (lambda p: p.a < 3, "AttributeError"),
-        (lambda p: 1 / (p["a"] - 1) > 0, "cannot be asked about {'a': 1, .*ZeroDivisionError"),
+        (lambda p: 1 / (p["a"] - 1) > 0, "failed for {'a': 1, .*ZeroDivisionError"),
         (lambda: True, "TypeError"),
-        (lambda p: np.array([p["a"], p["b"]]) > 1, "must return True or False, not array"),
-        (lambda p: p["a"] < 0 or next(TOSSES), "does not always answer the same"),
+        (lambda p: np.array([p["a"], p["b"]]) > 1, "must return True or False, got array"),
+        (
+            lambda p: p["a"] < 0 or next(TOSSES),
+            "must always return the same for the same hyperparameters, got two answers",
+        ),
         (
             lambda p: p["a"] > 5,
-            r"leave nothing: of 10000 individuals drawn at random 0 obey all of them \('the rule' 0\)",
+            r"leave nothing: of 10000 individuals drawn at random 0 satisfy all of them \('the constraint' 0\)",
         ),
         (lambda p: (p["a"], p["b"], p.get("c")) == (1, 1, 4), "leave nothing"),
     ],
 )
-def test_a_rule_that_cannot_be_is_named(rule: Any, message: str) -> None:
+def test_check_constraints_with_unsound_constraint_raises(constraint: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ruled(rule).check_constraints()
+        make_constrained_space(constraint).check_constraints()
     with pytest.raises(ValueError, match=message):
-        delegated(ruled(rule))[0].check_constraints()
+        delegate(make_constrained_space(constraint))[0].check_constraints()
 
 
-def test_rules_that_leave_next_to_nothing_are_named_with_what_each_leaves() -> None:
+def test_check_constraints_that_allow_few_counts_for_each() -> None:
     space = SearchSpace(**{name: Int(1, 100) for name in "abc"})
     space.require(lambda p: p["a"] == p["b"], "a is b")
     space.require(lambda p: p["b"] == p["c"], "b is c")
-    with pytest.raises(ValueError, match=r"leave next to nothing: .* [1-9] obey .*\('a is b' \d+, 'b is c' \d+\)"):
+    with pytest.raises(ValueError, match=r"leave next to nothing: .* [1-9] satisfy .*\('a is b' \d+, 'b is c' \d+\)"):
         space.check_constraints()
 
 
-def test_rules_demand_nothing_of_what_does_not_exist_and_may_do_what_they_like() -> None:
-    for rule in (
+def test_constraint_of_inactive_parameter_is_skipped() -> None:
+    for constraint in (
         lambda p: p["a"] < p["c"],
         lambda p: np.bool_(p["a"] < 3),
         lambda p: p.pop("a") < 4 and p.pop("b") < 4,
     ):
-        ruled(rule).check_constraints()
-    space = ruled(lambda p: p["c"] > 2, "c is large")
+        make_constrained_space(constraint).check_constraints()
+    space = make_constrained_space(lambda p: p["c"] > 2, "c is large")
     space.check({"a": 1, "b": 1, "o": "y", "d": 1})
-    with pytest.raises(ValueError, match="c is large, but got"):
+    with pytest.raises(ValueError, match="c is large, got"):
         space.check({"a": 1, "b": 1, "o": "x", "c": 1})
     for function, text in (("a < b", "x"), (bool, None)):
-        with pytest.raises(TypeError, match="a rule is a function"):
-            ruled(function, text)
+        with pytest.raises(TypeError, match="a constraint must be a function"):
+            make_constrained_space(function, text)
 
 
 @pytest.mark.parametrize("name", PROPAGATORS)
-def test_propagators_obey_rules_and_breed_nothing_twice(name: str) -> None:
+def test_propagators_satisfy_constraints_without_duplicates(name: str) -> None:
     space = CONDITIONAL
     if name in NUMERIC_PROPAGATORS:
         space = SearchSpace(
@@ -402,7 +410,7 @@ def test_propagators_obey_rules_and_breed_nothing_twice(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROPAGATORS)
-def test_what_has_one_value_is_no_obstacle(name: str) -> None:
+def test_propagators_with_single_value_parameter_search_on(name: str) -> None:
     space = SearchSpace(batch_size=Ordinal(64), lr=Float(1e-3, 1.0, log=True), heads=Ordinal(2, 4))
     started: list[float] = []
 
@@ -415,7 +423,7 @@ def test_what_has_one_value_is_no_obstacle(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ga", "tpe", "random"])
-def test_few_individuals_that_rules_leave_among_many_are_all_found(name: str) -> None:
+def test_propagators_find_all_of_few_allowed_individuals(name: str) -> None:
     space = SearchSpace(a=Int(1, 250), b=Int(1, 150), kind=Categorical("x", "y", when={"a": [7, 8]}))
     space.require(lambda p: p["a"] == p["b"] and p["a"] < 50, "a is b, and small")
     space.check_constraints()
@@ -429,7 +437,7 @@ def test_few_individuals_that_rules_leave_among_many_are_all_found(name: str) ->
     assert len(set(started)) == 51 == len(space.all_individuals or [])
 
 
-def test_the_surrogate_sees_no_genes_of_what_does_not_exist() -> None:
+def test_surrogate_ignores_genes_of_inactive_parameters() -> None:
     space = SearchSpace(
         kind=Categorical("a", "b"), x=Float(0.0, 1.0), y=Float(0.0, 1.0, when={"kind": "a"}), z=Ordinal(1, 2, 3)
     )
@@ -448,7 +456,7 @@ def test_the_surrogate_sees_no_genes_of_what_does_not_exist() -> None:
     assert np.ptp(on) > 1
 
 
-def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_in_conditional_space_is_resumed_and_shown(mpi: Mpi, tmp_path: Path) -> None:
     arguments = [PROGRAM, SEARCHES / "conditional.py", "--run-dir", "run", "--ranks-per-worker", 1, "--seed", 3]
     given: list[dict[str, Any]] = [
         {"momentum": 0.8, "layers": 3},
@@ -469,10 +477,10 @@ def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path:
         assert entry.items() <= trials[number].params.items()
     assert len({tuple(sorted(trial.params.items())) for trial in trials}) == 60
     lowest = min(trials, key=lambda trial: trial.value or 0)
-    assert lowest.number > 25, "it learns"
+    assert lowest.number > 25, "The search must improve on its first session."
 
-    told = run_hpo("best", tmp_path / "run")
-    assert json.loads(told.stdout) == lowest.params
+    printed = run_hpo("best", tmp_path / "run")
+    assert json.loads(printed.stdout) == lowest.params
     rows = list(csv.DictReader(run_hpo("export", tmp_path / "run", "--to", "csv").stdout.splitlines()))
     for row, trial in zip(rows, trials, strict=True):
         empty = {name for name in CONDITIONAL.parameters if row[f"param_{name}"] == ""}
@@ -487,7 +495,7 @@ def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path:
     refused = mpi.run(2, *stricter, "--run-dir", "run", "--resume", cwd=tmp_path)
     assert refused.returncode == 2
     assert re.search(
-        r": only sgd, but got .*; if this rule is new, start another run with --warm-start run$", refused.stderr
+        r": only sgd, got .*; if this constraint is new, start another run with --warm-start run$", refused.stderr
     )
     new = mpi.run(2, *stricter, "--run-dir", "new", "--evaluations", 2, "--warm-start", "run", cwd=tmp_path)
     assert (new.returncode, new.stderr) == (0, "")
@@ -495,12 +503,12 @@ def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path:
     assert len(taken) == sum(trial.params["optimizer"] == "sgd" for trial in trials)
 
 
-def test_rules_that_leave_nothing_are_found_before_anything_starts(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_with_unsatisfiable_constraint_is_refused_first(mpi: Mpi, tmp_path: Path) -> None:
     text = (SEARCHES / "conditional.py").read_text()
     (tmp_path / "nothing.py").write_text(text + '\nspace.require(lambda p: p["width"] < 16, "width is small")\n')
     job = mpi.run(2, PROGRAM, "nothing.py", "--run-dir", "run", cwd=tmp_path)
     assert job.returncode == 2
-    assert job.stderr.startswith("error: the rules of this space leave nothing: of 10000 individuals")
+    assert job.stderr.startswith("error: the constraints of this space leave nothing: of 10000 individuals")
     assert "'width is small' 0" in job.stderr
     assert not (tmp_path / "run").exists()
 
@@ -532,7 +540,7 @@ space.require(differ, "a differs from b")
 """
 
 
-def test_rule_that_crashes_at_the_start_is_a_mistake(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_with_constraint_that_crashes_first_is_refused(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "begun").write_text("xxxx")
     (tmp_path / "my_search.py").write_text(CRASHING)
     job = mpi.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
@@ -544,7 +552,7 @@ def test_rule_that_crashes_at_the_start_is_a_mistake(mpi: Mpi, tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-def test_rule_that_crashes_again_ends_the_run(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_with_constraint_that_crashes_twice_ends(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "my_search.py").write_text(CRASHING)
     options = ["--ranks-per-worker", 1, "--run-dir", "run", "--evaluations", 9]
     job = mpi.run(1, PROGRAM, "my_search.py", *options, cwd=tmp_path)
@@ -552,4 +560,4 @@ def test_rule_that_crashes_again_ends_the_run(mpi: Mpi, tmp_path: Path) -> None:
     assert re.findall("^error: .*", job.stderr, re.MULTILINE) == [
         "error: the constraints of the search space cannot be evaluated: the trainer was ended by SIGSEGV"
     ]
-    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 4, "it was asked again after its first crash"
+    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 4, "checked again after the first crash"

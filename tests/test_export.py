@@ -244,9 +244,9 @@ def test_export_of_empty_run_has_columns(tmp_path: Path, export: Export) -> None
     [
         (["run"], "Missing option '--to'"),
         (["run", "--to", "xls"], "--to must be one of csv, json, parquet, got 'xls'"),
-        (["run", "--to", "parquet"], "--to parquet needs a file: add -o FILE"),
-        (["run", "--to", "csv", "-o", "here"], "-o here exists: add --overwrite to replace it, or name another file"),
-        (["run", "--to", "csv", "-o", "."], "-o .: it is no file: name a file, or a pipe"),
+        (["run", "--to", "parquet"], "--to parquet must be used with -o FILE"),
+        (["run", "--to", "csv", "-o", "here"], "-o here exists. Add --overwrite to replace it, or name another file"),
+        (["run", "--to", "csv", "-o", "."], "-o must be a file or a pipe, got ."),
         (["run", "--to", "csv", "-o", "nowhere/x"], "-o nowhere/x cannot be written: No such file or directory"),
         (["run", "--to", "csv", "-o", "here/x"], "-o here/x cannot be written: Not a directory"),
         (["run", "--to", "csv", "-o", "run", "--overwrite"], "-o run: it is no file"),
@@ -373,7 +373,7 @@ def test_export_writes_to_pipes_and_devices(tmp_path: Path, export: Export) -> N
     assert export(tmp_path / "run", "--to", "csv", "-o", device, "--overwrite")[0] == 0
     assert device.is_char_device()
     status, _, err = export(tmp_path / "run", "--to", "csv", "-o", disk, "--overwrite")
-    assert (status, err) == (2, f"error: -o {disk}: it is no file: name a file, or a pipe\n")
+    assert (status, err) == (2, f"error: -o must be a file or a pipe, got {disk}\n")
     assert disk.is_block_device()
 
 

@@ -1,4 +1,4 @@
-"""What `--help` prints: options in groups, and texts that are short and whole."""
+"""The output of `--help`: options in groups, and texts that are short and complete."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SEARCH: Any = get_command(make_search_app(None, lambda _: None))
 CHECK: Any = get_command(make_check_app(lambda _: None))
 
 
-def test_each_option_of_a_search_is_in_one_group() -> None:
+def test_groups_have_each_search_option_once() -> None:
     grouped = Counter(name for names in GROUPS.values() for name in names)
     assert set(grouped.values()) == {1}
     assert set(grouped) == {parameter.name for parameter in SEARCH.params} - {"search_space"}
 
 
 @pytest.mark.parametrize("command", [SEARCH, CHECK], ids=["search", "check"])
-def test_grouping_leaves_nothing_out(command: Any) -> None:
+def test_group_parameters_yields_each_parameter_once(command: Any) -> None:
     found = [parameter for _, group in group_parameters(command.params) for parameter in group]
     assert sorted(parameter.name for parameter in found) == sorted(parameter.name for parameter in command.params)
 
 
-def test_summaries_are_whole(hpo: Hpo) -> None:
+def test_help_summaries_are_complete_sentences(hpo: Hpo) -> None:
     status, out, _ = hpo("--help")
     assert status == 0
     commands = dict(re.findall(r"^  (\w+) +(.+)$", out.split("Commands:")[1], re.MULTILINE))
@@ -41,17 +41,17 @@ def test_summaries_are_whole(hpo: Hpo) -> None:
 
 
 @pytest.mark.parametrize("command", [SEARCH, CHECK], ids=["search", "check"])
-def test_options_are_explained_in_few_words(command: Any) -> None:
+def test_help_of_each_option_has_at_most_12_words(command: Any) -> None:
     texts = {parameter.name: re.sub(r"\[default: .*\]", "", parameter.help) for parameter in command.params}
     lengths = {name: len(text.split()) for name, text in texts.items() if name != "search_space"}
     assert {name: length for name, length in lengths.items() if length > 12} == {}
 
 
-def test_help_lists_options_below_their_group(hpo: Hpo) -> None:
+def test_help_lists_each_option_in_its_group(hpo: Hpo) -> None:
     _, out, _ = hpo("search", "--help")
     sections = re.split(r"^(\S.*):$", out, flags=re.MULTILINE)
     shown = dict(zip(sections[1::2], sections[2::2], strict=True))
     assert [heading for heading in shown if heading in GROUPS] == list(GROUPS)
     assert "--evaluations N" in shown["Budget"]
     assert "--run-dir DIR" in shown["Output"]
-    assert "10m, 1h30m" in out, "the format of TIME"
+    assert "10m, 1h30m" in out, "--help must show the format of TIME."

@@ -65,7 +65,7 @@ def test_supervise_gives_up_individual_that_crashes_job(mpi: Mpi, tmp_path: Path
     job = run_supervise(tmp_path, "-n", 3, mpi.python, PROGRAM, KILLING, *options, *settings)
     assert job.returncode == 0, job.stderr
     assert "7 complete, 1 failed, of 8" in job.stdout
-    assert re.search(r"going on after .*; \d that may have killed the job twice, alone at the end", job.stdout)
+    assert re.search(r"resumed after .*; \d that may have crashed the job twice will run alone at the end", job.stdout)
     failures = {trial.params["k"]: trial.user_attrs.get("failure") for trial in load_trials(tmp_path / "run")}
     assert failures[5] == "the job crashed 3 times during this evaluation, the last time with no other running"
     assert [k for k, failure in failures.items() if failure] == [5]
@@ -101,7 +101,7 @@ exit {status}
     ended = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (status, "")
     without = "(1 of 1 without progress)"
-    again = f"hpo supervise: the job ended with status {status}, after 0 evaluations; starting it again {without}\n"
+    again = f"hpo supervise: the job ended with status {status}, after 0 evaluations; restarting it {without}\n"
     assert ended.stdout == again
 
 

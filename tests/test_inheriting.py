@@ -236,7 +236,7 @@ def test_pbt_with_a_pausing_pruner_is_rejected(mpi: Mpi, tmp_path: Path) -> None
     job = mpi.run(2, *make_command("run", "--pruner", "asha"), cwd=tmp_path)
     assert job.returncode == 2
     (line,) = job.stderr.splitlines()
-    assert re.search("--pbt and --pruner asha: .*choose one of the two", line), line
+    assert re.search("--pbt and --pruner asha exclude each other: .*Give one of them", line), line
     assert not (tmp_path / "run").exists()
 
 
@@ -246,15 +246,15 @@ def test_pbt_with_a_pausing_pruner_is_rejected(mpi: Mpi, tmp_path: Path) -> None
         (
             "heirs",
             {"confirm_seeds": 2},
-            "--pbt and --confirm-seeds 2: what an individual has inherited is not trained again",
+            "--pbt and --confirm-seeds 2 exclude each other: inherited weights are not trained again",
         ),
         (
             "heirs",
             {"checkpoint_every": math.inf},
-            "--pbt and --checkpoint-every off: only what is saved can be inherited",
+            "--pbt and --checkpoint-every off exclude each other: only checkpoints can be inherited",
         ),
         ("heirs", {"propagators": ("ga", "propulate")}, "among ga, tpe, random with --pbt, got propulate"),
-        ("tiny", {}, r"--pbt: no parameter is mutable.*depth=Int\(1, 3, mutable=True\)"),
+        ("tiny", {}, r"--pbt must be used with at least one mutable parameter.*depth=Int\(1, 3, mutable=True\)"),
     ],
 )
 def test_pbt_with_conflicting_options_is_rejected(

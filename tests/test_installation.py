@@ -1,4 +1,4 @@
-"""The messages for packages that are not installed. tests/installation.py installs the built packages."""
+"""Messages about packages that are not installed. tests/installation.py tests the built packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpo.process.lazy_import import LazyModule
 from tests.support.launch import ROOT, run_hpo
 
 
-def test_installed_packages_are_enough() -> None:
+def test_check_packages_if_all_are_installed_passes() -> None:
     check_packages("hpo search")
 
 
@@ -33,7 +33,7 @@ def test_installed_packages_are_enough() -> None:
         ),
     ],
 )
-def test_missing_packages_are_named_with_a_command(
+def test_check_packages_if_some_are_missing_raises(
     monkeypatch: pytest.MonkeyPatch, missing: list[str], python: tuple[int, int], command: str
 ) -> None:
     for name in missing:
@@ -41,12 +41,12 @@ def test_missing_packages_are_named_with_a_command(
     monkeypatch.setattr(sys, "version_info", python)
     with pytest.raises(UsageError) as raised:
         check_packages("hpo search")
-    assert str(raised.value) == f"hpo search needs {', '.join(missing)}, not installed here: {command}"
+    assert str(raised.value) == f"hpo search needs {', '.join(missing)}, not installed here. Run: {command}"
 
 
-def test_advised_propulate_is_the_required_one() -> None:
+def test_advised_propulate_version_is_the_required_one() -> None:
     required = re.findall(r'"(propulate>\S+?)[";]', (ROOT / "pyproject.toml").read_text())
-    assert len(required) == 2, "of pip, and of uv"
+    assert len(required) == 2, "one for pip, and one for uv"
     assert set(required) == {installation.PROPULATE_REQUIREMENT}
 
 
@@ -54,11 +54,11 @@ def test_advised_propulate_is_the_required_one() -> None:
     ("environment", "first"),
     [({}, True), ({"PMI_RANK": "0"}, True), ({"PMI_RANK": "3"}, False), ({"OMPI_COMM_WORLD_RANK": "1"}, False)],
 )
-def test_one_rank_says_it(environment: dict[str, str], first: bool) -> None:
+def test_is_first_rank_reads_launcher_variables(environment: dict[str, str], first: bool) -> None:
     assert is_first_rank(environment) is first
 
 
-def test_deferred_module_that_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lazy_module_that_is_missing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = LazyModule("absent_module")
     monkeypatch.setitem(sys.modules, "absent_module", absent)
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'absent_module'; .*: pip install absent_module$"):
@@ -67,10 +67,10 @@ def test_deferred_module_that_is_missing_says_so(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["search", "check"])
-def test_missing_mpi_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str) -> None:
+def test_command_without_mpi_prints_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str) -> None:
     monkeypatch.setenv("MPI4PY_LIBMPI", str(tmp_path / "libmpi.so"))
     job = run_hpo(command, "digits_cnn", cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
-    advice = "load the MPI module of the cluster, or pip install 'hpo-islands[mpich]'"
-    assert job.stderr == f"error: mpi4py finds no MPI (cannot load MPI library): {advice}\n"
+    advice = "Load the MPI module of the cluster, or run: pip install 'hpo-islands[mpich]'"
+    assert job.stderr == f"error: mpi4py finds no MPI (cannot load MPI library). {advice}\n"
     assert "MPI: not found (cannot load MPI library)" in run_hpo("--version", cwd=tmp_path).stdout

@@ -110,11 +110,11 @@ def test_warm_start_from_an_invalid_source_is_rejected(tmp_path: Path, monkeypat
         "folder": "folder holds no run: there is no folder/run.json",
         "sqlite:///nowhere.db": "no such file: nowhere.db",
         "nosql://host": "the storage nosql://host: ",
-        storage: f"it holds 'one', 'other', 'empty': name one, as in {storage}#NAME",
-        f"{storage}#two": f"it holds 'one', 'other', 'empty': name one, as in {storage}#NAME",
-        f"{storage}#other": "the study 'other' does not minimise a loss",
-        f"{storage}#one": "no finished evaluation is of this search space: trial 0: unknown parameter 'lr'",
-        f"{storage}#empty": "no finished evaluation is of this search space: it has none",
+        storage: f"it has the studies 'one', 'other', 'empty'. Name one of them, as in {storage}#NAME",
+        f"{storage}#two": f"it has the studies 'one', 'other', 'empty'. Name one of them, as in {storage}#NAME",
+        f"{storage}#other": "the study 'other' must minimise a loss",
+        f"{storage}#one": "no finished evaluation is valid in this search space: trial 0: unknown parameter 'lr'",
+        f"{storage}#empty": "no finished evaluation is valid in this search space: it has none",
     }.items():
         with pytest.raises(UsageError) as raised:
             read_warm_start(source, load_search_file(TINY).space, ONLY_LOSS)

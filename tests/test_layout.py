@@ -1,3 +1,5 @@
+"""The layout of a job: ranks, workers and islands."""
+
 from __future__ import annotations
 
 import pytest
@@ -9,7 +11,7 @@ from hpo.layout import Layout
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.data())
-def test_every_rank_has_one_worker_and_every_worker_one_island(workers: int, size: int, data: st.DataObject) -> None:
+def test_layout_divides_ranks_and_workers_evenly(workers: int, size: int, data: st.DataObject) -> None:
     islands = data.draw(st.integers(1, workers))
     layout = Layout(workers * size, size, islands)
     assert [layout.find_worker(rank) for rank in range(layout.ranks)] == [
@@ -18,9 +20,9 @@ def test_every_rank_has_one_worker_and_every_worker_one_island(workers: int, siz
     sizes = [layout.count_island_workers(island) for island in range(islands)]
     assert sum(sizes) == workers
     assert max(sizes) - min(sizes) <= 1
-    homes = [layout.find_island(worker) for worker in range(workers)]
-    assert homes == [island for island, count in enumerate(sizes) for _ in range(count)]
-    assert [homes.index(island) for island in range(islands)] == [layout.find_first_worker(i) for i in range(islands)]
+    found = [layout.find_island(worker) for worker in range(workers)]
+    assert found == [island for island, count in enumerate(sizes) for _ in range(count)]
+    assert [found.index(island) for island in range(islands)] == [layout.find_first_worker(i) for i in range(islands)]
 
 
 @pytest.mark.parametrize(
@@ -31,11 +33,11 @@ def test_every_rank_has_one_worker_and_every_worker_one_island(workers: int, siz
         (8, 2, 5, ["--islands 5 is more", "4 workers", "mpirun -n 10", "--ranks-per-worker 1,", "--islands 4"]),
         (12, 6, 3, ["2 workers that 12 ranks make", "mpirun -n 18", "--ranks-per-worker 4,", "--islands 2"]),
         (1, 1, 2, ["1 worker that 1 rank makes", "mpirun -n 2 or more, or with --islands 1"]),
-        (8, 0, 2, ["--ranks-per-worker", "at least 1", "not 0"]),
-        (8, 2, 0, ["--islands", "at least 1", "not 0"]),
+        (8, 0, 2, ["--ranks-per-worker", "at least 1", "got 0"]),
+        (8, 2, 0, ["--islands", "at least 1", "got 0"]),
     ],
 )
-def test_what_does_not_fit_together_says_what_would(ranks: int, size: int, islands: int, shown: list[str]) -> None:
+def test_layout_with_misfit_numbers_suggests_others(ranks: int, size: int, islands: int, shown: list[str]) -> None:
     with pytest.raises(UsageError) as raised:
         Layout(ranks, size, islands)
     assert [text for text in shown if text not in str(raised.value)] == []
@@ -56,7 +58,7 @@ def test_what_does_not_fit_together_says_what_would(ranks: int, size: int, islan
         (2, (1, None), ["ga", "tpe"], (1, 2)),
     ],
 )
-def test_what_is_not_asked_for_fits_itself_to_the_ranks(
+def test_choose_without_options_fits_the_ranks(
     ranks: int, asked: tuple[int | None, int | None], propagators: list[str], fitting: tuple[int, int]
 ) -> None:
     layout = Layout.choose(ranks, *asked, propagators)
@@ -70,23 +72,25 @@ def test_what_is_not_asked_for_fits_itself_to_the_ranks(
             4,
             (None, None),
             ["ga", "tpe", "pso"],
-            "--propagators ga,tpe,pso: each is for an island of its own, and 3 is more than the 2 workers that 4 ranks "
-            "make with --ranks-per-worker 2: start with mpirun -n 6 or more, or with --ranks-per-worker 1, or name 2",
+            "--propagators ga,tpe,pso: each propagator needs its own island, and 3 is more than the 2 workers that "
+            "4 ranks "
+            "make with --ranks-per-worker 2. Start with mpirun -n 6 or more, or with --ranks-per-worker 1, or name 2",
         ),
         (
             1,
             (None, None),
             ["ga", "tpe"],
-            "--propagators ga,tpe: each is for an island of its own, and 2 is more than the 1 worker that 1 rank makes "
-            "with --ranks-per-worker 1: start with mpirun -n 2 or more, or name 1",
+            "--propagators ga,tpe: each propagator needs its own island, and 2 is more than the 1 worker that 1 "
+            "rank makes "
+            "with --ranks-per-worker 1. Start with mpirun -n 2 or more, or name 1",
         ),
-        (3, (2, None), [], "3 ranks cannot be split into workers of 2: "),
-        (3, (0, None), ["ga"], "--ranks-per-worker must be at least 1, not 0"),
-        (3, (None, 0), ["ga"], "--islands must be at least 1, not 0"),
-        (2, (None, 2), [], "--islands 2 is more than the 1 worker that 2 ranks make with --ranks-per-worker 2: "),
+        (3, (2, None), [], "3 ranks cannot be divided into workers of 2. "),
+        (3, (0, None), ["ga"], "--ranks-per-worker must be at least 1, got 0"),
+        (3, (None, 0), ["ga"], "--islands must be at least 1, got 0"),
+        (2, (None, 2), [], "--islands 2 is more than the 1 worker that 2 ranks make with --ranks-per-worker 2. "),
     ],
 )
-def test_what_is_asked_for_and_cannot_be_is_refused(
+def test_choose_with_impossible_options_raises(
     ranks: int, asked: tuple[int | None, int | None], propagators: list[str], message: str
 ) -> None:
     with pytest.raises(UsageError) as raised:

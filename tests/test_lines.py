@@ -188,7 +188,7 @@ def test_warm_start_leaves_out_evaluations_with_a_parent(tmp_path: Path) -> None
     run_with_heirs(tmp_path / "before")
     session = start_session(tmp_path / "run", SEARCHES / "heirs.py", warm_start=str(tmp_path / "before"))
     assert f"with 2 evaluations of {tmp_path}/before, the best 2\n" in session.headline
-    assert "without 1 evaluation that began with the weights of others" in session.headline
+    assert "without 1 evaluation with inherited weights" in session.headline
     assert [each.loss for each in session.open_record().read_evaluations()] == [2.0, 3.0]
 
 
@@ -197,12 +197,12 @@ def test_warm_start_leaves_out_evaluations_with_a_parent(tmp_path: Path) -> None
     [
         (
             {"confirm_seeds": 2},
-            "trial 2, which inherits from trial 0, and --confirm-seeds 2: .*.*give --confirm-seeds 0, or start "
+            "trial 2, which inherits from trial 0, and --confirm-seeds 2 exclude each other: .*Give --confirm-seeds 0, or start "
             "another run",
         ),
         (
             {"pruner": "asha"},
-            "trial 2, which inherits from trial 0, and --pruner asha: .*give --pruner none, or start another run",
+            "trial 2, which inherits from trial 0, and --pruner asha exclude each other: .*Give --pruner none, or start another run",
         ),
     ],
 )
@@ -213,7 +213,7 @@ def test_no_pbt_keeps_checks_of_a_run_with_heirs(tmp_path: Path, options: dict[s
     with pytest.raises(UsageError, match=said):
         start_session(tmp_path / "run", SEARCHES / "heirs.py", **resume, **options)
     assert (tmp_path / "run" / "run.json").read_bytes() == before
-    assert "going on after 3 evaluations" in start_session(tmp_path / "run", SEARCHES / "heirs.py", **resume).headline
+    assert "resumed after 3 evaluations" in start_session(tmp_path / "run", SEARCHES / "heirs.py", **resume).headline
 
 
 def test_find_parent_skips_missing_checkpoints(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several objectives: how they are declared, recorded, bred for, and what a run leaves of its front."""
+"""Several objectives: declaration, study, Pareto front, selection, weights and whole runs."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ THREE = Objectives(("loss", "parameters", "speed"), ("speed",))
 SPACE = SearchSpace(x=Float(0.0, 1.0))
 
 
-# How they are declared
+# Declaration
 
 
-def test_objectives_are_the_loss_and_metrics_of_which_some_are_maximised() -> None:
+def test_parse_objectives_returns_names_and_directions() -> None:
     assert parse_objectives(["loss"]) == ONLY_LOSS
     assert parse_objectives(("loss", "parameters", maximize("speed"))) == THREE
     assert THREE.compute_costs((1.0, 2.0, 3.0)) == (1.0, 2.0, -3.0)
@@ -60,22 +60,22 @@ def test_objectives_are_the_loss_and_metrics_of_which_some_are_maximised() -> No
 @pytest.mark.parametrize(
     ("objectives", "message"),
     [
-        ("loss", r'objectives must be a tuple of names, such as objectives = \("loss", "parameters"\), not \'loss\''),
-        ((), r"must be a tuple of names, such as .*, not \(\)"),
+        ("loss", r'objectives must be a tuple of names, such as objectives = \("loss", "parameters"\), got \'loss\''),
+        ((), r"must be a tuple of names, such as .*, got \(\)"),
         ({"loss": 1}, "must be a tuple of names"),
-        (("loss", 3), "must be names of metrics, .*: 3 is none"),
-        (("loss", ""), "must be names of metrics, .*: '' is none"),
+        (("loss", 3), "must be names of metrics, .*, got 3"),
+        (("loss", ""), "must be names of metrics, .*, got ''"),
         (("loss", maximize("")), "must be names of metrics"),
-        (("parameters", "loss"), "the first of the objectives must be 'loss', not 'parameters'"),
+        (("parameters", "loss"), "the first objective must be 'loss', got 'parameters'"),
         (
             (maximize("loss"), "parameters"),
-            r"the first of the objectives must be 'loss', not MaximizedMetric\(name='loss'\)",
+            r"the first objective must be 'loss', got MaximizedMetric\(name='loss'\)",
         ),
-        (("loss", "size", maximize("size")), "objectives name 'size' twice"),
-        (("loss", "loss"), "objectives name 'loss' twice"),
+        (("loss", "size", maximize("size")), "objectives must differ from each other, got 'size' twice"),
+        (("loss", "loss"), "objectives must differ from each other, got 'loss' twice"),
     ],
 )
-def test_what_are_no_objectives_is_said_with_the_file(tmp_path: Path, objectives: Any, message: str) -> None:
+def test_search_file_with_invalid_objectives_raises(tmp_path: Path, objectives: Any, message: str) -> None:
     text = repr(objectives).replace("MaximizedMetric(name=", "hpo.maximize(")
     file = tmp_path / "search.py"
     file.write_text(
@@ -86,23 +86,23 @@ def test_what_are_no_objectives_is_said_with_the_file(tmp_path: Path, objectives
         load_search_file(file)
 
 
-def test_who_minimises_one_loss_says_so() -> None:
+def test_check_objectives_with_single_loss_propagator_raises() -> None:
     check_objectives(("ga", "tpe", "random"), TWO)
     check_objectives(("pso", "propulate"), ONLY_LOSS)
     expected = (
-        "--propagators propulate: it minimises one loss, and this search has the objectives loss, parameters, "
-        "speed (maximised); ga, tpe, random take several"
+        "--propagators must be among ga, tpe, random for several objectives, got propulate for loss, parameters, "
+        "speed (maximised)"
     )
     with pytest.raises(UsageError) as raised:
         check_objectives(("ga", "propulate"), THREE)
     assert str(raised.value) == expected
 
 
-def test_a_manifest_with_objectives_is_checked() -> None:
-    assert make_manifest().objectives == ONLY_LOSS, "of a run that was begun before there were several"
-    there = {"names": ["loss", "speed"], "maximized": ["speed"]}
-    assert make_manifest(objectives=there).objectives == Objectives(("loss", "speed"), ("speed",))
-    assert json.loads(json.dumps(make_manifest(objectives=there).to_json()))["objectives"] == there
+def test_manifest_with_invalid_objectives_raises() -> None:
+    assert make_manifest().objectives == ONLY_LOSS, "An old manifest has no objectives."
+    objectives = {"names": ["loss", "speed"], "maximized": ["speed"]}
+    assert make_manifest(objectives=objectives).objectives == Objectives(("loss", "speed"), ("speed",))
+    assert json.loads(json.dumps(make_manifest(objectives=objectives).to_json()))["objectives"] == objectives
     for wrong in (
         {"names": ["speed", "loss"], "maximized": []},
         {"names": ["loss", "loss"], "maximized": []},
@@ -114,11 +114,11 @@ def test_a_manifest_with_objectives_is_checked() -> None:
             make_manifest(objectives=wrong)
 
 
-# What is recorded
+# Study
 
 
-def recorded(folder: Path, objectives: Objectives, *rows: tuple[float, ...]) -> Record:
-    """Record complete evaluations with these values."""
+def make_record(folder: Path, objectives: Objectives, *rows: tuple[float, ...]) -> Record:
+    """Return a study with complete evaluations that have these values."""
     record = Record.create(folder / "study.log", "run", SPACE.describe(), objectives=objectives)
     for values in rows:
         complete(record, values)
@@ -132,27 +132,27 @@ def complete(record: Record, values: tuple[float, ...]) -> Assignment:
     return assignment
 
 
-def test_the_record_is_a_study_of_several_objectives_as_optuna_has_them(tmp_path: Path) -> None:
-    record = recorded(tmp_path, THREE, (1.0, 9.0, 5.0), (2.0, 5.0, 5.0), (3.0, 9.0, 4.0), (3.0, 9.0, 6.0))
+def test_record_with_objectives_is_an_optuna_study(tmp_path: Path) -> None:
+    record = make_record(tmp_path, THREE, (1.0, 9.0, 5.0), (2.0, 5.0, 5.0), (3.0, 9.0, 4.0), (3.0, 9.0, 6.0))
     assert Record(tmp_path / "study.log", "run").objectives == THREE
     study = record.study
     assert study.metric_names == ["loss", "parameters", "speed"]
     assert [direction.name for direction in study.directions] == ["MINIMIZE", "MINIMIZE", "MAXIMIZE"]
     assert study.trials[0].values == [1.0, 9.0, 5.0]
     assert (
-        [one.trial for one in find_front(record.read_evaluations(), record.objectives)]
+        [evaluation.trial for evaluation in find_front(record.read_evaluations(), record.objectives)]
         == sorted(trial.number for trial in study.best_trials)
         == [0, 1, 3]
     )
     assert record.read_evaluations()[3].values == (3.0, 9.0, 6.0)
 
 
-def test_optunas_pruners_prune_by_losses_where_there_are_several_objectives(tmp_path: Path) -> None:
-    record = recorded(tmp_path, TWO)
-    for place in range(6):
-        assignment = claim_evaluation(record, {"x": place / 10}, SPACE.make_distributions(), 99)
-        record.report(assignment, 1, place / 10)
-        record.complete(assignment, place / 10, 1.0, {"parameters": 10.0 - place})
+def test_median_pruner_with_objectives_prunes_by_loss(tmp_path: Path) -> None:
+    record = make_record(tmp_path, TWO)
+    for index in range(6):
+        assignment = claim_evaluation(record, {"x": index / 10}, SPACE.make_distributions(), 99)
+        record.report(assignment, 1, index / 10)
+        record.complete(assignment, index / 10, 1.0, {"parameters": 10.0 - index})
     pruner = make_pruner("median", 9)
     assert isinstance(pruner, StoppingPruner)
     for loss, state in ((0.1, "going"), (0.4, "pruned")):
@@ -161,32 +161,34 @@ def test_optunas_pruners_prune_by_losses_where_there_are_several_objectives(tmp_
         assert pruner.decide_pruning(record, assignment, 1).state == state
     record.prune(assignment, 0.4, 1.0, {"parameters": 1.0})
     assert record.read_evaluations()[-1].values == (0.4, 1.0)
-    assert len(find_front(record.read_evaluations(), record.objectives)) == 6, "what is pruned is on no front"
+    assert len(find_front(record.read_evaluations(), record.objectives)) == 6, (
+        "A pruned evaluation must not be on the front."
+    )
 
 
-def test_a_study_that_was_begun_with_other_objectives_is_not_completed(tmp_path: Path) -> None:
-    recorded(tmp_path, TWO)
+def test_create_record_with_other_objectives_raises(tmp_path: Path) -> None:
+    make_record(tmp_path, TWO)
     with pytest.raises(ValueError, match="already holds a study named 'run'"):
         Record.create(tmp_path / "study.log", "run", SPACE.describe())
 
 
-# Fronts
+# Pareto front
 
 
-def individual(trial: int, *values: float, **others: Any) -> Evaluation:
+def make_individual(trial: int, *values: float, **others: Any) -> Evaluation:
     return make_evaluation(trial, loss=values[0], other_values=values[1:], **others)
 
 
 def test_front_has_all_ties_and_no_failed_evaluations() -> None:
     evaluations = [
-        individual(0, 0.5, 7.0),
-        individual(1, 0.5, 5.0),
-        individual(2, 0.5, 5.0),
-        individual(3, 0.4, 9.0),
-        individual(4, 0.1, 1.0, state="pruned"),
+        make_individual(0, 0.5, 7.0),
+        make_individual(1, 0.5, 5.0),
+        make_individual(2, 0.5, 5.0),
+        make_individual(3, 0.4, 9.0),
+        make_individual(4, 0.1, 1.0, state="pruned"),
         make_evaluation(5, "failed"),
-        individual(6, 0.6, 4.0),
-        individual(7, 0.7, 4.0),
+        make_individual(6, 0.6, 4.0),
+        make_individual(7, 0.7, 4.0),
     ]
     assert [found.trial for found in find_front(evaluations, TWO)] == [3, 1, 2, 6]
     assert [found.trial for found in select_top(evaluations, 9, TWO)] == [3, 1, 2, 6, 0, 7]
@@ -197,61 +199,69 @@ def test_front_has_all_ties_and_no_failed_evaluations() -> None:
     assert [found.trial for found in find_front(evaluations, maximised)] == [3]
 
 
-def test_of_a_long_front_those_far_apart_stay() -> None:
-    line = [individual(place, place / 100, float(100 - place)) for place in (0, 1, 2, 30, 31, 60, 99, 100)]
+def test_select_spread_keeps_distant_individuals() -> None:
+    line = [make_individual(index, index / 100, float(100 - index)) for index in (0, 1, 2, 30, 31, 60, 99, 100)]
     assert [found.trial for found in select_spread(line, TWO, 5)] == [0, 31, 60, 99, 100]
 
 
 @pytest.mark.parametrize("objectives", [2, 4, 6, 9])
-def test_the_best_in_each_objective_stay_of_a_front_of_many(objectives: int) -> None:
+def test_select_spread_keeps_the_best_of_each_objective(objectives: int) -> None:
     names = Objectives(("loss", *map(str, range(1, objectives))))
     draws = random.Random(objectives)
-    many = [individual(trial, *(draws.random() for _ in range(objectives))) for trial in range(60)]
-    stay = select_spread(find_front(many, names), names)
-    assert len(stay) <= MAX_FRONT_WEIGHTS
-    for place in range(objectives):
-        assert min(many, key=lambda found: found.values[place]) in stay
+    many = [make_individual(trial, *(draws.random() for _ in range(objectives))) for trial in range(60)]
+    kept = select_spread(find_front(many, names), names)
+    assert len(kept) <= MAX_FRONT_WEIGHTS
+    for index in range(objectives):
+        assert min(many, key=lambda found: found.values[index]) in kept
 
 
-def test_the_hypervolume_is_a_share_of_a_box_that_outliers_do_not_stretch() -> None:
-    good = [individual(0, 0.0, 10.0), individual(1, 5.0, 5.0), individual(2, 10.0, 0.0)]
+def test_summarize_hypervolume_ignores_outliers() -> None:
+    good = [make_individual(0, 0.0, 10.0), make_individual(1, 5.0, 5.0), make_individual(2, 10.0, 0.0)]
     whole = summarize_hypervolume(good, TWO)
-    # Up to 11 in each: the ends have strips of 1 by 11, and the middle has a square of 6 by 6.
+    # The box is 11 by 11. The ends dominate strips of 1 by 11, and the middle dominates a square of 6 by 6.
     share = pytest.approx((11 + 11 - 1 + 25) / 121)
     assert whole == {"share": share, "ideal": [0.0, 0.0], "reference": [pytest.approx(11), pytest.approx(11)]}
-    diverged = [individual(3, 1e30, 7.0), individual(4, 1e300, 3.0)]
+    diverged = [make_individual(3, 1e30, 7.0), make_individual(4, 1e300, 3.0)]
     assert summarize_hypervolume([*good, *diverged], TWO) == whole
     assert [grown for grown, _ in compute_shares_over_time([*good, *diverged], TWO)] == [1, 2, 3]
     assert compute_shares_over_time([*good, *diverged], TWO)[-1][1] == share
-    smallest = individual(5, 1e300, -1.0)
+    smallest = make_individual(5, 1e300, -1.0)
     found = summarize_hypervolume([*good, smallest], TWO)
     assert found is not None
-    assert found["reference"] == [pytest.approx(11), pytest.approx(11.1)], "it is on the front, for it is small"
-    assert make_box(good[:1], TWO) is None, "there is no trade"
+    assert found["reference"] == [pytest.approx(11), pytest.approx(11.1)], (
+        "It is on the front because of its small second value."
+    )
+    assert make_box(good[:1], TWO) is None, "One individual has no trade-off."
     assert summarize_hypervolume(good, ONLY_LOSS) is None
-    ends = [individual(0, -1.7e308, 1.7e308), individual(1, 1.7e308, -1.7e308), individual(2, 0.0, 0.0)]
+    ends = [make_individual(0, -1.7e308, 1.7e308), make_individual(1, 1.7e308, -1.7e308), make_individual(2, 0.0, 0.0)]
     huge = summarize_hypervolume(ends, TWO)
     assert huge is not None
     assert 0.2 < huge["share"] < 0.3
 
 
-# Who breeds
+# Selection
 
 
-def bred(*costs: float) -> Individual:
+def make_bred_individual(*costs: float) -> Individual:
     space = SearchSpace(x=Float(0.0, 1.0))
-    made = Individual(dict(space.encode({"x": min(costs[0], 99.0) / 100})), space.list_gene_limits())
-    made.loss, made.costs = costs[0], costs
-    return made
+    individual = Individual(dict(space.encode({"x": min(costs[0], 99.0) / 100})), space.list_gene_limits())
+    individual.loss, individual.costs = costs[0], costs
+    return individual
 
 
-def test_who_leaves_is_of_the_front_and_the_last_make_room() -> None:
-    population = [bred(1.0, 9.0), bred(5.0, 5.0), bred(9.0, 1.0), bred(9.0, 9.0), bred(math.inf, math.inf)]
+def test_emigrants_are_of_the_front_and_replace_the_worst() -> None:
+    population = [
+        make_bred_individual(1.0, 9.0),
+        make_bred_individual(5.0, 5.0),
+        make_bred_individual(9.0, 1.0),
+        make_bred_individual(9.0, 9.0),
+        make_bred_individual(math.inf, math.inf),
+    ]
     emigrants = EmigrantSelection(1, random.Random(0))
     sent = {emigrants(population)[0].loss for _ in range(50)}
     assert sent == {1.0, 5.0, 9.0}
     assert all(emigrants(population)[0].costs != (9.0, 9.0) for _ in range(50))
-    assert len({id(sent) for sent in EmigrantSelection(5, random.Random(0))(population)}) == 5, "where all have to go"
+    assert len({id(sent) for sent in EmigrantSelection(5, random.Random(0))(population)}) == 5, "All must emigrate."
     assert [gone.costs for gone in ReplacementSelection(2)(population)] == [(9.0, 9.0), (math.inf, math.inf)]
 
 
@@ -259,45 +269,49 @@ WIDE = SearchSpace(width=Int(1, 300, log=True), lr=Float(1e-4, 1.0, log=True), a
 
 
 def trade(params: dict[str, Any]) -> tuple[tuple[float, float], float]:
-    """Let wide networks with one learning rate have low losses, and many parameters."""
+    """Return costs and seconds: wide networks at one learning rate have low losses and many parameters."""
     loss = params["width"] ** -0.5 + (math.log10(params["lr"]) + 2) ** 2 / 8 + (params["act"] == "tanh") / 10
     return (loss, params["width"] / 300), 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "share"), [("ga", 0.6), ("tpe", 0.9)])
-def test_what_learns_finds_a_better_front_than_chance(name: str, share: float) -> None:
-    """Measured by what the front leaves undominated of what can be had."""
+def test_propagators_find_a_better_front_than_random(name: str, share: float) -> None:
     best = np.array([trade({"width": width, "lr": 0.01, "act": "relu"})[0] for width in range(1, 301)])
 
-    def left(propagator: str) -> float:
-        of_seeds = []
+    def compute_missing_volume(propagator: str) -> float:
+        volumes = []
         for seed in range(3):
             islands = SimulatedIslands(WIDE, [propagator], 2, seed, objectives=TWO)
-            of_seeds.append(compute_hypervolume(simulate(islands, trade, 60), [1.0, 1.0]))
-        return compute_hypervolume(best, [1.0, 1.0]) - float(np.mean(of_seeds))
+            volumes.append(compute_hypervolume(simulate(islands, trade, 60), [1.0, 1.0]))
+        return compute_hypervolume(best, [1.0, 1.0]) - float(np.mean(volumes))
 
-    assert left(name) < share * left("random")
-
-
-# The weights of the front
+    assert compute_missing_volume(name) < share * compute_missing_volume("random")
 
 
-def test_the_weights_of_the_front_are_kept_and_no_others(tmp_path: Path) -> None:
-    record = recorded(tmp_path, TWO)
+# Weights of the front
+
+
+def test_weights_are_kept_for_the_front_only(tmp_path: Path) -> None:
+    record = make_record(tmp_path, TWO)
     leader = LeaderStub(make_writer(record, tmp_path, space=SPACE))
 
-    def ended(loss: float, parameters: float) -> bool:
+    def complete_evaluation(loss: float, parameters: float) -> bool:
         assignment = leader.begin({"x": random.Random(f"{loss}").random()})
         return leader.complete(assignment, loss, {"w": torch.tensor([loss])}, {"parameters": parameters})
 
-    def kept() -> set[int]:
+    def list_kept() -> set[int]:
         return {int(path.stem) for path in (tmp_path / "front").iterdir()}
 
-    assert [ended(0.5, 50.0), ended(0.4, 60.0), ended(0.6, 55.0), ended(0.9, 10.0)] == [True, True, False, True]
-    assert kept() == {0, 1, 3}
-    assert ended(0.3, 45.0), "it dominates two others"
-    assert kept() == {3, 4}
+    assert [
+        complete_evaluation(0.5, 50.0),
+        complete_evaluation(0.4, 60.0),
+        complete_evaluation(0.6, 55.0),
+        complete_evaluation(0.9, 10.0),
+    ] == [True, True, False, True]
+    assert list_kept() == {0, 1, 3}
+    assert complete_evaluation(0.3, 45.0), "It dominates two others."
+    assert list_kept() == {3, 4}
     weights = read_weights(make_weights_path(tmp_path / "front", 4))
     assert weights is not None
     assert weights.trial == 4
@@ -305,44 +319,44 @@ def test_the_weights_of_the_front_are_kept_and_no_others(tmp_path: Path) -> None
     best = read_weights(tmp_path / "best.safetensors")
     assert best is not None
     assert best.trial == 4
-    for place in range(3 * MAX_FRONT_WEIGHTS):
-        ended(0.25 - place / 1000, 46.0 + place)
-    assert len(kept()) == MAX_FRONT_WEIGHTS
+    for index in range(3 * MAX_FRONT_WEIGHTS):
+        complete_evaluation(0.25 - index / 1000, 46.0 + index)
+    assert len(list_kept()) == MAX_FRONT_WEIGHTS
     assert (
         {3, find_front(record.read_evaluations(), record.objectives)[0].trial}
-        <= kept()
+        <= list_kept()
         <= {found.trial for found in find_front(record.read_evaluations(), record.objectives)}
-    ), "and its ends"
-    assert not list(tmp_path.glob("**/.*")), "no drafts"
+    ), "The ends of the front must be kept."
+    assert not list(tmp_path.glob("**/.*")), "There must be no drafts."
 
 
-def test_of_equals_on_the_front_it_is_the_first_whose_weights_are_kept(tmp_path: Path) -> None:
-    record = recorded(tmp_path, TWO)
+def test_weights_of_equal_individuals_are_kept_once(tmp_path: Path) -> None:
+    record = make_record(tmp_path, TWO)
     leader = LeaderStub(make_writer(record, tmp_path, space=SPACE))
-    begun = [leader.begin({"x": place / 10}) for place in range(4)]
+    begun = [leader.begin({"x": index / 10}) for index in range(4)]
     for assignment, loss, parameters in ((begun[1], 0.5, 5.0), (begun[2], 0.4, 9.0), (begun[0], 0.5, 5.0)):
         assert leader.complete(assignment, loss, {"w": torch.tensor([loss])}, {"parameters": parameters})
     assert not leader.is_wanted(begun[3], 0.5, {"parameters": 5.0})
-    assert {one.trial for one in find_front(record.read_evaluations(), TWO)} == {0, 1, 2}
+    assert {evaluation.trial for evaluation in find_front(record.read_evaluations(), TWO)} == {0, 1, 2}
     assert {path.name for path in (tmp_path / "front").iterdir()} == {"0.safetensors", "2.safetensors"}
     draft = tmp_path / "front" / ".7.safetensors.7"
     draft.touch()
     RunDir(tmp_path).remove_stale_files()
-    assert not draft.exists(), "a job that was killed has left it"
+    assert not draft.exists(), "A killed job may leave a draft."
 
 
-def test_who_is_confirmed_behind_the_front_is_not_the_winner() -> None:
-    search = [individual(0, 0.5, 7.0), individual(1, 0.4, 9.0), individual(2, 0.6, 8.0)]
+def test_find_winner_ignores_confirmed_but_dominated() -> None:
+    search = [make_individual(0, 0.5, 7.0), make_individual(1, 0.4, 9.0), make_individual(2, 0.6, 8.0)]
     means = {0: 0.7, 1: 0.8, 2: 0.6}
     confirmations = [make_evaluation(trial, loss=loss, confirms=trial, seed=1) for trial, loss in means.items()]
     assert find_winner(search, confirmations, TWO) == search[0]
     assert find_winner(search, [], TWO) == search[1]
 
 
-# What is taken over
+# Warm start
 
 
-def test_another_study_is_taken_over_where_all_objectives_are_known(tmp_path: Path) -> None:
+def test_read_warm_start_needs_all_objectives(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     objectives = Objectives(("loss", "speed"), ("speed",))
     down, up = optuna.study.StudyDirection.MINIMIZE, optuna.study.StudyDirection.MAXIMIZE
@@ -362,9 +376,9 @@ def test_another_study_is_taken_over_where_all_objectives_are_known(tmp_path: Pa
     assert (same.values, same.metrics) == ((0.25, 7.0), {"speed": 7.0})
     (named,) = read_warm_start(f"{storage}#named", SPACE, objectives).evaluations
     assert (named.values, named.metrics) == ((0.25, 7.0), {"size": 2.0, "speed": 7.0})
-    with pytest.raises(UsageError, match="no finished evaluation is of this search space: trial 0: its 'speed' is not"):
+    with pytest.raises(UsageError, match="no finished evaluation is valid in this search space: trial 0: its 'speed'"):
         read_warm_start(f"{storage}#turned", SPACE, objectives)
-    with pytest.raises(UsageError, match="its first objective is 'size', and not 'loss', which comes first"):
+    with pytest.raises(UsageError, match="its first objective must be 'loss', got 'size'"):
         read_warm_start(f"{storage}#behind", SPACE, objectives)
     (alone,) = read_warm_start(f"{storage}#turned", SPACE, ONLY_LOSS).evaluations
     assert (alone.values, alone.metrics) == ((0.25,), {})
@@ -373,21 +387,23 @@ def test_another_study_is_taken_over_where_all_objectives_are_known(tmp_path: Pa
 # Whole runs
 
 
-def test_a_run_with_several_objectives_is_resumed_and_ends_with_its_front(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_with_objectives_is_resumed_and_keeps_its_front(mpi: Mpi, tmp_path: Path) -> None:
     command = [PROGRAM, TRADING, "--run-dir", "run", "--top-n", 2]
     first = mpi.run(4, *command, "--evaluations", 10, cwd=tmp_path)
     assert (first.returncode, first.stderr) == (0, "")
     job = mpi.run(2, *command, "--evaluations", 24, "--resume", "--confirm-seeds", 1, "--pruner", "asha", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.count("10 evaluations of earlier sessions did not record width, speed at rungs") == 1
-    assert "going on after 10 evaluations" in job.stdout
+    assert "resumed after 10 evaluations" in job.stdout
     trials = load_trials(tmp_path / "run")
     assert len(trials) == 24
     ended = [trial for trial in trials if trial.state.name in ("COMPLETE", "PRUNED")]
     for trial in ended:
         best = min(trial.intermediate_values, key=lambda epoch: trial.intermediate_values[epoch])
         width = trial.params["width"]
-        assert trial.values == [trial.intermediate_values[best], width, 10.0 * best / width], "those of the best loss"
+        assert trial.values == [trial.intermediate_values[best], width, 10.0 * best / width], (
+            "The values must belong to the best loss."
+        )
         at_rungs = {"1": [trial.intermediate_values[1], width, 10.0 / width], "3": trial.values}
         rungs = [rung for rung in at_rungs if int(rung) <= len(trial.intermediate_values)]
         assert trial.user_attrs.get("at_rungs", {}) == ({r: at_rungs[r] for r in rungs} if trial.number >= 10 else {})
@@ -400,7 +416,9 @@ def test_a_run_with_several_objectives_is_resumed_and_ends_with_its_front(mpi: M
     assert summary["best"] == summary["front"][0] == summary["top"][0]
     kept = {int(path.stem) for path in (tmp_path / "run" / "front").iterdir()}
     assert kept <= {entry["trial"] for entry in summary["front"]}
-    assert len(kept) >= min(MAX_FRONT_WEIGHTS, len(summary["front"])) - 2, "and what was dropped before it had room"
+    assert len(kept) >= min(MAX_FRONT_WEIGHTS, len(summary["front"])) - 2, (
+        "Weights may have been dropped when the front was full."
+    )
     weights = read_weights(make_weights_path(tmp_path / "run" / "front", max(kept)))
     assert weights is not None
     assert weights.state["width"].item() == weights.params["width"]
@@ -409,7 +427,7 @@ def test_a_run_with_several_objectives_is_resumed_and_ends_with_its_front(mpi: M
     assert all(len(trial.values) == 3 for trial in confirming)
 
 
-def test_an_objective_that_is_not_reported_fails_the_evaluation_with_what_to_do(mpi: Mpi, tmp_path: Path) -> None:
+def test_evaluation_without_reported_objective_fails(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "given.json").write_text('[{"width": 2}, {"width": 3}]')
     options = ["--run-dir", "run", "--evaluations", 2, "--set", "lacks=width,speed", "--enqueue", "given.json"]
     job = mpi.run(2, PROGRAM, TRADING, *options, cwd=tmp_path)
@@ -423,7 +441,7 @@ def test_an_objective_that_is_not_reported_fails_the_evaluation_with_what_to_do(
     assert all(reason[:60] in job.stdout for reason in reasons)
 
 
-def test_mistakes_with_objectives_are_told_before_anything_starts(
+def test_run_with_objective_mistakes_is_refused_first(
     mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -435,8 +453,8 @@ def test_mistakes_with_objectives_are_told_before_anything_starts(
     assert (job.returncode, job.stdout) == (2, "")
     assert "they were loss, width, speed (maximised), and are loss, width in mine.py" in job.stderr
     assert len(job.stderr.splitlines()) == 1
-    with pytest.raises(UsageError, match="--propagators pso: it minimises one loss, and this search has"):
+    with pytest.raises(UsageError, match="--propagators must be among ga, tpe, random for several objectives, got pso"):
         start_session(tmp_path / "new", TRADING, propagators=("pso",))
-    with pytest.raises(UsageError, match="--pbt: it keeps what the individuals with the lowest losses have"):
+    with pytest.raises(UsageError, match="--pbt must be used with the loss as the only objective"):
         start_session(tmp_path / "new", TRADING, pbt=True)
     assert not (tmp_path / "new").exists()

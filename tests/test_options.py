@@ -1,3 +1,5 @@
+"""Options, --enqueue files, run directories and durations."""
+
 from __future__ import annotations
 
 import os
@@ -17,31 +19,31 @@ from hpo.text_format import format_duration
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"evaluations": 3, "generations": 2}, "--evaluations 3 and --generations 2"),
-        ({"evaluations": 0}, "--evaluations must be at least 1 and less than 2**63, not 0"),
-        ({"generations": -1}, "--generations must be at least 1 and less than 2**63, not -1"),
-        ({"top_n": 0}, "--top-n must be at least 1 and less than 2**63, not 0"),
-        ({"seed": -1}, "--seed must be at least 0 and less than 2**63, not -1"),
-        ({"migration_probability": 1.5}, "--migration-probability must be from 0 to 1, not 1.5"),
-        ({"migration_probability": float("nan")}, "--migration-probability must be from 0 to 1, not nan"),
-        ({"resume": True}, "--resume needs the run to go on with: --run-dir"),
-        ({"seed": 2**63}, "--seed must be at least 0 and less than 2**63, not 9223372036854775808"),
-        ({"storage": "study.db"}, "--storage must be the URL of an Optuna storage, e.g. sqlite:///study.db"),
-        ({"target_loss": float("inf")}, "--target-loss must be a finite number, not inf"),
-        ({"propagators": ("ga", "gaa")}, "--propagators: there is no propagator 'gaa'; there are ga, tpe, cmaes"),
-        ({"propagators": ("ga", ""), "islands": 2}, "--propagators: there is no propagator ''"),
+        ({"evaluations": 3, "generations": 2}, "--evaluations and --generations exclude each other, got 3 and 2"),
+        ({"evaluations": 0}, "--evaluations must be at least 1 and less than 2**63, got 0"),
+        ({"generations": -1}, "--generations must be at least 1 and less than 2**63, got -1"),
+        ({"top_n": 0}, "--top-n must be at least 1 and less than 2**63, got 0"),
+        ({"seed": -1}, "--seed must be at least 0 and less than 2**63, got -1"),
+        ({"migration_probability": 1.5}, "--migration-probability must be from 0 to 1, got 1.5"),
+        ({"migration_probability": float("nan")}, "--migration-probability must be from 0 to 1, got nan"),
+        ({"resume": True}, "--resume must be used with --run-dir"),
+        ({"seed": 2**63}, "--seed must be at least 0 and less than 2**63, got 9223372036854775808"),
+        ({"storage": "study.db"}, "--storage must be the URL of an Optuna storage, such as sqlite:///study.db"),
+        ({"target_loss": float("inf")}, "--target-loss must be a finite number, got inf"),
+        ({"propagators": ("ga", "gaa")}, "--propagators must be among ga, tpe, cmaes"),
+        ({"propagators": ("ga", ""), "islands": 2}, ", got ''"),
         (
             {"propagators": ("ga", "tpe"), "islands": 1},
-            "--propagators ga,tpe: each is for an island of its own, and --islands is 1",
+            "--propagators ga,tpe: each propagator needs its own island, and --islands is 1",
         ),
         (
             {"propagators": ("ga", "tpe", "pso"), "islands": 2},
-            "--propagators ga,tpe,pso: each is for an island of its own, and --islands is 2",
+            "--propagators ga,tpe,pso: each propagator needs its own island, and --islands is 2",
         ),
-        ({"log_level": "loud"}, "--log-level must be one of debug, info, warning, error, not loud"),
+        ({"log_level": "loud"}, "--log-level must be one of debug, info, warning, error, got loud"),
     ],
 )
-def test_options_that_cannot_be_are_shown(options: dict[str, Any], message: str) -> None:
+def test_options_with_invalid_value_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as raised:
         Options(Path("search.py"), **options)
     assert message in str(raised.value)
@@ -52,43 +54,43 @@ def test_options_that_cannot_be_are_shown(options: dict[str, Any], message: str)
     [
         ("[", "cannot be read: Expecting value"),
         ("[" * 100_000, "cannot be read: (maximum recursion depth exceeded|Stack overflow)"),
-        (f'["{"x" * 100_000}"]', r"entry 1: must be an object, not 'x{200,300}\.\.\.$"),
-        ("{}", r'must be a list of objects, such as \[{"layers": \d, "lr": 0\.\d+}\]'),
-        ("[]", "must be a list of objects"),
-        ("[3]", "entry 1: must be an object, not 3"),
-        ('[{}, {"lr": 2}]', r"entry 2: parameter 'lr': 2 is not in Float\(0.0, 1.0\)"),
-        ('[{"layers": "3"}]', "entry 1: parameter 'layers': '3' is not in Int"),
+        (f'["{"x" * 100_000}"]', r"entry 1: must be an object, got 'x{200,300}\.\.\.$"),
+        ("{}", r'must have a list of objects, such as \[{"layers": \d, "lr": 0\.\d+}\]'),
+        ("[]", "must have a list of objects"),
+        ("[3]", "entry 1: must be an object, got 3"),
+        ('[{}, {"lr": 2}]', r"entry 2: parameter 'lr' must be in Float\(0.0, 1.0\), got 2"),
+        ('[{"layers": "3"}]', "entry 1: parameter 'layers' must be in Int"),
         ('[{"layer": 3}]', "entry 1: unknown parameter 'layer'; this space has layers, lr"),
     ],
 )
-def test_what_a_run_cannot_start_with_is_named(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "given.json"
+def test_read_enqueued_invalid_file_raises(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "enqueue.json"
     path.write_text(content)
     with pytest.raises(UsageError, match=message):
         read_enqueued(path, SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0)), seed=0)
 
 
-def test_what_is_given_is_completed_alike_each_time(tmp_path: Path) -> None:
-    path, space = tmp_path / "given.json", SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0))
+def test_read_enqueued_draws_the_same_missing_values(tmp_path: Path) -> None:
+    path, space = tmp_path / "enqueue.json", SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0))
     path.write_text('[{"layers": 2}, {"lr": 1}, {"layers": 3, "lr": 0.12345678901234567}, {"layers": 2, "lr": 1.0}]')
-    first, second, third, _ = given = read_enqueued(path, space, seed=0)
-    assert given == read_enqueued(path, space, seed=0) != read_enqueued(path, space, seed=1)
+    first, second, third, _ = enqueued = read_enqueued(path, space, seed=0)
+    assert enqueued == read_enqueued(path, space, seed=0) != read_enqueued(path, space, seed=1)
     assert (first["layers"], second["lr"], third) == (2, 1.0, {"layers": 3, "lr": 0.123456789012})
-    for params in given:
+    for params in enqueued:
         space.check(params)
 
 
-def test_islands_that_are_left_to_the_default_are_as_many_as_it_takes() -> None:
+def test_options_without_islands_leave_them_open() -> None:
     assert Options(Path("s.py"), propagators=("ga", "tpe", "pso")).islands is None
 
 
-def test_generations_are_counted_per_worker() -> None:
+def test_compute_budget_multiplies_generations_by_workers() -> None:
     assert Options(Path("s.py"), generations=3).compute_budget(workers=4) == 12
     assert Options(Path("s.py"), evaluations=10).compute_budget(workers=4) == 10
     assert Options(Path("s.py")).compute_budget(workers=4) is None
 
 
-def test_a_run_directory_is_checked_before_it_is_made(tmp_path: Path) -> None:
+def test_check_usable_refuses_unusable_run_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"must be a directory, got .*is a file"):
         RunDir(tmp_path / "file").check_usable(resume=False)
@@ -113,7 +115,7 @@ def test_a_run_directory_is_checked_before_it_is_made(tmp_path: Path) -> None:
         RunDir(tmp_path / "none").read_manifest()
 
 
-def test_json_is_replaced_whole(tmp_path: Path) -> None:
+def test_write_json_replaces_the_file_atomically(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_json(path, {"a": 1})
     with pytest.raises(TypeError):
@@ -133,5 +135,5 @@ def _umask() -> int:
     ("seconds", "text"),
     [(0.04, "0.0 s"), (59.4, "59.4 s"), (61, "1 min 01 s"), (3600, "1 h 00 min"), (200_000, "2 d 07 h")],
 )
-def test_durations_read_well(seconds: float, text: str) -> None:
+def test_format_duration_uses_two_units(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

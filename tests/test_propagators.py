@@ -177,7 +177,9 @@ def test_propagators_learn_despite_failures() -> None:
 
 def test_check_space_rejects_categories_for_cmaes() -> None:
     check_space(("ga", "cmaes"), NUMBERS)
-    with pytest.raises(UsageError, match=r"cmaes: it searches numbers, and parameter 'act' is Categorical\('relu'"):
+    with pytest.raises(
+        UsageError, match=r"cmaes must be used with numbers and ordinals only, got 'act', which is Categorical\('relu'"
+    ):
         check_space(("ga", "cmaes"), EVERYTHING)
 
 

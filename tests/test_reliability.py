@@ -172,7 +172,7 @@ def test_signal_stops_run_and_resume_continues(each_mpi: Mpi, tmp_path: Path, na
     assert status == 75, errors
     output = (tmp_path / "log").read_text()
     assert "2 waiting to be evaluated, of 40" in output
-    assert f"Stopped: SIG{name}. To go on: the same command with --run-dir run --resume" in output
+    assert f"Stopped: SIG{name}. To resume: the same command with --run-dir run --resume" in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["stopped"], summary["waiting"]) == (f"SIG{name}", 2)
     first, second, *waiting = load_trials(tmp_path / "run")
@@ -181,7 +181,7 @@ def test_signal_stops_run_and_resume_continues(each_mpi: Mpi, tmp_path: Path, na
     if name == "USR1":
         again = each_mpi.run(1, *make_faulty_arguments("--resume", "--evaluations", 3, *ALONE, seconds=0), cwd=tmp_path)
         assert again.returncode == 0, again.stderr
-        assert "going on after 0 evaluations; 2 that wait will be evaluated first" in again.stdout
+        assert "resumed after 0 evaluations; 2 waiting will run first" in again.stdout
         assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 3
 
 
@@ -241,7 +241,7 @@ def test_run_stops_at_time_limit(mpi: Mpi, tmp_path: Path) -> None:
         job = wait_for_job(jobs[name])
         assert 6 < time.monotonic() - start < 50, "an epoch takes 60 s"
         assert (job.returncode, job.stderr) == (75, "")
-        assert f"Stopped: {reason}. To go on: the same command with --run-dir {name} --resume" in job.stdout
+        assert f"Stopped: {reason}. To resume: the same command with --run-dir {name} --resume" in job.stdout
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         assert summary["wall_seconds"] < 30, "the summary excludes the start and the exit of Python, on busy cores"
 
@@ -322,7 +322,7 @@ def test_supervise_restarts_job_that_crashes(tmp_path: Path) -> None:
 
     def has_progress(restarts: int) -> bool:
         """Return whether the job that was started again this many times has finished three evaluations."""
-        jobs = log.read_text().split("starting it again")
+        jobs = log.read_text().split("restarting it")
         return len(jobs) > restarts and len(parse_lines(jobs[restarts])) >= 3
 
     with log.open("w") as out:
@@ -344,11 +344,7 @@ def test_supervise_restarts_job_that_crashes(tmp_path: Path) -> None:
         supervisor.kill()
     output = log.read_text()
     assert (
-        len(
-            re.findall(
-                r"hpo supervise: the job ended with status 137, after \d+ evaluations.*; starting it again", output
-            )
-        )
+        len(re.findall(r"hpo supervise: the job ended with status 137, after \d+ evaluations.*; restarting it", output))
         == 2
     )
     assert "40 complete, of 40" in output
@@ -367,17 +363,16 @@ def test_supervise_gives_up_without_progress(tmp_path: Path) -> None:
     crashing = supervise("bash", "-c", "exit 7", "--run-dir", "run")
     assert crashing.returncode == 7
     assert crashing.stdout.splitlines() == [
-        "hpo supervise: the job ended with status 7, after 0 evaluations; starting it again (1 of 2 without progress)",
-        "hpo supervise: the job ended with status 7, after 0 evaluations; starting it again (2 of 2 without progress)",
-        "hpo supervise: the job ended with status 7, after 0 evaluations; started again 2 times without progress: "
-        "giving up",
+        "hpo supervise: the job ended with status 7, after 0 evaluations; restarting it (1 of 2 without progress)",
+        "hpo supervise: the job ended with status 7, after 0 evaluations; restarting it (2 of 2 without progress)",
+        "hpo supervise: the job ended with status 7, after 0 evaluations; gave up after 2 restarts without progress",
     ]
     for status in (0, 2, 3, 75):
         final = supervise("bash", "-c", f"exit {status}", "--run-dir=run")
         assert (final.returncode, final.stdout) == (status, "")
     nameless = supervise("bash", "-c", "exit 0")
     assert (nameless.returncode, nameless.stdout) == (2, "")
-    assert "error: name the run's directory in the command" in nameless.stderr
+    assert "error: the command must have --run-dir" in nameless.stderr
     missing = supervise("mpirum", "--run-dir", "run")
     assert (missing.returncode, missing.stderr) == (2, "error: mpirum cannot be started: No such file or directory\n")
     assert supervise("true", "--run-dir", "run", restarts=-1).returncode == 2

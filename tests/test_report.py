@@ -741,7 +741,7 @@ def test_report_command_overwrites_only_its_own_report(run_dir: Path, tmp_path: 
     mine.write_text("mine")
     refused = report("run", "--output", mine)
     assert refused.returncode == 2
-    assert refused.stderr == f"error: -o {mine} exists: add --overwrite to replace it, or name another file\n"
+    assert refused.stderr == f"error: -o {mine} exists. Add --overwrite to replace it, or name another file\n"
     assert mine.read_text() == "mine"
     nowhere = report("run", "--output", "no/where.html")
     assert (nowhere.returncode, nowhere.stderr) == (

@@ -1,4 +1,4 @@
-"""What a run keeps of its options when it is resumed, and what each session records of them."""
+"""The options that a resumed run keeps, and the options that each session records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOISY = SEARCHES / "noisy.py"
 SETTINGS = {"seconds": 0.0, "epochs": 2}
 
 
-def sessions_of(run_dir: Path) -> list[dict[str, Any]]:
+def read_sessions(run_dir: Path) -> list[dict[str, Any]]:
     sessions: list[dict[str, Any]] = json.loads((run_dir / "run.json").read_text())["sessions"]
     return sessions
 
@@ -32,14 +32,14 @@ def sessions_of(run_dir: Path) -> list[dict[str, Any]]:
 def test_session_records_its_options_and_settings(tmp_path: Path) -> None:
     start_session(tmp_path / "run", seed=3, pruner="asha", confirm_seeds=2, target_loss=0.5, settings=("epochs=4",))
     start_session(tmp_path / "run", resume=True, seed=5, evaluations=9)
-    first, second = sessions_of(tmp_path / "run")
+    first, second = read_sessions(tmp_path / "run")
     asked = {"evaluations": 64, "seed": 3, "pruner": "asha", "confirm_seeds": 2, "target_loss": 0.5}
     assert {name: first["options"][name] for name in asked} == asked
     assert first["settings"] == second["settings"] == {**SETTINGS, "epochs": 4}
     assert [second["options"][name] for name in ("evaluations", "seed", "pruner", "confirm_seeds")] == [9, 5, "asha", 2]
 
 
-def test_resume_names_the_options_that_differ(tmp_path: Path) -> None:
+def test_resume_prints_the_options_that_differ(tmp_path: Path) -> None:
     start_session(tmp_path / "run", migration_probability=0.5)
     now: dict[str, Any] = {"migration_probability": 0.5, "seed": 7, "propagators": ("tpe", "random"), "elastic": True}
     lines = start_session(tmp_path / "run", resume=True, evaluations=9, confirm_seeds=1, **now).headline.splitlines()[
@@ -47,7 +47,7 @@ def test_resume_names_the_options_that_differ(tmp_path: Path) -> None:
     ]
     assert lines == [
         "--propagators was ga before, and is tpe,random now",
-        "--seed was 0 before, and is 7 now: losses may not compare",
+        "--seed was 0 before, and is 7 now: losses may not be comparable",
         "--elastic was off before, and is on now",
     ]
     assert start_session(tmp_path / "run", resume=True, **now).headline.splitlines()[2:] == []
@@ -57,7 +57,7 @@ def test_resume_names_the_options_that_differ(tmp_path: Path) -> None:
     "options",
     [[], {"seed": "3"}, {"top_n": 0}, {"checkpoint_every": "on"}, {"propagators": [3]}, {"confirm_seeds": None}],
 )
-def test_session_with_edited_options_is_one_message(tmp_path: Path, options: object) -> None:
+def test_resume_with_edited_options_raises(tmp_path: Path, options: object) -> None:
     start_session(tmp_path / "run")
     path = tmp_path / "run" / "run.json"
     content = json.loads(path.read_text())
@@ -67,13 +67,13 @@ def test_session_with_edited_options_is_one_message(tmp_path: Path, options: obj
         start_session(tmp_path / "run", resume=True)
 
 
-def test_recorded_defaults_are_those_of_the_command_line() -> None:
+def test_recorded_defaults_equal_command_line_defaults() -> None:
     values = to_json({**vars(Options(QUICK)), "evaluations": 64, "seed": 0, "confirm_seeds": 0, "pbt": False})
     values |= {"pruner": "none", "propagators": ["ga"]}
     assert values == {name: option.default for name, option in OPTIONS.items()}
 
 
-def test_options_are_the_same_after_json() -> None:
+def test_from_json_of_to_json_returns_the_same_options() -> None:
     options = Options(QUICK, checkpoint_every=float("inf"), propagators=("tpe",), evaluation_timeout=1.5, elastic=False)
     values = json.loads(json.dumps(to_json(vars(options)), allow_nan=False))
     assert {name: from_json(name, value) for name, value in values.items()} == {
@@ -83,12 +83,12 @@ def test_options_are_the_same_after_json() -> None:
 
 def parse(*arguments: object) -> Options:
     """Return the options of a command line."""
-    chosen: list[Options] = []
-    assert run_app(make_search_app(QUICK, chosen.append), "run_islands.py", list(map(str, arguments))) == 0
-    return chosen[0]
+    parsed: list[Options] = []
+    assert run_app(make_search_app(QUICK, parsed.append), "run_islands.py", list(map(str, arguments))) == 0
+    return parsed[0]
 
 
-# By the fields of Options: a value that a run was started with, and the words that override it, with their value.
+# For each field of Options: the value of the first session, and the arguments that override it, with their value.
 KEPT_VALUES: dict[str, tuple[Any, str, Any]] = {
     "migration_probability": (0.5, "--migration-probability 0.9", 0.9),
     "pollination": (False, "--pollination", True),
@@ -112,24 +112,24 @@ def test_resume_keeps_an_option_unless_it_is_given(tmp_path: Path, name: str) ->
     resume = ("--run-dir", path, "--resume")
     assert getattr(parse(*resume), name) == value
     assert getattr(parse(*resume, *words.split()), name) == other
-    assert getattr(parse(), name) == Options.__dataclass_fields__[name].default, "another run does not have it"
+    assert getattr(parse(), name) == Options.__dataclass_fields__[name].default, "A new run has the default."
     asked = {name: other}
     start_session(path, resume=True, **asked)
     assert getattr(parse(*resume), name) == other
 
 
-def test_resume_keeps_nothing_of_the_machine_and_the_job(tmp_path: Path) -> None:
+def test_resume_without_options_drops_job_specific_options(tmp_path: Path) -> None:
     path = tmp_path / "run"
     start_session(path, ranks_per_worker=4, time_limit=60.0, trackers=("tensorboard",), log_level="error")
     assert parse("--run-dir", path, "--resume") == Options(QUICK, run_dir=path, resume=True)
 
 
-def test_resume_keeps_islands_as_far_as_there_are_workers(tmp_path: Path) -> None:
+def test_resume_keeps_islands_if_there_are_workers(tmp_path: Path) -> None:
     def islands(workers: int, *arguments: object) -> int:
         options = parse("--run-dir", tmp_path / "run", "--resume", "--ranks-per-worker", 1, *arguments)
         return find_layout(options, workers).islands
 
-    assert islands(8) == 2, "there is no run yet"
+    assert islands(8) == 2, "There is no run yet."
     start_session(tmp_path / "run", islands=4)
     assert [islands(8), islands(3), islands(8, "--islands", 1)] == [4, 3, 1]
     start_session(tmp_path / "run", resume=True, propagators=("ga", "tpe", "random"))
@@ -139,25 +139,25 @@ def test_resume_keeps_islands_as_far_as_there_are_workers(tmp_path: Path) -> Non
     assert [islands(8), islands(8, "--propagators", "ga")] == [3, 2]
 
 
-def test_repeated_evaluation_keeps_its_seed(tmp_path: Path) -> None:
+def test_retried_evaluation_keeps_its_seed(tmp_path: Path) -> None:
     session = start_session(tmp_path / "run")
     record, distributions = session.open_record(), load_search_file(QUICK).space.make_distributions()
     params = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
     record.interrupt(claim_evaluation(record, params, distributions, 9, seed=3))
-    again = claim_evaluation(record, None, distributions, 9, seed=5)
-    record.prune(again, 0.5, 1.0, {}, paused_after=1)
-    promoted = record.promote(record.read_evaluations()[again.number], {"seed": 5})
-    assert (again.number, again.seed, promoted.number, promoted.seed) == (1, 3, 2, 3)
+    retry = claim_evaluation(record, None, distributions, 9, seed=5)
+    record.prune(retry, 0.5, 1.0, {}, paused_after=1)
+    promoted = record.promote(record.read_evaluations()[retry.number], {"seed": 5})
+    assert (retry.number, retry.seed, promoted.number, promoted.seed) == (1, 3, 2, 3)
 
 
-def test_show_tells_the_seed_that_a_trial_had(mpi: Mpi, hpo: Hpo, tmp_path: Path) -> None:
+def test_show_prints_the_seed_of_the_trial(mpi: Mpi, hpo: Hpo, tmp_path: Path) -> None:
     import torch
 
     for seed, evaluations in ((3, 2), (5, 4)):
         arguments = [PROGRAM, NOISY, "--run-dir", "run", "--resume", "--seed", seed, "--evaluations", evaluations]
         job = mpi.run(2, *arguments, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
-    assert "--seed was 3 before, and is 5 now: losses may not compare" in job.stdout
+    assert "--seed was 3 before, and is 5 now: losses may not be comparable" in job.stdout
     for trial, seed in zip(load_trials(tmp_path / "run"), (3, 3, 5, 5), strict=True):
         shown = json.loads(hpo("show", tmp_path / "run", trial.number, "--json")[1])
         assert shown["seed"] == seed

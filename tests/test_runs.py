@@ -56,10 +56,10 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
         assert (len(ranks), len(victim.find_templates())) == (8, 1)
         for number, rank in enumerate(ranks):
             memory = re.findall(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{rank}/status").read_text(), re.MULTILINE)
-            assert int(memory[0]) < 120 * 1024, "ranks import no torch"
+            assert int(memory[0]) < 120 * 1024, "Ranks must not import torch."
             maps = Path(f"/proc/{rank}/maps").read_text()
             assert "libtorch" not in maps
-            assert ("numpy" in maps) is (number % 2 == 0), "only leaders of workers breed"
+            assert ("numpy" in maps) is (number % 2 == 0), "Only leaders of workers import numpy."
         assert victim.wait(100) == (0, "")
     printed = (tmp_path / "log").read_text()
     (run_dir,) = (tmp_path / "runs").iterdir()
@@ -105,14 +105,14 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     assert "13 complete, of 13" in table.stdout
 
 
-def test_nothing_is_evaluated_twice_whatever_the_islands_breed_by_and_on_resuming_too(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_evaluates_no_individual_twice_even_if_resumed(mpi: Mpi, tmp_path: Path) -> None:
     arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--evaluations", 4]
     job = mpi.run(4, *arguments, "--propagators", "ga,tpe", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert "2 islands, 1 host; ga, tpe; seed 0" in job.stdout
     job = mpi.run(2, *arguments[:-1], 64, "--ranks-per-worker", 1, "--resume", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert "; ga, tpe; seed 0" in job.stdout, "as it was"
+    assert "; ga, tpe; seed 0" in job.stdout, "The propagators must be kept."
     assert "5 complete, 1 failed, of 64" in job.stdout
     assert "The search space is exhausted: it has 6 individuals, and all were evaluated" in job.stdout
     trials = load_trials(tmp_path / "run")
@@ -124,32 +124,32 @@ def test_nothing_is_evaluated_twice_whatever_the_islands_breed_by_and_on_resumin
     assert {entry["propagator"] for entry in summary["propagators"]} == {"ga", "tpe"}
 
 
-def test_a_run_starts_with_what_a_person_gives(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = [{"depth": 3, "act": "tanh"}, {"act": "relu"}, {"depth": 3, "act": "tanh"}]
-    (tmp_path / "given.json").write_text(json.dumps(given))
+def test_run_with_enqueue_evaluates_these_first(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    enqueued = [{"depth": 3, "act": "tanh"}, {"act": "relu"}, {"depth": 3, "act": "tanh"}]
+    (tmp_path / "given.json").write_text(json.dumps(enqueued))
     arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--enqueue", "given.json"]
     for ranks, evaluations, options in ((4, 4, []), (1, 6, ["--resume", *ALONE])):
         job = mpi.run(ranks, *arguments, "--evaluations", evaluations, *options, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
         trials = load_trials(tmp_path / "run")
         assert len({tuple(trial.params.values()) for trial in trials}) == len(trials) == evaluations
-        assert (trials[0].params, trials[1].params["act"]) == (given[0], "relu")
+        assert (trials[0].params, trials[1].params["act"]) == (enqueued[0], "relu")
         assert [trial.user_attrs["propagator"] for trial in trials] == ["--enqueue"] * 2 + ["ga"] * (evaluations - 2)
     monkeypatch.chdir(tmp_path)
     Path("given.json").write_text('[{"depth": 3}, {"depth": 4}]')
     with pytest.raises(
-        UsageError, match=r"^--enqueue given\.json: entry 2: parameter 'depth': 4 is not in Int\(1, 3\)"
+        UsageError, match=r"^--enqueue given\.json: entry 2: parameter 'depth' must be in Int\(1, 3\), got 4"
     ):
         start_session(Path("run"), SEARCHES / "tiny.py", resume=True, enqueue=Path("given.json"))
 
 
-def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_with_reached_target_stops_on_all_ranks(mpi: Mpi, tmp_path: Path) -> None:
     settings = ["--set", "epochs=1000", "--set", "seconds=0.1"]
     arguments = [PROGRAM, QUICK, "--run-dir", "run", *settings, "--target-loss", "2.5e3"]
     job = mpi.run(4, *arguments, cwd=tmp_path, timeout=60)  # one evaluation would take 100 s
     assert (job.returncode, job.stderr) == (0, "")
     stopped = (
-        "Stopped: the loss of --target-loss 2500 is reached. To go on: the same command with --run-dir run --resume "
+        "Stopped: the loss of --target-loss 2500 is reached. To resume: the same command with --run-dir run --resume "
         "and a lower --target-loss, or --target-loss off\n"
     )
     assert stopped in job.stdout
@@ -161,7 +161,7 @@ def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Pa
     assert all(len(trial.intermediate_values) == 1 for trial in complete)
     again = mpi.run(1, *arguments, *ALONE, "--resume", cwd=tmp_path, timeout=60)
     assert (again.returncode, again.stderr) == (0, "")
-    assert len(load_trials(tmp_path / "run")) == len(trials), "it is reached already"
+    assert len(load_trials(tmp_path / "run")) == len(trials), "The target is already reached."
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_run_ends_everywhere_when_its_target_is_reached(mpi: Mpi, tmp_path: Pa
     ],
     ids=["workers-of-3", "3-ranks", "islands-of-1", "island-for-each-propagator"],
 )
-def test_any_layout_spends_its_budget_and_no_more(
+def test_run_with_any_layout_spends_exactly_its_budget(
     mpi: Mpi, tmp_path: Path, ranks: int, options: list[object], budget: int, workers_of_island: dict[int, set[int]]
 ) -> None:
     job = mpi.run(ranks, PROGRAM, QUICK, *options, "--set", "seconds=0.02", "--run-dir", "here/run", cwd=tmp_path)
@@ -182,13 +182,13 @@ def test_any_layout_spends_its_budget_and_no_more(
     trials = load_trials(tmp_path / "here" / "run")
     assert [trial.number for trial in trials] == list(range(budget))
     assert len(find_complete_losses(trials)) == budget == len(parse_lines(job.stdout))
-    places: dict[int, set[int]] = {}
+    workers: dict[int, set[int]] = {}
     for trial in trials:
-        places.setdefault(trial.user_attrs["island"], set()).add(trial.user_attrs["worker"])
-    assert places == workers_of_island
+        workers.setdefault(trial.user_attrs["island"], set()).add(trial.user_attrs["worker"])
+    assert workers == workers_of_island
 
 
-def test_two_runs_side_by_side_do_not_disturb_each_other(mpi: Mpi, tmp_path: Path) -> None:
+def test_runs_at_the_same_time_have_separate_directories(mpi: Mpi, tmp_path: Path) -> None:
     options = [*ALONE, "--evaluations", 8, "--set", "seconds=0.1"]
     jobs = [mpi.start(1, PROGRAM, QUICK, *options, cwd=tmp_path) for _ in range(2)]
     for job in [wait_for_job(job) for job in jobs]:
@@ -205,8 +205,8 @@ OPENED = (
 )
 
 
-def running(run_dir: Path) -> list[optuna.trial.FrozenTrial]:
-    """Return the trials that have begun and not ended."""
+def list_running(run_dir: Path) -> list[optuna.trial.FrozenTrial]:
+    """Return the running trials."""
     return [trial for trial in load_trials(run_dir) if trial.state == optuna.trial.TrialState.RUNNING]
 
 
@@ -219,13 +219,13 @@ def kill_after(job: subprocess.Popen[str], evaluations: int, log: Path) -> None:
     # All workers may end at the same time: wait until they have begun again.
     while len(find_complete_losses(load_trials(log.parent / "run"))) == ended and time.monotonic() < deadline:
         time.sleep(0.02)
-    while not running(log.parent / "run") and time.monotonic() < deadline:
+    while not list_running(log.parent / "run") and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(job.pid, signal.SIGKILL)
     job.communicate(timeout=30)
 
 
-def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_path: Path) -> None:
+def test_killed_run_is_resumed_in_another_layout(mpi: Mpi, tmp_path: Path) -> None:
     run_dir, log = tmp_path / "run", tmp_path / "log"
     options = [PROGRAM, QUICK, "--run-dir", run_dir, "--resume", "--set", "seconds=0.4", "--seed", 5]
     with log.open("w") as out:
@@ -233,36 +233,36 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
     kill_after(job, 5, log)
     before = find_complete_losses(load_trials(run_dir))
     assert 5 <= len(before) < 14
-    in_flight = running(run_dir)
+    in_flight = list_running(run_dir)
     assert in_flight
 
     layout = ["--islands", 3, "--ranks-per-worker", 1]
     job_again = mpi.run(3, *options, "--evaluations", 20, *layout, cwd=tmp_path)
     assert (job_again.returncode, job_again.stderr) == (0, "")
-    assert f"going on after {len(before)} evaluations; {len(in_flight)} that wait" in job_again.stdout
+    assert f"resumed after {len(before)} evaluations; {len(in_flight)} waiting" in job_again.stdout
     trials = load_trials(run_dir)
     after = find_complete_losses(trials)
     assert {number: after[number] for number in before} == before
     assert len(after) == 20
     interrupted = [t for t in trials if t.user_attrs.get("failure") == "interrupted"]
     assert [t.number for t in interrupted] == [t.number for t in in_flight]
-    repeats = {t.user_attrs["retry_of"]: t for t in trials if "retry_of" in t.user_attrs}
-    assert {n: repeats[n].params for n in repeats} == {t.number: t.params for t in in_flight}
+    retries = {t.user_attrs["retry_of"]: t for t in trials if "retry_of" in t.user_attrs}
+    assert {n: retries[n].params for n in retries} == {t.number: t.params for t in in_flight}
     started = sorted((t for t in trials if t.number > in_flight[-1].number), key=lambda t: t.datetime_start or 0)
-    # One of them may have killed the job: of two or three, one at a time is tried again.
-    assert min(t.number for t in repeats.values()) in {t.number for t in started[:3]}
-    places = [(t.user_attrs["worker"], t.user_attrs["generation"]) for t in trials if t.number in after]
-    assert len(set(places)) == len(places), "generations are counted on"
+    # One of them may have crashed the job, so they are retried one at a time.
+    assert min(t.number for t in retries.values()) in {t.number for t in started[:3]}
+    workers = [(t.user_attrs["worker"], t.user_attrs["generation"]) for t in trials if t.number in after]
+    assert len(set(workers)) == len(workers), "Generations must continue to count."
 
     assert [line["done"] for line in parse_lines(job_again.stdout)] == [str(n) for n in range(len(before) + 1, 21)]
     assert {t.user_attrs["island"] for t in trials[-6:]} == {0, 1, 2}
 
     moved = run_dir.rename(tmp_path / "moved")
-    (moved / "study.log.lock").symlink_to(moved / "study.log")  # as a process leaves it that is killed while it writes
+    (moved / "study.log.lock").symlink_to(moved / "study.log")  # as a process that is killed during a write leaves it
     options[options.index(run_dir)] = run_dir = moved
     again = mpi.run(1, *options, *ALONE, "--evaluations", 21, "--set", "epochs=1", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "epochs was 2 before, and is 1 now: losses may not compare" in again.stdout
+    assert "epochs was 2 before, and is 1 now: losses may not be comparable" in again.stdout
     assert json.loads((run_dir / "run.json").read_text())["set"] == {"seconds": "0.4", "epochs": "1"}
 
     other = tmp_path / "other.py"
@@ -273,7 +273,7 @@ def test_a_killed_run_goes_on_where_it_was_and_in_another_layout(mpi: Mpi, tmp_p
 
 
 @needs_fashion_mnist
-def test_the_published_problem_on_fashion_mnist(mpi: Mpi, tmp_path: Path) -> None:
+def test_mnist_cnn_runs_on_fashion_mnist_with_sqlite(mpi: Mpi, tmp_path: Path) -> None:
     settings = ["dataset=fashion-mnist", f"data_dir={FASHION_MNIST}", "epochs=1", "train_samples=300"]
     options = [option for setting in [*settings, "validation_samples=99"] for option in ("--set", setting)]
     storage = f"sqlite:///{tmp_path}/study.db"
@@ -286,10 +286,10 @@ def test_the_published_problem_on_fashion_mnist(mpi: Mpi, tmp_path: Path) -> Non
     assert not (tmp_path / "run" / "study.log").exists()
 
 
-def test_data_that_is_nowhere_is_one_message_before_anything_starts(
+def test_run_with_missing_data_prints_one_message_first(
     mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network, wherever this runs
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network on any machine
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     options = ["--ranks-per-worker", 1, "--set", "data_dir=nowhere"]
     job = mpi.run(2, PROGRAM, ROOT / "search_spaces" / "mnist_cnn.py", *options, cwd=tmp_path)
@@ -313,7 +313,7 @@ def test_data_that_is_nowhere_is_one_message_before_anything_starts(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_message_from_one_rank(
+def test_run_with_mistake_prints_one_message_on_one_rank(
     mpi: Mpi, tmp_path: Path, ranks: int, arguments: list[str], message: str
 ) -> None:
     (tmp_path / "raising.py").write_text("1 / 0\n")
@@ -336,49 +336,52 @@ def test_a_mistake_is_one_message_from_one_rank(
     ("arguments", "message"),
     [
         ([], "Missing argument 'SEARCH_SPACE' (see hpo search --help)"),
-        ([QUICK, "--evaluations", "many"], "'--evaluations': 'many' is not a whole number (see hpo search --help)"),
-        ([QUICK, "--evaluations", "0"], "--evaluations must be at least 1 and less than 2**63, not 0"),
-        ([QUICK, "--evaluations", "3", "--generations", "2"], "--evaluations 3 and --generations 2"),
+        (
+            [QUICK, "--evaluations", "many"],
+            "'--evaluations': must be a whole number, got 'many' (see hpo search --help)",
+        ),
+        ([QUICK, "--evaluations", "0"], "--evaluations must be at least 1 and less than 2**63, got 0"),
+        ([QUICK, "--evaluations", "3", "--generations", "2"], "--evaluations and --generations exclude each other"),
         (
             [QUICK, "--migration-probability", "often"],
-            "'--migration-probability': 'often' is not a number (see hpo search --help)",
+            "'--migration-probability': must be a number, got 'often' (see hpo search --help)",
         ),
     ],
     ids=lambda value: " ".join(map(str, value[1:])) if isinstance(value, list) else "",
 )
-def test_command_line_with_a_mistake_is_one_message(
+def test_command_line_with_mistake_prints_one_message(
     capsys: pytest.CaptureFixture[str], arguments: list[object], message: str
 ) -> None:
-    chosen: list[Options] = []
-    assert run_app(make_search_app(None, chosen.append), "hpo search", list(map(str, arguments))) == 2
+    parsed: list[Options] = []
+    assert run_app(make_search_app(None, parsed.append), "hpo search", list(map(str, arguments))) == 2
     printed = capsys.readouterr()
-    assert (printed.out, chosen) == ("", [])
+    assert (printed.out, parsed) == ("", [])
     assert printed.err.startswith("error: ")
     assert message in printed.err
     assert printed.err.count("\n") == 1
 
 
-def test_resume_in_a_directory_with_a_foreign_study_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_in_directory_with_foreign_study_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("used").mkdir()
     Path("used", "study.log").write_text("mine")
-    with pytest.raises(UsageError, match=r"^used/study\.log is not the study of a run: name another --run-dir"):
+    with pytest.raises(UsageError, match=r"^used/study\.log is not the study of a run\. Give another --run-dir"):
         start_session(Path("used"), resume=True)
     assert Path("used", "study.log").read_text() == "mine"
 
 
 @pytest.mark.mpi
-def test_ranks_that_a_launcher_of_another_mpi_has_started_make_no_runs_of_their_own(tmp_path: Path) -> None:
+def test_launcher_of_another_mpi_is_refused(tmp_path: Path) -> None:
     another = [mpi for mpi in list_available_mpis() if mpi.python != Mpi().python]
     if not another:
         pytest.skip("no second MPI: make open-mpi")
     job = Mpi(python=another[0].python).run(2, PROGRAM, QUICK, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
-    assert job.stderr.count("error: 2 ranks were started (PMI_SIZE=2), and each finds itself alone") == 2
+    assert job.stderr.count("error: 2 ranks were started (PMI_SIZE=2), and mpi4py finds 1") == 2
     assert not (tmp_path / "runs").exists()
 
 
-def test_help_names_every_option(mpi: Mpi, tmp_path: Path) -> None:
+def test_help_of_run_islands_has_each_option(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.run(1, PROGRAM, "--help", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     options = """SEARCH_SPACE --evaluations --generations --islands --ranks-per-worker --migration-probability

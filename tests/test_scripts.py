@@ -176,7 +176,7 @@ def test_run_without_loss_stops_and_proposes_pattern(mpi: Mpi, tmp_path: Path) -
     assert (job.returncode, job.stderr) == (3, "")
     stopped = (
         r"Stopped: no loss was found in what the program printed; --loss 'eval_loss\s+([^\s,;}]+)' would read it; the "
-        "last line is 'epoch 0 eval_loss 0.31 lr 1e-3'. To go on: the same command with "
+        "last line is 'epoch 0 eval_loss 0.31 lr 1e-3'. To resume: the same command with "
     )
     (remedy,) = re.findall(rf"{re.escape(stopped)}(.*)\n", job.stdout)
     assert remedy == r"--run-dir run --resume and --loss 'eval_loss\s+([^\s,;}]+)'"
@@ -241,39 +241,45 @@ MISTAKES = [
     (["train.py"], "train.py: has no `space`; "),
     (
         [*LR, "--", "torchrun", "train.py"],
-        "torchrun: the search starts the ranks itself; name the script that torchrun ",
+        "torchrun must not be in the command, since the search starts the ranks. Name the script",
     ),
     ([*LR, "--", "broken.py"], "broken.py:1: '(' was never closed\n"),
     (
         [*LR, "--resume-args", "--resume last.pt", "--", "train.py"],
         "train.py: --resume-args must name a file in {folder}",
     ),
-    (["--space", "seed=Int(0, 9)", "--", "train.py"], "train.py: no hyperparameter or setting must be named 'seed'"),
+    (
+        ["--space", "seed=Int(0, 9)", "--", "train.py"],
+        "train.py: hyperparameters and settings must not be named 'seed'",
+    ),
     (
         ["--space", "weight-decay=Float(0, 1)", "--", "train.py"],
         "--space weight-decay=Float(0, 1): write weight_decay=",
     ),
-    ([*LR, "--", "nothere.py"], "nothere.py: no such file; it is looked for in "),
+    ([*LR, "--", "nothere.py"], "nothere.py: there is no such file in "),
     ([*LR, "--", "-m", "package.trian"], "-m package.trian: there is no module 'trian' in "),
     ([*LR, "--", "-m", "package"], "-m package: there is no module '__main__' in "),
     ([*LR, "--", "-m", "nopackage"], "-m nopackage: there is no module 'nopackage' in "),
-    ([*LR, "--", "-m", "train.py"], "-m train.py: -m needs the name of a module, such as package.module; "),
-    ([*LR, "--", "nocommand"], "nocommand: there is no such command, nor a file of this name in "),
+    (
+        [*LR, "--", "-m", "train.py"],
+        "-m train.py: -m must be followed by the name of a module, such as package.module. ",
+    ),
+    ([*LR, "--", "nocommand"], "nocommand: there is no such command, and no such file in "),
     (
         [*LR, "--", "train.py", "{lrr}"],
-        "train.py: '{lrr}' has a place for 'lrr', and there are lr, trial, folder, seed; ",
+        "train.py: placeholders must be among lr, trial, folder, seed, got 'lrr' in '{lrr}'. ",
     ),
-    ([*LR, "--flag", "x", "--", "train.py"], "train.py: the flag 'x' is no hyperparameter; there are lr"),
+    ([*LR, "--flag", "x", "--", "train.py"], "train.py: a flag must be one of the hyperparameters lr, got 'x'"),
     (
         [*LR, "--elastic", "--", "train.py"],
-        "--elastic: train.py is a program, which does not save what others go on from",
+        "--elastic must not be given for a program, got train.py. ",
     ),
     (
         [*LR, "--confirm-seeds", "2", "--", "train.py"],
-        "--confirm-seeds 2: train.py is to be trained with other seeds; give them ",
+        "--confirm-seeds 2: the command of train.py must have a placeholder for the seed, such as --seed {seed}",
     ),
-    (["--loss", "(x)", "train.py"], "--loss is for a program, which stands behind --"),
-    ([*LR, "train.py", "--", "train.py"], "train.py and a program behind --: give one of them"),
+    (["--loss", "(x)", "train.py"], "--loss must be used with a program after --"),
+    ([*LR, "train.py", "--", "train.py"], "train.py and a program after -- exclude each other"),
 ]
 
 
@@ -293,15 +299,15 @@ def test_mistake_in_command_is_one_message(mpi: Mpi, tmp_path: Path, arguments: 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ([], "a search over a program needs its hyperparameters: "),
-        (["lr"], "--space lr: "),
-        (["lr=Float(1"], "--space lr=Float(1: 'Float(1' is not a parameter; "),
-        (["lr=Foo(1, 2)"], "--space lr=Foo(1, 2): there are Categorical, Float, Int, Ordinal; "),
-        (["lr=Float(__import__('os').getpid(), 2)"], "its arguments must be numbers, texts, True or False; "),
-        (["lr=Float(1, 2, **{})"], "its arguments must be numbers, texts, True or False; "),
-        (["lr=Float(2, 1)"], "--space: parameter 'lr': low < high must hold"),
+        ([], "a search over a program must have hyperparameters. "),
+        (["lr"], "--space must be NAME=..., got 'lr'. "),
+        (["lr=Float(1"], "--space lr=Float(1: 'Float(1' is not a parameter. "),
+        (["lr=Foo(1, 2)"], "--space lr=Foo(1, 2): a parameter must be a Categorical, Float, Int, Ordinal, got 'Foo"),
+        (["lr=Float(__import__('os').getpid(), 2)"], "its arguments must be numbers, strings, True or False. "),
+        (["lr=Float(1, 2, **{})"], "its arguments must be numbers, strings, True or False. "),
+        (["lr=Float(2, 1)"], "--space: parameter 'lr': low must be less than high"),
         (["lr=Float(1, 2, three=4)"], "three"),
-        (["a=Int(1, 2)", "a=Int(1, 3)"], "--space a=Int(1, 3): a is given twice"),
+        (["a=Int(1, 2)", "a=Int(1, 3)"], "--space a=Int(1, 3): a must not be given twice"),
     ],
 )
 def test_parse_space_with_wrong_text_raises(texts: list[str], message: str) -> None:

@@ -108,7 +108,7 @@ def test_a_file_without_settings_takes_none(tmp_path: Path) -> None:
             GOOD + "\ndef objective(params): pass",
             "objective is called as objective(params, worker, settings): too many positional arguments",
         ),
-        ("from hpo import *\nspace = SearchSpace(lr=Float(1.0, 0.1))", "parameter 'lr': low < high must hold"),
+        ("from hpo import *\nspace = SearchSpace(lr=Float(1.0, 0.1))", "parameter 'lr': low must be less than high"),
     ],
 )
 def test_a_file_that_is_no_search_space_is_told_why(tmp_path: Path, text: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The shipped searches of larger networks, from the command line to what their test returns."""
+"""The search spaces for larger networks that are part of the package: whole runs, and their settings."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ CALM = {
 }
 
 
-def searched(mpi: Mpi, folder: Path, search: Path, params: dict[str, Any], *settings: str) -> tuple[float, Any]:
-    """Evaluate one individual on two ranks; return its loss, and what test.json holds."""
+def run_search_space(mpi: Mpi, folder: Path, search: Path, params: dict[str, Any], *settings: str) -> tuple[float, Any]:
+    """Evaluate one individual on two ranks, and return its loss and the content of test.json."""
     (folder / "start.json").write_text(json.dumps([params]), "utf-8")
     options = [word for setting in settings for word in ("--set", setting)]
     command = [PROGRAM, search, "--enqueue", "start.json", "--evaluations", 1, "--run-dir", "run", *options]
@@ -38,23 +38,23 @@ def searched(mpi: Mpi, folder: Path, search: Path, params: dict[str, Any], *sett
     return loss, json.loads((folder / "run" / "test.json").read_text("utf-8"))
 
 
-def test_a_transformer_learns_to_write_in_stages(mpi: Mpi, tmp_path: Path) -> None:
+def test_text_transformer_in_pipeline_stages_learns(mpi: Mpi, tmp_path: Path) -> None:
     sizes = ["context=32", "train_samples=1600", "validation_samples=200", "batch_size=32", "epochs=1"]
-    loss, told = searched(mpi, tmp_path, TRANSFORMER, SMALL, *sizes, "parallel=pipeline", "microbatches=2")
-    assert 1.5 < loss < 3.5, "it learns: chance is 4.57"
-    assert told["metrics"]["loss"] == pytest.approx(loss, rel=0.1)
-    assert 0.1 < told["metrics"]["accuracy"] < 0.5
-    assert [text["prompt"] for text in told["texts"]] == ["def ", "class ", "import "]
-    assert all(len(text["text"]) == 64 for text in told["texts"])
+    loss, test = run_search_space(mpi, tmp_path, TRANSFORMER, SMALL, *sizes, "parallel=pipeline", "microbatches=2")
+    assert 1.5 < loss < 3.5, "The loss of a random guess is 4.57."
+    assert test["metrics"]["loss"] == pytest.approx(loss, rel=0.1)
+    assert 0.1 < test["metrics"]["accuracy"] < 0.5
+    assert [text["prompt"] for text in test["texts"]] == ["def ", "class ", "import "]
+    assert all(len(text["text"]) == 64 for text in test["texts"])
 
 
-def test_a_resnet_is_trained_on_the_files_of_cifar10(mpi: Mpi, tmp_path: Path) -> None:
-    write_cifar10(tmp_path / "files", batch=2040)  # 10,000 of the 10,200 are kept to validate
+def test_cifar10_resnet_trains_on_binary_files(mpi: Mpi, tmp_path: Path) -> None:
+    write_cifar10(tmp_path / "files", batch=2040)  # 10,000 of the 10,200 samples are for validation.
     sizes = ["train_samples=64", "validation_samples=40", "batch_size=16", "epochs=1"]
-    loss, told = searched(mpi, tmp_path, RESNET, CALM, *sizes, "data_dir=files")
-    assert told["metrics"]["loss"] == pytest.approx(loss, rel=0.2), "the weights that were tested have this loss"
-    assert 0.0 <= told["metrics"]["accuracy"] <= 1.0
-    assert len(told["predictions"]) > 10
+    loss, test = run_search_space(mpi, tmp_path, RESNET, CALM, *sizes, "data_dir=files")
+    assert test["metrics"]["loss"] == pytest.approx(loss, rel=0.2), "The tested weights must have this loss."
+    assert 0.0 <= test["metrics"]["accuracy"] <= 1.0
+    assert len(test["predictions"]) > 10
 
 
 PARALLEL = "parallel must be one of replicate, shard, pipeline, not ddp"
@@ -62,13 +62,13 @@ SAMPLES = "train_samples=99999999: the text has 9"
 
 
 @pytest.mark.parametrize(("setting", "message"), [("parallel=ddp", PARALLEL), ("train_samples=99999999", SAMPLES)])
-def test_a_setting_that_cannot_be_is_one_message(mpi: Mpi, tmp_path: Path, setting: str, message: str) -> None:
+def test_run_with_invalid_setting_prints_one_message(mpi: Mpi, tmp_path: Path, setting: str, message: str) -> None:
     job = mpi.run(2, PROGRAM, TRANSFORMER, "--set", setting, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
     assert job.stderr.startswith("error: ")
-    assert job.stderr.count("\n") == 1, "one message, of one rank"
+    assert job.stderr.count("\n") == 1, "Only one rank must print it."
     assert message in job.stderr
-    assert list(tmp_path.iterdir()) == [], "nothing was started"
+    assert list(tmp_path.iterdir()) == [], "The run must not have started."
 
 
 @pytest.mark.slow
@@ -83,12 +83,12 @@ def test_a_setting_that_cannot_be_is_one_message(mpi: Mpi, tmp_path: Path, setti
         (RESNET, ["dataset=digits", "train_samples=99999999"], "train_samples=99999999: digits has 1078 such samples"),
     ],
 )
-def test_prepared_with_wrong_settings_names_the_setting(
+def test_prepare_with_invalid_settings_names_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: Path, settings: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no network, wherever this runs
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no network on any machine
     with pytest.raises(UsageError) as raised:
         load_search_file(search).bind_settings(settings).call_prepare()
     assert str(raised.value).removeprefix("the settings of ").startswith(f"{search}: ")

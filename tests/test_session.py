@@ -46,7 +46,7 @@ def test_run_killed_at_its_start_can_start_again(tmp_path: Path, url: str | None
     params = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
     assert claim_evaluation(record, params, space.make_distributions(), session.manifest.budget) is not None
     (run_dir / "run.json").unlink()
-    with pytest.raises(UsageError, match="already holds a study named 'run'"):
+    with pytest.raises(UsageError, match="already has a study named 'run'"):
         start_session(run_dir, resume=True, storage=storage)
 
 
@@ -69,7 +69,7 @@ def test_resume_with_nan_setting_reports_no_difference(tmp_path: Path) -> None:
         text = (tmp_path / "run" / "run.json").read_text()
         content = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
         assert (content["settings"]["clip"], content["settings"]["seconds"]) == ("nan", "inf")
-        assert "losses may not compare" not in session.headline
+        assert "losses may not be comparable" not in session.headline
 
 
 def test_run_json_holds_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_resume_with_cut_journal_continues_or_is_refused(tmp_path: Path) -> None
             b'"state":1' in line for line in whole[:position].splitlines(keepends=True) if line[-1:] == b"\n"
         )
         if whole[:position].count(b"\n") < 2:  # These lines create the study and record its space.
-            with pytest.raises(UsageError, match=r"there is no study 'whole' in|is of another search space"):
+            with pytest.raises(UsageError, match=r"there is no study 'whole' in|has another search space"):
                 start_session(run_dir, resume=True)
             assert (run_dir / "study.log").read_bytes() == whole[:position]
             continue
@@ -152,7 +152,7 @@ def test_resume_with_cut_journal_continues_or_is_refused(tmp_path: Path) -> None
         (b"glued", "study.log is damaged: line 9 is not JSON"),
         (None, "study.log, the study of this run, is missing: restore it"),
         ("study", "there is no study 'run' in .*study.log, which holds 'theirs'"),
-        ("space", "the study 'run' in .*study.log is of another search space than .*run.json says"),
+        ("space", "the study 'run' in .*study.log has another search space than .*run.json"),
     ],
     ids=["empty", "binary", "json", "glued", "missing", "another study", "another space"],
 )
@@ -195,12 +195,12 @@ def test_resume_with_foreign_study_is_refused(tmp_path: Path, content: bytes | s
         ),
         (
             {"set": {"epochs": "3.5"}},
-            "--set epochs=3.5: epochs takes a whole number, not '3.5'; an earlier session was given it",
+            "--set epochs=3.5: epochs takes a whole number, not '3.5'. The setting was given in an earlier session",
         ),
         ({"space": {"lr": "Float(0, 1)"}}, "another search space: parameter 'lr' was Float"),
         (
             {"propagators": ["ga", "gaa"]},
-            r"run.json is not as a run has written it: 'propagators' has 'gaa', and there are ga",
+            r"run.json is not as a run has written it: 'propagators' must be among ga, tpe, .*, got 'gaa'",
         ),
         ({"study": "other"}, "there is no study 'other' in .* which holds 'run'"),
         ({"storage": "other.log"}, "other.log, the study of this run, is missing"),
@@ -229,7 +229,7 @@ def test_resume_with_edited_run_json_is_one_message(tmp_path: Path, change: dict
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"/run\.json is missing; restore it, or name another --run-dir"),
+        (None, r"/run\.json is missing; restore it, or give another --run-dir"),
         *((text, r"/run\.json cannot be read: \w") for text in ("", "{", "\0\xff", "[" * 100_000)),
         ("[]", r"/run\.json: 'space' must be an object of texts, got nothing"),
     ],
@@ -361,7 +361,7 @@ def test_warm_start_from_foreign_study_ignores_attributes(tmp_path: Path) -> Non
     study.optimize(suggest_other_parameters, n_trials=4)
     session = start_session(tmp_path / "run", warm_start=f"{tmp_path}/mine.log#mine")
     assert f"with 3 evaluations of {tmp_path}/mine.log#mine, the best 1\n" in session.headline
-    assert "without 1 that is not of this search space, such as trial 3: parameter" in session.headline
+    assert "without 1 that is not valid in this search space, such as trial 3: parameter" in session.headline
     evaluations = session.open_record().read_evaluations()
     assert [(e.loss, e.metrics, e.params["lr"]) for e in evaluations] == [
         (1.0, {}, 0.123456789012),
@@ -415,8 +415,8 @@ def test_warm_start_converts_other_distributions(tmp_path: Path) -> None:
         {"depth": 4, "act": "tanh", "flag": False, "lr": 0.25},
     ]
     assert all([type(value) for value in e.params.values()] == [int, str, bool, float] for e in imported)
-    assert "without 4 that are not of this search space, such as trial" in session.headline
-    assert "parameter 'depth': 2.5 is not in Int(1, 9)" in session.headline
+    assert "without 4 that are not valid in this search space, such as trial" in session.headline
+    assert "parameter 'depth' must be in Int(1, 9), got 2.5" in session.headline
 
 
 def test_warm_start_killed_halfway_is_reported(tmp_path: Path) -> None:
@@ -426,11 +426,11 @@ def test_warm_start_killed_halfway_is_reported(tmp_path: Path) -> None:
     run_json = tmp_path / "run" / "run.json"
     first = start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/mine.db")
     assert "with 1 evaluation of sqlite:///" in first.headline
-    assert "taken over" not in start_session(tmp_path / "run", resume=True).headline
+    assert "imported" not in start_session(tmp_path / "run", resume=True).headline
     content = json.loads(run_json.read_text())
     run_json.write_text(json.dumps({**content, "warm_start": "runs/other"}))  # As after a kill during the import.
     again = start_session(tmp_path / "run", resume=True)
-    assert "only a part of runs/other was taken over: give --warm-start again for the rest" in again.headline
+    assert "only a part of runs/other was imported. Give --warm-start again to import the rest" in again.headline
 
 
 def test_warm_start_leaves_source_unchanged(tmp_path: Path) -> None:
@@ -483,8 +483,8 @@ def test_resume_prints_changes_of_search_space_file(tmp_path: Path, monkeypatch:
     changed = save_and_resume(run_dir, path, other)
     number = text.splitlines().index('        yield params["depth"] + params["lr"] + 1 / (epoch + 1)') + 1
     assert changed == [
-        "mine.py is not what ran before: 2 lines added, 1 removed; evaluations from before were made by "
-        "search_space-1.py in runs/mine: losses may not compare",
+        "mine.py has changed since the last session: 2 lines added, 1 removed; earlier evaluations used "
+        "search_space-1.py in runs/mine: losses may not be comparable",
         "  @@ -2,0 +3 @@",
         "  +import math",
         f"  @@ -{number} +{number + 1} @@",
@@ -494,8 +494,8 @@ def test_resume_prints_changes_of_search_space_file(tmp_path: Path, monkeypatch:
     assert save_and_resume(run_dir, path, other) == []
     back = save_and_resume(run_dir, path, text)
     assert back[0] == (
-        "mine.py is not what ran before: 1 line added, 2 removed; evaluations from before were made by "
-        "search_space-1.py, search_space-2.py in runs/mine: losses may not compare"
+        "mine.py has changed since the last session: 1 line added, 2 removed; earlier evaluations used "
+        "search_space-1.py, search_space-2.py in runs/mine: losses may not be comparable"
     )
     sessions = read_sessions(run_dir)
     assert [session["file"] for session in sessions] == [f"search_space-{n}.py" for n in (1, 1, 1, 2, 2, 1)]
@@ -528,7 +528,7 @@ def test_resume_prints_invisible_change(tmp_path: Path, ends: str) -> None:
     load_search_file.cache_clear()
     session = start_session(tmp_path / "run", path, resume=True)
     count = text.count("\n") if ends == "\r\n" else 0
-    assert f"not what ran before: {count or '1 line'} " in session.headline.replace(" lines", "")
+    assert f"changed since the last session: {count or '1 line'} " in session.headline.replace(" lines", "")
     assert (tmp_path / "run" / "search_space-2.py").read_bytes() == other.encode()
 
 
@@ -541,7 +541,9 @@ def test_resume_with_edited_copy_of_file_warns(tmp_path: Path, content: str | No
     if content is not None:
         copy.write_text(content)
     (line,) = save_and_resume(run_dir, path, text + "# new\n")
-    assert f"{path} is not what ran before, of which the copy {copy} is missing or was edited; eval" in line
+    assert (
+        f"{path} has changed since the last session, and its copy {copy} is missing or was edited; earlier eval" in line
+    )
     assert (copy.read_text() if copy.exists() else None) == content
     assert (run_dir / "search_space-2.py").read_text() == text + "# new\n"
     assert save_and_resume(run_dir, path, text + "# new\n") == []
@@ -597,14 +599,14 @@ def test_resume_prints_other_commit_of_repository(repository: Path, monkeypatch:
     monkeypatch.delenv("GIT_DIR")
     assert save_and_resume(run_dir, path, text) == [], "files of the run must not count as changes"
     (repository / "model.py").write_text("width = 2\n")
-    what = f"{path} is what ran before, but its repository was at commit"
+    what = f"{path} has not changed, but its repository was at commit"
     assert save_and_resume(run_dir, path, text) == [
-        f"{what} {first[:7]} before, and is at {first[:7]} with uncommitted changes now: what it imports may differ"
+        f"{what} {first[:7]} before, and is at {first[:7]} with uncommitted changes now: imported modules may differ"
     ]
     git(repository, "commit", "--quiet", "--all", "--message", "second")
     second = git(repository, "rev-parse", "HEAD")
     assert save_and_resume(run_dir, path, text) == [
-        f"{what} {first[:7]} with uncommitted changes before, and is at {second[:7]} now: what it imports may differ"
+        f"{what} {first[:7]} with uncommitted changes before, and is at {second[:7]} now: imported modules may differ"
     ]
     assert save_and_resume(run_dir, path, text) == []
     assert [line[:2] for line in save_and_resume(run_dir, path, text + "\n# new\n")[1:]] == ["  "] * 3

@@ -1,4 +1,4 @@
-"""What the command `hpo` knows of its own installation: shipped search spaces, and versions."""
+"""The installation of the command `hpo`: search spaces of the package, and versions."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tests.support.launch import ROOT, run_hpo
 NAMES = ["cifar10_resnet", "digits_cnn", "mnist_cnn", "text_transformer"]
 
 
-def test_search_space_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_search_space_prefers_files_over_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert list(list_search_spaces()) == NAMES
     assert find_search_space(Path("digits_cnn")) == ROOT / "search_spaces" / "digits_cnn.py"
     Path("digits_cnn").mkdir()
     assert find_search_space(Path("digits_cnn")).is_file()
     Path("mnist_cnn").touch()
-    assert find_search_space(Path("mnist_cnn")) == Path("mnist_cnn"), "a user's own file comes first"
+    assert find_search_space(Path("mnist_cnn")) == Path("mnist_cnn"), "A file of the user has priority."
 
 
-def test_search_space_with_another_name_is_refused(tmp_path: Path) -> None:
-    message = rf"^my\.py: no such file; give the path of a search space file, or one of {', '.join(NAMES)}$"
+def test_find_search_space_with_unknown_name_raises(tmp_path: Path) -> None:
+    message = rf"^SEARCH_SPACE must be the path of a file, or one of {', '.join(NAMES)}, got my\.py$"
     with pytest.raises(UsageError, match=message):
         find_search_space(Path("my.py"))
-    assert find_search_space(tmp_path) == tmp_path, "what is no file has another message"
+    assert find_search_space(tmp_path) == tmp_path, "A folder is reported later."
 
 
-def test_version_names_what_a_bug_report_needs() -> None:
+def test_version_prints_versions_of_packages_and_mpi() -> None:
     job = run_hpo("--version")
     assert (job.returncode, job.stderr) == (0, "")
     lines = dict(line.split(" ", 1) for line in job.stdout.splitlines() if " " in line)

@@ -389,7 +389,7 @@ def test_read_winner_test_without_texts_is_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("prompt", "text", "wrong"), [(3, "a", "prompt"), ("a", None, "text"), ("a", b"b", "text")])
 def test_text_sample_rejects_other_types(prompt: Any, text: Any, wrong: str) -> None:
-    with pytest.raises(ValueError, match=f"the {wrong} of a text sample must be a string, not "):
+    with pytest.raises(ValueError, match=f"the {wrong} of a text sample must be a string, got "):
         TextSample(prompt, text)
 
 

@@ -1,4 +1,4 @@
-"""The command lines."""
+"""The command lines of run_islands.py and hpo."""
 
 from hpo.cli.entry import main, search
 

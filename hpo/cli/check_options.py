@@ -1,4 +1,4 @@
-"""The options of hpo check on the command line, as typer reads them."""
+"""The options of hpo check, as typer parses them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from hpo.cli.option_groups import GroupedCommand
 from hpo.cli.program_options import FLAGS_OPTION, LOSS_OPTION, METRICS_OPTION, SPACE_OPTION, find_source
 from hpo.run.options import Options
 
-_COLLECTIVE_TIMEOUT = 60.0  # seconds: a mistake that makes ranks wait for each other is to show soon
+_COLLECTIVE_TIMEOUT = 60.0  # seconds. It is short, so that a deadlock between ranks shows soon.
 
 
 def make_check_app(on_options: Callable[[Options], None], command: Sequence[str] | None = None) -> typer.Typer:
-    """Make the command line of hpo check, which calls `chosen` with its options; `command` stands behind ``--``."""
+    """Return the typer app of hpo check.
+
+    Args:
+        on_options: Called with the options.
+        command: The command after ``--``, if any.
+    """
     app = make_app()
     app.command("check", cls=GroupedCommand)(make_check_command(on_options, command))
     return app
@@ -26,7 +31,12 @@ def make_check_app(on_options: Callable[[Options], None], command: Sequence[str]
 def make_check_command(
     on_options: Callable[[Options], None], command: Sequence[str] | None = None
 ) -> Callable[..., None]:
-    """Make the function that typer calls with what is on the command line, a parameter for each option."""
+    """Return the function that typer calls, with a parameter for each option.
+
+    Args:
+        on_options: Called with the options.
+        command: The command after ``--``, if any.
+    """
 
     def check(  # noqa: PLR0913 - an argument for each option
         search_space: Annotated[
@@ -64,7 +74,7 @@ def make_check_command(
         worker has: mpirun -n 2 hpo check SEARCH_SPACE. For a program that is written for torchrun: mpirun -n 2 hpo
         check --loss REGEX -- train.py --epochs 3
 
-        TIME is a number of seconds, or such as 90s, 10m, 1h30m, 2d or 1:30:00.
+        TIME is a number of seconds, or a duration such as 90s, 10m, 1h30m, 2d or 1:30:00.
         """
         given = {"space": space, "loss": loss, "metrics": metrics, "flags": flags}
         path, source = find_source(search_space, command, given, needs_space=False)

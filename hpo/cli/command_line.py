@@ -1,4 +1,4 @@
-"""What the command lines of run_islands.py and hpo have in common: how values are read, and what a mistake prints."""
+"""Parse the values of options, and print a mistake of the user as one message."""
 
 from __future__ import annotations
 
@@ -15,36 +15,45 @@ import typer
 from hpo.errors import ExitStatus, RunError, UsageError
 from hpo.text_format import make_printable_lines
 
-# typer brings its own copy of click since 0.20, and used the real one before: this is its base class in both.
+# Since 0.20, typer has its own copy of click, and used the real one before. Both have a class of this name.
 _ClickError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
-# Files have messages of their own: see write_whole.
+# Errors of standard output. `write_output` reports errors of files.
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
 def make_app(**options: Any) -> typer.Typer:
-    """Make an empty typer app."""
+    """Return an empty typer app.
+
+    Args:
+        **options: Further arguments of typer.Typer.
+    """
     return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options)
 
 
 def make_parser(convert: Callable[[str], Any], description: str) -> Callable[[str], Any]:
-    """Return a parser for values of a kind; its message shows a wrong value, which typer's own does not."""
+    """Return a parser for the value of an option. Unlike the parsers of typer, its message has the wrong value.
+
+    Args:
+        convert: Converts the text to a value, and raises ValueError if the text is not valid.
+        description: A noun phrase for valid values, such as "a number".
+    """
 
     def parse(text: str) -> Any:
         try:
             return convert(text)
         except ValueError:
-            raise typer.BadParameter(f"{text!r} is not {description}") from None
+            raise typer.BadParameter(f"must be {description}, got {text!r}") from None
 
     return parse
 
 
 def _parse_seconds(given: str | float) -> float:
-    """Return the seconds of a duration: a number, numbers with units, or H:M:S as schedulers write it."""
-    text = str(given)  # typer parses defaults too
+    """Return the seconds of a duration: a number, numbers with units, or H:M:S as in job scripts."""
+    text = str(given)  # typer also parses defaults.
     if re.fullmatch(r"\d+(:\d\d){1,2}", text):
         parts = [int(part) for part in text.split(":")]
-        return float(sum(part * 60**place for place, part in enumerate(reversed(parts))))
+        return float(sum(part * 60**power for power, part in enumerate(reversed(parts))))
     if not re.fullmatch(r"(\d+(\.\d+)?[smhd]?)+", text):
         raise ValueError(text)
     units = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -61,9 +70,15 @@ parse_number_or_off = make_parser(lambda given: -math.inf if given == "off" else
 
 
 def run_app(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
-    """Run a typer app on the arguments of a command line and return its exit status; a mistake is one line on stderr.
+    """Run a typer app, and print a mistake of the user as one message to stderr.
 
-    A standard output that cannot be written is a mistake too, unless it is a pipe that its reader has closed.
+    Args:
+        app: The typer app.
+        program: The name of the program, for messages.
+        arguments: The arguments of the command line.
+
+    Returns:
+        The exit status.
     """
     try:
         status = int(app(list(arguments), standalone_mode=False, prog_name=program) or 0)
@@ -95,5 +110,5 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
 
 
 def _discard_stdout() -> None:
-    """Keep Python from trying again, when it ends, to write what could not be written."""
+    # Otherwise, Python would try again at exit to write the output that could not be written.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

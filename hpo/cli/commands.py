@@ -1,4 +1,4 @@
-"""The subcommands of hpo that need no MPI, as typer reads them."""
+"""The subcommands of hpo that do not need MPI, as typer parses them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ app = make_app()
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, running or finished.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")]
-Storage = Annotated[Optional[str], typer.Option(metavar="URL", help="The study's storage, where it needs a password.")]
+Storage = Annotated[Optional[str], typer.Option(metavar="URL", help="Storage of the study, if it needs a password.")]
 
 
-# Only so that the list of commands has them: hpo.cli.entry itself runs them, on each rank of an MPI job.
+# These two are here for `hpo --help` only. hpo.cli.entry runs them, on each rank of an MPI job.
 app.command(cls=GroupedCommand)(make_search_command(None, lambda _: None))
 app.command(cls=GroupedCommand)(make_check_command(lambda _: None))
 
@@ -40,7 +40,7 @@ def hpo(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print versions, for a bug report.")] = False,
 ) -> None:
-    """Search hyperparameters, look at runs, and look after them."""
+    """Search hyperparameters, and inspect or supervise runs."""
     if version:
         print_versions()
         raise typer.Exit
@@ -62,18 +62,18 @@ def init(
 def top(
     run_dir: RunDirectory,
     n: Annotated[int, typer.Option("-n", metavar="N", parser=parse_whole_number, help="Individuals per table.")] = 3,
-    failed: Annotated[bool, typer.Option("--failed", help="What failed instead, the latest first.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Print the latest failures instead.")] = False,
     storage: Storage = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print JSON: summary.json without the times; of what failed, all there is."),
+        typer.Option("--json", help="Print JSON: summary.json without times, or all about failures."),
     ] = False,
 ) -> None:
     """Print the best individuals, or the failures."""
     from hpo.results.reader import RunReader
 
     if n < 1:
-        raise UsageError(f"-n must be at least 1, not {n}")
+        raise UsageError(f"-n must be at least 1, got {n}")
     run = RunReader(run_dir, storage)
     if failed:
         _print_failed(run, n, as_json)
@@ -93,8 +93,7 @@ def show(
         Optional[str],
         typer.Argument(
             metavar="TRIAL",
-            help="Its number; confirm-0, confirm-1... for those that confirm the best.  [default: the winner, or else "
-            "what failed last]",
+            help="Number of an evaluation, or confirm-N.  [default: the winner, or the last failure]",
         ),
     ] = None,
     storage: Storage = None,
@@ -123,16 +122,14 @@ def best(
     run_dir: RunDirectory,
     by: Annotated[
         Optional[str],
-        typer.Option(
-            metavar="NAME", help="Of several objectives: the individual of the front that is best in this one."
-        ),
+        typer.Option(metavar="NAME", help="Print the best by this one of several objectives."),
     ] = None,
     python: Annotated[bool, typer.Option("--python", help="Print a Python dict instead of JSON.")] = False,
     storage: Storage = None,
 ) -> None:
     """Print the best hyperparameters as JSON.
 
-    How good they are, and the path of the weights, is on stderr.
+    The loss and the path of the weights are printed to stderr.
     """
     from hpo.results.reader import RunReader
     from hpo.views.winner_text import print_winner
@@ -153,20 +150,20 @@ def report(
     ] = 10,
     output: Annotated[
         Optional[Path],
-        typer.Option("-o", "--output", metavar="FILE", help="Where to write it.  [default: RUN_DIR/report.html]"),
+        typer.Option("-o", "--output", metavar="FILE", help="File to write.  [default: RUN_DIR/report.html]"),
     ] = None,
     overwrite: Overwrite = False,
     storage: Storage = None,
 ) -> None:
     """Write a report for a browser.
 
-    One HTML file, which needs no network.
+    The report is one HTML file that works without a network.
     """
     from hpo.results.reader import RunReader
     from hpo.views.page.html_report import make_report
 
     if n < 1:
-        raise UsageError(f"-n must be at least 1, not {n}")
+        raise UsageError(f"-n must be at least 1, got {n}")
     check_output(output, overwrite)
     run = RunReader(run_dir, storage)
     path = output or run.run_dir.report_html
@@ -183,7 +180,7 @@ def export(
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="csv, json or parquet.")],
     output: Annotated[
         Optional[Path],
-        typer.Option("-o", "--output", metavar="FILE", help="Where to write it.  [default: standard output]"),
+        typer.Option("-o", "--output", metavar="FILE", help="File to write.  [default: standard output]"),
     ] = None,
     overwrite: Overwrite = False,
     storage: Storage = None,
@@ -194,7 +191,7 @@ def export(
 
     written = find_writer(to)
     if output is None and to == "parquet":
-        raise UsageError("--to parquet needs a file: add -o FILE")
+        raise UsageError("--to parquet must be used with -o FILE")
     check_output(output, overwrite)
     content = written(make_evaluation_table(RunReader(run_dir, storage)))
     try:
@@ -227,7 +224,7 @@ def track(
 ) -> None:
     """Log a run to trackers.
 
-    Evaluations that they have already are left out.
+    Evaluations that a tracker already has are skipped.
     """
     from hpo.trackers.tracker_processes import track_run
 
@@ -245,17 +242,17 @@ def supervise(
     max_restarts: Annotated[
         int,
         typer.Option(
-            metavar="N", parser=parse_whole_number, help="Restarts in a row without progress before it gives up."
+            metavar="N", parser=parse_whole_number, help="Give up after N restarts in a row without progress."
         ),
     ] = 3,
 ) -> None:
     """Restart a job with --resume if it crashes."""
     from hpo.run.supervisor import Supervisor
 
-    def say(text: str) -> None:
+    def print_message(text: str) -> None:
         print(make_printable(f"hpo supervise: {text}"), flush=True)
 
-    context.exit(Supervisor(command, max_restarts, say).run())
+    context.exit(Supervisor(command, max_restarts, print_message).run())
 
 
 def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
@@ -266,6 +263,10 @@ def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
     lookup = EvaluationLookup.read(run)
     failed = lookup.list_failed()
     if as_json:
-        print(json.dumps([content(lookup.collect_details(one)) for one in failed[:n]], indent=2, allow_nan=False))
+        print(
+            json.dumps(
+                [content(lookup.collect_details(evaluation)) for evaluation in failed[:n]], indent=2, allow_nan=False
+            )
+        )
     else:
         print(*format_failed(failed, n, run.run_dir.path), sep="\n")

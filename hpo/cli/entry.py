@@ -1,4 +1,4 @@
-"""Entry points: options read by one rank and told to all, one message for a mistake, and exit statuses."""
+"""The entry points of run_islands.py and hpo. In an MPI job, one rank parses the options and sends them to all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ParsedCommand = tuple[Optional[Options], Optional[Layout], Optional[int]]
 def main() -> None:
     """Run the command hpo."""
     if sys.argv[1:2] == ["search"]:
-        sys.argv[0] = "hpo"  # as it was typed, for run.json: launchers give the whole path
+        sys.argv[0] = "hpo"  # as the user typed it, for run.json. Launchers replace it by the whole path.
         search("hpo search", sys.argv[2:])
     if sys.argv[1:2] == ["check"]:
         check("hpo check", sys.argv[2:])
@@ -39,29 +39,35 @@ def main() -> None:
     from hpo.process.standard_streams import fill_closed_streams
 
     fill_closed_streams()
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - lost output must be an error
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115 - print would write to stdout
-    for stream in (sys.stdout, sys.stderr):  # hyperparameters and failures may hold what a terminal cannot show
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - A lost output must be an error.
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115 - Otherwise, print writes to stdout.
+    for stream in (sys.stdout, sys.stderr):  # Texts of the user may have characters that the terminal cannot encode.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(run_app(app, "hpo", sys.argv[1:]))
 
 
 def search(program: str, arguments: Sequence[str], default: Path | None = None) -> NoReturn:
-    """Run run_islands.py, or hpo search, on a rank of an MPI job, and exit; `default` is the default search space."""
+    """Run run_islands.py or hpo search on a rank of an MPI job, and exit. Collective: call on all ranks.
+
+    Args:
+        program: The name of the program, for messages.
+        arguments: The arguments of the command line.
+        default: The default search space, if any.
+    """
     from hpo.cli.program_options import split_command
 
     arguments, command = split_command(arguments)
 
-    def make_app(chosen: Callable[[Options], None]) -> typer.Typer:
+    def make_app(on_options: Callable[[Options], None]) -> typer.Typer:
         from hpo.cli.search_options import make_search_app
 
-        return make_search_app(default, chosen, command)
+        return make_search_app(default, on_options, command)
 
     def choose_layout(options: Options, ranks: int) -> Layout:
-        found = find_layout(options, ranks)
+        layout = find_layout(options, ranks)
         RunDir(options.run_dir or RUNS_DIR / options.search_space.stem).check_usable(options.resume)
-        return found
+        return layout
 
     def run(options: Options, layout: Layout, job: Job) -> int:
         from hpo.run.run_search import run_search
@@ -72,18 +78,23 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
 
 
 def check(program: str, arguments: Sequence[str]) -> NoReturn:
-    """Run hpo check on a rank of an MPI job, and exit."""
+    """Run hpo check on a rank of an MPI job, and exit. Collective: call on all ranks.
+
+    Args:
+        program: The name of the program, for messages.
+        arguments: The arguments of the command line.
+    """
     from hpo.cli.program_options import split_command
 
     arguments, command = split_command(arguments)
 
-    def make_app(chosen: Callable[[Options], None]) -> typer.Typer:
+    def make_app(on_options: Callable[[Options], None]) -> typer.Typer:
         from hpo.cli.check_options import make_check_app
 
-        return make_check_app(chosen, command)
+        return make_check_app(on_options, command)
 
     def choose_layout(_: Options, ranks: int) -> Layout:
-        return Layout(ranks, ranks, 1)  # one worker of all ranks
+        return Layout(ranks, ranks, 1)  # All ranks are one worker.
 
     def run(options: Options, layout: Layout, job: Job) -> int:
         from hpo.check.run_check import run_check
@@ -96,19 +107,19 @@ def check(program: str, arguments: Sequence[str]) -> NoReturn:
 def _run_and_exit(
     program: str, parse: Callable[[int], _ParsedCommand], run: Callable[[Options, Layout, Job], int]
 ) -> NoReturn:
-    """Run something on a rank of an MPI job, and exit; `parse` reads its options, given the number of ranks."""
+    """Run a command on a rank of an MPI job, and exit. `parse` gets the number of ranks."""
     from hpo.process.standard_streams import fill_closed_streams
 
     fill_closed_streams()
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - a run goes on without it
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - A run does not need it.
     template = _start_mpi(program)
     from hpo.process.exit import exit_process
     from hpo.ranks.communicator import finalize_mpi, get_world
     from hpo.ranks.job import Job, abort_for_error
     from hpo.ranks.rank_watch import RankWatch
 
-    gc.disable()  # imports make many objects that stay; it is switched on again once everything is ready
-    for stream in (sys.stdout, sys.stderr):  # objectives may say what a terminal cannot show
+    gc.disable()  # Imports create many permanent objects. `prepare_rank` enables garbage collection again.
+    for stream in (sys.stdout, sys.stderr):  # Objectives may print characters that the terminal cannot encode.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     comm = get_world()
@@ -121,16 +132,16 @@ def _run_and_exit(
             print(f"error: {error}", file=sys.stderr, flush=True)
         status = ExitStatus.USAGE_ERROR
     except BaseException as error:
-        abort_for_error(watch, error)  # other ranks wait for this one, so the whole job has to end
+        abort_for_error(watch, error)  # Other ranks wait for this rank, so the whole job must end.
     if template is not None:
         template.kill()
-    gc.freeze()  # Python collects garbage once more when it ends
+    gc.freeze()  # It shortens the garbage collection at the exit of Python.
     finalize_mpi()
     exit_process(status)
 
 
 def _start_mpi(program: str) -> TemplateProcess | None:
-    """Start the template, if this rank starts one, and MPI; exit if what they need is not installed."""
+    """Start the template, if this rank starts one, and MPI. Exit if a required package is not installed."""
     from hpo.cli.installation import check_packages, import_mpi
     from hpo.process.launcher import is_first_rank
 
@@ -139,7 +150,7 @@ def _start_mpi(program: str) -> TemplateProcess | None:
         check_packages(program)
         from hpo.evaluation.template_client import start_template
 
-        # Before MPI begins: a process of MPI had better start no others. The template imports torch at the same time.
+        # MPI implementations discourage forks, so the template starts before MPI. It imports torch at the same time.
         template = start_template()
         import_mpi()
     except UsageError as error:
@@ -154,7 +165,7 @@ def _start_mpi(program: str) -> TemplateProcess | None:
 def _run_on_rank(job: Job, parse: Callable[[int], _ParsedCommand], run: Callable[[Options, Layout, Job], int]) -> int:
     from hpo.ranks.communicator import split_by_host, unlink_shared_memory
 
-    unlink_shared_memory(split_by_host(job.world))  # before anything else: a job that is killed now leaves no file
+    unlink_shared_memory(split_by_host(job.world))  # After this, a job that is killed leaves no files.
     options, layout, status = job.world.bcast(parse(job.world.size) if job.is_first else None)
     if status is not None:
         return int(status)
@@ -169,25 +180,30 @@ def _parse_command(
     arguments: Sequence[str],
     ranks: int,
 ) -> _ParsedCommand:
-    """Read and check a command line on one rank; return options and layout, or the exit status to end with."""
+    """Parse a command line on one rank. Return the options and the layout, or an exit status."""
     from hpo.cli.command_line import run_app
 
-    chosen: list[tuple[Options, Layout]] = []
+    accepted: list[tuple[Options, Layout]] = []
 
     def accept_options(options: Options) -> None:
         check_launch(ranks, os.environ)
-        chosen.append((options, choose_layout(options, ranks)))
+        accepted.append((options, choose_layout(options, ranks)))
 
     status = run_app(make_app(accept_options), program, arguments)
-    return (*chosen[0], None) if chosen else (None, None, status)
+    return (*accepted[0], None) if accepted else (None, None, status)
 
 
 def find_layout(options: Options, ranks: int) -> Layout:
-    """Return the layout of a run; a resumed run keeps its islands, as far as there are workers for them."""
-    found = Layout.choose(ranks, options.ranks_per_worker, options.islands, options.propagators)
+    """Return the layout of a run. A resumed run keeps its number of islands, if there are enough workers.
+
+    Args:
+        options: The options of this session.
+        ranks: The number of ranks of the job.
+    """
+    layout = Layout.choose(ranks, options.ranks_per_worker, options.islands, options.propagators)
     last = read_last_options(options.run_dir, options.resume)
     if options.islands is not None or not last:
-        return found
+        return layout
     propagators = options.propagators or last.get("propagators", ())
     islands = max(last.get("islands") or 2, len(propagators))
-    return replace(found, islands=min(islands, found.workers))
+    return replace(layout, islands=min(islands, layout.workers))

@@ -1,4 +1,4 @@
-"""The options of a search in groups, as `--help` and the reference list them."""
+"""The groups of options in `--help` and in the reference."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Output": ("run_dir", "storage", "top_n", "trackers", "log_level"),
     "Program behind --": ("space", "loss", "metrics", "flags", "resume_args"),
 }
-"""The names of parameters by the headings of their groups. Others are under "Options"."""
+"""The names of the parameters of each group, by heading. All other parameters are under "Options"."""
 
 
 class GroupedCommand(TyperCommand):
-    """A command of which `--help` lists the options in groups."""
+    """A command whose `--help` lists the options in groups."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write a section for the arguments and for each group of options."""
+        """Write a section for the arguments, and for each group of options. Typer calls it for `--help`."""
         for heading, parameters in group_parameters(self.get_params(ctx)):
             records = [parameter.get_help_record(ctx) for parameter in parameters]
             with formatter.section(heading):
@@ -37,7 +37,7 @@ class GroupedCommand(TyperCommand):
 
 
 def group_parameters(parameters: list[Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the headings of a command's parameters, and the parameters under each, in the order of `GROUPS`."""
+    """Yield each heading, in the order of `GROUPS`, with the parameters of the command in this group."""
     by_name = {parameter.name: parameter for parameter in parameters if parameter.param_type_name == "option"}
     arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
     if arguments:

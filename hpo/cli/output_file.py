@@ -1,4 +1,4 @@
-"""Files that a command writes with -o: new files, replaced files, pipes and devices."""
+"""Write the file of -o, which may be new, replaced, a pipe or a device."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ from hpo.store.run_dir import write_atomically
 
 
 def check_output(output: Path | None, overwrite: bool) -> None:
-    """Raise a UsageError where a file exists already, or where there is something that is neither file nor stream."""
+    """Check that an output file can be written.
+
+    Args:
+        output: The path, or None for the default.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        UsageError: The file exists, or the path is a directory.
+    """
     if output is None or not os.path.lexists(output) or _is_stream(output):
         return
     if output.exists() and not output.is_file():
-        raise UsageError(f"-o {output}: it is no file: name a file, or a pipe")
+        raise UsageError(f"-o must be a file or a pipe, got {output}")
     if not overwrite:
-        raise UsageError(f"-o {output} exists: add --overwrite to replace it, or name another file")
+        raise UsageError(f"-o {output} exists. Add --overwrite to replace it, or name another file")
 
 
 def _is_stream(path: Path) -> bool:
-    """Tell whether a path leads to a pipe, to a device such as a terminal, or to a file that a shell has opened."""
+    """Return whether a path is a pipe, a device such as a terminal, or a file that the shell has opened."""
     if str(path.parent) == "/dev/fd" or str(path) in ("/dev/stdout", "/dev/stderr"):
         return True
     with suppress(OSError):
@@ -32,7 +40,15 @@ def _is_stream(path: Path) -> bool:
 
 
 def write_output(output: Path, content: bytes) -> None:
-    """Write a file whole or not at all, or write to a stream, which stays in its place; raises RunError on failure."""
+    """Write a file atomically, or write to a pipe or device.
+
+    Args:
+        output: The path.
+        content: The content.
+
+    Raises:
+        RunError: It cannot be written.
+    """
     if not _is_stream(output):
         write_atomically(output, content)
         return

@@ -1,4 +1,4 @@
-"""A search over a program on the command line: hpo search --space ... --loss ... -- train.py --epochs 3."""
+"""The options of a search over a program: hpo search --space ... --loss ... -- train.py --epochs 3."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpo.parameter_parsing import parse_parameter
 from hpo.script_objective import Script, find_program
 from hpo.space import SearchSpace
 
-# Options that search and check have in common.
+# Options of both hpo search and hpo check.
 SPACE_OPTION = Annotated[
     Optional[list[str]],
     typer.Option(
@@ -51,36 +51,46 @@ PROGRAM_OPTIONS = {
     "resume_args": "--resume-args",
     "first_report": "--first-report",
 }
-"""The options that describe a program, by the names of what is given."""
+"""The options that describe a program, by the names of their parameters."""
 
-_UNUSED_NAME = "nothing"  # a hyperparameter that a program does not get, if it has none
-_EXAMPLE = "write it as --space 'lr=Float(1e-4, 1e-1, log=True)'"
+_UNUSED_NAME = "nothing"  # The name of a hyperparameter that has no effect, for a program without hyperparameters.
+_EXAMPLE = "Write for example --space 'lr=Float(1e-4, 1e-1, log=True)'"
 
 
 def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Return the arguments before ``--``, and the command behind it; None without one."""
+    """Return the arguments before ``--``, and the command after it, or None."""
     if "--" not in arguments:
         return list(arguments), None
-    place = list(arguments).index("--")
-    return list(arguments[:place]), list(arguments[place + 1 :])
+    index = list(arguments).index("--")
+    return list(arguments[:index]), list(arguments[index + 1 :])
 
 
 def find_source(
     search_space: Path | None, command: Sequence[str] | None, given: Mapping[str, Any], needs_space: bool = True
 ) -> tuple[Path, bytes | None]:
-    """Return the path of the search file or program, and for a program a search file made from the `given` options.
+    """Return the search file of a command line, or make a search file for a program.
 
-    Raises UsageError if neither a search file nor a program is named, or both are, or an option is wrong.
+    Args:
+        search_space: The search space argument, if any.
+        command: The command after ``--``, if any.
+        given: The values of `PROGRAM_OPTIONS`.
+        needs_space: Whether a program must have hyperparameters.
+
+    Returns:
+        The path of the search file or program, and for a program the content of the search file.
+
+    Raises:
+        UsageError: There is neither a search file nor a program, or there are both, or an option is not valid.
     """
     if command is None:
         for name, option in PROGRAM_OPTIONS.items():
             if given.get(name):
-                raise UsageError(f"{option} is for a program, which stands behind --, as in -- train.py --epochs 3")
+                raise UsageError(f"{option} must be used with a program after --, as in -- train.py --epochs 3")
         if search_space is None:
-            raise UsageError("name a search space file, such as my_search.py, or a program behind --")
+            raise UsageError("there must be a search space file, such as my_search.py, or a program after --")
         return find_search_space(search_space), None
     if search_space is not None:
-        raise UsageError(f"{search_space} and a program behind --: give one of them")
+        raise UsageError(f"{search_space} and a program after -- exclude each other. Give one of them")
     texts, flags = given["space"] or [], list(given["flags"] or [])
     if not texts and not needs_space:
         texts, flags = [f"{_UNUSED_NAME}=Categorical(False, True)"], [*flags, _UNUSED_NAME]
@@ -94,20 +104,30 @@ def find_source(
 def make_script(
     command: Sequence[str], metrics: Sequence[str], resume_args: str | None, first_report: int | None, **options: Any
 ) -> Script:
-    """Return the program of a command line; `options` are as for a Script.
+    """Return the program of a command line.
 
-    Raises UsageError if it cannot be run, or an option is wrong.
+    Args:
+        command: The command after ``--``.
+        metrics: The texts NAME=REGEX of ``--metric``.
+        resume_args: The value of ``--resume-args``, if any.
+        first_report: The value of ``--first-report``, if any.
+        **options: Further arguments of Script.
+
+    Raises:
+        UsageError: The program does not exist or cannot be executed, or an option is not valid.
     """
     parts = list(command)
     if parts[:1] in (["python"], ["python3"]) and parts[1:2] == ["-u"]:
         del parts[1]
     if parts[:1] in (["python"], ["python3"]) and parts[1:2] and not (parts[1].startswith("-") and parts[1] != "-m"):
-        parts = parts[1:]  # as trainers do it, which have imported torch
+        parts = parts[1:]  # Trainers run Python scripts themselves, since they have already imported torch.
     if not parts:
-        raise UsageError("-- needs a command behind it, such as -- train.py --epochs 3")
+        raise UsageError("-- must be followed by a command, such as -- train.py --epochs 3")
     if "/" not in parts[0] and not parts[0].endswith(".py") and parts[0] != "-m" and Path(parts[0]).is_file():
         parts[0] = f"./{parts[0]}"
-    patterns = dict(_split_assignment(text, "--metric", "--metric 'accuracy=acc: (\\S+)'") for text in metrics)
+    patterns = dict(
+        _split_assignment(text, "--metric", "Write for example --metric 'accuracy=acc: (\\S+)'") for text in metrics
+    )
     try:
         script = Script(*parts, metrics=patterns, resume=resume_args or "", first_report=first_report or 1, **options)
         find_program(script)
@@ -117,22 +137,26 @@ def make_script(
 
 
 def parse_space(texts: Sequence[str]) -> dict[str, str]:
-    """Return the code of each parameter of a space, by name, given NAME=CODE texts; no code is run.
+    """Return the code of each parameter by name, without running it.
 
-    Raises UsageError if one of them is not a parameter whose arguments are plain values.
+    Args:
+        texts: The texts NAME=PARAMETER of ``--space``.
+
+    Raises:
+        UsageError: A text is not a parameter with plain arguments.
     """
     if not texts:
-        raise UsageError(f"a search over a program needs its hyperparameters: {_EXAMPLE}")
+        raise UsageError(f"a search over a program must have hyperparameters. {_EXAMPLE}")
     codes: dict[str, str] = {}
     parameters = {}
     for text in texts:
         name, code = _split_assignment(text, "--space", _EXAMPLE)
         if name in codes:
-            raise UsageError(f"--space {text}: {name} is given twice")
+            raise UsageError(f"--space {text}: {name} must not be given twice")
         try:
             parameters[name] = parse_parameter(code)
         except ValueError as error:
-            raise UsageError(f"--space {text}: {error}; {_EXAMPLE}") from None
+            raise UsageError(f"--space {text}: {error}. {_EXAMPLE}") from None
         codes[name] = ast.unparse(ast.parse(code, mode="eval"))
     try:
         SearchSpace(**parameters)
@@ -144,8 +168,8 @@ def parse_space(texts: Sequence[str]) -> dict[str, str]:
 def _split_assignment(text: str, option: str, example: str) -> tuple[str, str]:
     name, equals, rest = text.partition("=")
     if equals and "-" in name and name.replace("-", "_").isidentifier():
-        other = name.replace("-", "_")
-        raise UsageError(f"{option} {text}: write {other}={rest}, and --{name} {{{other}}} in the command")
+        identifier = name.replace("-", "_")
+        raise UsageError(f"{option} {text}: write {identifier}={rest}, and --{name} {{{identifier}}} in the command")
     if not equals or not name.strip().isidentifier() or not rest.strip():
-        raise UsageError(f"{option} {text}: {example}")
+        raise UsageError(f"{option} must be NAME=..., got {text!r}. {example}")
     return name.strip(), rest.strip()

@@ -1,4 +1,4 @@
-"""A search file proposed for a training script: from its argparse options, which are parsed and not run."""
+"""Propose a search file for a training script from its argparse options, without running it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DECADE = 10
 
 @dataclass(frozen=True)
 class _Option:
-    """An option of a script, as its call of `add_argument` has it."""
+    """An option of a script, from its call of `add_argument`."""
 
     flag: str
     kind: str = "str"
@@ -31,26 +31,32 @@ class _Option:
 
     @property
     def name(self) -> str:
-        """The name as a hyperparameter."""
+        """The name of the hyperparameter."""
         name = re.sub(r"\W", "_", self.flag.lstrip("-"))
         return f"{name}_" if keyword.iskeyword(name) or not name.isidentifier() else name
 
     @property
     def has_other_name(self) -> bool:
-        """Whether the option needs a place in the command, since it is not ``--name``."""
+        """Whether the option needs a placeholder in the command, since it is not ``--name``."""
         return self.flag != f"--{self.name}"
 
     @property
     def hint(self) -> str:
-        """What to do to search it, as a comment."""
+        """A comment on how to search the option, if it needs a placeholder."""
         return f"  # and {self.flag!r}, '{{{self.name}}}' in the Script" if self.has_other_name else ""
 
 
 def propose_search(path: Path) -> str:
-    """Return a search file for a Python script.
+    """Return the code of a search file for a Python script.
 
-    Its space has floats that are usually searched on a logarithmic scale, and options with choices. Other options are
-    comments. Raises UsageError if the script cannot be read, or has no options.
+    Its space has the options with choices, and floats that are usually searched on a logarithmic scale, such as a
+    learning rate. All other options are comments.
+
+    Args:
+        path: The script.
+
+    Raises:
+        UsageError: The script cannot be read, or has no options.
     """
     try:
         tree = ast.parse(path.read_bytes())
@@ -71,7 +77,7 @@ def propose_search(path: Path) -> str:
     ]
     chosen = [option for option, _, is_chosen in codes.values() if is_chosen]
     placed = [part for option in chosen if option.has_other_name for part in (option.flag, f"{{{option.name}}}")]
-    switches = [one.name for one in options if one.is_switch]
+    switches = [option.name for option in options if option.is_switch]
     parts = [repr(str(path)), *map(repr, placed)]
     loss = propose_loss_pattern(list(_find_printed_losses(tree)))
     parts.append(f"loss=r{loss!r}".replace("\\\\", "\\") if loss else "loss=None")
@@ -90,12 +96,12 @@ def _find_options(tree: ast.AST) -> Iterator[_Option]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
             flags = [value for argument in node.args if isinstance(value := _evaluate_literal(argument), str)]
             long = [flag for flag in flags if flag.startswith("--")]
-            given = {one.arg: one.value for one in node.keywords if one.arg}
+            given = {argument.arg: argument.value for argument in node.keywords if argument.arg}
             if not long:
                 continue
             default, choices = _evaluate_literal(given.get("default")), _evaluate_literal(given.get("choices"))
-            stated = given.get("type")
-            kind = stated.id if isinstance(stated, ast.Name) else type(default).__name__
+            annotation = given.get("type")
+            kind = annotation.id if isinstance(annotation, ast.Name) else type(default).__name__
             is_switch = _evaluate_literal(given.get("action")) in ("store_true", "store_false")
             yield _Option(
                 long[0], kind, default, list(choices) if isinstance(choices, (list, tuple)) else [], is_switch
@@ -103,7 +109,7 @@ def _find_options(tree: ast.AST) -> Iterator[_Option]:
 
 
 def _make_parameter_code(option: _Option) -> tuple[str, bool]:
-    """Return the code of a parameter, and whether it is proposed and not only a comment; "" without a range."""
+    """Return the code of a parameter, or "" if its range is unknown, and whether it is more than a comment."""
     default = option.default
     if option.is_switch:
         return "Categorical(True, False)", False
@@ -135,7 +141,7 @@ def _evaluate_literal(node: ast.expr | None) -> Any:
 
 
 def _find_printed_losses(tree: ast.AST) -> Iterator[str]:
-    """Yield the texts in a script that name a loss before a value, with a number for each value."""
+    """Yield each f-string of a script that has the word loss, with 1.0 for each value in it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "1.0" for part in node.values]

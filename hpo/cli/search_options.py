@@ -1,4 +1,4 @@
-"""The options of a search on the command line, as typer reads them: of run_islands.py, and of hpo search."""
+"""The options of run_islands.py and hpo search, as typer parses them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hpo.cli.shipped_spaces import list_search_spaces
 from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, KEPT_OPTIONS, LOG_LEVELS, Options, read_kept_options
 from hpo.trackers import TRACKERS
 
-# By the fields of Options, whose defaults are those of the command line.
+# The keys are the fields of Options, which also has the defaults.
 _OPTIONS: dict[str, Any] = {
     "search_space": Annotated[
         Path,
@@ -49,7 +49,7 @@ _OPTIONS: dict[str, Any] = {
     ],
     "generations": Annotated[
         Optional[int],
-        typer.Option(metavar="G", parser=parse_whole_number, help="In place of --evaluations: G for each worker."),
+        typer.Option(metavar="G", parser=parse_whole_number, help="Instead of --evaluations: G per worker."),
     ],
     "islands": Annotated[
         Optional[int],
@@ -232,9 +232,12 @@ _OPTIONS: dict[str, Any] = {
 def make_search_app(
     default: Path | None, on_options: Callable[[Options], None], command: Sequence[str] | None = None
 ) -> typer.Typer:
-    """Make the command line of a search, which calls `chosen` with its options.
+    """Return the typer app of a search.
 
-    Without a `default`, a search space has to be named, or a `command` given, which stands behind ``--``.
+    Args:
+        default: The default search space. None: the user must give a search space or a command.
+        on_options: Called with the options.
+        command: The command after ``--``, if any.
     """
     app = make_app()
     app.command("search", cls=GroupedCommand)(make_search_command(default, on_options, command))
@@ -244,7 +247,13 @@ def make_search_app(
 def make_search_command(
     default: Path | None, on_options: Callable[[Options], None], command: Sequence[str] | None = None
 ) -> Callable[..., None]:
-    """Make the function that typer calls with what is on the command line, a parameter for each option."""
+    """Return the function that typer calls, with a parameter for each option.
+
+    Args:
+        default: The default search space. None: the user must give a search space or a command.
+        on_options: Called with the options.
+        command: The command after ``--``, if any.
+    """
 
     def search(**given: Any) -> None:
         """Search hyperparameters with islands of workers.
@@ -252,15 +261,17 @@ def make_search_command(
         Start it with MPI: mpirun -n 8 python run_islands.py, or mpirun -n 8 hpo search SEARCH_SPACE. For a program that
         is written for torchrun: mpirun -n 8 hpo search --space NAME=PARAMETER --loss REGEX -- train.py --epochs 3
 
-        TIME is a number of seconds, or such as 90s, 10m, 1h30m, 2d or 1:30:00.
+        TIME is a number of seconds, or a duration such as 90s, 10m, 1h30m, 2d or 1:30:00.
         """
         propagators = given.pop("propagators")
         given["propagators"] = tuple(name.strip() for name in propagators.split(",")) if propagators is not None else ()
         given["settings"] = tuple(given["settings"] or ())
         given["trackers"] = tuple(dict.fromkeys(given["trackers"] or ()))
-        of_program = {name: given.pop(name) for name in PROGRAM_OPTIONS}
-        named = given.pop("search_space")
-        path, source = find_source(named if named != default or command is None else None, command, of_program)
+        program_options = {name: given.pop(name) for name in PROGRAM_OPTIONS}
+        search_space = given.pop("search_space")
+        if search_space == default and command is not None:
+            search_space = None
+        path, source = find_source(search_space, command, program_options)
         kept = read_kept_options(given["run_dir"], given["resume"])
         given = {name: value for name, value in given.items() if value is not None}
         on_options(Options(search_space=path, source=source, **{**kept, **given}))

@@ -1,4 +1,4 @@
-"""The search spaces that come with the package, which are found by their names."""
+"""The search spaces that are part of the package, which the user can give by name."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from hpo.errors import UsageError
 _PACKAGE = Path(__file__).parents[1]
 
 
-def find_search_space(named: Path) -> Path:
-    """Return the path of a search space file, or of the one with this name that comes with the package.
+def find_search_space(path: Path) -> Path:
+    """Return the path of a search file.
 
-    A file in the current directory comes first. Raises UsageError if there is neither.
+    Args:
+        path: The path of a file, or the name of a search space of the package. A file has priority.
+
+    Raises:
+        UsageError: There is neither such a file nor such a search space.
     """
     shipped = list_search_spaces()
-    if str(named) in shipped and not named.is_file():
-        return shipped[str(named)]
-    if not named.exists():
+    if str(path) in shipped and not path.is_file():
+        return shipped[str(path)]
+    if not path.exists():
         names = f", or one of {', '.join(shipped)}" if shipped else ""
-        raise UsageError(f"{named}: no such file; give the path of a search space file{names}")
-    return named
+        raise UsageError(f"SEARCH_SPACE must be the path of a file{names}, got {path}")
+    return path
 
 
 def list_search_spaces() -> dict[str, Path]:
-    """Return the paths of the search spaces that come with the package, by their names."""
-    # A wheel has them in the package, and a checkout next to it.
+    """Return the paths of the search spaces of the package by name."""
+    # In a wheel, they are in the package. In a checkout, they are next to it.
     files = [*_PACKAGE.glob("search_spaces/*.py")] or [*_PACKAGE.parent.glob("search_spaces/*.py")]
     return {path.stem: path for path in sorted(files)}

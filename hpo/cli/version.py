@@ -1,4 +1,4 @@
-"""What `hpo --version` prints."""
+"""Print the versions for `hpo --version`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpo.versions import read_versions
 
 
 def print_versions() -> None:
-    """Print the version of this package, and those of what it depends on."""
+    """Print the versions of this package, of its dependencies, of MPI and of the platform."""
     for name, version in read_versions().items():
         print(f"{name} {version}")
     print(f"MPI: {_find_mpi()}")
@@ -19,9 +19,9 @@ def _find_mpi() -> str:
     try:
         import mpi4py
 
-        mpi4py.rc.initialize = False  # a process that joins a job would have to leave it, too
+        mpi4py.rc.initialize = False  # Otherwise, the import starts MPI, which would have to be finalized.
         from mpi4py import MPI
 
         return " ".join(MPI.Get_library_version().splitlines()[0].split())
-    except (ImportError, RuntimeError) as error:  # no library is found
+    except (ImportError, RuntimeError) as error:  # The MPI library is missing.
         return f"not found ({str(error).splitlines()[0]})"

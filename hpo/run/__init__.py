@@ -1,1 +1,1 @@
-"""One run, from its options to its report."""
+"""Run a search, from its options to its report."""

@@ -1,4 +1,4 @@
-"""Hyperparameters that a person gives a run to start with: a JSON list of objects, complete or partial."""
+"""Read the hyperparameters of --enqueue: a JSON list of objects, complete or partial."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from hpo.parameters import Categorical, Float, Int, Ordinal, Value
 from hpo.space import SearchSpace
 from hpo.text_format import cut_text
 
-_RELATIVE_ROUNDING = 1e-9  # relative: what is further from a step is not meant to be it
-LONGEST_MISTAKE = 300  # characters of what is wrong with hyperparameters, which may be of any length
+_RELATIVE_ROUNDING = 1e-9  # A value that differs by less from a step is taken as this step.
+LONGEST_MISTAKE = 300  # characters of a message about hyperparameters, which may be long
 
 
 def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
-    """Return the hyperparameters in a file, each once; missing values are drawn, the same for the same seed.
+    """Return the hyperparameters in a file, without duplicates.
 
-    Raises UsageError, naming the entry, where one is not of the space.
+    Args:
+        path: The JSON file.
+        space: The search space.
+        seed: Seed of the random numbers with which missing values are drawn.
+
+    Raises:
+        UsageError: The file cannot be read, or an entry is not valid. The message has the number of the entry.
     """
     try:
         entries = json.loads(path.read_text())
@@ -29,23 +35,20 @@ def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, V
         raise UsageError(f"--enqueue {path}: cannot be read: {error}") from error
     if not isinstance(entries, list) or not entries:
         example = json.dumps([space.draw(random.Random(0))])
-        raise UsageError(f"--enqueue {path}: must be a list of objects, such as {example}")
-    given: list[dict[str, Value]] = []
+        raise UsageError(f"--enqueue {path}: the file must have a list of objects, such as {example}")
+    enqueued: list[dict[str, Value]] = []
     for number, entry in enumerate(entries, start=1):
         try:
             params = _complete_params(entry, space, random.Random(f"{seed}/{number}"))
         except ValueError as error:
             raise UsageError(f"--enqueue {path}: entry {number}: {cut_text(str(error), LONGEST_MISTAKE)}") from error
-        if params not in given:
-            given.append(params)
-    return given
+        if params not in enqueued:
+            enqueued.append(params)
+    return enqueued
 
 
 def convert_params(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
-    """Return values in the types of a space, and with its digits.
-
-    A float may be given as an integer or with more digits, and an integer as a float.
-    """
+    """Convert values to the types of a space, such as an int for a Float, and round floats to its digits."""
     values = dict(params)
     for name, value in params.items():
         parameter = space.parameters.get(name)
@@ -60,7 +63,6 @@ def convert_params(params: Mapping[str, Any], space: SearchSpace) -> dict[str, A
 
 
 def _complete_params(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
-    """Return an entry with its missing values drawn at random; raises ValueError where it is not of the space."""
     if not isinstance(entry, dict):
-        raise ValueError(f"must be an object, not {entry!r}")
+        raise ValueError(f"must be an object, got {entry!r}")
     return space.draw(rng, convert_params(entry, space))

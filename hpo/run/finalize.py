@@ -1,4 +1,4 @@
-"""The end of a run: its best network is tested, and a report is written."""
+"""The end of a run: test the best network, and write the report."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from hpo.text_format import make_printable
 
 
 def finalize_run(run_dir: Path, storage: str | None, problem: Problem, run_test: RunTest | None) -> None:
-    """Test the winner's network if the search file has a `test`, and write the report.
+    """Test the network of the winner, remove the weights of other confirmed individuals, and write the report.
 
-    After that, no other individual that was confirmed keeps weights with other seeds.
+    The result of the run is already recorded, so each failure is only a warning.
 
-    `run_test` runs the test in a trainer, see `hpo.results.recommendation.examine`; None if the run is being stopped,
-    and there is no time for tests and models. The run's result has been recorded before: a failure of either is only a
-    warning.
+    Args:
+        run_dir: The run directory.
+        storage: The storage of the study, with its password; None: as in the manifest.
+        problem: The search file, which may have a function `test`, and its settings.
+        run_test: Runs the test in a trainer (see `hpo.results.recommendation`). None if the run is being stopped, which
+            leaves too little time for the test and for the models of the report.
     """
     try:
         run = RunReader(run_dir, storage)
@@ -44,7 +47,7 @@ def finalize_run(run_dir: Path, storage: str | None, problem: Problem, run_test:
 
 
 def _print_advice(run: RunReader) -> bool:
-    """Print what follows from the run, and return whether anything does."""
+    """Print the advice that follows from the run, and return whether there is any."""
     try:
         from hpo.views.summary_tables import print_advice
 
@@ -59,7 +62,6 @@ def _print_advice(run: RunReader) -> bool:
 
 
 def _remove_other_weights(run: RunReader) -> None:
-    """Keep the weights of the confirmed winner, and of no other individual that was confirmed."""
     winner = run.find_winner()
     if winner is not None and find_confirmed_entry(winner, run.read_confirmations()):
         remove_other_weights(run.run_dir.confirmed_weights, winner.trial)

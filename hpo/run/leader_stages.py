@@ -1,4 +1,4 @@
-"""A leader's part in a run: it breeds individuals, claims them, and records their evaluations."""
+"""The stages of a run on the leader of a worker, which breeds individuals and records their evaluations."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ MakeEvaluator = Callable[[Leader, "ElasticController | None"], Evaluator]
 
 
 class LeaderStages:
-    """A leader's part in the stages of a run, each to be gone through by all leaders together.
+    """The stages of a run on a leader. Collective: call each method on all leaders.
 
-    `leaders` is their communicator, in which a leader's rank is the number of its worker. `make_evaluator` returns what
-    evaluates individuals with this worker's other ranks.
+    Args:
+        run: The run.
+        watch: Reports whether the run stops.
+        leaders: The communicator of all leaders. The rank of a leader in it is the number of its worker.
+        slot: The trainer of this rank.
+        make_evaluator: Returns an evaluator, which runs evaluations on all ranks of this worker.
     """
 
     def __init__(
@@ -51,52 +55,61 @@ class LeaderStages:
         self._make_evaluator = make_evaluator
         self._timeout = run.options.evaluation_timeout or math.inf
 
-    def search(self, line: WriterConnection, space: SearchSpace, script: Script | None) -> None:
-        """Breed, claim and evaluate individuals until the search is over."""
+    def search(self, connection: WriterConnection, space: SearchSpace, script: Script | None) -> None:
+        """Breed, claim and evaluate individuals until the search is over.
+
+        Args:
+            connection: Calls the writer of the study.
+            space: The search space.
+            script: The program that is the objective, if any.
+        """
         options, run = self._options, self._manifest
-        recorder = self._make_recorder(line)
+        study = self._make_study_client(connection)
         prunes, first = run.pruner != "none", script.first_report if script else 1
         limits = Limits(self._timeout, options.max_failures or None, options.target, prunes, first)
-        saver = Checkpointer(
+        checkpointer = Checkpointer(
             CheckpointStore(self._files.checkpoints), options.checkpoint_every, run.layout.islands if run.pbt else 0
         )
-        keeper = WeightsSaver(recorder, run.settings)
-        leader = Leader(recorder, self._slot, limits, self._watch.stop_run, keeper, saver)
+        weights_saver = WeightsSaver(study, run.settings)
+        leader = Leader(study, self._slot, limits, self._watch.stop_run, weights_saver, checkpointer)
         exchange = (options.migration_probability, options.pollination)
         islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.objectives, run.pbt)
-        growing = self._make_elastic(recorder)
-        islands.evolve(self._leaders, recorder, self._make_evaluator(leader, growing))
-        if growing:
-            growing.close()
+        elastic = self._make_elastic_controller(study)
+        islands.evolve(self._leaders, study, self._make_evaluator(leader, elastic))
+        if elastic:
+            elastic.close()
 
-    def confirm(self, line: WriterConnection) -> None:
-        """Evaluate what waits in the record, until nothing does."""
-        recorder = self._make_recorder(line)
-        saver = Checkpointer(
+    def confirm(self, connection: WriterConnection) -> None:
+        """Run all waiting evaluations of the study that confirms the best.
+
+        Args:
+            connection: Calls the writer of this study.
+        """
+        study = self._make_study_client(connection)
+        checkpointer = Checkpointer(
             CheckpointStore(self._files.checkpoints, CONFIRMATION_PREFIX), self._options.checkpoint_every
         )
-        keeper = WeightsSaver(recorder, self._manifest.settings)
-        leader = Leader(recorder, self._slot, Limits(self._timeout), self._watch.stop_run, keeper, saver)
-        growing = self._make_elastic(recorder)
-        evaluate = self._make_evaluator(leader, growing)
+        weights_saver = WeightsSaver(study, self._manifest.settings)
+        leader = Leader(study, self._slot, Limits(self._timeout), self._watch.stop_run, weights_saver, checkpointer)
+        elastic = self._make_elastic_controller(study)
+        evaluate = self._make_evaluator(leader, elastic)
         worker = self._leaders.rank
-        claim = partial(recorder.claim_waiting, island=self._manifest.layout.find_island(worker), worker=worker)
-        self._leaders.barrier()  # the first rank has to show progress before an evaluation ends
+        claim = partial(study.claim_waiting, island=self._manifest.layout.find_island(worker), worker=worker)
+        self._leaders.barrier()  # The first rank must show progress before an evaluation ends.
         while evaluate(claim) is not None:
             pass
-        recorder.flush()
+        study.flush()
         self._leaders.barrier()
-        if growing:
-            growing.close()
+        if elastic:
+            elastic.close()
 
-    def _make_recorder(self, line: WriterConnection) -> StudyClient:
-        return StudyClient(line, self._manifest.objectives, self._is_stopping)
+    def _make_study_client(self, connection: WriterConnection) -> StudyClient:
+        return StudyClient(connection, self._manifest.objectives, self._is_stopping)
 
-    def _make_elastic(self, recorder: StudyClient) -> ElasticController | None:
-        """Return what lets workers help each other, if the run asks for it."""
+    def _make_elastic_controller(self, study: StudyClient) -> ElasticController | None:
         if not self._options.elastic:
             return None
-        return ElasticController(HelperMatching(self._leaders.copy(), self._is_stopping), recorder)
+        return ElasticController(HelperMatching(self._leaders.copy(), self._is_stopping), study)
 
     def _is_stopping(self) -> bool:
         return self._watch.active_stop is not None

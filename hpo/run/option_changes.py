@@ -1,4 +1,4 @@
-"""The options of a session: recorded, kept by a resumed run, and compared with those of the session before."""
+"""Record the options of a session, and compare them with the options of the session before."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hpo.run.request import RunRequest
 from hpo.store.recorded_options import OPTIONS, to_json
 from hpo.text_format import make_printable
 
-_AMOUNT_OPTIONS = ("evaluations", "confirm_seeds", "top_n")  # These may grow, and losses still compare.
+_AMOUNT_OPTIONS = ("evaluations", "confirm_seeds", "top_n")  # Losses remain comparable if these options change.
 
 
 def collect_options(request: RunRequest) -> dict[str, Any]:
-    """Return the options of this session for run.json, with the values that they have in the run."""
+    """Return the options of this session for run.json, with defaults resolved."""
     before = request.previous.sessions[-1].options if request.previous else {}
     given = vars(request.options)
     resolved = {name: getattr(request, name) for name in ("propagators", "seed", "pruner", "confirm_seeds", "pbt")}
@@ -22,13 +22,13 @@ def collect_options(request: RunRequest) -> dict[str, Any]:
 
 
 def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return lines that name the options which differ from the session before, except those for amounts."""
+    """Return a line for each option that differs from the session before, except for numbers of evaluations."""
     lines = []
     for name, option in OPTIONS.items():
         if option.is_kept_on_resume and name not in _AMOUNT_OPTIONS and name in before and before[name] != now[name]:
-            then, here = (_describe_value(name, values[name]) for values in (before, now))
-            hint = ": losses may not compare" if name == "seed" else ""
-            lines.append(make_printable(f"{option.name} was {then} before, and is {here} now{hint}"))
+            value_before, value_now = (_describe_value(name, values[name]) for values in (before, now))
+            hint = ": losses may not be comparable" if name == "seed" else ""
+            lines.append(make_printable(f"{option.name} was {value_before} before, and is {value_now} now{hint}"))
     return lines
 
 

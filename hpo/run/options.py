@@ -1,4 +1,4 @@
-"""The options of a run, checked against each other and against the ranks there are."""
+"""The options of a run, checked against each other."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ from hpo.trackers import check_trackers
 DEFAULT_EVALUATIONS = 64
 DEFAULT_COLLECTIVE_TIMEOUT = 600.0  # seconds
 DEFAULT_PRUNER = "none"
-LONGEST_SECONDS = 365 * 86400.0  # seconds; operating systems do not wait for longer
+LONGEST_SECONDS = 365 * 86400.0  # seconds. Operating systems cannot wait much longer.
 LOG_LEVELS = ("debug", "info", "warning", "error")
-# hpo.run.request resolves these, and the layout depends on the islands.
+# hpo.run.request resolves these options, and the layout depends on the islands.
 _RESOLVED = ("evaluations", "islands", "propagators", "seed", "confirm_seeds", "pbt", "pruner")
 KEPT_OPTIONS = tuple(name for name, option in OPTIONS.items() if option.is_kept_on_resume and name not in _RESOLVED)
-"""The fields of `Options` whose values a resumed run takes from its last session, unless they are given again."""
+"""The fields of `Options` that keep their values of the last session when a run is resumed, unless given again."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a person asks of a run; None where they leave it to the default or, on resuming, to the run itself."""
+    """The options of a run as given by the user. None: the default or, if the run is resumed, as in the last session.
+
+    Raises:
+        UsageError: An option is not valid, or two options exclude each other.
+    """
 
     search_space: Path
     evaluations: int | None = None
@@ -60,20 +64,20 @@ class Options:
     trackers: tuple[str, ...] = ()
     log_level: str = "warning"
     source: bytes | None = field(default=None, repr=False)
-    """A search file that takes the place of what `search_space` holds, which is a program then."""
+    """The content of a search file that is used instead of the file `search_space`, which is then a program."""
 
     @property
     def target(self) -> float:
-        """The loss at which a search ends; minus infinity for none."""
+        """The loss at which the search ends; minus infinity without a target."""
         return -math.inf if self.target_loss is None else self.target_loss
 
     def __post_init__(self) -> None:
         if self.evaluations is not None and self.generations is not None:
             raise UsageError(
-                f"--evaluations {self.evaluations} and --generations {self.generations}: give one of them; "
-                "--generations G is G evaluations per worker"
+                f"--evaluations and --generations exclude each other, got {self.evaluations} and {self.generations}. "
+                "--generations G means G evaluations per worker"
             )
-        for option, number, least in (
+        for option, number, lowest in (
             ("--evaluations", self.evaluations, 1),
             ("--generations", self.generations, 1),
             ("--top-n", self.top_n, 1),
@@ -81,8 +85,8 @@ class Options:
             ("--max-failures", self.max_failures, 0),
             ("--confirm-seeds", self.confirm_seeds, 0),
         ):
-            if number is not None and not least <= number < 2**63:
-                raise UsageError(f"{option} must be at least {least} and less than 2**63, not {number}")
+            if number is not None and not lowest <= number < 2**63:
+                raise UsageError(f"{option} must be at least {lowest} and less than 2**63, got {number}")
         for option, seconds in (
             ("--collective-timeout", self.collective_timeout),
             ("--evaluation-timeout", None if self.evaluation_timeout == math.inf else self.evaluation_timeout),
@@ -90,43 +94,47 @@ class Options:
             ("--checkpoint-every", None if self.checkpoint_every == math.inf else self.checkpoint_every),
         ):
             if seconds is not None and not 1 <= seconds <= LONGEST_SECONDS:
-                raise UsageError(f"{option} must be from 1 second to 365 days, not {seconds:g} s")
+                raise UsageError(f"{option} must be from 1 second to 365 days, got {seconds:g} s")
         if self.storage is not None and not is_url(self.storage):
-            raise UsageError(  # without the value, in which a password may be
-                "--storage must be the URL of an Optuna storage, e.g. sqlite:///study.db or postgresql://me:word@host/db"
+            raise UsageError(  # The message does not have the value, which may have a password.
+                "--storage must be the URL of an Optuna storage, such as sqlite:///study.db or "
+                "postgresql://me:word@host/db"
             )
         self._check_search()
         if not 0 <= self.migration_probability <= 1:
-            raise UsageError(f"--migration-probability must be from 0 to 1, not {self.migration_probability}")
+            raise UsageError(f"--migration-probability must be from 0 to 1, got {self.migration_probability}")
         if self.log_level not in LOG_LEVELS:
-            raise UsageError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level}")
+            raise UsageError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level}")
         check_trackers(self.trackers)
         if self.resume and self.run_dir is None:
-            raise UsageError("--resume needs the run to go on with: --run-dir runs/NAME")
+            raise UsageError("--resume must be used with --run-dir. Give the directory of the run to resume")
 
     def _check_search(self) -> None:
         if self.elastic and self.checkpoint_every == math.inf:
-            raise UsageError("--elastic and --checkpoint-every off: only what is saved can go on with more workers")
+            raise UsageError(
+                "--elastic and --checkpoint-every off exclude each other: more workers can join an evaluation only at "
+                "a checkpoint"
+            )
         if self.warm_start == "":
-            raise UsageError("--warm-start '': must be the directory of a run, or the URL of an Optuna storage")
+            raise UsageError("--warm-start must be the directory of a run, or the URL of an Optuna storage, got ''")
         for name in self.propagators:
             if name not in PROPAGATORS:
-                raise UsageError(f"--propagators: there is no propagator {name!r}; there are {', '.join(PROPAGATORS)}")
+                raise UsageError(f"--propagators must be among {', '.join(PROPAGATORS)}, got {name!r}")
         if self.islands is not None and len(self.propagators) > self.islands:
             raise UsageError(
-                f"--propagators {','.join(self.propagators)}: each is for an island of its own, and --islands is "
+                f"--propagators {','.join(self.propagators)}: each propagator needs its own island, and --islands is "
                 f"{self.islands}"
             )
         if self.target_loss is not None and not (math.isfinite(self.target_loss) or self.target_loss == -math.inf):
-            raise UsageError(f"--target-loss must be a finite number, not {self.target_loss}")
+            raise UsageError(f"--target-loss must be a finite number, got {self.target_loss}")
 
     def compute_budget(self, workers: int) -> int | None:
-        """Return the number of evaluations in the whole run, where one was asked for."""
+        """Return the number of evaluations of the whole run, or None if the user gave no number."""
         return self.generations * workers if self.generations is not None else self.evaluations
 
 
 def read_last_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
-    """Return the options of the last session of the run to resume, as JSON holds them; none for a new run."""
+    """Return the options of the last session of the run to resume, as in run.json; {} for a new run."""
     with suppress(OSError):  # `RunDir.check_usable` reports a directory that cannot be used.
         if resume and run_dir is not None and RunDir(run_dir).run_json.exists():
             return dict(RunDir(run_dir).read_manifest().sessions[-1].options)
@@ -134,6 +142,6 @@ def read_last_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
 
 
 def read_kept_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
-    """Return the values that a resumed run takes from its last session, by the fields of `Options`."""
+    """Return the values that a resumed run keeps from its last session, by the fields of `Options`."""
     last = read_last_options(run_dir, resume)
     return {name: from_json(name, last[name]) for name in KEPT_OPTIONS if last.get(name) is not None}

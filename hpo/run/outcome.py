@@ -1,4 +1,4 @@
-"""What a run says when it ends: its tables, summary.json, why it stopped if it did, and its exit status."""
+"""The outcome of a run: the printed tables, summary.json, the reason of a stop, and the exit status."""
 
 from __future__ import annotations
 
@@ -22,15 +22,22 @@ from hpo.store.storage_url import mask_password
 from hpo.store.successive_halving import is_search_over
 from hpo.text_format import format_count
 
-_SECONDS_TO_COUNT = 60.0  # the individuals of a space in which the search found nothing new
+_SECONDS_TO_COUNT = 60.0  # to count the individuals of a space in which the search found nothing new
 
 
 class RunOutcome:
-    """Sums a run up, on its first rank.
+    """The outcome of a run, determined on its first rank.
 
-    `stopping` returns why the run stops; `started` is when this session began, in seconds since the epoch. `top_n`
-    individuals of `space` are listed; the run ends where a loss is `target` or lower. Once it is summed up,
-    `is_search_done` says whether nothing is left to be evaluated or promoted.
+    Args:
+        session: The session of the run.
+        stopping: Returns the request to stop the run, or None.
+        started: The start of this session, in seconds since the epoch.
+        top_n: The number of individuals in the tables.
+        target: The loss at which the search ends.
+        space: The search space.
+
+    Attributes:
+        is_search_done: Whether nothing is left to be evaluated or promoted. It is set by `conclude`.
     """
 
     def __init__(
@@ -53,12 +60,13 @@ class RunOutcome:
         self.is_search_done = False
 
     def conclude_once(self) -> int:
-        """Sum the run up as `say` does, unless that has been done, and return the exit status."""
+        """Call `conclude` unless that was done, and return the exit status."""
         return self.conclude() if self._status is None else self._status
 
     def conclude(self) -> int:
-        """Print and write the summary as the record has it, and return the exit status that goes with it."""
-        from hpo.views.summary_tables import print_tables, print_times  # take 0.1 s, on the first rank only
+        """Print the summary of the run, write summary.json, and return the exit status."""
+        # The import takes 0.1 s, which is spent on the first rank only.
+        from hpo.views.summary_tables import print_tables, print_times
 
         session, run_dir = self._session, self._session.run_dir
         evaluations, confirmations = session.open_record().read_evaluations(), self._read_confirmations()
@@ -68,8 +76,9 @@ class RunOutcome:
         summary["stopped"] = stopped.reason if stopped else None
         summary["remedy"] = stopped.remedy if stopped and stopped.remedy else None
         individuals = None if stopped else self._count_individuals(evaluations)
-        left = math.inf if individuals is None else individuals - sum(one.is_finished for one in evaluations)
-        summary["exhausted"] = left <= 0
+        finished = sum(evaluation.is_finished for evaluation in evaluations)
+        remaining = math.inf if individuals is None else individuals - finished
+        summary["exhausted"] = remaining <= 0
         budget = 0 if summary["exhausted"] else run.budget
         self.is_search_done = is_search_over(evaluations, budget, run.pruner, run.objectives)
         summary["wall_seconds"] = round(time.time() - self._started, 3)
@@ -80,44 +89,46 @@ class RunOutcome:
             print_times(summary)
         write_json(self._files.summary_json, {**summary, **self._read_previous_times(summary)})
         if summary["exhausted"]:
-            all_of_them = format_count(individuals or 0, "individual")
-            print(f"The search space is exhausted: it has {all_of_them}, and all were evaluated")
+            size = format_count(individuals or 0, "individual")
+            print(f"The search space is exhausted: it has {size}, and all were evaluated")
         elif not stopped and not self._is_budget_spent(evaluations):
-            some = "few individuals are left, or none" if individuals is None else f"{left} of {individuals} are left"
-            print(f"The search has ended since it found nothing new: {some}")
+            rest = (
+                "few individuals are left, or none" if individuals is None else f"{remaining} of {individuals} are left"
+            )
+            print(f"The search has ended since it found nothing new: {rest}")
         print(f"The study is {mask_password(session.storage)}, the summary {run_dir.summary_json}")
         if stopped:
             options = f"--run-dir {run_dir.path} --resume{f' and {stopped.remedy}' if stopped.remedy else ''}"
-            print(f"Stopped: {stopped.reason}. To go on: the same command with {options}")
+            print(f"Stopped: {stopped.reason}. To resume: the same command with {options}")
         sys.stdout.flush()
         self._status = stopped.status if stopped else _choose_exit_status(summary)
         return self._status
 
     def is_search_over(self) -> bool:
-        """Tell whether there is nothing more to search: the budget is spent, or the target reached."""
+        """Return whether the search is over: the budget is spent, or the target is reached."""
         evaluations = self._session.open_record().read_evaluations()
         return self._is_budget_spent(evaluations) or self._is_target_reached(evaluations)
 
     def _count_individuals(self, evaluations: Sequence[Evaluation]) -> int | None:
-        """Return the size of the space, None if it is large; a search that found nothing new counts for longer."""
-        if (everything := self._space.all_individuals) is None and not self._is_budget_spent(evaluations):
-            everything = list_individuals(
+        # A space in which the search found nothing new before its budget was spent is worth a longer count.
+        if (individuals := self._space.all_individuals) is None and not self._is_budget_spent(evaluations):
+            individuals = list_individuals(
                 self._space, math.inf, _SECONDS_TO_COUNT, lambda: self._stopping() is not None
             )
-        return None if everything is None else len(everything)
+        return None if individuals is None else len(individuals)
 
     def _is_budget_spent(self, evaluations: Sequence[Evaluation]) -> bool:
         run = self._session.manifest
         return is_search_over(evaluations, run.budget, run.pruner, run.objectives)
 
     def _is_target_reached(self, evaluations: Sequence[Evaluation]) -> bool:
-        found = find_best(evaluations)
-        return found is not None and found.loss <= self._target
+        best = find_best(evaluations)
+        return best is not None and best.loss <= self._target
 
     def _find_stop_request(
         self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]
     ) -> StopRequest | None:
-        """Return why the run stopped before it was done; None where its budget is spent and its best confirmed."""
+        """Return why the run stopped too early; None if its budget is spent and its best are confirmed."""
         session, stopping = self._session, self._stopping()
         if self._is_target_reached(evaluations) and (stopping is None or not session.confirmation_plan.count):
             stopping = make_target_stop(self._target)
@@ -134,7 +145,7 @@ class RunOutcome:
         return session.confirmation_plan.select_planned(session.open_confirmations().read_evaluations())
 
     def _read_previous_times(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """Return the times of an earlier session's summary if this session has evaluated nothing, and else no times."""
+        """Return the times of the previous summary.json if this session has evaluated nothing, otherwise {}."""
         if summary["worker_busy_fraction"] is not None:
             return {}
         before = self._files.read_summary()
@@ -144,6 +155,5 @@ class RunOutcome:
 
 
 def _choose_exit_status(summary: dict[str, Any]) -> int:
-    """Return the exit status of a run that was not stopped."""
     succeeded = summary["best"] and (summary["evaluations"]["complete"] or not summary["evaluations"]["failed"])
     return ExitStatus.BUDGET_SPENT if succeeded else ExitStatus.NOTHING_SUCCEEDED

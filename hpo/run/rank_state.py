@@ -1,4 +1,4 @@
-"""The state of a rank before a run begins: its search file is loaded, its host is known, and so is the run."""
+"""The state of a rank when a run begins, and the run as all ranks know it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankState:
-    """What a rank has once everything is checked; `request` is None on all ranks but the job's first."""
+    """The state of a rank after its search file is loaded and the options are checked."""
 
     request: RunRequest | None
+    """The run to start; None on all ranks except the first."""
     problem: Problem
     host: Host
     slot: TrainerSlot
 
     @property
     def user_frames(self) -> UserFrames:
-        """What finds the user's lines in stacks."""
+        """The filter that finds the lines of the user in stack traces."""
         return UserFrames(self.problem.file.location)
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """A run as all ranks know it: the options of this session, its manifest and its files."""
+    """A run as all ranks know it: the options of this session, the manifest and the run directory."""
 
     options: Options
     manifest: Manifest

@@ -1,4 +1,4 @@
-"""What a person asks of a run, resolved once: options that are not given are as in earlier sessions, or defaults."""
+"""Resolve the options of a run: an option that is not given is as in the last session, or has its default."""
 
 from __future__ import annotations
 
@@ -34,42 +34,49 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run as it is to be, on the first rank; `before` is the run.json of the run to resume, if there is one.
-
-    `storage` is None where the study is in the run directory; `set` has all settings that were given as texts, now or
-    in earlier sessions. `given` are hyperparameters to start with, `takeover` is what is taken over.
-    """
+    """A run to start or to resume, on the first rank, with all options resolved."""
 
     options: Options
+    """The options as the user gave them."""
     layout: Layout
     problem: Problem
     previous: Manifest | None
+    """The run.json of the run to resume, if any."""
     budget: int
+    """The number of evaluations of the whole run."""
     seed: int
     propagators: tuple[str, ...]
     pruner: str
     confirm_seeds: int
     pbt: bool
     storage: str | None
+    """The URL of the storage; None if the study is in the run directory."""
     setting_texts: Mapping[str, str]
+    """The settings that were given in this or an earlier session, by name."""
     enqueued: list[dict[str, Any]]
+    """The hyperparameters of --enqueue."""
     warm_start: WarmStart | None
+    """The evaluations of --warm-start."""
 
     @property
     def setting_assignments(self) -> list[str]:
-        """NAME=VALUE for all settings that were given."""
+        """The settings that were given in this or an earlier session, as NAME=VALUE."""
         return _format_assignments(self.setting_texts)
 
 
 def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constraints: ConstraintSet) -> RunRequest:
-    """Return what a run is started with, read and checked; ``resolve(options, layout, ask, constraints)``.
+    """Load the search file, and check and resolve all options.
 
-    `ask` sends requests to the template: "load", "check_setting" for each setting, then "bind", once. After that,
-    `constraints` is asked about the rules of the space, unless it has none. The problem that is returned keeps both.
+    Args:
+        options: The options of this session.
+        layout: The layout of the job.
+        ask: Sends requests to the template: "load", "check_setting" for each setting, and "bind" once.
+        constraints: Checks the constraints of the space, after "bind".
 
-    Raises UsageError if the user has to correct something first.
+    Raises:
+        UsageError: The user must correct something.
     """
-    from hpo.store.pruning import make_pruner  # Optuna, which takes 0.3 s
+    from hpo.store.pruning import make_pruner  # imports Optuna, which takes 0.3 s
 
     file = load_description(options.search_space, ask, constraints, options.source)
     check_script(options, file)
@@ -88,11 +95,11 @@ def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constrai
     )
     make_pruner(pruner, budget)
     storage = _choose_value(options.storage, before.storage if before else None, None)
-    confirm = _choose_value(options.confirm_seeds, before.confirm_seeds if before else None, 0)
-    inherit = _choose_value(options.pbt, before.pbt if before else None, False)
-    if inherit:
+    confirm_seeds = _choose_value(options.confirm_seeds, before.confirm_seeds if before else None, 0)
+    pbt = _choose_value(options.pbt, before.pbt if before else None, False)
+    if pbt:
         check_pbt(file, propagators, options.checkpoint_every)
-        check_with_heirs(pruner, confirm, "--pbt")
+        check_with_heirs(pruner, confirm_seeds, "--pbt")
     return RunRequest(
         options=options,
         layout=layout,
@@ -102,8 +109,8 @@ def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constrai
         seed=seed,
         propagators=propagators,
         pruner=pruner,
-        confirm_seeds=confirm,
-        pbt=inherit,
+        confirm_seeds=confirm_seeds,
+        pbt=pbt,
         storage=resolve_url(storage) if storage is not None else None,
         setting_texts=texts,
         enqueued=read_enqueued(options.enqueue, file.space, seed) if options.enqueue is not None else [],
@@ -122,7 +129,7 @@ def _choose_value(now: T | None, before: T | None, default: T) -> T:
 
 
 def _read_previous_manifest(options: Options, file: SearchDescription) -> Manifest | None:
-    """Return the run.json of the run to resume; None without one. Raises UsageError if its search space is another."""
+    """Return the run.json of the run to resume, or None. Raise a UsageError if its search space is not the same."""
     if not options.resume or options.run_dir is None or not RunDir(options.run_dir).run_json.exists():
         return None
     run_dir = RunDir(options.run_dir)
@@ -130,9 +137,9 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
     for name in manifest.propagators:
         if name not in PROPAGATORS:
             raise UsageError(
-                f"{run_dir.run_json} is not as a run has written it: 'propagators' has {format_repr(name)}, and "
-                f"there are "
-                f"{', '.join(PROPAGATORS)}"
+                f"{run_dir.run_json} is not as a run has written it: 'propagators' must be among "
+                f"{', '.join(PROPAGATORS)}, "
+                f"got {format_repr(name)}"
             )
     _check_settings(manifest, options, file, run_dir)
     before, now = manifest.space, file.space.describe()
@@ -143,104 +150,116 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
                 f"{before.get(name, 'not in it')}, and is {now.get(name, 'not in it')} in {file.path}"
             )
     if manifest.objectives != file.objectives:
-        then, here = (", ".join(one.describe()) for one in (manifest.objectives, file.objectives))
+        names_before, names_now = (
+            ", ".join(objectives.describe()) for objectives in (manifest.objectives, file.objectives)
+        )
         raise UsageError(
-            f"--resume: the run in {run_dir.path} has other objectives: they were {then}, and are {here} in "
-            f"{file.path}; another run takes its evaluations over with --warm-start {run_dir.path}"
+            f"--resume: the run in {run_dir.path} has other objectives: they were {names_before}, and are {names_now} "
+            f"in {file.path}. To use its evaluations, start another run with --warm-start {run_dir.path}"
         )
     return manifest
 
 
 def _check_settings(manifest: Manifest, options: Options, file: SearchDescription, run_dir: RunDir) -> None:
-    """Raise a UsageError where the search space file no longer takes a setting of an earlier session."""
-    here = {assignment.split("=", 1)[0] for assignment in options.settings}
+    """Raise a UsageError if the search file no longer accepts a setting of an earlier session."""
+    given_again = {assignment.split("=", 1)[0] for assignment in options.settings}
     try:
         for name, text in manifest.set.items():
-            if name not in here:
+            if name not in given_again:
                 file.check_setting(f"{name}={text}")
     except UsageError as error:
         raise UsageError(
-            f"--resume: {error}; an earlier session was given it: change it in 'set' of {run_dir.run_json}, or what "
-            f"{file.path} takes"
+            f"--resume: {error}. The setting was given in an earlier session: change it in 'set' of "
+            f"{run_dir.run_json}, or change {file.path} to accept it"
         ) from error
 
 
 def check_script(options: Options, file: SearchDescription) -> None:
-    """Raise a UsageError for options that a program cannot follow: it keeps its weights and states itself."""
+    """Raise a UsageError for options that a program does not support, since it writes its own checkpoints."""
     for option, is_given in (("--elastic", options.elastic), ("--pbt", options.pbt)):
         if file.script is not None and is_given:
-            raise UsageError(f"{option}: {file.script.name} is a program, which does not save what others go on from")
+            raise UsageError(
+                f"{option} must not be given for a program, got {file.script.name}. Only objective functions save "
+                "checkpoints that other workers and individuals can use"
+            )
     if file.script is not None and options.confirm_seeds and not file.script.has_placeholder("seed"):
         raise UsageError(
-            f"--confirm-seeds {options.confirm_seeds}: {file.script.name} is to be trained with other seeds; give "
-            f"them a place in "
-            "its command, such as --seed {seed}"
+            f"--confirm-seeds {options.confirm_seeds}: the command of {file.script.name} must have a placeholder for "
+            "the seed, such as --seed {seed}"
         )
 
 
 def check_pbt(file: SearchDescription, propagators: Sequence[str], checkpoint_every: float | None) -> None:
-    """Raise a UsageError where individuals cannot inherit."""
+    """Raise a UsageError if individuals cannot inherit weights."""
     space = file.space
     if file.objectives.is_multi_objective:
         raise UsageError(
-            f"--pbt: it keeps what the individuals with the lowest losses have learned, and {file.path} has the "
-            f"objectives {', '.join(file.objectives.describe())}"
+            "--pbt must be used with the loss as the only objective, since the parents are the individuals with the "
+            f"lowest losses. {file.path} has the objectives {', '.join(file.objectives.describe())}"
         )
     if len(space.immutable_names) == len(space.parameters):
         name = next(iter(space.parameters))
         raise UsageError(
-            "--pbt: no parameter is mutable; mark those that can change while a network trains, such as a learning "
-            f"rate: {name}={str(space.parameters[name])[:-1]}, mutable=True)"
+            "--pbt must be used with at least one mutable parameter, such as a learning rate, which can change while a "
+            f"network trains. Write for example {name}={str(space.parameters[name])[:-1]}, mutable=True)"
         )
     for propagator in propagators:
         if propagator not in PBT_PROPAGATORS:
             raise UsageError(
-                f"--propagators must be among {', '.join(PBT_PROPAGATORS)} with --pbt, got {propagator}. It takes "
-                f"a loss "
-                "that was inherited for the merit of hyperparameters."
+                f"--propagators must be among {', '.join(PBT_PROPAGATORS)} with --pbt, got {propagator}. It would "
+                "explain a loss by the hyperparameters alone, without the inherited weights."
             )
     if checkpoint_every == math.inf:
-        raise UsageError("--pbt and --checkpoint-every off: only what is saved can be inherited")
+        raise UsageError(
+            "--pbt and --checkpoint-every off exclude each other: only checkpoints can be inherited. Give one of them"
+        )
 
 
-def check_with_heirs(pruner: str, confirm: int, inherits: str, instead: str = "") -> None:
-    """Raise a UsageError for options that make no sense if evaluations inherit.
+def check_with_heirs(pruner: str, confirm_seeds: int, reason: str, remedy: str = "") -> None:
+    """Check the options that exclude evaluations with inherited weights.
 
-    `inherits` says why they do, and `instead` what would work in place of the option.
+    Args:
+        pruner: The name of the pruner.
+        confirm_seeds: The number of seeds with which the best are confirmed.
+        reason: The reason why evaluations inherit, for the message.
+        remedy: A remedy that needs no other option, for the message.
+
+    Raises:
+        UsageError: One of the options is used.
     """
     if pruner != "none":
         raise UsageError(
-            f"{inherits} and --pruner {pruner}: who inherits is ahead of who begins anew after as many epochs, so that "
-            f"they do not compare: {f'give --pruner none, or {instead}' if instead else 'choose one of the two'}"
+            f"{reason} and --pruner {pruner} exclude each other: after the same number of epochs, an individual with "
+            "inherited weights is ahead of others. "
+            f"{f'Give --pruner none, or {remedy}' if remedy else 'Give one of them'}"
         )
-    if confirm:
+    if confirm_seeds:
         raise UsageError(
-            f"{inherits} and --confirm-seeds {confirm}: what an individual has inherited is not trained again with "
-            f"other "
-            f"seeds{f': give --confirm-seeds 0, or {instead}' if instead else ''}"
+            f"{reason} and --confirm-seeds {confirm_seeds} exclude each other: inherited weights are not trained again "
+            f"with other seeds. {f'Give --confirm-seeds 0, or {remedy}' if remedy else 'Give one of them'}"
         )
 
 
 def check_objectives(propagators: Sequence[str], objectives: Objectives) -> None:
-    """Raise a UsageError where one of the propagators cannot search for several objectives."""
+    """Raise a UsageError if there are several objectives and a propagator supports only one."""
     for propagator in propagators if objectives.is_multi_objective else ():
         if propagator not in MULTI_OBJECTIVE_PROPAGATORS:
             raise UsageError(
-                f"--propagators {propagator}: it minimises one loss, and this search has the objectives "
-                f"{', '.join(objectives.describe())}; {', '.join(MULTI_OBJECTIVE_PROPAGATORS)} take several"
+                f"--propagators must be among {', '.join(MULTI_OBJECTIVE_PROPAGATORS)} for several objectives, got "
+                f"{propagator} for {', '.join(objectives.describe())}"
             )
 
 
 def check_space(propagators: Sequence[str], space: SearchSpace) -> None:
-    """Raise a UsageError where rules leave nothing of the space, or one of the propagators cannot search it."""
+    """Raise a UsageError if the constraints are unsound, or if a propagator does not support the space."""
     try:
         space.check_constraints()
-    except (ValueError, RunError) as error:  # They are unsound, or crash the process that they run in.
+    except (ValueError, RunError) as error:  # They are unsound, or crash the process in which they run.
         raise UsageError(str(error)) from error
     for propagator in propagators:
         for name, parameter in space.parameters.items():
             if propagator in NUMERIC_PROPAGATORS and isinstance(parameter, Categorical):
                 raise UsageError(
-                    f"--propagators {propagator}: it searches numbers, and parameter {name!r} is {parameter!r}; "
-                    "ga and tpe search any space"
+                    f"--propagators {propagator} must be used with numbers and ordinals only, got {name!r}, which is "
+                    f"{parameter!r}. Use ga or tpe, which support any space"
                 )

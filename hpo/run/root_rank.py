@@ -1,4 +1,4 @@
-"""The first rank's part in a run: it writes the record, shows progress, and writes the summary."""
+"""The part of the first rank in a run: write the study, show progress, and write the summary."""
 
 from __future__ import annotations
 
@@ -29,13 +29,24 @@ from hpo.text_format import format_count
 from hpo.trackers.tracker_processes import TrackerProcesses
 from hpo.views.progress import ProgressPrinter
 
-_NICENESS_OF_TRACKERS = 5  # ranks come first: one of them may have the same core
+_NICENESS_OF_TRACKERS = 5  # A tracker may share a core with a rank, which has priority.
 _SECONDS_FOR_TRACKERS = 10.0
-_SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # the watch ends a run that has not stopped after 7 s
+_SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # The watch ends a run that has not stopped after 7 s.
 
 
 class RootRank:
-    """The first rank's part in a session of a run; all ranks may know its ``manifest`` and ``files``."""
+    """The part of the first rank in a session of a run.
+
+    Args:
+        options: The options of this session.
+        job: The MPI job.
+        session: The session.
+        ready: The state of this rank.
+
+    Attributes:
+        manifest: The manifest of the run, which all ranks receive.
+        files: The run directory, which all ranks receive.
+    """
 
     def __init__(self, options: Options, job: Job, session: Session, ready: RankState) -> None:
         self._options = options
@@ -55,11 +66,11 @@ class RootRank:
         self._tracking.add_study(session.storage, session.manifest.study)
 
     def is_search_over(self) -> bool:
-        """Return whether the search is over: the budget is spent, or the target reached."""
+        """Return whether the search is over: the budget is spent, or the target is reached."""
         return self._outcome.is_search_over()
 
     def make_search_writer(self) -> StudyWriter:
-        """Return what writes the record of the search."""
+        """Return the writer of the study of the search."""
         session, run, space = self._session, self.manifest, self._space
         record, mirror = session.open_own_record(run.study)
         halving = HALVING_SCHEDULES.get(run.pruner)
@@ -78,7 +89,11 @@ class RootRank:
         )
 
     def begin_confirmations(self) -> int:
-        """Return the number of evaluations that confirm the best; 0 if there is nothing to do, or no time for it."""
+        """Enqueue the evaluations that confirm the best with other seeds.
+
+        Returns:
+            The number of all such evaluations; 0 if none is left to run, or if the run stops.
+        """
         session, space = self._session, self._space
         evaluations = session.open_record().read_evaluations()
         if self._is_stopping() or not session.select_best(evaluations, 1):
@@ -96,7 +111,7 @@ class RootRank:
         return total
 
     def make_confirmations_writer(self, total: int) -> StudyWriter:
-        """Return the writer of the record of `total` evaluations that confirm the best."""
+        """Return the writer of the study that confirms the best, with `total` evaluations."""
         record, mirror = self._session.open_own_record(self.manifest.confirmation_study)
         claims = Claims(record, self._space.make_distributions(), total, self._is_stopping)
         log = OutputLog(partial(self.files.get_log_path, confirms=True))
@@ -106,7 +121,7 @@ class RootRank:
         )
 
     def show_progress(self, writer: StudyWriter, budget: int) -> AbstractContextManager[object]:
-        """Return what prints, from a thread, the news that become durable inside ``with``."""
+        """Return a context manager that prints, from a thread, each change that `writer` commits."""
         objectives = self.manifest.objectives
         return ProgressPrinter(writer.take_committed, budget, on_error=self._job.watch.abort_job, objectives=objectives)
 
@@ -121,11 +136,11 @@ class RootRank:
         return status
 
     def _remove_checkpoints(self) -> None:
-        """Remove the states of a search that is over; one that continues keeps its own."""
-        states = CheckpointStore(self.files.checkpoints)
+        # A search that is not over needs its checkpoints when it is resumed.
+        checkpoints = CheckpointStore(self.files.checkpoints)
         if self._outcome.is_search_done:
-            states.remove_all_except(self._session.find_roots_to_inherit(self._session.open_record()))
-        states.remove_empty_folder()
+            checkpoints.remove_all_except(self._session.find_roots_to_inherit(self._session.open_record()))
+        checkpoints.remove_empty_folder()
 
     def _is_stopping(self) -> bool:
         return self._job.watch.active_stop is not None

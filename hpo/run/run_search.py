@@ -1,4 +1,4 @@
-"""One run, from its options to its summary, on all ranks together."""
+"""Run a search on all ranks, from its options to its summary."""
 
 from __future__ import annotations
 
@@ -31,63 +31,84 @@ _SECONDS_BEFORE_JOB_ENDS = 60.0
 
 
 def run_search(options: Options, layout: Layout, job: Job) -> int:
-    """Run a search to its end, and return the exit status; collective over the job's ranks, which the layout divides.
+    """Run a search to its end. Collective: call on all ranks.
 
-    Raises UsageError, on all ranks alike, before anything starts where a person has to mend something first.
+    Args:
+        options: The options of this session.
+        layout: The layout of all ranks of the job.
+        job: The MPI job.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UsageError: The user must correct something. It is raised on all ranks, before the run starts.
     """
     world = job.world
     index, patience = layout.find_worker(world.rank), options.collective_timeout
     leads = world.rank == layout.list_ranks(index)[0]
     if leads:
-        from hpo.run import leader_stages  # noqa: F401 - Propulate and numpy, while the template imports torch
+        from hpo.run import leader_stages  # noqa: F401 - imports Propulate while the template imports torch
     if job.is_first:
-        from hpo.run import root_rank  # noqa: F401 - Optuna, too
+        from hpo.run import root_rank  # noqa: F401 - imports Optuna as well
 
         _limit_time(options, job.watch)
     from hpo.evaluation.rank_group import RankGroup
     from hpo.run.run_stages import RunStages
 
-    with prepare_rank(options, layout, job) as ready, ExitStack() as held:
+    with prepare_rank(options, layout, job) as ready, ExitStack() as resources:
         hosts = world.allgather((ready.host.number, socket.gethostname()))
         names = list(dict(hosts).values())
-        first = run_on_all(world, lambda: _begin_session(options, job, ready, names, held) if job.is_first else None)
-        run = RunContext(options, *world.bcast((first.manifest, first.files) if first else None))
-        group = held.enter_context(RankGroup(world.split(index, world.rank), ready.host, index, patience, ready.slot))
+        root = run_on_all(
+            world, lambda: _begin_session(options, job, ready, names, resources) if job.is_first else None
+        )
+        run = RunContext(options, *world.bcast((root.manifest, root.files) if root else None))
+        group = resources.enter_context(
+            RankGroup(world.split(index, world.rank), ready.host, index, patience, ready.slot)
+        )
         leaders = world.split(int(leads), index)
-        stages = RunStages(run, job, ready, group, leaders if leads else None, first)
+        stages = RunStages(run, job, ready, group, leaders if leads else None, root)
         stages.search()
         stages.confirm()
         return stages.conclude()
 
 
-def _begin_session(options: Options, job: Job, ready: RankState, hosts: Sequence[str], held: ExitStack) -> RootRank:
-    """Begin this session of the run, on the first rank; the run directory is kept for as long as `held` is open."""
+def _begin_session(
+    options: Options, job: Job, ready: RankState, hosts: Sequence[str], resources: ExitStack
+) -> RootRank:
+    """Begin this session of the run, on the first rank. The run directory is locked until `resources` is closed."""
     from hpo.run.root_rank import RootRank
-    from hpo.run.session import begin_session, enter_run_dir
+    from hpo.run.session_start import begin_session, enter_run_dir
     from hpo.store.storage import cache_journals
 
     assert ready.request is not None
-    held.enter_context(cache_journals())
-    run_dir = enter_run_dir(options.run_dir, ready.problem.file.path.stem, options.resume, held)
+    resources.enter_context(cache_journals())
+    run_dir = enter_run_dir(options.run_dir, ready.problem.file.path.stem, options.resume, resources)
     return RootRank(options, job, begin_session(run_dir, ready.request, hosts), ready)
 
 
 def _limit_time(options: Options, watch: RankWatch) -> None:
-    """Let the run stop before its time is over: what a person allows it, or what is left of its SLURM job."""
+    """Schedule a stop of the run at its time limit, and before the end of its SLURM job."""
     if options.time_limit is not None:
         watch.schedule_stop(options.time_limit, f"--time-limit {format_duration(options.time_limit)}")
     job_end = os.environ.get("SLURM_JOB_END_TIME", "")
-    if job_end.isdigit() and int(job_end) > time.time():  # else of another job, or of this one before it was prolonged
+    # A time in the past belongs to another job, or to this job before its time limit was extended.
+    if job_end.isdigit() and int(job_end) > time.time():
         watch.schedule_stop(int(job_end) - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the SLURM job")
 
 
 @contextmanager
 def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool = False) -> Iterator[RankState]:
-    """Let templates load the search file, and its data once per template; yield what this rank has then.
+    """Load the search file and its data, and yield the state of this rank. Collective: call on all ranks.
 
-    The job's first rank, which alone has a request, checks everything before the others begin, so that a mistake shows
-    soon. It also prepares its data first: where hosts share a file system, the first ranks of the other hosts find what
-    it has downloaded.
+    The first rank of the job checks all options before other ranks load the file, so that a mistake shows soon. It also
+    prepares the data first: if hosts share a file system, the other hosts then find the files that it has downloaded.
+
+    Args:
+        options: The options of this session.
+        layout: The layout of all ranks.
+        job: The MPI job.
+        is_attended: Whether the output of trainers is shown to the user, as in `hpo check`.
     """
     from hpo.evaluation.constraint_client import ConstraintClient
     from hpo.evaluation.host import Host, share_threads
@@ -97,14 +118,14 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
     from hpo.evaluation.trainer_slot import TrainerSlot
 
     world, comm = job.world, split_by_host(job.world)
-    with ExitStack() as held:
+    with ExitStack() as resources:
         template, is_first_of_template = share_template(job.template, comm)
-        held.callback(template.close)
-        terms = TrainerOptions(share_threads(comm), options.log_level.upper(), is_attended)
-        slot = TrainerSlot(template, TrainerOutput(), terms, options.fresh_trainers)
-        helper = ConstraintClient(slot.fork_other)
-        held.callback(helper.close)
-        constraints = RemoteConstraints(helper)
+        resources.callback(template.close)
+        trainer_options = TrainerOptions(share_threads(comm), options.log_level.upper(), is_attended)
+        slot = TrainerSlot(template, TrainerOutput(), trainer_options, options.fresh_trainers)
+        constraint_client = ConstraintClient(slot.fork_other)
+        resources.callback(constraint_client.close)
+        constraints = RemoteConstraints(constraint_client)
 
         def resolve_on_root() -> RunRequest | None:
             if world.rank != 0:
@@ -134,15 +155,15 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
         host = Host(comm, world.rank)
         if any(comm.allgather(template.gpus)):
             host.find_gpus(slot)
-        gc.freeze()  # garbage collection is quick if it leaves out what stays
+        gc.freeze()  # Garbage collection is faster if it skips the objects that exist now.
         gc.enable()
         yield RankState(request, problem, host, slot)
 
 
 def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bool) -> None:
-    """Let this rank's template load what the job's first rank has read, or learn what another rank has let it load.
+    """Let the template of this rank load the search file as the first rank has read it.
 
-    The file may change while a run goes on, and hosts may see different files.
+    The content is sent, since the file may change during a run, and hosts may see different files.
     """
     requests = [("load", problem.file.data), ("bind", {"assignments": list(problem.assignments)})]
     for kind, content in requests if is_to_load else ():
@@ -151,7 +172,7 @@ def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bo
 
 
 def _prepare_data(problem: Problem, slot: TrainerSlot, template: TemplateClient) -> None:
-    """Let a trainer call `prepare`, and give what it returns to the template."""
+    """Let a trainer call `prepare`, and pass the data that it returns to the template."""
     from hpo.evaluation.trainer_client import TrainerEnd
 
     trainer = slot.fork_other()

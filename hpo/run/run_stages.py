@@ -1,4 +1,4 @@
-"""The stages of a run: search, confirmation, conclusion. All ranks go through them together."""
+"""The stages of a run on all ranks: search, confirmation and conclusion."""
 
 from __future__ import annotations
 
@@ -30,10 +30,15 @@ if TYPE_CHECKING:
 
 
 class RunStages:
-    """The stages of a run, each to be gone through by all ranks of the job together.
+    """The stages of a run. Collective: call each method on all ranks of the job.
 
-    `leaders` is the communicator of the workers' leaders, None on other ranks; `first` is None on all ranks but the
-    job's first.
+    Args:
+        run: The run.
+        job: The MPI job.
+        ready: The state of this rank.
+        group: The ranks of this worker.
+        leaders: The communicator of all leaders; None on other ranks.
+        root: The part of the first rank; None on other ranks.
     """
 
     def __init__(
@@ -43,7 +48,7 @@ class RunStages:
         ready: RankState,
         group: RankGroup,
         leaders: SleepingComm | None,
-        first: RootRank | None,
+        root: RootRank | None,
     ) -> None:
         self._job = job
         self._options = run.options
@@ -51,71 +56,71 @@ class RunStages:
         self._files = run.files
         self._ready = ready
         self._group = group
-        self._first = first
-        self._teams = (
+        self._root = root
+        self._worker_groups = (
             WorkerGroups(group, ready.host, job.world, run.manifest.layout, self._join_group)
             if run.options.elastic
             else None
         )
         self._program = Program.from_problem(ready.problem)
-        self._name_prefix = ""  # of the names of evaluations
-        self._leading: LeaderStages | None = None
+        self._name_prefix = ""  # prefix of the names of evaluations
+        self._leader_stages: LeaderStages | None = None
         self._join_group(group)
         if leaders is not None:
-            from hpo.run.leader_stages import LeaderStages  # needs Propulate and numpy
+            from hpo.run.leader_stages import LeaderStages  # imports Propulate and numpy
 
-            self._leading = LeaderStages(run, job.watch, leaders, ready.slot, self._make_evaluator)
+            self._leader_stages = LeaderStages(run, job.watch, leaders, ready.slot, self._make_evaluator)
 
     def search(self) -> None:
-        """Search until the budget is spent or the target reached, unless one of them is so already."""
-        first, leading = self._first, self._leading
-        if run_on_root(self._job.world, lambda: first.is_search_over() if first else None):
+        """Search until the budget is spent or the target is reached. Return at once if that is already so."""
+        root, leader_stages = self._root, self._leader_stages
+        if run_on_root(self._job.world, lambda: root.is_search_over() if root else None):
             return
         self._ready.slot.fork_ahead()
-        with self._connect_writer(first.make_search_writer if first else None, self._manifest.budget) as line:
-            if leading:
-                leading.search(line, self._ready.problem.space, self._ready.problem.file.script)
+        with self._connect_writer(root.make_search_writer if root else None, self._manifest.budget) as connection:
+            if leader_stages:
+                leader_stages.search(connection, self._ready.problem.space, self._ready.problem.file.script)
             else:
                 self._follow_leader()
         self._share_stop_request()
 
     def confirm(self) -> None:
-        """Train the best again with other seeds, if that is asked for and the search is at its end."""
-        self._job.watch.cancel_stop(make_target_stop(self._options.target))  # it ends the search alone
-        first, leading = self._first, self._leading
+        """Train the best again with other seeds, if ``--confirm-seeds`` is given and the search is over."""
+        self._job.watch.cancel_stop(make_target_stop(self._options.target))  # The target ends only the search.
+        root, leader_stages = self._root, self._leader_stages
         if not self._manifest.confirm_seeds:
             return
-        total = run_on_root(self._job.world, lambda: first.begin_confirmations() if first else 0)
+        total = run_on_root(self._job.world, lambda: root.begin_confirmations() if root else 0)
         if not total:
             return
         self._name_prefix = CONFIRMATION_PREFIX
-        with self._connect_writer(partial(first.make_confirmations_writer, total) if first else None, total) as line:
-            if leading:
-                leading.confirm(line)
+        make_writer = partial(root.make_confirmations_writer, total) if root else None
+        with self._connect_writer(make_writer, total) as connection:
+            if leader_stages:
+                leader_stages.confirm(connection)
             else:
                 self._follow_leader()
         self._share_stop_request()
 
     def conclude(self) -> int:
-        """Sum the run up, and return the exit status."""
-        return int(self._job.world.bcast(self._first.conclude() if self._first else None))
+        """Print and write the outcome of the run, and return the exit status."""
+        return int(self._job.world.bcast(self._root.conclude() if self._root else None))
 
     @contextmanager
     def _connect_writer(self, make_writer: Callable[[], StudyWriter] | None, budget: int) -> Iterator[RpcClient]:
-        """Yield this rank's line to the writer of a record; the first rank shows its progress."""
-        with connect_writer(self._job, make_writer) as (line, writer), ExitStack() as held:
-            if self._first and writer:
-                held.enter_context(self._first.show_progress(writer, budget))
-            yield line
+        with connect_writer(self._job, make_writer) as (connection, writer), ExitStack() as resources:
+            if self._root and writer:
+                resources.enter_context(self._root.show_progress(writer, budget))
+            yield connection
 
     def _follow_leader(self) -> None:
-        """Evaluate what this worker's leader claims, until there is nothing more."""
+        """Run all evaluations that the leader of this worker claims."""
         evaluate = self._make_evaluator()
         while evaluate(None) is not None:
             pass
 
-    def _make_evaluator(self, leader: Leader | None = None, growing: ElasticController | None = None) -> Evaluator:
-        terms = EvaluationContext(
+    def _make_evaluator(self, leader: Leader | None = None, elastic: ElasticController | None = None) -> Evaluator:
+        context = EvaluationContext(
             self._ready.user_frames,
             self._manifest.seed,
             self._files.trial_folders,
@@ -124,13 +129,13 @@ class RunStages:
             self._files.checkpoints,
             keeps_checkpoints=self._options.checkpoint_every != math.inf,
         )
-        return Evaluator(terms, self._group, self._job.watch, leader, self._teams, growing)
+        return Evaluator(context, self._group, self._job.watch, leader, self._worker_groups, elastic)
 
     def _join_group(self, group: RankGroup) -> None:
         self._job.watch.join_worker(group.own_comm, group.index, group.patience)
 
     def _share_stop_request(self) -> None:
-        """Let all ranks know why the run stops: who heard it may have ended it before its message came to others."""
+        # A rank may have stopped the run before its message has reached the other ranks.
         for stop in self._job.world.allgather(self._job.watch.active_stop):
             if stop is not None:
                 self._job.watch.stop_run(stop)

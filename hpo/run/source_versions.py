@@ -1,4 +1,4 @@
-"""The source of a run: which version of the search space file each session ran, and what has changed since the last."""
+"""Keep a copy of the search file of each session, and describe its changes since the last session."""
 
 from __future__ import annotations
 
@@ -14,13 +14,23 @@ from hpo.store.manifest import SEARCH_FILE_PATTERN, SessionEntry
 from hpo.store.run_dir import RunDir, write_atomically
 from hpo.text_format import cut_text, format_count, make_printable
 
-_MOST_DIFFERENCE_LINES = 10  # of a difference, which a person is to notice and not to review
+_MOST_DIFFERENCE_LINES = 10  # The user should notice a difference, not review it.
 
 
 def keep_source(
     run_dir: RunDir, search: SearchDescription, earlier: Sequence[SessionEntry], started: str
 ) -> SessionEntry:
-    """Keep the file in the run directory as it was imported, and return what run.json is to say of this session."""
+    """Copy the search file to the run directory as it was imported.
+
+    Args:
+        run_dir: The run directory.
+        search: The search file.
+        earlier: The earlier sessions.
+        started: The time when this session began, as text.
+
+    Returns:
+        The entry of this session for run.json.
+    """
     commit, kept = find_commit(search.location), _keep_copy(run_dir, search.source, earlier)
     version = (commit.id, commit.dirty) if commit else (None, None)
     return SessionEntry(started, kept.name, search.sha256, *version)
@@ -29,7 +39,14 @@ def keep_source(
 def describe_source_changes(
     run_dir: RunDir, search: SearchDescription, earlier: Sequence[SessionEntry], now: SessionEntry
 ) -> list[str]:
-    """Return lines that say what is different from the session before."""
+    """Return lines about the changes of the search file, or of its repository, since the last session.
+
+    Args:
+        run_dir: The run directory.
+        search: The search file.
+        earlier: The earlier sessions.
+        now: This session.
+    """
     if not earlier:
         return []
     before = earlier[-1]
@@ -37,26 +54,26 @@ def describe_source_changes(
         files = ", ".join(dict.fromkeys(session.file for session in earlier))
         difference, lines = _describe_difference(search, before.sha256, run_dir.path / before.file, now.file)
         return [
-            f"{search.path} is not what ran before{difference}; evaluations from before were made by {files} in "
-            f"{run_dir.path}: losses may not compare",
+            f"{search.path} has changed since the last session{difference}; earlier evaluations used {files} in "
+            f"{run_dir.path}: losses may not be comparable",
             *lines,
         ]
-    then, here = _make_commit(before), _make_commit(now)
-    if then is None or here is None or then == here:
+    commit_before, commit_now = _make_commit(before), _make_commit(now)
+    if commit_before is None or commit_now is None or commit_before == commit_now:
         return []
     return [
-        f"{search.path} is what ran before, but its repository was at commit {then} before, and is at {here} now: what "
-        "it imports may differ"
+        f"{search.path} has not changed, but its repository was at commit {commit_before} before, and is at "
+        f"{commit_now} now: imported modules may differ"
     ]
 
 
 def _keep_copy(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) -> Path:
-    """Return the copy of the file, or make one, under a number that no session and no other file has had."""
-    there = [path for path in run_dir.path.iterdir() if SEARCH_FILE_PATTERN.fullmatch(path.name)]
-    for path in there:
+    """Return an existing copy of the file, or a new copy with a number that was never used."""
+    copies = [path for path in run_dir.path.iterdir() if SEARCH_FILE_PATTERN.fullmatch(path.name)]
+    for path in copies:
         if _read_bytes(path) == source:
             return path
-    names = [*(path.name for path in there), *(session.file for session in earlier)]
+    names = [*(path.name for path in copies), *(session.file for session in earlier)]
     number = 1 + max((int(match[1]) for match in map(SEARCH_FILE_PATTERN.fullmatch, names) if match), default=0)
     path = run_dir.path / f"search_space-{number}.py"
     write_atomically(path, source)
@@ -64,10 +81,10 @@ def _keep_copy(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) 
 
 
 def _describe_difference(search: SearchDescription, sha256: str, before: Path, now: str) -> tuple[str, list[str]]:
-    """Return the number of lines that differ from an earlier copy, in words, and the first of them to be shown."""
+    """Return the number of changed lines in words, and the first of these lines."""
     source = _read_bytes(before)
     if source is None or hashlib.sha256(source).hexdigest() != sha256:
-        return f", of which the copy {before} is missing or was edited", []
+        return f", and its copy {before} is missing or was edited", []
     difference = list(difflib.unified_diff(_split_lines(source), _split_lines(search.source), n=0, lineterm=""))[2:]
     added, removed = (sum(line.startswith(sign) for line in difference) for sign in "+-")
     lines = [

@@ -1,4 +1,4 @@
-"""Starting a job again after a crash: the command `hpo supervise`, which outlives the MPI job that it looks after."""
+"""Restart an MPI job after a crash: the command `hpo supervise`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,24 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _POLL_SECONDS = 0.1
 _SECONDS_OF_ONE_CTRL_C = 1.0
 _LONGEST_PAUSE = 60.0
-_SECONDS_TO_END = 30.0  # for what is left of a crashed job
+_SECONDS_TO_END = 30.0  # to wait for the remaining processes of a crashed job
 
 
 class Supervisor:
-    """Runs a job, and again with --resume when it has crashed, at most `restarts` times in a row without progress.
+    """Runs a job, and restarts it with --resume when it crashes.
 
-    `command` is mpirun's, or that of any launcher, and names the run's directory. `say` gets what a person should know.
+    Args:
+        command: The command of a launcher such as mpirun, with --run-dir.
+        restarts: The largest number of restarts in a row without progress.
+        print_message: Receives each message for the user.
+
+    Raises:
+        UsageError: The command has no --run-dir, or `restarts` is negative.
     """
 
     def __init__(self, command: Sequence[str], restarts: int, print_message: Callable[[str], object]) -> None:
         if restarts < 0:
-            raise UsageError(f"--max-restarts must be at least 0, not {restarts}")
+            raise UsageError(f"--max-restarts must be at least 0, got {restarts}")
         self._command = list(command)
         self._max_restarts = restarts
         self._print_message = print_message
@@ -42,45 +48,44 @@ class Supervisor:
         self._stopped_at: float | None = None
 
     def run(self) -> int:
-        """Run the job to an end that no restart would change, and return its exit status."""
-        stops = [
-            number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN
-        ]  # as nohup ignores one
-        before = {number: signal.signal(number, self._on_signal) for number in stops}
+        """Run the job until a restart cannot help, and return its exit status."""
+        # A signal may be ignored already, for example because of nohup.
+        signals = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        handlers = {number: signal.signal(number, self._on_signal) for number in signals}
         try:
             return self._run_until_final()
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def _run_until_final(self) -> int:
-        command, in_vain, (done, _) = self._command, 0, self._read_progress()
+        command, failed_starts, (done, _) = self._command, 0, self._read_progress()
         while True:
-            before, since = self._holder, time.time()
+            holder_before, since = self._holder, time.time()
             status = self._run_once(command)
-            died = self._holder not in ("", before)  # a run that ends by itself leaves no holder there
-            if status in _FINAL_STATUSES and not died:
+            has_crashed = self._holder not in ("", holder_before)  # A run that ends normally removes its holder.
+            if status in _FINAL_STATUSES and not has_crashed:
                 return status
-            if self._stopped_at is not None or (not died and self._has_concluded(since)):
+            if self._stopped_at is not None or (not has_crashed and self._has_concluded(since)):
                 return ExitStatus.UNFINISHED
             now, in_flight = self._read_progress(otherwise=done)
             progress, done = now - done, now
-            in_vain = in_vain + 1 if progress == 0 else 1
+            failed_starts = failed_starts + 1 if progress == 0 else 1
             crash = f"the job ended with status {status}, after {format_count(now, 'evaluation')}"
             crash += f", in {in_flight}" if in_flight else ""
             status = status or ExitStatus.CRASHED
-            if in_vain > self._max_restarts:
-                self._print_message(f"{crash}; started again {self._max_restarts} times without progress: giving up")
+            if failed_starts > self._max_restarts:
+                self._print_message(f"{crash}; gave up after {self._max_restarts} restarts without progress")
                 return status
-            without = f" ({in_vain} of {self._max_restarts} without progress)" if progress == 0 else ""
-            self._print_message(f"{crash}; starting it again{without}")
-            if not self._pause(compute_pause(in_vain)):
+            count = f" ({failed_starts} of {self._max_restarts} without progress)" if progress == 0 else ""
+            self._print_message(f"{crash}; restarting it{count}")
+            if not self._pause(compute_pause(failed_starts)):
                 return ExitStatus.UNFINISHED
             command = [*self._command, *(["--resume"] if "--resume" not in self._command else [])]
 
     def _run_once(self, command: Sequence[str]) -> int:
         try:
-            # In a session of its own: a terminal's Ctrl-C comes here alone, and mpirun gets one signal and not two.
+            # In another process session, Ctrl-C of the terminal reaches only this process, which signals mpirun once.
             self._job = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
@@ -96,24 +101,24 @@ class Supervisor:
         return RunDir(self._run_dir).holder
 
     def _has_concluded(self, since: float) -> bool:
-        """Tell whether a run has stopped and summed up; its launcher may return the status of a killed rank."""
+        """Return whether the run has stopped and written its summary, whatever status its launcher returned."""
         run_dir = RunDir(self._run_dir)
         with suppress(OSError):
             return run_dir.summary_json.stat().st_mtime > since and bool(run_dir.read_summary().get("stopped"))
         return False
 
     def _read_progress(self, otherwise: int = 0) -> tuple[int, str]:
-        """Return how many evaluations have ended by themselves, and which trials are in flight, if that can be read."""
-        with suppress(Exception):  # a run that cannot be read now can be read later, or the job says why not
+        """Return the number of evaluations that have ended, and the running trials in words, if they can be read."""
+        with suppress(Exception):  # The run can perhaps be read later. Otherwise, the job prints the reason.
             run = RunReader(self._run_dir, self._storage)
             evaluations = [*run.read_evaluations(), *run.read_confirmations()]
             running = [evaluation.label for evaluation in evaluations if evaluation.state == "running"]
             trials = f"trial{'s' if len(running) > 1 else ''} {', '.join(running)}" if running else ""
-            return sum(one.has_ended and not one.imported_from for one in evaluations), trials
+            return sum(evaluation.has_ended and not evaluation.imported_from for evaluation in evaluations), trials
         return otherwise, ""
 
     def _pause(self, seconds: float) -> bool:
-        """Wait, and longer while what is left of the last job is in the run directory; false if asked to stop."""
+        """Wait until the restart, and for the processes of the last job. Return False if a signal asks to stop."""
         start = time.monotonic()
         while time.monotonic() < start + seconds or (
             RunDir(self._run_dir).is_in_use and time.monotonic() < start + _SECONDS_TO_END
@@ -124,13 +129,11 @@ class Supervisor:
         return True
 
     def _on_signal(self, *_: int | FrameType | None) -> None:
-        """Let the job stop; the second time, end it."""
+        """Stop the job at the first signal, and kill it at the second."""
         now = time.monotonic()
         if self._stopped_at is None:
             self._stopped_at = now
-            self._send_signal(
-                os.kill, signal.SIGUSR1
-            )  # Open MPI's mpirun passes this one on; at others, it kills its ranks
+            self._send_signal(os.kill, signal.SIGUSR1)  # mpirun of Open MPI forwards it. Other signals kill its ranks.
         elif now - self._stopped_at > _SECONDS_OF_ONE_CTRL_C:
             self._send_signal(os.killpg, signal.SIGKILL)
 
@@ -140,9 +143,9 @@ class Supervisor:
                 send(self._job.pid, number)
 
 
-def compute_pause(in_vain: int) -> float:
-    """Return the seconds to wait after so many crashes in a row without progress: ever more, up to a minute."""
-    return min(2.0 ** min(in_vain - 1, 10), _LONGEST_PAUSE)
+def compute_pause(failed_starts: int) -> float:
+    """Return the seconds to wait after n crashes in a row without progress: 1, 2, 4 and so on, at most 60."""
+    return min(2.0 ** min(failed_starts - 1, 10), _LONGEST_PAUSE)
 
 
 def _find_option(command: Sequence[str], name: str) -> str | None:
@@ -158,6 +161,6 @@ def _find_option(command: Sequence[str], name: str) -> str | None:
 
 def _raise_missing_run_dir() -> str:
     raise UsageError(
-        "name the run's directory in the command, so that it can be resumed: "
+        "the command must have --run-dir, so that the run can be resumed, such as: "
         "hpo supervise mpirun -n 8 python run_islands.py --run-dir runs/NAME"
     )

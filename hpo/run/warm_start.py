@@ -1,4 +1,4 @@
-"""What a run takes over from another one: its finished evaluations, as the populations to start from."""
+"""Warm start: import the finished evaluations of another run or study as the first populations."""
 
 from __future__ import annotations
 
@@ -27,35 +27,42 @@ from hpo.store.study import convert_storage_errors, open_existing_study
 from hpo.store.study_objectives import make_directions
 from hpo.text_format import cut_text, format_count, format_number, make_printable
 
-_MANY_EVALUATIONS = 1000  # so many evaluations take seconds to record
+_MANY_EVALUATIONS = 1000  # A larger number takes seconds to record, so a message is printed first.
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The evaluations of another run that are of the search space, the best first, and why the others are not.
-
-    `source` names the run, without a password; `settings` are those it had, empty where that is not known. `heirs` is
-    the number of evaluations that are left out because they inherit.
-    """
+    """The evaluations of another run that can be imported."""
 
     source: str
+    """The directory of the run, or the URL of the study without its password."""
     evaluations: list[Evaluation]
+    """The evaluations that are valid in this search space, the best first."""
     misfits: list[str]
+    """For each other evaluation, the reason why it is not valid."""
     settings: Mapping[str, Any]
+    """The settings of the other run, empty if they are not known."""
     heir_count: int = 0
+    """The number of evaluations that are left out because they inherited weights."""
 
 
 def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> WarmStart:
-    """Return the complete, pruned and paused evaluations of a run directory, or of a study at a URL or in a file.
+    """Return the complete, pruned and paused evaluations of another run or study.
 
-    Where there are several studies, `source` ends with # and the name of one. What it has not as objectives may be
-    among its metrics. Evaluations that inherit are left out: their hyperparameters alone do not give such losses.
+    Evaluations with inherited weights are left out, since their losses do not depend on their hyperparameters alone.
 
-    Raises UsageError where there is no such study, or none of its evaluations is of this space.
+    Args:
+        source: A run directory, or the URL or the file of an Optuna storage. If it has several studies, # and the name
+            of one must follow.
+        space: The search space of this run.
+        objectives: The objectives of this run. In the source, they may be metrics.
+
+    Raises:
+        UsageError: The study does not exist, or none of its evaluations is valid in this space.
     """
     shown = mask_password(source)
     try:
-        # Path.is_file raises where a folder is closed or a name too long.
+        # Path.is_file raises an error if a folder is not accessible, or if a name is too long.
         is_storage = is_url(source) or os.path.isfile(source.partition("#")[0])  # noqa: PTH113
         record, settings = _open_study(source) if is_storage else _open_run(RunDir(Path(source)))
         evaluations, theirs = record.read_evaluations(), _find_study_objectives(record, objectives)
@@ -69,68 +76,85 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
         and all(map(math.isfinite, (evaluation.loss, evaluation.started, evaluation.ended)))
     ]
     founders = [evaluation for evaluation in succeeded if evaluation.inherits is None]
-    ended = [_clean_evaluation(evaluation, space, theirs, objectives) for evaluation in founders]
-    why_not = find_misfits(ended, space)
-    judged = [
-        (one, misfit or _describe_missing_objective(one, objectives))
-        for one, misfit in zip(ended, why_not, strict=True)
+    candidates = [_clean_evaluation(evaluation, space, theirs, objectives) for evaluation in founders]
+    checked = [
+        (candidate, misfit or _describe_missing_objective(candidate, objectives))
+        for candidate, misfit in zip(candidates, find_misfits(candidates, space), strict=True)
     ]
-    fitting = [evaluation for evaluation, misfit in judged if not misfit]
-    misfits = [misfit for _, misfit in judged if misfit]
-    if not fitting:
-        why = misfits[0] if misfits else "it has none"
-        raise UsageError(f"--warm-start {shown}: no finished evaluation is of this search space: {why}")
-    return WarmStart(shown, fitting, misfits, settings, len(succeeded) - len(founders))
+    valid = [evaluation for evaluation, misfit in checked if not misfit]
+    misfits = [misfit for _, misfit in checked if misfit]
+    if not valid:
+        reason = misfits[0] if misfits else "it has none"
+        raise UsageError(f"--warm-start {shown}: no finished evaluation is valid in this search space: {reason}")
+    return WarmStart(shown, valid, misfits, settings, len(succeeded) - len(founders))
 
 
 def record_warm_start(
-    takeover: WarmStart, record: Record, space: SearchSpace, layout: Layout, settings: Mapping[str, Any]
+    warm_start: WarmStart, record: Record, space: SearchSpace, layout: Layout, settings: Mapping[str, Any]
 ) -> list[str]:
-    """Record the evaluations that are new, dealt to islands and their workers; return lines that tell of them."""
-    if len(takeover.evaluations) > _MANY_EVALUATIONS:
-        source = make_printable(takeover.source)
-        print(f"taking over {len(takeover.evaluations)} evaluations of {source}", flush=True)
+    """Record the evaluations that are new, distributed over islands and workers.
 
-    def make_attributes(evaluation: Evaluation, taken: int) -> dict[str, Any]:
-        island, place = taken % layout.islands, taken // layout.islands
+    Args:
+        warm_start: The evaluations to import.
+        record: The study of this run.
+        space: The search space of this run.
+        layout: The layout of this run.
+        settings: The settings of this run.
+
+    Returns:
+        Lines for the user about these evaluations.
+    """
+    if len(warm_start.evaluations) > _MANY_EVALUATIONS:
+        source = make_printable(warm_start.source)
+        print(f"importing {len(warm_start.evaluations)} evaluations of {source}", flush=True)
+
+    def make_attributes(evaluation: Evaluation, imported: int) -> dict[str, Any]:
+        island, index = imported % layout.islands, imported // layout.islands
         return {
-            "imported_from": f"trial {evaluation.trial} of {takeover.source}",
+            "imported_from": f"trial {evaluation.trial} of {warm_start.source}",
             "propagator": "--warm-start",
             "island": island,
-            "worker": layout.find_first_worker(island) + place % layout.count_island_workers(island),
+            "worker": layout.find_first_worker(island) + index % layout.count_island_workers(island),
         }
 
-    taken = record.import_evaluations(takeover.evaluations, space.make_distributions(), make_attributes)
-    record.remember_source(takeover.source)
-    if not taken:
+    imported = record.import_evaluations(warm_start.evaluations, space.make_distributions(), make_attributes)
+    record.remember_source(warm_start.source)
+    if not imported:
         return []
     best = "".join(
-        f", the best {format_number(evaluation.loss)}" for evaluation in rank_evaluations(takeover.evaluations, 1)
+        f", the best {format_number(evaluation.loss)}" for evaluation in rank_evaluations(warm_start.evaluations, 1)
     )
-    lines = [make_printable(f"with {format_count(taken, 'evaluation')} of {takeover.source}{best}")]
-    if misfits := takeover.misfits:
+    lines = [make_printable(f"with {format_count(imported, 'evaluation')} of {warm_start.source}{best}")]
+    if misfits := warm_start.misfits:
         are = "is" if len(misfits) == 1 else "are"
-        such = cut_text(make_printable(misfits[0]))
-        lines.append(f"without {len(misfits)} that {are} not of this search space, such as {such}")
-    if takeover.heir_count:
-        began = format_count(takeover.heir_count, "evaluation")
+        example = cut_text(make_printable(misfits[0]))
+        lines.append(f"without {len(misfits)} that {are} not valid in this search space, such as {example}")
+    if warm_start.heir_count:
+        count = format_count(warm_start.heir_count, "evaluation")
         lines.append(
-            f"without {began} that began with the weights of others: such losses take more than hyperparameters"
+            f"without {count} with inherited weights: their losses do not depend on their hyperparameters alone"
         )
-    return [*lines, *describe_setting_changes(takeover.settings, "there", settings, "here")]
+    return [*lines, *describe_setting_changes(warm_start.settings, "there", settings, "here")]
 
 
 def describe_setting_changes(before: Mapping[str, Any], then: str, settings: Mapping[str, Any], now: str) -> list[str]:
-    """Return lines that say which settings had other values before."""
+    """Return a line for each setting that had another value before.
+
+    Args:
+        before: The settings before, or of another run.
+        then: The word for these settings, such as "before".
+        settings: The settings of this session.
+        now: The word for these settings, such as "now".
+    """
     return [
-        make_printable(f"{name} was {value} {then}, and is {settings[name]} {now}: losses may not compare")
+        make_printable(f"{name} was {value} {then}, and is {settings[name]} {now}: losses may not be comparable")
         for name, value in before.items()
         if name in settings and settings[name] != value
     ]
 
 
 def find_misfits(evaluations: Sequence[Evaluation], space: SearchSpace) -> list[str]:
-    """Return for each evaluation why it is not of a search space; empty if it is."""
+    """Return for each evaluation why it is not valid in a search space, or "" if it is."""
     mistakes = space.find_mistakes([evaluation.params for evaluation in evaluations])
     return [
         f"trial {evaluation.trial}: {cut_text(mistake, LONGEST_MISTAKE)}" if mistake else ""
@@ -139,26 +163,26 @@ def find_misfits(evaluations: Sequence[Evaluation], space: SearchSpace) -> list[
 
 
 def _find_study_objectives(record: Record, ours: Objectives) -> Objectives:
-    """Return what the objectives of a study are: those without names are ours, if they are as many, each as good."""
+    """Return the objectives of a study. If they have no names, they are `ours`, provided that the directions match."""
     names = record.study.metric_names
     if names is not None and LOSS in names[1:]:
-        raise UsageError(f"its first objective is {names[0]!r}, and not {LOSS!r}, which comes first in a search")
+        raise UsageError(f"its first objective must be {LOSS!r}, got {names[0]!r}")
     if names is not None:
         return record.objectives
     return ours if record.study.directions == make_directions(ours) else ONLY_LOSS
 
 
 def _describe_missing_objective(evaluation: Evaluation, objectives: Objectives) -> str:
-    """Return which objective is not known of an evaluation; empty if all are."""
+    """Return a text about the first objective that an evaluation has not reported, or ""."""
     missing = objectives.find_missing(evaluation.metrics)
     return f"trial {evaluation.trial}: its {missing[0]!r} is not known" if missing else ""
 
 
 def _clean_evaluation(evaluation: Evaluation, space: SearchSpace, theirs: Objectives, ours: Objectives) -> Evaluation:
-    """Return an evaluation as this program would have recorded it, since another program may have made it."""
+    """Convert an evaluation of another program to the form in which this program records evaluations."""
     metrics = {**evaluation.metrics, **dict(zip(theirs.metric_names, evaluation.other_values, strict=False))}
     metrics = {name: float(metric) for name, metric in metrics.items() if math.isfinite(metric)}
-    between = evaluation.ended - evaluation.started  # negative where the clock was set
+    between = evaluation.ended - evaluation.started  # It is negative if the clock was changed.
     seconds = evaluation.seconds
     return dataclasses.replace(
         evaluation,
@@ -174,7 +198,7 @@ def _open_run(run_dir: RunDir) -> tuple[Record, Mapping[str, Any]]:
     manifest = run_dir.read_manifest()
     storage = run_dir.locate_storage(manifest.storage)
     if has_hidden_password(storage):
-        raise UsageError(f"its study is in {storage}: give that URL instead, with the password and #{manifest.study}")
+        raise UsageError(f"its study is in {storage}. Give that URL instead, with the password and #{manifest.study}")
     check_readable(storage)
     return open_existing_study(run_dir, storage, manifest.study), manifest.settings
 
@@ -182,7 +206,7 @@ def _open_run(run_dir: RunDir) -> tuple[Record, Mapping[str, Any]]:
 def _open_study(source: str) -> tuple[Record, Mapping[str, Any]]:
     storage, _, name = source.partition("#")
     if "@" in name:
-        raise UsageError("what is behind # is the name of a study: write %23 for a # in a password")
+        raise UsageError("the name of a study must follow #. Write %23 for a # in a password")
     check_readable(storage)
     with convert_storage_errors(storage):
         found = list_studies(storage)
@@ -191,10 +215,10 @@ def _open_study(source: str) -> tuple[Record, Mapping[str, Any]]:
         name = searches[0]
     if name not in found:
         if not searches:
-            raise UsageError("it holds no study: name the storage of one, or a run directory")
+            raise UsageError("it has no study. Give a storage with a study, or a run directory")
         names = cut_text(", ".join(map(repr, searches)))
-        raise UsageError(f"it holds {names}: name one, as in {mask_password(storage)}#NAME")
+        raise UsageError(f"it has the studies {names}. Name one of them, as in {mask_password(storage)}#NAME")
     if found[name][0] != StudyDirection.MINIMIZE:
-        raise UsageError(f"the study {name!r} does not minimise a loss, as a search does: name another")
+        raise UsageError(f"the study {name!r} must minimise a loss, as a search does. Name another study")
     with convert_storage_errors(storage):
         return Record(storage, name), {}

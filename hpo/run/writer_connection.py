@@ -1,4 +1,4 @@
-"""How the leaders of a job record its evaluations: by calls to one writer, on the first rank."""
+"""Connect the leaders of a job to the writer of the study on the first rank."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ if TYPE_CHECKING:
 def connect_writer(
     job: Job, make_writer: Callable[[], StudyWriter] | None
 ) -> Iterator[tuple[RpcClient, StudyWriter | None]]:
-    """Yield the line to a writer, on all ranks, and the writer itself, on the first, which alone makes it; collective.
+    """Create the writer of a study on the first rank, and yield a connection to it. Collective: call on all ranks.
 
-    All that is told inside ``with`` is durable behind it, if the ranks leave it together.
+    All calls inside ``with`` are durable after it, if all ranks leave it.
+
+    Args:
+        job: The MPI job.
+        make_writer: Returns the writer, on the first rank; None on other ranks.
+
+    Yields:
+        The connection, and on the first rank the writer.
     """
     comm = job.world.copy()
-    caller = RpcClient(comm)
+    client = RpcClient(comm)
     if make_writer is not None:
         writer, watch = make_writer(), job.watch
-        answering = RpcServer(
-            comm, writer, writer.commit_if_due, writer.batch_writes(), partial(abort_for_error, watch)
-        )
-        with answering:
-            yield caller, writer
+        server = RpcServer(comm, writer, writer.commit_if_due, writer.batch_writes(), partial(abort_for_error, watch))
+        with server:
+            yield client, writer
     else:
-        yield caller, None
+        yield client, None
     comm.drop_messages()

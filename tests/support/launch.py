@@ -1,4 +1,4 @@
-"""Real MPI jobs, each with a time limit and a process group of its own, and the command lines of this program."""
+"""Launch MPI jobs with a time limit, and run the command lines of this program."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SEARCHES = ROOT / "tests" / "searches"
 PROGRAMS = ROOT / "tests" / "programs"
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
-Hpo = Callable[..., tuple[int, str, str]]  # the command in this process: its status, and what it prints on each stream
-ALONE = ("--islands", 1, "--ranks-per-worker", 1)  # each rank a worker
+Hpo = Callable[..., tuple[int, str, str]]  # returns the status, standard output and standard error
+ALONE = ("--islands", 1, "--ranks-per-worker", 1)  # Each rank is a worker.
 
 needs_fashion_mnist = pytest.mark.skipif(
     not FASHION_MNIST.is_dir(), reason=f"no {FASHION_MNIST}: apt install dataset-fashion-mnist"
@@ -27,7 +27,7 @@ needs_fashion_mnist = pytest.mark.skipif(
 
 
 def write_changed_program(folder: Path, code: str) -> Path:
-    """Write run_islands.py with code that runs before it does, such as what breaks a part of it."""
+    """Write run_islands.py with code that runs first, for example to break a part of it."""
     program = folder / "changed.py"
     program.write_text((ROOT / "run_islands.py").read_text().replace("if __name__", f"{code}\n\nif __name__"))
     return program
@@ -35,7 +35,7 @@ def write_changed_program(folder: Path, code: str) -> Path:
 
 @dataclass(frozen=True)
 class Mpi:
-    """An MPI's mpirun, the Python that uses it, and what mpirun needs to start 8 ranks as root on two cores."""
+    """An MPI: its mpirun, its Python, and the flags with which mpirun starts 8 ranks as root on two cores."""
 
     mpirun: str = "mpirun"
     python: str = sys.executable
@@ -59,12 +59,12 @@ class Mpi:
         )
 
     def run(self, ranks: int, *arguments: object, cwd: Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
-        """Run a Python program on some ranks to its end; kill it and fail where it takes too long."""
+        """Run a Python program on some ranks to its end. Kill it, and fail, if it takes too long."""
         return wait_for_job(self.start(ranks, *arguments, cwd=cwd), timeout)
 
 
 def wait_for_job(process: subprocess.Popen[str], timeout: float = 100) -> subprocess.CompletedProcess[str]:
-    """Wait for a job; kill it and fail where it takes too long."""
+    """Wait for a job. Kill it, and fail, if it takes too long."""
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -75,7 +75,7 @@ def wait_for_job(process: subprocess.Popen[str], timeout: float = 100) -> subpro
 
 
 def find_open_mpi() -> Mpi:
-    """Open MPI in an environment of its own beside the one that runs the tests, as `make open-mpi` makes it."""
+    """Return the Open MPI that `make open-mpi` installs in its own environment, or skip the test."""
     folder = Path(sys.prefix + "-open-mpi", "bin")
     if not (folder / "mpirun").exists():
         pytest.skip(f"no Open MPI in {folder}: make open-mpi")
@@ -84,8 +84,8 @@ def find_open_mpi() -> Mpi:
 
 def list_available_mpis() -> list[Mpi]:
     """Return the MPIs that are installed here."""
-    there = Path(sys.prefix + "-open-mpi", "bin", "mpirun").exists()
-    return [Mpi(), *([find_open_mpi()] if there else [])]
+    is_installed = Path(sys.prefix + "-open-mpi", "bin", "mpirun").exists()
+    return [Mpi(), *([find_open_mpi()] if is_installed else [])]
 
 
 def make_hpo_command(*arguments: object) -> list[str]:
@@ -94,14 +94,14 @@ def make_hpo_command(*arguments: object) -> list[str]:
 
 
 def run_hpo(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run hpo to its end, in a process of its own."""
+    """Run hpo to its end in its own process."""
     return subprocess.run(
         make_hpo_command(*arguments), cwd=cwd, capture_output=True, text=True, check=False, timeout=60
     )
 
 
 def call_hpo(*arguments: object) -> int:
-    """Run hpo in this process; returns its exit status."""
+    """Run hpo in this process, and return its exit status."""
     from hpo.cli.command_line import run_app
     from hpo.cli.commands import app
 

@@ -20,7 +20,8 @@ from hpo.layout import Layout
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.run.options import Options
 from hpo.run.request import resolve_request
-from hpo.run.session import Session, begin_session, enter_run_dir
+from hpo.run.session import Session
+from hpo.run.session_start import begin_session, enter_run_dir
 from hpo.store.claims import Claims
 from hpo.store.evaluations import Assignment, rank_evaluations
 from hpo.store.manifest import Manifest, parse_manifest

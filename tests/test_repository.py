@@ -1,4 +1,4 @@
-"""Checks of the repository itself: each import contract finds a wrong import, and tests that launch jobs are marked."""
+"""Checks of the repository: import contracts, lengths of modules, and markers of tests that launch jobs."""
 
 from __future__ import annotations
 
@@ -46,35 +46,35 @@ WRONG = [
 ]
 
 
-def check(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Check the contract on a copy of the package."""
+def check_contracts(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Check the import contracts of the package in a folder."""
     program = Path(sys.executable).with_name("lint-imports")
     return subprocess.run([program, "--no-cache"], cwd=folder, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize(("module", "line", "rule"), WRONG)
-def test_a_wrong_import_fails_the_contract(tmp_path: Path, module: str, line: str, rule: str) -> None:
+@pytest.mark.parametrize(("module", "line", "contract"), WRONG)
+def test_contract_with_wrong_import_fails(tmp_path: Path, module: str, line: str, contract: str) -> None:
     shutil.copytree(ROOT / "hpo", tmp_path / "hpo", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     path = tmp_path / "hpo" / module
     path.write_text(f"{path.read_text()}\n{line}\n")
-    checked = check(tmp_path)
+    checked = check_contracts(tmp_path)
     assert checked.returncode == 1, checked.stdout
-    assert f"{rule} BROKEN" in checked.stdout
+    assert f"{contract} BROKEN" in checked.stdout
 
 
-def test_every_contract_has_a_wrong_import() -> None:
+def test_contracts_all_have_a_wrong_import_here() -> None:
     contracts = re.findall(r'^name = "(.*)"\ntype = ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert sorted(contracts) == sorted({rule for *_, rule in WRONG})
+    assert sorted(contracts) == sorted({contract for *_, contract in WRONG})
 
 
-def test_the_package_keeps_the_contract() -> None:
-    checked = check(ROOT)
+def test_package_satisfies_all_contracts() -> None:
+    checked = check_contracts(ROOT)
     assert checked.returncode == 0, checked.stdout
 
 
 @pytest.mark.slow
-def test_a_search_space_alone_needs_no_torch() -> None:
+def test_import_of_hpo_does_not_import_torch() -> None:
     program = (
         "import sys, hpo\n"
         "assert not {'torch', 'mpi4py', 'optuna'} & set(sys.modules)\n"
@@ -84,7 +84,7 @@ def test_a_search_space_alone_needs_no_torch() -> None:
 
 
 @pytest.mark.slow
-def test_rank_modules_when_imported_import_no_torch() -> None:
+def test_import_of_rank_modules_does_not_import_torch() -> None:
     program = (
         "import sys, pkgutil, importlib\n"
         "for name in sys.argv[1:]:\n"
@@ -99,7 +99,7 @@ def test_rank_modules_when_imported_import_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program, *packages], check=True, timeout=60)
 
 
-def test_no_module_has_more_than_300_lines() -> None:
+def test_modules_have_at_most_300_lines() -> None:
     lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / "hpo").rglob("*.py")}
     assert len(lengths) > 100
     assert {path: length for path, length in lengths.items() if length > 300} == {}
@@ -117,12 +117,12 @@ LAUNCHES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("way", LAUNCHES)
-def test_a_test_that_launches_a_job_has_its_marker(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_launch_without_mpi_marker_fails(tmp_path: Path, launch: str) -> None:
     with pytest.raises(pytest.fail.Exception, match="a test that launches a job needs the marker mpi"):
-        LAUNCHES[way](tmp_path)
+        LAUNCHES[launch](tmp_path)
 
 
-def test_a_test_that_asks_for_an_mpi_is_marked(mpi: Mpi, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_tests_with_mpi_fixture_have_the_marker(mpi: Mpi, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     assert request.node.get_closest_marker("mpi")
     assert mpi.run(1, "-c", "", cwd=tmp_path).returncode == 0

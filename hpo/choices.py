@@ -1,0 +1,108 @@
+"""Hyperparameters that are one of several choices: Categorical and Ordinal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpo.parameter_base import BaseParameter, Gene, Value
+from hpo.plain_values import format_with_type, list_elements, normalize_condition
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class _Choices(BaseParameter):
+    # The gene is the index of the choice. Propulate's own one-hot encoding of strings loses mutations: setting one
+    # clears the wrong slice of an individual's position (propulate 1.2.2, `Individual.__setitem__`).
+    choices: tuple[Value, ...]
+
+    def __init__(self, *choices: Value, mutable: bool = False, when: Mapping[str, Any] | None = None) -> None:
+        object.__setattr__(self, "choices", choices)
+        object.__setattr__(self, "mutable", mutable)
+        object.__setattr__(self, "when", normalize_condition(when))
+
+    def find_problem(self) -> str | None:
+        """Return why the choices are not valid, or None if they are."""
+        if not self.choices:
+            return "there must be at least one choice"
+        for choice in self.choices:
+            if type(choice) not in (bool, int, float, str):
+                if list_elements(choice) is not None:
+                    return "choices must be given one by one, each a string, a number or a boolean"
+                return f"a choice must be a string, a number or a boolean, got {format_with_type(choice)}"
+            if type(choice) is float and not math.isfinite(choice):
+                return f"a choice must be finite, got {choice!r}"
+        # True == 1 == 1.0, and Optuna finds choices by equality.
+        if len(set(self.choices)) < len(self.choices):
+            return "choices must differ from each other (True, 1 and 1.0 are the same)"
+        return None
+
+    is_continuous = False
+
+    @property
+    def limits(self) -> tuple[Gene, Gene]:
+        """The lowest and the highest gene."""
+        return 0, len(self.choices) - 1
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return len(self.choices)
+
+    def list_values(self) -> Iterator[Value]:
+        """Yield all values."""
+        yield from self.choices
+
+    def accepts(self, value: object) -> bool:
+        """Return whether a value is one of the choices, and has the same type."""
+        return any(type(value) is type(choice) and value == choice for choice in self.choices)
+
+    def encode(self, value: Value) -> Gene:
+        """Return the gene of a value."""
+        return self.choices.index(value)
+
+    def decode(self, gene: Gene) -> Value:
+        """Return the value of a gene. A gene outside the limits has the value of the nearest limit."""
+        return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
+
+    def make_distribution(self) -> BaseDistribution:
+        """Return the Optuna distribution."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.choices)
+
+
+class Categorical(_Choices):
+    """A hyperparameter that is one of several choices without an order.
+
+    Args:
+        *choices: The choices, one argument each: strings, numbers or booleans.
+        mutable: As for Float. Default: False.
+        when: The condition, as for Float. Default: None, always active.
+
+    Example:
+        ::
+
+            activation = Categorical("relu", "sigmoid", "tanh")
+    """
+
+
+class Ordinal(_Choices):
+    """A hyperparameter that is one of several choices in an order, such as a batch size.
+
+    Two neighbours are equally far apart, whatever their values.
+
+    Args:
+        *choices: The choices in their order, one argument each: strings, numbers or booleans.
+        mutable: As for Float. Default: False.
+        when: The condition, as for Float. Default: None, always active.
+
+    Example:
+        ::
+
+            batch_size = Ordinal(32, 64, 256)
+    """

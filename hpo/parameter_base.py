@@ -1,0 +1,31 @@
+"""The arguments that all kinds of hyperparameters have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from hpo.plain_values import normalize_condition
+
+Value = Union[bool, int, float, str]
+Gene = Union[int, float]
+"""The number that Propulate breeds instead of a value."""
+
+
+@dataclass(frozen=True, repr=False)
+class BaseParameter:
+    """A hyperparameter of any kind."""
+
+    mutable: bool = field(default=False, kw_only=True)
+    when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "when", normalize_condition(self.when))
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "mutable"}
+        shown["when"] = shown.pop("when")  # moved to the end
+        positional = shown.pop("choices") if "choices" in shown else (shown.pop("low"), shown.pop("high"))
+        options = [f"{name}={v!r}" for name, v in shown.items() if v != self.__dataclass_fields__[name].default]
+        return f"{type(self).__name__}({', '.join([*map(repr, positional), *options])})"
