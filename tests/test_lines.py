@@ -197,12 +197,14 @@ def test_warm_start_leaves_out_evaluations_with_a_parent(tmp_path: Path) -> None
     [
         (
             {"confirm_seeds": 2},
-            "trial 2, which inherits from trial 0, and --confirm-seeds 2 exclude each other: .*Give --confirm-seeds 0, or start "
+            "trial 2, which inherits from trial 0, and --confirm-seeds 2 exclude each other: .*Give "
+            "--confirm-seeds 0, or start "
             "another run",
         ),
         (
             {"pruner": "asha"},
-            "trial 2, which inherits from trial 0, and --pruner asha exclude each other: .*Give --pruner none, or start another run",
+            "trial 2, which inherits from trial 0, and --pruner asha exclude each other: .*Give --pruner none, or "
+            "start another run",
         ),
     ],
 )
