@@ -86,11 +86,9 @@ def test_the_first_samples_of_the_same_split_are_taken(tmp_path: Path) -> None:
     whole, part = load_data("mnist", tmp_path), load_data("mnist", tmp_path, train_samples=50, validation_samples=7)
     assert (part.train.images == whole.train.images[:50]).all()
     assert (part.validation.labels == whole.validation.labels[:7]).all()
-    with pytest.raises(
-        ValueError, match=r"train_samples must be at most 300, the number of such samples of mnist, .*, got 301"
-    ):
+    with pytest.raises(ValueError, match=r"train_samples must be at most 300, .* samples of mnist, .*, got 301"):
         load_data("mnist", tmp_path, train_samples=301)
-    with pytest.raises(ValueError, match="validation_samples=-1"):
+    with pytest.raises(ValueError, match=r"validation_samples must be at most .*, got -1"):
         load_data("mnist", tmp_path, validation_samples=-1)
 
 
@@ -98,7 +96,7 @@ def test_too_few_samples_to_split_are_counted(tmp_path: Path) -> None:
     write_idx_files(tmp_path, compress=False)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((10_000, 3, 4), np.uint8)))
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(10_000, np.uint8)))
-    with pytest.raises(ValueError, match="mnist must have more than 10000 training samples, .*, got 10000"):
+    with pytest.raises(ValueError, match=r"mnist must have more than 10000 training samples, .*, got 10000"):
         load_data("mnist", tmp_path)
 
 

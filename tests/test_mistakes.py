@@ -67,8 +67,8 @@ def test_what_an_objective_does_to_what_it_is_given_ends_with_it(
 def test_a_mistake_is_told_with_its_line_and_what_would_work(mpi: Mpi, tmp_path: Path) -> None:
     computes = r"\w+Error: .* \(worker\.device is where this rank computes: .*\)"
     reasons = {
-        "tuple": f"{at('yield wrong')}: TypeError: metrics are a dict of numbers by name, not 0\\.9: .*",
-        "text": f"{at('yield wrong')}: TypeError: metric 'note' must be a number, not 'good'",
+        "tuple": f"{at('yield wrong')}: TypeError: metrics must be a dict of numbers by name, got 0\\.9\\. .*",
+        "text": f"{at('yield wrong')}: TypeError: metric 'note' must be a number, got 'good'",
         "model": rf"{at('offer(model)')}: TypeError: .* offer model\.state_dict\(\)",
         "sharded": f"{at('offer(model.state_dict())')}: TypeError: .* is sharded: offer, on all ranks, get_model_.*",
         "path": rf"{at('missing.bin')}: FileNotFoundError: .* \(a relative path, looked for in /.*\)",

@@ -51,7 +51,7 @@ _ADVICE_BY_PATTERN = [
         "Yield the validation loss after each epoch; a function without any yield may return it",
     ),
     (
-        r"an objective yields its validation loss, a number, not None",
+        r"an objective must yield its validation loss, a number, got None",
         "Every rank has to yield the loss: where only one computes it, dist.broadcast it to the others",
     ),
     (
